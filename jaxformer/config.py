@@ -1,0 +1,360 @@
+"""The only schema: frozen dataclasses in the paper's words.
+
+Every field has the default of the paper's base model, so ``Config()`` *is* the base model of
+"Attention Is All You Need" on WMT14 English-German. Dataclasses are hashable and serve as linen
+fields and static arguments of ``jax.jit``; change one with ``dataclasses.replace``.
+
+``configs/*.py`` hand them to the command line as a ``ConfigDict`` (:func:`to_config_dict`), which
+brings typed overrides; :func:`from_dict` turns the result back, so that validation always sees
+the overridden values.
+
+>>> import dataclasses
+>>> model = dataclasses.replace(ModelConfig(), num_heads=4)
+>>> model.key_size
+128
+"""
+
+import dataclasses
+import difflib
+import json
+import pathlib
+import types
+import typing
+from typing import Any, Literal
+
+from jaxformer.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The architecture (section 3 of the paper).
+
+    Attributes:
+      vocab_size: Entries of the shared source and target vocabulary.
+      d_model: Width of every sub-layer's output.
+      d_ff: Inner width of the feed-forward networks (equation 2).
+      num_heads: Attention heads, ``h``.
+      num_layers: Layers of the encoder, and of the decoder, ``N``.
+      d_k: Size of one head's queries and keys; ``d_model / num_heads`` when None.
+      d_v: Size of one head's values; ``d_model / num_heads`` when None.
+      dropout_rate: Dropout on sub-layer outputs and on the embedding sums, ``P_drop``.
+      norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
+      positions: "sinusoidal" as in section 3.5, or "learned" (Table 3, row E).
+      max_length: The longest sequence, in tokens. Bounds the memory of translation and sizes the
+        learned positions.
+      compute_dtype: Type of the matrix products. Parameters, softmax, layer norm statistics and
+        the loss are float32 always.
+    """
+
+    vocab_size: int = 37_000
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    num_layers: int = 6
+    d_k: int | None = None
+    d_v: int | None = None
+    dropout_rate: float = 0.1
+    norm_position: Literal["post", "pre"] = "post"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_length: int = 1024
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that cannot work."""
+        _check_choices(self, "model")
+        _check_positive(
+            self, "model", "vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length"
+        )
+        _check_fraction(self, "model", "dropout_rate")
+        for name in ("d_k", "d_v"):
+            size = getattr(self, name)
+            if size is None and self.d_model % self.num_heads:
+                fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
+                near = min(fits, key=lambda h: abs(h - self.num_heads))
+                raise UserError(
+                    f"model.num_heads must divide model.d_model when model.{name} is not given: "
+                    f"got num_heads={self.num_heads}, d_model={self.d_model}; "
+                    f"use num_heads={near}, or set model.d_k and model.d_v"
+                )
+            if size is not None and size < 1:
+                raise UserError(f"model.{name} must be at least 1 or left out: got {size}")
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise UserError(
+                "model.d_model must be even, since sinusoidal positions are sine and cosine "
+                f"pairs: got {self.d_model}; use {self.d_model + 1}"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Size of one head's queries and keys, with the default filled in."""
+        return self.d_model // self.num_heads if self.d_k is None else self.d_k
+
+    @property
+    def value_size(self) -> int:
+        """Size of one head's values, with the default filled in."""
+        return self.d_model // self.num_heads if self.d_v is None else self.d_v
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where sentence pairs come from and how they form batches (section 5.1).
+
+    Attributes:
+      corpus: "text" reads line-aligned files, "tfds" a TensorFlow Datasets translation builder,
+        "numerals" generates English and German number words.
+      builder: For "tfds": the builder, for example "wmt14_translate/de-en".
+      directory: For "tfds": the data directory; TFDS's own default when empty.
+      source_language: Language code of the source; also the file extension for "text".
+      target_language: Language code of the target; also the file extension for "text".
+      train: Training part: a path prefix for "text" ("data/train" stands for data/train.en and
+        data/train.de, or the same with .gz), a split name otherwise.
+      valid: Validation part, likewise.
+      batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
+        pairs into one row.
+      tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
+        padding included.
+      max_length: The longest side of a training pair in tokens, end-of-sentence included; longer
+        pairs are skipped, counted and reported. With packing also the length of a row.
+    """
+
+    corpus: Literal["text", "tfds", "numerals"] = "tfds"
+    builder: str = "wmt14_translate/de-en"
+    directory: str = ""
+    source_language: str = "en"
+    target_language: str = "de"
+    train: str = "train"
+    valid: str = "validation"
+    batching: Literal["buckets", "packing"] = "buckets"
+    tokens_per_batch: int = 25_000
+    max_length: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuses batches that could hold nothing."""
+        _check_choices(self, "data")
+        _check_positive(self, "data", "tokens_per_batch", "max_length")
+        if self.tokens_per_batch < self.max_length:
+            raise UserError(
+                "data.tokens_per_batch must hold at least one sentence of data.max_length: got "
+                f"tokens_per_batch={self.tokens_per_batch}, max_length={self.max_length}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Optimisation (sections 5.2 to 5.4) and what is written while it runs.
+
+    Attributes:
+      steps: Optimizer steps of the whole run.
+      warmup_steps: Steps of linear warm-up in equation 3.
+      learning_rate_scale: Factor on the learning rate of equation 3; 1 is the paper's.
+      label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
+      clip_norm: Largest global gradient norm; None, as in the paper, clips nothing.
+      accumulation: Micro-batches that one step is computed in. The result does not depend on it.
+      seed: Seeds parameters, dropout and the order of the data.
+      log_every: Steps between two progress reports.
+      eval_every: Steps between two validations (loss and BLEU).
+      eval_sentences: Validation sentences translated for BLEU; 0 leaves BLEU out.
+      checkpoint_every: Steps between two checkpoints.
+      keep_checkpoints: Newest checkpoints kept, for averaging; the best one is kept besides.
+    """
+
+    steps: int = 100_000
+    warmup_steps: int = 4000
+    learning_rate_scale: float = 1.0
+    label_smoothing: float = 0.1
+    clip_norm: float | None = None
+    accumulation: int = 1
+    seed: int = 0
+    log_every: int = 100
+    eval_every: int = 1500
+    eval_sentences: int = 500
+    checkpoint_every: int = 1500
+    keep_checkpoints: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuses a run that could not start or would never report."""
+        _check_positive(
+            self,
+            "training",
+            "steps",
+            "warmup_steps",
+            "learning_rate_scale",
+            "accumulation",
+            "log_every",
+            "eval_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+        )
+        _check_fraction(self, "training", "label_smoothing")
+        if self.eval_sentences < 0:
+            raise UserError(
+                f"training.eval_sentences must be 0 or more: got {self.eval_sentences}"
+            )
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise UserError(
+                f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Decoding (section 6.1).
+
+    Attributes:
+      beam_size: Hypotheses kept per sentence; 1 is greedy search.
+      length_penalty: alpha of the GNMT length penalty, ((5 + length) / 6)^alpha.
+      max_extra_length: A translation has at most the source length plus this many tokens.
+    """
+
+    beam_size: int = 4
+    length_penalty: float = 0.6
+    max_extra_length: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuses a search that could return nothing."""
+        _check_positive(self, "search", "beam_size", "max_extra_length")
+        if self.length_penalty < 0:
+            raise UserError(f"search.length_penalty must be 0 or more: got {self.length_penalty}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """One experiment: the paper's base model on WMT14 English-German by default."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    search: SearchConfig = SearchConfig()
+
+    def __post_init__(self) -> None:
+        """Refuses parts that contradict one another."""
+        if self.data.max_length > self.model.max_length:
+            raise UserError(
+                "data.max_length must not exceed model.max_length: got "
+                f"{self.data.max_length} > {self.model.max_length}"
+            )
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The config as nested dictionaries of plain values."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """Builds and validates a config from nested dictionaries; the inverse of :func:`to_dict`.
+
+    Raises:
+      UserError: A field is unknown, of the wrong type, or out of range.
+    """
+    return _build(Config, values, prefix="")
+
+
+def save(config: Config, path: pathlib.Path) -> None:
+    """Writes the config as JSON, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def load(path: pathlib.Path) -> Config:
+    """Reads a config written by :func:`save`.
+
+    Raises:
+      UserError: The file is missing, is not JSON, or does not fit the schema.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file; expected the config that train.py saves there"
+        ) from None
+    except ValueError as error:  # both UnicodeDecodeError and JSONDecodeError
+        raise UserError(f"{path}: expected a JSON config: {error}") from None
+    try:
+        return from_dict(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def to_config_dict(config: Config) -> Any:
+    """The config as an ``ml_collections.ConfigDict``, for ``get_config`` in ``configs/*.py``.
+
+    Optional fields that are None become placeholders, so that they keep their type.
+    """
+    # Imported here: only the command line needs it, and notebooks may lack it.
+    from ml_collections import config_dict
+
+    def convert(part: Any) -> Any:
+        result = config_dict.ConfigDict()
+        hints = typing.get_type_hints(type(part))
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if dataclasses.is_dataclass(value):
+                value = convert(value)
+            elif value is None:
+                value = config_dict.placeholder(_expected_type(hints[field.name]))
+            result[field.name] = value
+        return result
+
+    return convert(config)
+
+
+def _build(cls: type, values: Any, prefix: str) -> Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{prefix.rstrip('.') or 'config'}: expected fields, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    for name in values:
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(hints)}"
+            raise UserError(f"unknown config field {prefix}{name}; {hint}")
+    arguments = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]):
+            arguments[name] = _build(hints[name], value, f"{prefix}{name}.")
+        else:
+            arguments[name] = _typed(value, hints[name], f"{prefix}{name}")
+    return cls(**arguments)
+
+
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    if value is None and type(None) in typing.get_args(hint):
+        return None
+    expected = _expected_type(hint)
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise UserError(f"{name} must be of type {expected.__name__}: got {value!r}")
+    return value
+
+
+def _expected_type(hint: Any) -> type:
+    """The plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
+    if typing.get_origin(hint) is Literal:
+        return type(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is types.UnionType:
+        return next(t for t in typing.get_args(hint) if t is not type(None))
+    return hint
+
+
+def _check_choices(config: Any, section: str) -> None:
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+            choices = ", ".join(map(repr, typing.get_args(hint)))
+            raise UserError(f"{section}.{name} must be one of {choices}: got {value!r}")
+
+
+def _check_positive(config: Any, section: str, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise UserError(
+                f"{section}.{name} must be greater than 0: got {getattr(config, name)}"
+            )
+
+
+def _check_fraction(config: Any, section: str, name: str) -> None:
+    if not 0 <= getattr(config, name) < 1:
+        raise UserError(
+            f"{section}.{name} must be at least 0 and less than 1: got {getattr(config, name)}"
+        )

@@ -221,10 +221,10 @@ class SearchConfig:
 class Config:
     """One experiment: the paper's base model on WMT14 English-German by default."""
 
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    training: TrainingConfig = TrainingConfig()
-    search: SearchConfig = SearchConfig()
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
         """Refuses parts that contradict one another."""

@@ -152,7 +152,7 @@ class TrainingConfig:
       accumulation: Micro-batches that one step is computed in. The result does not depend on it.
       seed: Seeds parameters, dropout and the order of the data.
       log_every: Steps between two progress reports.
-      eval_every: Steps between two validations (loss and BLEU).
+      eval_every: Steps between two validations (loss and BLEU); a multiple of checkpoint_every.
       eval_sentences: Validation sentences translated for BLEU; 0 leaves BLEU out.
       checkpoint_every: Steps between two checkpoints.
       keep_checkpoints: Newest checkpoints kept, for averaging; the best one is kept besides.
@@ -186,6 +186,11 @@ class TrainingConfig:
             "keep_checkpoints",
         )
         _check_fraction(self, "training", "label_smoothing")
+        if self.eval_every % self.checkpoint_every:
+            raise UserError(
+                "training.eval_every must be a multiple of training.checkpoint_every, so that "
+                f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
+            )
         if self.eval_sentences < 0:
             raise UserError(
                 f"training.eval_sentences must be 0 or more: got {self.eval_sentences}"
@@ -297,6 +302,20 @@ def to_config_dict(config: Config) -> Any:
         return result
 
     return convert(config)
+
+
+def select(variants: dict[str, Config], name: str) -> Any:
+    """The named variant of an experiment as a ``ConfigDict``; the plain experiment is named "".
+
+    ``configs/base.py:tiny`` on the command line asks for the variant "tiny" of ``base.py``.
+
+    Raises:
+      UserError: There is no such variant.
+    """
+    if name not in variants:
+        known = ", ".join(repr(variant) for variant in variants if variant) or "none"
+        raise UserError(f"unknown variant {name!r}; known variants: {known}")
+    return to_config_dict(variants[name])
 
 
 def _build(cls: type, values: Any, prefix: str) -> Any:

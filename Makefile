@@ -1,0 +1,82 @@
+# Needs python3 (3.11 or newer, with venv and pip), make and a network; everything else comes from
+# the lock files. Another Python: make install PYTHON=python3.13
+
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-oldest
+BIN := $(VENV)/bin
+DEMO := runs/numerals
+# One set for every Python from 3.11 on and every platform, each file named by its hash.
+COMPILE := build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
+  --generate-hashes --custom-compile-command "make lock"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test lint check smoke-oldest lock clean
+
+help:  ## Show what there is to make
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
+	  printf '  make %-14s %s\n' "$$name" "$$what"; done
+
+install: $(VENV)/installed  ## Set up .venv from requirements.lock
+
+demo: $(VENV)/installed  ## Train on number words, then translate, score and draw (minutes)
+	@echo; echo "== Training configs/numerals.py: English number words to German ones"
+	$(BIN)/python train.py --config=configs/numerals.py --workdir=$(DEMO)
+	@echo; echo "== Scoring numbers that training never saw"
+	$(BIN)/python -m jaxformer.data.numerals held_out --directory=$(DEMO)/held_out
+	$(BIN)/jaxformer evaluate --workdir $(DEMO) \
+	  --source $(DEMO)/held_out/held_out.en --reference $(DEMO)/held_out/held_out.de
+	@echo; echo "== Translating three of them"
+	sed -n '1p;50p;100p' $(DEMO)/held_out/held_out.en > $(DEMO)/held_out/three.en
+	$(BIN)/jaxformer translate --workdir $(DEMO) \
+	  < $(DEMO)/held_out/three.en > $(DEMO)/held_out/three.de
+	@paste -d '|' $(DEMO)/held_out/three.en $(DEMO)/held_out/three.de | sed 's/^/  /; s/|/  ->  /'
+	@echo; echo "== Drawing the learning curve and an attention map"
+	$(BIN)/jaxformer plot --workdir $(DEMO)
+	$(BIN)/jaxformer attention --workdir $(DEMO) "two hundred and forty-seven"
+	@echo; echo "== Done. Everything lies in $(DEMO):"
+	@ls -1 $(DEMO) | sed 's/^/  /'
+	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
+
+test: $(VENV)/installed  ## Run the tests, all but the nightly ones
+	$(BIN)/pytest
+
+lint: $(VENV)/installed  ## Check style, formatting, types and floors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+check: lint test  ## Lint and test
+
+smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest versions we promise
+	$(OLDEST)/bin/pytest -m smoke
+
+lock:  ## Fit both lock files to pyproject.toml; delete one first to upgrade all it holds
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install --quiet uv
+	$(COMPILE) --extra dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) --extra test pyproject.toml .ci/oldest.in --output-file .ci/oldest.lock
+
+clean:  ## Remove what make has set up; runs/ stays
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/installed: requirements.lock pyproject.toml
+$(OLDEST)/installed: .ci/oldest.lock pyproject.toml
+
+# $(@D) is the environment, $< its lock.
+%/installed:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "jaxformer needs Python 3.11 or newer: '$(PYTHON)' is missing or older;" \
+	    "name another, as in: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' lacks venv or pip; install them (Debian, Ubuntu:" \
+	    "apt install python3-venv)" >&2; exit 2; }
+	@echo "Installing $< into $(@D): about a minute, 1.4 GB"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --use-pep517 --require-hashes --requirement $<
+	$(@D)/bin/pip install --quiet --no-deps --editable .
+	@touch $@

@@ -1,0 +1,45 @@
+"""English number words to German ones: "two hundred and seven" -> "zweihundertsieben".
+
+    python train.py --config=configs/numerals.py --workdir=runs/numerals
+
+The corpus is generated, so this runs anywhere at once; the numbers it is tested on were not in
+training. The variant ``configs/numerals.py:smoke`` takes a few steps only, to see that all works.
+"""
+
+import dataclasses
+
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, select
+
+NUMERALS = Config(
+    model=ModelConfig(
+        vocab_size=384,
+        d_model=128,
+        d_ff=512,
+        num_heads=4,
+        num_layers=2,
+        dropout_rate=0.1,
+        max_length=128,
+    ),
+    data=DataConfig(
+        corpus="numerals",
+        train="train",
+        valid="held_out",
+        tokens_per_batch=2048,
+        max_length=64,
+    ),
+    training=TrainingConfig(
+        steps=1500, warmup_steps=400, checkpoint_every=500, eval_every=500, eval_sentences=100
+    ),
+)
+
+SMOKE = dataclasses.replace(
+    NUMERALS,
+    training=TrainingConfig(
+        steps=4, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=4, eval_sentences=8
+    ),
+)
+
+
+def get_config(variant: str = ""):
+    """The experiment, for ``--config=configs/numerals.py``."""
+    return select({"": NUMERALS, "smoke": SMOKE}, variant)

@@ -1,0 +1,1 @@
+"""A trained model in use: translating, looking at attention, averaging checkpoints."""

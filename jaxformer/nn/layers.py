@@ -1,0 +1,171 @@
+"""Encoder and decoder layers (section 3.1) and what they are made of."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.config import ModelConfig
+from jaxformer.nn.attention import MultiHeadAttention, project
+from jaxformer.nn.dropout import Dropout
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (Ba et al. 2016), statistics in float32, result in the dtype of ``x``."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Normalises the last axis to mean 0 and variance 1, then scales and shifts it."""
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(axis=-1, keepdims=True)
+        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+        return (centred * jax.lax.rsqrt(variance + 1e-6) * scale + bias).astype(x.dtype)
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 (equation 2)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Applies the network to every position separately."""
+        c = self.config
+        dtype = jnp.dtype(c.compute_dtype)
+        glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        zeros = nn.initializers.zeros
+        inner = self.param("inner", glorot, (c.d_model, c.d_ff))
+        inner_bias = self.param("inner_bias", zeros, (c.d_ff,))
+        outer = self.param("outer", glorot, (c.d_ff, c.d_model))
+        outer_bias = self.param("outer_bias", zeros, (c.d_model,))
+        hidden = nn.relu(project(x, inner, dtype) + inner_bias.astype(dtype))
+        return project(hidden, outer, dtype) + outer_bias.astype(dtype)
+
+
+class Residual(nn.Module):
+    """The order of sub-layer, dropout, residual sum and layer norm, in one place.
+
+    "post" (sections 3.1 and 5.4): LayerNorm(x + Dropout(Sublayer(x))).
+    "pre": x + Dropout(Sublayer(LayerNorm(x))).
+    Departs from the paper: "pre", which is optional.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        sublayer: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]],
+        *,
+        rows: Int[Array, " B"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        """Wraps ``sublayer`` around ``x``."""
+        norm, dropout = LayerNorm(name="norm"), Dropout(self.config.dropout_rate)
+        if self.config.norm_position == "pre":
+            return x + dropout(sublayer(norm(x)), rows=rows, deterministic=deterministic)
+        return norm(x + dropout(sublayer(x), rows=rows, deterministic=deterministic))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward network, each with its residual connection."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Creates the two sub-layers."""
+        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention_residual = Residual(self.config)
+        self.feed_forward = FeedForward(self.config)
+        self.feed_forward_residual = Residual(self.config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B S D"],
+        mask: Bool[Array, "B 1 S S"],
+        *,
+        rows: Int[Array, " B"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "B S D"]:
+        """One encoder layer."""
+        how = {"rows": rows, "deterministic": deterministic}
+        x = self.self_attention_residual(x, lambda h: self.self_attention(h, h, mask), **how)
+        return self.feed_forward_residual(x, self.feed_forward, **how)
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, encoder-decoder attention and feed-forward network."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Creates the three sub-layers."""
+        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention_residual = Residual(self.config)
+        self.cross_attention = MultiHeadAttention(self.config)
+        self.cross_attention_residual = Residual(self.config)
+        self.feed_forward = FeedForward(self.config)
+        self.feed_forward_residual = Residual(self.config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        encoded: Float[Array, "B S D"],
+        self_mask: Bool[Array, "B 1 T T"],
+        cross_mask: Bool[Array, "B 1 T S"],
+        *,
+        rows: Int[Array, " B"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        """One decoder layer over whole target sequences."""
+        how = {"rows": rows, "deterministic": deterministic}
+        x = self.self_attention_residual(x, lambda h: self.self_attention(h, h, self_mask), **how)
+        x = self.cross_attention_residual(
+            x, lambda h: self.cross_attention(h, encoded, cross_mask), **how
+        )
+        return self.feed_forward_residual(x, self.feed_forward, **how)
+
+    def step(
+        self,
+        x: Float[Array, "B N D"],
+        keys: Float[Array, "B N M H K"],
+        values: Float[Array, "B N M H V"],
+        cross_keys: Float[Array, "B 1 S H K"],
+        cross_values: Float[Array, "B 1 S H V"],
+        source_mask: Bool[Array, "B 1 S"],
+        index: Int[Array, ""],
+    ) -> tuple[Float[Array, "B N D"], Float[Array, "B N M H K"], Float[Array, "B N M H V"]]:
+        """The same layer for one new token of each of N beams, with earlier ones cached.
+
+        Beams attend to their own past, so they are rows of self-attention. They share their
+        source, so they are queries of cross-attention, whose keys need no copy for each beam.
+
+        Returns:
+          The layer's output, and ``keys`` and ``values`` with the new token's at ``index``.
+        """
+        how = {"rows": None, "deterministic": True}
+
+        def self_attention(h: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+            nonlocal keys, values
+            new_keys, new_values = self.self_attention.keys_values(h)
+            keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys[:, :, None], index, axis=2)
+            values = jax.lax.dynamic_update_slice_in_dim(
+                values, new_values[:, :, None], index, axis=2
+            )
+            past = (jnp.arange(keys.shape[2]) <= index)[None, None, None]
+            flat = [a.reshape(-1, *a.shape[2:]) for a in (h[:, :, None], keys, values)]
+            return self.self_attention.attend(*flat, past).reshape(h.shape)
+
+        def cross_attention(h: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+            return self.cross_attention.attend(
+                h, cross_keys[:, 0], cross_values[:, 0], source_mask[:, :, None]
+            )
+
+        x = self.self_attention_residual(x, self_attention, **how)
+        x = self.cross_attention_residual(x, cross_attention, **how)
+        return self.feed_forward_residual(x, self.feed_forward, **how), keys, values

@@ -1,0 +1,18 @@
+"""Positional encodings (section 3.5)."""
+
+import numpy as np
+from jaxtyping import Float
+
+
+def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
+    """The sinusoids of section 3.5, float32, sine and cosine interleaved.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/d_model)); PE(pos, 2i+1) = cos(pos / 10000^(2i/d_model)).
+    Computed in float64, so that far positions are as exact as near ones.
+
+    >>> sinusoidal_positions(2, 2).round(4).tolist()
+    [[0.0, 1.0], [0.8414999842643738, 0.5403000116348267]]
+    """
+    frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
+    angles = np.arange(length)[:, None] * frequencies
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1).astype("float32")

@@ -1,0 +1,336 @@
+"""The Transformer: encoder, decoder, shared embedding, and step-by-step decoding (section 3)."""
+
+import math
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.config import ModelConfig
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
+from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.positions import sinusoidal_positions
+
+
+class Cache(flax.struct.PyTreeNode):
+    """What decoding remembers: an ordinary pytree, passed in and returned.
+
+    Per-layer tuples, in the compute dtype. Arrays lead with [B, N]; those that the N beams of a
+    sentence share lead with [B, 1].
+
+    Attributes:
+      keys: Self-attention keys of the tokens so far; M is the longest target.
+      values: Self-attention values.
+      cross_keys: Keys of the encoded source, computed once.
+      cross_values: Values of the encoded source.
+      source_mask: True where the source is not padding.
+      index: Number of tokens decoded so far, int32.
+    """
+
+    keys: tuple[Float[Array, "B N M H K"], ...]
+    values: tuple[Float[Array, "B N M H V"], ...]
+    cross_keys: tuple[Float[Array, "B 1 S H K"], ...]
+    cross_values: tuple[Float[Array, "B 1 S H V"], ...]
+    source_mask: Bool[Array, "B 1 S"]
+    index: Int[Array, ""]
+
+
+class Encoder(nn.Module):
+    """A stack of N encoder layers; their parameters lead with a layer axis."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Creates the layers, and the final norm that pre-norm needs."""
+        self.layers = EncoderLayer(self.config)
+        self.norm = LayerNorm() if self.config.norm_position == "pre" else lambda x: x
+
+    def __call__(
+        self,
+        x: Float[Array, "B S D"],
+        mask: Bool[Array, "B 1 S S"],
+        *,
+        rows: Int[Array, " B"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "B S D"]:
+        """Runs the stack."""
+
+        def layer(module: EncoderLayer, x: Float[Array, "B S D"]):
+            return module(x, mask, rows=rows, deterministic=deterministic), None
+
+        return self.norm(_scan_layers(layer, self.config.num_layers)(self.layers, x)[0])
+
+
+class Decoder(nn.Module):
+    """A stack of N decoder layers; their parameters lead with a layer axis."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Creates the layers, and the final norm that pre-norm needs."""
+        self.layers = DecoderLayer(self.config)
+        self.norm = LayerNorm() if self.config.norm_position == "pre" else lambda x: x
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        encoded: Float[Array, "B S D"],
+        self_mask: Bool[Array, "B 1 T T"],
+        cross_mask: Bool[Array, "B 1 T S"],
+        *,
+        rows: Int[Array, " B"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
+        """Runs the stack over whole target sequences."""
+
+        def layer(module: DecoderLayer, x: Float[Array, "B T D"]):
+            how = {"rows": rows, "deterministic": deterministic}
+            return module(x, encoded, self_mask, cross_mask, **how), None
+
+        return self.norm(_scan_layers(layer, self.config.num_layers)(self.layers, x)[0])
+
+    def init_cache(
+        self,
+        encoded: Float[Array, "B S D"],
+        source_mask: Bool[Array, "B S"],
+        num_beams: int,
+        max_length: int,
+    ) -> Cache:
+        """An empty cache; projects the encoded source once for every layer."""
+        c = self.config
+        layers = [
+            layer.apply({"params": params}, encoded, method=_cross_keys_values)
+            for layer, params in self._unstacked()
+        ]
+        lead = (encoded.shape[0], num_beams, max_length, c.num_heads)
+        keys = jnp.zeros((*lead, c.key_size), c.compute_dtype)
+        values = jnp.zeros((*lead, c.value_size), c.compute_dtype)
+        return Cache(
+            keys=(keys,) * c.num_layers,
+            values=(values,) * c.num_layers,
+            cross_keys=tuple(k[:, None] for k, _ in layers),
+            cross_values=tuple(v[:, None] for _, v in layers),
+            source_mask=source_mask[:, None],
+            index=jnp.zeros((), jnp.int32),
+        )
+
+    def step(
+        self, x: Float[Array, "B N D"], cache: Cache
+    ) -> tuple[Float[Array, "B N D"], Cache]:
+        """Runs the stack on one new token of each beam."""
+        keys, values = list(cache.keys), list(cache.values)
+        for i, (layer, params) in enumerate(self._unstacked()):
+            x, keys[i], values[i] = layer.apply(
+                {"params": params},
+                x,
+                keys[i],
+                values[i],
+                cache.cross_keys[i],
+                cache.cross_values[i],
+                cache.source_mask,
+                cache.index,
+                method="step",
+            )
+        cache = cache.replace(keys=tuple(keys), values=tuple(values), index=cache.index + 1)
+        return self.norm(x), cache
+
+    def _unstacked(self) -> list[tuple[DecoderLayer, dict]]:
+        # A scan over layers would copy the whole cache at every token; a loop updates it in place.
+        stacked = self.variables["params"]["layers"]
+        layer = DecoderLayer(self.config, parent=None)
+        return [
+            (layer, jax.tree.map(lambda p, i=i: p[i], stacked))
+            for i in range(self.config.num_layers)
+        ]
+
+
+class Transformer(nn.Module):
+    """The Transformer of "Attention Is All You Need", whole.
+
+    Three verbs: :meth:`encode`, :meth:`decode`, and ``__call__``, which composes them into
+    logits. :meth:`init_cache` and :meth:`decode_step` decode token by token.
+
+    Token id 0 is padding unless segments say otherwise. Several pairs may be packed into a row:
+    ``segments`` number them from 1 (0 is padding) and ``positions`` restart in each.
+
+    >>> from jaxformer.config import ModelConfig
+    >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
+    >>> model = Transformer(config)
+    >>> src, tgt_in = jnp.array([[3, 4, 1]]), jnp.array([[2, 5]])
+    >>> params = model.init(jax.random.key(0), src, tgt_in)["params"]
+    >>> model.apply({"params": params}, src, tgt_in).shape
+    (1, 2, 11)
+    """
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        """Creates the stacks, the one shared embedding, and the positions."""
+        c = self.config
+        # Unit variance once multiplied by sqrt(d_model), like the sinusoids' own scale.
+        initializer = nn.initializers.normal(stddev=c.d_model**-0.5)
+        self.embedding = self.param("embedding", initializer, (c.vocab_size, c.d_model))
+        if c.positions == "learned":
+            learned = nn.initializers.normal(stddev=c.d_model**-0.5)
+            shape = (c.max_length, c.d_model)
+            self.src_positions = self.param("src_positions", learned, shape)
+            self.tgt_positions = self.param("tgt_positions", learned, shape)
+        else:
+            self.src_positions = self.tgt_positions = sinusoidal_positions(c.max_length, c.d_model)
+        self.src_dropout = Dropout(c.dropout_rate)
+        self.tgt_dropout = Dropout(c.dropout_rate)
+        self.encoder = Encoder(c)
+        self.decoder = Decoder(c)
+
+    def __call__(
+        self,
+        src: Int[Array, "B S"],
+        tgt_in: Int[Array, "B T"],
+        *,
+        src_segments: Int[Array, "B S"] | None = None,
+        src_positions: Int[Array, "B S"] | None = None,
+        tgt_segments: Int[Array, "B T"] | None = None,
+        tgt_positions: Int[Array, "B T"] | None = None,
+        rows: Int[Array, " B"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the next target token at every position, float32.
+
+        Args:
+          src: Source token ids.
+          tgt_in: Target token ids shifted right: beginning of sentence first.
+          src_segments: 0 on padding, n on the n-th pair of a packed row; ``src != 0`` when None.
+          src_positions: Position of every token in its sentence; 0, 1, ... when None.
+          tgt_segments: Likewise for the target.
+          tgt_positions: Likewise for the target.
+          rows: Number of each row in the global batch, which dropout is keyed by.
+          deterministic: False switches dropout on, and needs ``rngs={"dropout": key}``.
+
+        Raises:
+          ValueError: A sequence is longer than ``config.max_length``.
+        """
+        src_segments = _segments(src) if src_segments is None else src_segments
+        encoded = self.encode(
+            src, src_segments, src_positions, rows=rows, deterministic=deterministic
+        )
+        features = self.decode(
+            tgt_in,
+            encoded,
+            src_segments,
+            tgt_segments,
+            tgt_positions,
+            rows=rows,
+            deterministic=deterministic,
+        )
+        return self.logits(features)
+
+    def encode(
+        self,
+        src: Int[Array, "B S"],
+        segments: Int[Array, "B S"] | None = None,
+        positions: Int[Array, "B S"] | None = None,
+        *,
+        rows: Int[Array, " B"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B S D"]:
+        """Encodes source sentences; the arguments are those of ``__call__``."""
+        how = {"rows": rows, "deterministic": deterministic}
+        segments = _segments(src) if segments is None else segments
+        x = self.src_dropout(self._embed(src, positions, self.src_positions), **how)
+        return self.encoder(x, segment_mask(segments, segments), **how)
+
+    def decode(
+        self,
+        tgt_in: Int[Array, "B T"],
+        encoded: Float[Array, "B S D"],
+        src_segments: Int[Array, "B S"],
+        tgt_segments: Int[Array, "B T"] | None = None,
+        tgt_positions: Int[Array, "B T"] | None = None,
+        *,
+        rows: Int[Array, " B"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T D"]:
+        """The decoder's output for whole target sequences; :meth:`logits` projects it."""
+        how = {"rows": rows, "deterministic": deterministic}
+        segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
+        self_mask = segment_mask(segments, segments) & causal_mask(tgt_in.shape[1])
+        cross_mask = segment_mask(segments, src_segments)
+        x = self.tgt_dropout(self._embed(tgt_in, tgt_positions, self.tgt_positions), **how)
+        return self.decoder(x, encoded, self_mask, cross_mask, **how)
+
+    def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """Pre-softmax projection with the transposed embedding (section 3.4), float32."""
+        dtype = jnp.dtype(self.config.compute_dtype)
+        flat = features.reshape(-1, features.shape[-1]).astype(dtype)
+        product = jnp.matmul(
+            flat, self.embedding.T.astype(dtype), preferred_element_type=jnp.float32
+        )
+        return product.reshape(*features.shape[:-1], -1)
+
+    def init_cache(
+        self,
+        encoded: Float[Array, "B S D"],
+        src_segments: Int[Array, "B S"],
+        *,
+        num_beams: int = 1,
+        max_length: int,
+    ) -> Cache:
+        """An empty cache for decoding at most ``max_length`` tokens of ``num_beams`` beams."""
+        _check_length("target", max_length, self.config.max_length)
+        return self.decoder.init_cache(encoded, src_segments != 0, num_beams, max_length)
+
+    def decode_step(
+        self, tokens: Int[Array, "B N"], cache: Cache
+    ) -> tuple[Float[Array, "B N V"], Cache]:
+        """Logits of the next token of every beam, float32, and the cache that includes ``tokens``.
+
+        The first step takes the beginning-of-sentence token.
+        """
+        positions = jnp.broadcast_to(cache.index, tokens.shape)
+        x = self._embed(tokens, positions, self.tgt_positions)
+        x, cache = self.decoder.step(x, cache)
+        return self.logits(x), cache
+
+    def _embed(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"] | None,
+        table: Float[Array, "M D"] | Float[np.ndarray, "M D"],
+    ) -> Float[Array, "B T D"]:
+        """Embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5)."""
+        if positions is None:
+            _check_length("sequence", tokens.shape[1], self.config.max_length)
+            encoding = jnp.asarray(table)[: tokens.shape[1]]
+        else:
+            encoding = jnp.asarray(table)[positions]
+        embedded = self.embedding[tokens] * math.sqrt(self.config.d_model)
+        return (embedded + encoding).astype(self.config.compute_dtype)
+
+
+def _segments(tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    return (tokens != 0).astype(jnp.int32)
+
+
+def _check_length(what: str, length: int, longest: int) -> None:
+    if length > longest:
+        raise ValueError(
+            f"{what} of {length} tokens: the model allows at most {longest} (model.max_length)"
+        )
+
+
+def _cross_keys_values(layer: DecoderLayer, encoded: Float[Array, "B S D"]):
+    return layer.cross_attention.keys_values(encoded)
+
+
+def _scan_layers(layer: Callable, num_layers: int) -> Callable:
+    return nn.scan(
+        layer,
+        variable_axes={"params": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=num_layers,
+    )

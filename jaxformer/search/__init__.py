@@ -1,0 +1,10 @@
+"""Search over any step function (section 6.1 of the paper). Knows no model.
+
+- :mod:`jaxformer.search.beam`: beam search; greedy search is its beam of one.
+- :mod:`jaxformer.search.penalties`: how scores of hypotheses of different length compare.
+"""
+
+from jaxformer.search.beam import BeamResult, StepFn, beam_search
+from jaxformer.search.penalties import gnmt_penalty
+
+__all__ = ["BeamResult", "StepFn", "beam_search", "gnmt_penalty"]

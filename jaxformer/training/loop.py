@@ -1,0 +1,352 @@
+"""The training loop: :func:`train` reads like a table of contents."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from jaxformer import config as config_lib
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import Config
+from jaxformer.data.batch import Batch
+from jaxformer.data.loader import load_batches, padded_shapes
+from jaxformer.errors import UserError
+from jaxformer.evaluation.report import corpus_bleu
+from jaxformer.inference.translator import Translator
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.dataset import Dataset, open_dataset
+from jaxformer.training.optimizer import inverse_sqrt_schedule, make_optimizer
+from jaxformer.training.reporting import Reporter
+from jaxformer.training.step import (
+    Metrics,
+    TrainState,
+    data_sharded,
+    init_state,
+    make_eval_step,
+    make_mesh,
+    make_train_step,
+)
+from jaxformer.workdir import Workdir, cache_directory
+
+# A run in which this many steps in a row had NaN or Inf gradients does not recover by itself.
+_MOST_SKIPPED_IN_ROW = 10
+
+
+def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
+    """Trains the model of ``config`` in ``workdir``, or goes on where an earlier run stopped.
+
+    A run that was interrupted, even by kill -9, gets exactly the batches and random numbers that
+    it would have got. SIGTERM and SIGINT save a checkpoint first.
+
+    Returns:
+      The final state.
+
+    Raises:
+      UserError: The workdir belongs to another experiment, or data is missing or malformed.
+      FloatingPointError: Gradients were not finite for many steps in a row.
+      KeyboardInterrupt: The run was asked to stop, and has saved its state.
+    """
+    folder = Workdir(pathlib.Path(workdir))
+    _use_compilation_cache()
+    _claim(folder, config)
+    mesh = make_mesh()
+    data = open_dataset(config, folder)
+    optimizer = make_optimizer(config)
+    state = init_state(Transformer(config.model), optimizer, mesh, config.training.seed)
+    with Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints:
+        restored = checkpoints.restore(state)
+        state = restored.state if restored else state
+        start = int(state.step)
+        with Reporter(folder, start=start, steps=config.training.steps) as reporter:
+            _introduce(reporter, config, data, mesh, state, start)
+            run = Run(config, data, mesh, optimizer, checkpoints, reporter)
+            return run.steps(state, start)
+
+
+@dataclasses.dataclass
+class Run:
+    """The parts of a run that its steps need."""
+
+    config: Config
+    data: Dataset
+    mesh: Mesh
+    optimizer: optax.GradientTransformation
+    checkpoints: Checkpoints
+    reporter: Reporter
+
+    def steps(self, state: TrainState, start: int) -> TrainState:
+        """Takes all steps from ``start`` on, and reports, validates and saves on the way."""
+        training = self.config.training
+        train_step = self.compile_train_step(state)
+        validate = Validation(self.config, self.data, self.mesh)
+        window = Window(self.config)
+        with _stop_signals() as stopped:
+            for step, batch in enumerate(self.batches(start), start=start + 1):
+                state, metrics = train_step(state, batch)
+                self.checkpoints.check()
+                window.add(step, metrics)
+                last = step == training.steps
+                if step % training.log_every == 0 or last:
+                    self.report(state, window)
+                if step % training.checkpoint_every == 0 or last or stopped:
+                    with window.paused():
+                        score = None
+                        if step % training.eval_every == 0 or last:
+                            values = validate(state.params)
+                            self.reporter.valid(step, values)
+                            score = values.get("bleu", -values["loss"])
+                        self.save(step, state, score)
+                if stopped:
+                    self.checkpoints.wait()
+                    raise KeyboardInterrupt(
+                        f"{stopped[0].name}: step {step} is saved; the same command goes on there"
+                    )
+        self.checkpoints.wait()
+        return state
+
+    def compile_train_step(
+        self, state: TrainState
+    ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+        """Compiles the step for every shape that the plan has; another one is an error."""
+        began = time.monotonic()
+        train_step = make_train_step(self.config, self.optimizer, self.mesh)
+        programs = {}
+        for rows, src_length, tgt_length in self.shapes():
+            src = jax.ShapeDtypeStruct((rows, src_length), np.int32)
+            tgt = jax.ShapeDtypeStruct((rows, tgt_length), np.int32)
+            batch = Batch(src, src, src, tgt, tgt, tgt, tgt)
+            programs[batch.src.shape, batch.tgt_in.shape] = train_step.lower(state, batch).compile()
+        self.reporter.say(
+            f"compiled the step for {len(programs)} shapes in {time.monotonic() - began:.0f} s"
+        )
+        return lambda state, batch: programs[batch.src.shape, batch.tgt_in.shape](state, batch)
+
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Every shape of a training batch: rows, source length, target length."""
+        return padded_shapes(self.data.plan, self.row_multiple)
+
+    @property
+    def row_multiple(self) -> int:
+        """What the rows of a batch must be divisible by."""
+        return self.mesh.size * self.config.training.accumulation
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """The batches of the remaining steps, on the devices."""
+        local = load_batches(
+            self.data.train,
+            self.data.plan,
+            start=start,
+            stop=self.config.training.steps,
+            row_multiple=self.row_multiple,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        return map(functools.partial(_to_devices, self.mesh), local)
+
+    def report(self, state: TrainState, window: "Window") -> None:
+        """Reports the window's means, and the examples of skipped steps.
+
+        Raises:
+          FloatingPointError: Too many steps in a row were skipped.
+        """
+        skipped = window.skipped()
+        self.reporter.train(int(state.step), window.means())
+        for step in skipped:
+            ids = sorted(i for row in self.data.plan.rows(step - 1)[1] for i in row)
+            self.reporter.say(
+                f"step {step} skipped: its gradients were NaN or Inf; it had {len(ids)} examples, "
+                f"training pairs {', '.join(map(str, ids[:10]))}{', ...' if ids[10:] else ''}"
+            )
+        in_row = int(state.skipped_in_row)
+        if in_row >= _MOST_SKIPPED_IN_ROW:
+            raise FloatingPointError(
+                f"gradients were NaN or Inf for the last {in_row} steps; the last checkpoint is "
+                f"step {self.checkpoints.steps()[-1:]}. Lower training.learning_rate_scale, "
+                "lengthen training.warmup_steps, or set training.clip_norm=1.0"
+            )
+
+    def save(self, step: int, state: TrainState, score: float | None) -> None:
+        """Saves a checkpoint in the background."""
+        metadata = {"tokenizer": self.data.tokenizer.sha256}
+        self.checkpoints.save(step, state, metadata=metadata, score=score)
+
+
+class Window:
+    """The steps since the last report; their metrics stay on the device until then."""
+
+    def __init__(self, config: Config) -> None:
+        """Starts an empty window now."""
+        self._schedule = inverse_sqrt_schedule(
+            config.model.d_model,
+            config.training.warmup_steps,
+            config.training.learning_rate_scale,
+        )
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps: list[int] = []
+        self._metrics: list[Metrics] = []
+        self._began = time.monotonic()
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Takes up one step, without waiting for the device."""
+        self._steps.append(step)
+        self._metrics.append(metrics)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock, for work that is not training."""
+        jax.block_until_ready(self._metrics)
+        began = time.monotonic()
+        yield
+        self._began += time.monotonic() - began
+
+    def skipped(self) -> list[int]:
+        """The steps whose gradients were not finite."""
+        flags = jax.device_get([metrics.skipped for metrics in self._metrics])
+        return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
+
+    def means(self) -> dict[str, float]:
+        """Means over the window, skipped steps left out; empties it."""
+        every = jax.device_get(self._metrics)
+        seconds = time.monotonic() - self._began
+        good = [metrics for metrics in every if not metrics.skipped]
+        tokens = sum(float(metrics.source_tokens + metrics.target_tokens) for metrics in every)
+        values = {
+            **loss_means(good),
+            "learning_rate": float(self._schedule(self._steps[-1] - 1)),
+            "tokens_per_second": tokens / seconds,
+            "seconds_per_step": seconds / len(every),
+            "skipped": float(len(every) - len(good)),
+        }
+        self._clear()
+        return values
+
+
+class Validation:
+    """Loss and BLEU on the validation part."""
+
+    def __init__(self, config: Config, data: Dataset, mesh: Mesh) -> None:
+        """Prepares; programs are compiled at the first use."""
+        self._config, self._data, self._mesh = config, data, mesh
+        self._eval_step = make_eval_step(config, mesh)
+
+    def __call__(self, params: PyTree) -> dict[str, float]:
+        """Loss, perplexity and, if sentences are set aside for it, BLEU of the parameters."""
+        plan = self._data.valid_plan
+        batches = load_batches(
+            self._data.valid,
+            plan,
+            stop=plan.batches_per_epoch,
+            row_multiple=self._mesh.size,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        metrics = [self._eval_step(params, _to_devices(self._mesh, batch)) for batch in batches]
+        values = loss_means(jax.device_get(metrics))
+        if self._data.valid_text:
+            sources, references = zip(*self._data.valid_text, strict=True)
+            translator = Translator(self._config, params, self._data.tokenizer)
+            values["bleu"] = corpus_bleu(translator.translate(sources), references)
+        return values
+
+
+def loss_means(metrics: list[Metrics]) -> dict[str, float]:
+    """Loss and perplexity per target token, from sums over batches; NaN for no batch."""
+    tokens = sum(float(m.target_tokens) for m in metrics) or math.nan
+    nll = sum(float(m.nll) for m in metrics) / tokens
+    return {
+        "loss": sum(float(m.loss) for m in metrics) / tokens,
+        "perplexity": math.exp(min(nll, 700.0)),
+    }
+
+
+def _use_compilation_cache() -> None:
+    """Keeps compiled programs between runs, unless the user has chosen a folder or none."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "programs"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _claim(folder: Workdir, config: Config) -> None:
+    """Makes the workdir, or checks that it belongs to the same experiment.
+
+    How long to train and how often to report may change between the parts of a run; what the
+    batches and the model are made of may not.
+    """
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if folder.config.exists():
+        old = folder.load_config()
+        for section in ("model", "data"):
+            before, now = getattr(old, section), getattr(config, section)
+            for field in dataclasses.fields(before):
+                was, given = getattr(before, field.name), getattr(now, field.name)
+                if was != given:
+                    raise UserError(
+                        f"{folder.path}: holds a run with {section}.{field.name}={was!r}, but "
+                        f"{given!r} was given; give the same config, or another --workdir"
+                    )
+        if old.training.seed != config.training.seed:
+            raise UserError(
+                f"{folder.path}: holds a run with training.seed={old.training.seed}, but "
+                f"{config.training.seed} was given; give the same config, or another --workdir"
+            )
+    config_lib.save(config, folder.config)
+
+
+def _introduce(
+    reporter: Reporter, config: Config, data: Dataset, mesh: Mesh, state: TrainState, start: int
+) -> None:
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    skipped = data.train.skipped_long + data.train.skipped_empty
+    reporter.say(
+        f"{parameters:,} parameters on {mesh.size} {mesh.devices.flat[0].device_kind} device(s); "
+        f"{len(data.train):,} training pairs, {skipped:,} skipped "
+        f"({data.train.skipped_long:,} longer than {config.data.max_length} tokens, "
+        f"{data.train.skipped_empty:,} with an empty side)"
+    )
+    reporter.say(
+        f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "
+        f"{data.plan.efficiency:.1%} of them tokens, the rest padding"
+    )
+    if start:
+        reporter.say(f"resumed from step {start}")
+
+
+def _to_devices(mesh: Mesh, batch: Batch) -> Batch:
+    sharding = data_sharded(mesh)
+    return jax.tree.map(
+        lambda local: jax.make_array_from_process_local_data(sharding, local), batch
+    )
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[signal.Signals]]:
+    """A list that SIGTERM (preemption) or SIGINT puts itself into, instead of ending the process."""
+    received: list[signal.Signals] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread may install handlers
+        return
+    old = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, previous in old.items():
+            signal.signal(number, previous)

@@ -1,0 +1,108 @@
+"""Label-smoothed cross-entropy (section 5.4) without the logits of a whole batch in memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+# Logits held at a time: enough rows to fill the matrix units, few enough to stay near the caches.
+_LOGITS_PER_CHUNK = 2**23
+
+
+def cross_entropy(
+    features: Float[Array, "R D"],
+    embedding: Float[Array, "V D"],
+    targets: Int[Array, " R"],
+    weights: Float[Array, " R"],
+    smoothing: float,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Sums of the label-smoothed loss and of the negative log likelihood over weighted rows.
+
+    The logits are ``features @ embedding.T``, taken in the dtype of ``features`` and accumulated
+    in float32. The target distribution is that of Szegedy et al. 2015, which the paper cites:
+    (1 - smoothing) on the target plus smoothing / V everywhere. Logits exist for one chunk of
+    rows at a time, and their gradient is formed there and then, so that it is never recomputed.
+
+    Args:
+      features: Decoder outputs, one row for every target position.
+      embedding: The shared embedding, which is also the pre-softmax projection.
+      targets: Target token ids.
+      weights: 1 for real targets, 0 for padding.
+      smoothing: epsilon_ls.
+
+    Returns:
+      The loss to minimise, and the plain negative log likelihood that perplexity is made of
+      (which has no gradient), both float32 sums in nats.
+    """
+    rows, vocab_size = features.shape[0], embedding.shape[0]
+    chunk = min(rows, max(128, _LOGITS_PER_CHUNK // vocab_size))
+    padding = -rows % chunk
+    features = jnp.pad(features, ((0, padding), (0, 0)))
+    targets, weights = jnp.pad(targets, (0, padding)), jnp.pad(weights, (0, padding))
+    return _chunked(
+        features.reshape(-1, chunk, features.shape[1]),
+        embedding,
+        targets.reshape(-1, chunk),
+        weights.reshape(-1, chunk),
+        smoothing,
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _chunked(features, embedding, targets, weights, smoothing):
+    """The two sums, for callers that take no gradient."""
+
+    def chunk_sums(chunk):
+        loss, nll, _ = _chunk(*chunk, embedding.astype(features.dtype), smoothing)
+        return loss, nll
+
+    loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
+    return loss.sum(), nll.sum()
+
+
+def _forward(features, embedding, targets, weights, smoothing):
+    """The two sums and the gradients of the loss, in one pass over the chunks."""
+    kernel = embedding.astype(features.dtype)
+
+    def chunk_gradients(kernel_gradient, chunk):
+        loss, nll, logits_gradient = _chunk(*chunk, kernel, smoothing)
+        logits_gradient = logits_gradient.astype(kernel.dtype)
+        kernel_gradient += jnp.matmul(
+            logits_gradient.T, chunk[0], preferred_element_type=jnp.float32
+        )
+        return kernel_gradient, (loss, nll, logits_gradient @ kernel)
+
+    kernel_gradient, (loss, nll, features_gradient) = jax.lax.scan(
+        chunk_gradients, jnp.zeros_like(embedding), (features, targets, weights)
+    )
+    return (loss.sum(), nll.sum()), (features_gradient, kernel_gradient)
+
+
+def _backward(smoothing, gradients, cotangents):
+    """Scales the gradients that the forward pass kept; the likelihood has none by design."""
+    features_gradient, kernel_gradient = gradients
+    scale = cotangents[0]
+    return (
+        features_gradient * scale.astype(features_gradient.dtype),
+        kernel_gradient * scale,
+        None,
+        None,
+    )
+
+
+_chunked.defvjp(_forward, _backward)
+
+
+def _chunk(features, targets, weights, kernel, smoothing):
+    """Loss, likelihood, and the loss's gradient by the logits, of one chunk of rows."""
+    vocab_size = kernel.shape[0]
+    logits = jnp.matmul(features, kernel.T, preferred_element_type=jnp.float32)
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    target_logits = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    nll = log_total - target_logits
+    loss = (1 - smoothing) * nll + smoothing * (log_total - logits.mean(axis=-1))
+    is_target = jnp.arange(vocab_size) == targets[:, None]
+    probabilities = jnp.exp(logits - log_total[:, None])
+    gradient = probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
+    return (weights * loss).sum(), (weights * nll).sum(), weights[:, None] * gradient

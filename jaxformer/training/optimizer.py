@@ -1,0 +1,41 @@
+"""Adam and the learning rate of section 5.3, as an optax chain."""
+
+import jax.numpy as jnp
+import optax
+
+from jaxformer.config import Config
+
+
+def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -> optax.Schedule:
+    """lrate = scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
+
+    The schedule takes optax's count, which is 0 at the first update; the paper's step is 1 there.
+
+    >>> schedule = inverse_sqrt_schedule(512, 4000)
+    >>> round(float(schedule(3999)) * 1e4, 4)  # the peak: (512 * 4000)^-0.5
+    6.9877
+    """
+
+    def schedule(count):
+        step = jnp.asarray(count, jnp.float32) + 1.0
+        return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
+
+    return schedule
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """The paper's Adam (beta1 0.9, beta2 0.98, epsilon 1e-9) under its schedule.
+
+    Gradients are clipped by their global norm first if ``config.training.clip_norm`` is given.
+    """
+    training = config.training
+    schedule = inverse_sqrt_schedule(
+        config.model.d_model, training.warmup_steps, training.learning_rate_scale
+    )
+    parts = [
+        optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9),
+        optax.scale_by_learning_rate(schedule),
+    ]
+    if training.clip_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(training.clip_norm))
+    return optax.chain(*parts)

@@ -1,0 +1,230 @@
+"""One training step over all devices: ``jax.jit(jax.shard_map(...))`` along the data axis.
+
+Losses and counts are sums. They are summed over the devices once and divided by the global
+number of target tokens once, so that any number of devices, and any accumulation, computes the
+same step, also on batches whose rows are of uneven length.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.config import Config
+from jaxformer.data.batch import Batch
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.losses import cross_entropy
+
+DATA_AXIS = "data"
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """All that a run needs to go on exactly where it stopped.
+
+    Attributes:
+      step: Steps taken, int32; also the number of the next batch.
+      params: Model parameters, float32.
+      opt_state: The optimizer's state.
+      skipped_in_row: Steps skipped just now, one after another, because of NaN or Inf; int32.
+    """
+
+    step: Int[Array, ""]
+    params: PyTree
+    opt_state: PyTree
+    skipped_in_row: Int[Array, ""]
+
+
+class Metrics(NamedTuple):
+    """Sums over the global batch, float32 but for the counts.
+
+    Attributes:
+      loss: Label-smoothed loss, in nats.
+      nll: Negative log likelihood, in nats; exp(nll / target_tokens) is the perplexity.
+      target_tokens: Target tokens without padding, end-of-sentence included, int32.
+      source_tokens: Source tokens without padding, end-of-sentence included, int32.
+      skipped: 1 if the step's gradients were not finite, else 0, int32.
+    """
+
+    loss: Float[Array, ""]
+    nll: Float[Array, ""]
+    target_tokens: Int[Array, ""]
+    source_tokens: Int[Array, ""]
+    skipped: Int[Array, ""]
+
+
+def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
+    """All devices (or those given) along one axis, "data"."""
+    devices = jax.devices() if devices is None else devices
+    return jax.make_mesh((len(devices),), (DATA_AXIS,), (AxisType.Auto,), devices=devices)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of parameters and optimizer state: a whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def data_sharded(mesh: Mesh) -> NamedSharding:
+    """The sharding of batches: rows split over the devices."""
+    return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+
+
+def init_state(
+    model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+) -> TrainState:
+    """Fresh parameters and optimizer state on every device of the mesh."""
+
+    def create() -> TrainState:
+        tokens = jnp.ones((1, 1), jnp.int32)
+        params = model.init(jax.random.key(seed), tokens, tokens)["params"]
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(zero, params, optimizer.init(params), zero)
+
+    return jax.jit(create, out_shardings=replicated(mesh))()
+
+
+def make_train_step(
+    config: Config, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """The jitted step: forward, backward, one psum, Adam. The given state is donated.
+
+    The batch's rows must be divisible by devices times ``config.training.accumulation``. A step
+    whose gradients are not finite leaves parameters and optimizer state as they were, on all
+    devices alike.
+    """
+    model, training = Transformer(config.model), config.training
+
+    def local_sums(params: PyTree, micro_batch: Batch, rows: Int[Array, " B"], key: Array):
+        dropout = {"rows": rows, "deterministic": False, "rngs": {"dropout": key}}
+        metrics = batch_sums(model, params, micro_batch, training.label_smoothing, **dropout)
+        return metrics.loss, metrics
+
+    def local_gradients(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
+        """Sums of gradients and metrics over this device's micro-batches."""
+        params = _varying(params)
+        size = batch.src.shape[0]
+        rows = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
+        parts = jax.tree.map(
+            lambda a: a.reshape(training.accumulation, -1, *a.shape[1:]), (batch, rows)
+        )
+
+        def accumulate(gradients: PyTree, part: tuple[Batch, Array]) -> tuple[PyTree, Metrics]:
+            new, metrics = jax.grad(local_sums, has_aux=True)(params, *part, key)
+            return jax.tree.map(jnp.add, gradients, new), metrics
+
+        if training.accumulation == 1:
+            return jax.grad(local_sums, has_aux=True)(params, batch, rows, key)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        gradients, metrics = jax.lax.scan(accumulate, zeros, parts)
+        return gradients, jax.tree.map(lambda a: a.sum(0), metrics)
+
+    def gradients_over_devices(
+        params: PyTree, batch: Batch, key: Array
+    ) -> tuple[PyTree, Metrics]:
+        return jax.lax.psum(local_gradients(params, batch, key), DATA_AXIS)
+
+    gradients_and_metrics = jax.shard_map(
+        gradients_over_devices,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(DATA_AXIS), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        axis_names={DATA_AXIS},
+    )
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(training.seed + 1), state.step)
+        gradients, metrics = gradients_and_metrics(state.params, batch, key)
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.target_tokens, 1), gradients)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        finite = jnp.isfinite(metrics.loss) & jnp.isfinite(optax.global_norm(gradients))
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state),
+            (state.params, state.opt_state),
+        )
+        skipped_in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
+        metrics = metrics._replace(skipped=(~finite).astype(jnp.int32))
+        return TrainState(state.step + 1, params, opt_state, skipped_in_row), metrics
+
+    whole = replicated(mesh)
+    return jax.jit(
+        train_step,
+        donate_argnums=0,
+        in_shardings=(whole, data_sharded(mesh)),
+        out_shardings=(whole, whole),
+    )
+
+
+def make_eval_step(config: Config, mesh: Mesh) -> Callable[[PyTree, Batch], Metrics]:
+    """The jitted validation step: metrics of a batch without dropout."""
+    model, smoothing = Transformer(config.model), config.training.label_smoothing
+
+    def sums(params: PyTree, batch: Batch) -> Metrics:
+        metrics = batch_sums(model, _varying(params), batch, smoothing)
+        return jax.lax.psum(metrics, DATA_AXIS)
+
+    return jax.jit(
+        jax.shard_map(
+            sums,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(DATA_AXIS)),
+            out_specs=PartitionSpec(),
+            axis_names={DATA_AXIS},
+        ),
+        in_shardings=(replicated(mesh), data_sharded(mesh)),
+        out_shardings=replicated(mesh),
+    )
+
+
+def batch_sums(
+    model: Transformer,
+    params: PyTree,
+    batch: Batch,
+    smoothing: float,
+    *,
+    rows: Int[Array, " B"] | None = None,
+    deterministic: bool = True,
+    rngs: dict[str, Array] | None = None,
+) -> Metrics:
+    """Loss and counts of one batch on one device, as sums."""
+
+    def features(module: Transformer) -> Float[Array, "B T D"]:
+        how: dict[str, Any] = {"rows": rows, "deterministic": deterministic}
+        encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **how)
+        return module.decode(
+            batch.tgt_in,
+            encoded,
+            batch.src_segments,
+            batch.tgt_segments,
+            batch.tgt_positions,
+            **how,
+        )
+
+    outputs = model.apply({"params": params}, rngs=rngs, method=features)
+    real = batch.tgt_segments != 0
+    loss, nll = cross_entropy(
+        outputs.reshape(-1, outputs.shape[-1]),
+        params["embedding"],
+        batch.tgt_out.reshape(-1),
+        real.reshape(-1).astype(jnp.float32),
+        smoothing,
+    )
+    source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
+    target_tokens = real.sum(dtype=jnp.int32)
+    return Metrics(loss, nll, target_tokens, source_tokens, jnp.zeros_like(target_tokens))
+
+
+def _varying(params: PyTree) -> PyTree:
+    """Marks replicated values as differing between devices, so that gradients stay local.
+
+    Otherwise autodiff inside shard_map sums them over the devices by itself, and our own psum
+    would count everything once per device.
+    """
+    if hasattr(jax.lax, "pcast"):
+        return jax.tree.map(lambda a: jax.lax.pcast(a, DATA_AXIS, to="varying"), params)
+    return jax.tree.map(lambda a: jax.lax.pvary(a, DATA_AXIS), params)  # before jax 0.8

@@ -1,0 +1,111 @@
+"""The folder of one run: what lies where. Nothing in it is ever executed or unpickled."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from jaxformer import config as config_lib
+from jaxformer.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir:
+    """Names of the files of a run.
+
+    Attributes:
+      path: The folder itself.
+    """
+
+    path: pathlib.Path
+
+    @property
+    def config(self) -> pathlib.Path:
+        """The resolved config, JSON."""
+        return self.path / "config.json"
+
+    @property
+    def tokenizer(self) -> pathlib.Path:
+        """The SentencePiece model."""
+        return self.path / "tokenizer.model"
+
+    @property
+    def identity(self) -> pathlib.Path:
+        """What the run was made from, JSON: SHA-256 of the tokenizer and of the data."""
+        return self.path / "identity.json"
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        """Checkpoints, a folder for each step."""
+        return self.path / "checkpoints"
+
+    @property
+    def averaged(self) -> pathlib.Path:
+        """The average of several checkpoints, itself stored as a checkpoint."""
+        return self.path / "averaged"
+
+    @property
+    def metrics(self) -> pathlib.Path:
+        """One JSON line for each report of training and validation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> pathlib.Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    def load_config(self) -> config_lib.Config:
+        """The config of the run.
+
+        Raises:
+          UserError: This is not the folder of a run, or its config is damaged.
+        """
+        if not self.config.is_file():
+            raise UserError(
+                f"{self.path}: expected the workdir of a training run, but it has no "
+                f"{self.config.name}; train one with train.py --workdir={self.path}"
+            )
+        return config_lib.load(self.config)
+
+    def check_tokenizer(self) -> None:
+        """Compares the tokenizer with the hash written when training began.
+
+        Raises:
+          UserError: The tokenizer is missing or is not the one that the model was trained with.
+        """
+        if not self.tokenizer.is_file():
+            raise UserError(f"{self.tokenizer}: no such file; copy the whole workdir")
+        found = hashlib.sha256(self.tokenizer.read_bytes()).hexdigest()
+        expected = read_json(self.identity).get("tokenizer")
+        if found != expected:
+            raise UserError(
+                f"{self.tokenizer}: expected the tokenizer that the model was trained with, "
+                f"SHA-256 {expected}, but this one has {found}; copy the whole workdir again"
+            )
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+      UserError: The file is missing or is not a JSON object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; copy the whole workdir") from None
+    except ValueError as error:
+        raise UserError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def cache_directory() -> pathlib.Path:
+    """Where tokenizers, token stores and compiled programs are kept between runs.
+
+    ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs time and nothing else.
+    """
+    return pathlib.Path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer").expanduser()

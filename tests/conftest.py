@@ -1,0 +1,47 @@
+"""What every test stands on: eight simulated devices and checked array shapes.
+
+The order matters: the environment comes before the first import of JAX, and the import hook before
+the first import of jaxformer.
+"""
+
+import os
+import pathlib
+
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["MPLBACKEND"] = "Agg"
+
+import hypothesis
+import jaxtyping
+import pytest
+
+PROJECT = pathlib.Path(__file__).parents[1]
+
+# Every annotation of the package is checked while it runs: classes, and Float[Array, "B T D"] with
+# one meaning for each letter within a call. Not those of config, which refuses wrong values by
+# itself: the hook would be faster and hide its messages.
+jaxtyping.install_import_hook(
+    [
+        f"jaxformer.{path.stem}"
+        for path in (PROJECT / "jaxformer").glob("[!_]*")
+        if path.stem != "config"
+    ],
+    # The numeric tower of PEP 484, as type checkers have it: an int will do for a float.
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
+
+# The first call of a jitted function compiles: no example is too slow.
+hypothesis.settings.register_profile("jaxformer", deadline=None)
+hypothesis.settings.load_profile("jaxformer")
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> pathlib.Path:
+    """The folder of real data; named by JAXFORMER_DATA, else shared/data beside the project."""
+    default = PROJECT.parent / "shared" / "data"
+    directory = pathlib.Path(os.environ.get("JAXFORMER_DATA", default))
+    if not directory.is_dir():
+        pytest.skip(f"no real data: {directory} is not a folder; name one with JAXFORMER_DATA")
+    return directory

@@ -45,6 +45,7 @@ def parse(argv: list[str]) -> list[str]:
         rest = flags.FLAGS(argv)
         if CONFIG.value is None or WORKDIR.value is None:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
+        CONFIG.value.to_dict()  # a file that failed to load says so only when it is used
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         sys.exit(_complain(_one_line(error)))
     return rest

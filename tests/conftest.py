@@ -6,6 +6,7 @@ the first import of jaxformer.
 
 import os
 import pathlib
+from collections.abc import Iterator
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -35,6 +36,14 @@ jaxtyping.install_import_hook(
 # The first call of a jitted function compiles: no example is too slow.
 hypothesis.settings.register_profile("jaxformer", deadline=None)
 hypothesis.settings.load_profile("jaxformer")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps tests, and the processes they start, off the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

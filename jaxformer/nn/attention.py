@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.config import ModelConfig
@@ -37,7 +38,7 @@ def dot_product_attention(
 
 
 def project(
-    x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: jnp.dtype
+    x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike
 ) -> Float[Array, "..."]:
     """Matrix product of the last axis of ``x`` with the first of ``kernel``.
 
@@ -83,7 +84,7 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
         """The keys and values of every head."""
-        dtype = jnp.dtype(self.config.compute_dtype)
+        dtype = self.config.compute_dtype
         return project(x, self.key, dtype), project(x, self.value, dtype)
 
     def attend(
@@ -94,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Array, "#B 1 #T S"],
     ) -> Float[Array, "B T D"]:
         """Attends from ``x`` to keys and values that are already projected."""
-        dtype = jnp.dtype(self.config.compute_dtype)
+        dtype = self.config.compute_dtype
         heads, weights = dot_product_attention(project(x, self.query, dtype), keys, values, mask)
         self.sow("intermediates", "weights", weights)
         return project(heads.reshape(*x.shape[:-1], -1), self.output, dtype)

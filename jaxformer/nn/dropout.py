@@ -44,15 +44,15 @@ def random_bits(
 ) -> UInt32[Array, "B T D"]:
     """Uniform bits, a pure function of the seed, the row's number and the index in the row.
 
-    Each row has a 64-bit key of its own, and every index goes through two rounds of an
-    avalanching 32-bit mix; tests check rates, and independence over indices, rows and seeds.
+    Each row has two 32-bit keys of its own, and every index goes through two rounds of an
+    avalanching mix. The second key must not be the mix of a near neighbour of the first: rows
+    came out biased by seven standard deviations then, which the tests of this module look for.
     """
-    rows = rows.astype(jnp.uint32)
-    row_key = _mix(rows ^ seed[0])
-    row_keys = row_key[:, None, None], _mix(row_key ^ seed[1])[:, None, None]
+    first = _mix(_mix(rows.astype(jnp.uint32) ^ seed[0]) ^ seed[1])[:, None, None]
+    second = _mix(first + jnp.uint32(0x9E3779B9))
     length, width = shape
     index = jnp.arange(length * width, dtype=jnp.uint32).reshape(1, length, width)
-    return _mix(_mix(index ^ row_keys[0]) ^ row_keys[1])
+    return _mix(_mix(index ^ first) ^ second)
 
 
 def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:

@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Applies the network to every position separately."""
         c = self.config
-        dtype = jnp.dtype(c.compute_dtype)
+        dtype = c.compute_dtype
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         zeros = nn.initializers.zeros
         inner = self.param("inner", glorot, (c.d_model, c.d_ff))

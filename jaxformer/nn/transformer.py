@@ -265,7 +265,7 @@ class Transformer(nn.Module):
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Pre-softmax projection with the transposed embedding (section 3.4), float32."""
-        dtype = jnp.dtype(self.config.compute_dtype)
+        dtype = self.config.compute_dtype
         flat = features.reshape(-1, features.shape[-1]).astype(dtype)
         product = jnp.matmul(
             flat, self.embedding.T.astype(dtype), preferred_element_type=jnp.float32

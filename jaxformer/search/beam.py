@@ -4,7 +4,8 @@ Per sentence, at most N hypotheses are *alive* (without end of sentence, EOS) an
 *finished*. One step takes the 2N best one-token continuations of the alive ones, by log
 probability. Those that end in EOS compete with the finished ones by score, which is the log
 probability divided by the length penalty; the N best of the others stay alive. 2N are enough
-for N to survive, since each alive hypothesis has only one continuation that ends.
+for N to survive, since each alive hypothesis has only one continuation that ends. A beam of one
+takes only the best continuation, so that it is greedy search: argmax until EOS.
 
 A sentence is over at its length limit, or earlier, when its best alive hypothesis could not
 displace its worst finished one even if everything to come had probability one. Stopping early
@@ -16,7 +17,7 @@ alive one, then the greater logit, then the smaller token id. Sentences never lo
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.struct
 import jax
@@ -35,8 +36,7 @@ StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V
 STEPS_PER_CHUNK = 8
 
 
-@flax.struct.dataclass
-class BeamResult:
+class BeamResult(NamedTuple):
     """The N best hypotheses of each sentence, best first.
 
     A hypothesis that does not exist has score and log probability -inf, length 0 and only padding.
@@ -189,7 +189,7 @@ def advance(state: BeamState, step_fn: StepFn, rules: Rules) -> BeamState:
     logits, cache = step_fn(state.alive.tokens, state.cache)
     _check_logits(logits, state.alive.tokens.shape, rules.eos_id)
     length = state.step + 1
-    alive, ended = split(expand(logits, state.alive.log_probs), rules.eos_id)
+    alive, ended = split(expand(logits, state.alive.log_probs), logits.shape[1], rules.eos_id)
     alive, ended = freeze(state, alive, ended, rules.pad_id)
     ended_tokens = append(gather_beams(state.alive_tokens, ended.parents), ended.tokens, state.step)
     finished = merge_finished(
@@ -217,18 +217,19 @@ def advance(state: BeamState, step_fn: StepFn, rules: Rules) -> BeamState:
 
 
 def expand(logits: Float[Array, "B N V"], log_probs: Float[Array, "B N"]) -> Candidates:
-    """The best 2N one-token continuations of the alive hypotheses with these log probabilities.
+    """The best 2N one-token continuations (1 if N = 1) of hypotheses with these log probabilities.
 
     Top-k per hypothesis, then over hypotheses: XLA sorts all N * V when asked in one go, since
     it must then divide the indices by V. On raw logits, so that greedy search is exactly argmax.
     """
     batch, beams, vocabulary = logits.shape
+    wanted = 2 * beams if beams > 1 else 1
     logits = logits.astype(jnp.float32)
-    best, tokens = lax.top_k(logits, min(2 * beams, vocabulary))
+    best, tokens = lax.top_k(logits, min(wanted, vocabulary))
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     # Rounding must not yield a probability above one, nor an impossible token NaN (-inf + inf).
     best = jnp.where(best == -jnp.inf, -jnp.inf, jnp.minimum(best - total, 0.0))
-    best, index = lax.top_k((log_probs[:, :, None] + best).reshape(batch, -1), 2 * beams)
+    best, index = lax.top_k((log_probs[:, :, None] + best).reshape(batch, -1), wanted)
     return Candidates(
         log_probs=best,
         tokens=jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1),
@@ -236,13 +237,13 @@ def expand(logits: Float[Array, "B N V"], log_probs: Float[Array, "B N"]) -> Can
     )
 
 
-def split(candidates: Candidates, eos_id: int) -> tuple[Candidates, Candidates]:
-    """The best N of 2N candidates that go on, and the best N of those that end in EOS."""
+def split(candidates: Candidates, beam_size: int, eos_id: int) -> tuple[Candidates, Candidates]:
+    """The best N of the candidates that go on, and the best N of those that end in EOS."""
     ends = candidates.tokens == eos_id
 
     def best(keep: Bool[Array, "B M"]) -> Candidates:
         log_probs = jnp.where(keep, candidates.log_probs, -jnp.inf)
-        log_probs, index = lax.top_k(log_probs, keep.shape[1] // 2)
+        log_probs, index = lax.top_k(log_probs, beam_size)
         return Candidates(
             log_probs=log_probs,
             tokens=jnp.take_along_axis(candidates.tokens, index, axis=1),
@@ -291,8 +292,7 @@ def finalise(state: BeamState, rules: Rules) -> BeamResult:
 
     result = jax.tree.map(choose, unfinished, state.finished)
     exists = result.scores != -jnp.inf
-    return dataclasses.replace(
-        result,
+    return result._replace(
         tokens=jnp.where(exists[:, :, None], result.tokens, rules.pad_id),
         lengths=jnp.where(exists, result.lengths, 0),
     )

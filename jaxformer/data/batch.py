@@ -1,0 +1,83 @@
+"""What the model sees: sentence pairs laid out in rows of fixed length."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
+
+from jaxformer.data.tokenizer import BOS, EOS, PAD
+
+TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
+
+
+class Batch(NamedTuple):
+    """Rows of sentence pairs, int32. A row holds one pair, or several if it is packed.
+
+    Attributes:
+      src: Source tokens and EOS.
+      src_segments: Which pair of its row a token belongs to, from 1; 0 is padding.
+      src_positions: Place of a token in its own sentence, from 0.
+      tgt_in: What the decoder is given: BOS and the target tokens, so one place to the right of
+        ``tgt_out``.
+      tgt_out: What the decoder is to predict: the target tokens and EOS.
+      tgt_segments: As ``src_segments``; a target attends to the source of the same number.
+      tgt_positions: As ``src_positions``.
+    """
+
+    src: Int32[np.ndarray, "B S"]
+    src_segments: Int32[np.ndarray, "B S"]
+    src_positions: Int32[np.ndarray, "B S"]
+    tgt_in: Int32[np.ndarray, "B T"]
+    tgt_out: Int32[np.ndarray, "B T"]
+    tgt_segments: Int32[np.ndarray, "B T"]
+    tgt_positions: Int32[np.ndarray, "B T"]
+
+
+def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int]) -> Batch:
+    """Lays out token pairs in rows; what they do not fill is padding.
+
+    Args:
+      rows: For every row its pairs of source and target ids, without BOS and EOS.
+      shape: Rows, source length and target length of the batch.
+
+    Raises:
+      ValueError: The shape cannot hold the rows.
+
+    >>> batch = make_batch([[([7, 8], [9])]], (1, 4, 3))
+    >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
+    ([[7, 8, 1, 0]], [[2, 9, 0]], [[9, 1, 0]])
+    """
+    count, src_length, tgt_length = shape
+    if len(rows) > count:
+        raise ValueError(f"expected at most {count} rows in a batch of shape {shape}: {len(rows)}")
+    src = _lay_out([[pair[0] for pair in row] for row in rows], (count, src_length))
+    tgt_out, segments, positions = _lay_out(
+        [[pair[1] for pair in row] for row in rows], (count, tgt_length)
+    )
+    tgt_in = np.roll(tgt_out, 1, axis=1)
+    tgt_in[positions == 0] = BOS
+    tgt_in[segments == 0] = PAD
+    return Batch(*src, tgt_in, tgt_out, segments, positions)
+
+
+def _lay_out(
+    rows: list[list[Sequence[int] | np.ndarray]], shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens with EOS, segments and positions of one side."""
+    tokens = np.full(shape, PAD, np.int32)
+    segments = np.zeros(shape, np.int32)
+    positions = np.zeros(shape, np.int32)
+    counting = np.arange(shape[1], dtype=np.int32)
+    for number, row in enumerate(rows):
+        start = 0
+        for segment, ids in enumerate(row, 1):
+            end = start + len(ids) + 1
+            if end > shape[1]:
+                raise ValueError(f"expected rows of at most {shape[1]} tokens: got {end} or more")
+            tokens[number, start : end - 1] = ids
+            tokens[number, end - 1] = EOS
+            segments[number, start:end] = segment
+            positions[number, start:end] = counting[: end - start]
+            start = end
+    return tokens, segments, positions

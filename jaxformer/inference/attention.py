@@ -1,0 +1,71 @@
+"""Looking at attention: the weights of every layer and head on one sentence."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxformer.data.tokenizer import BOS, EOS
+from jaxformer.errors import UserError
+from jaxformer.inference.translator import Translator
+from jaxformer.nn.transformer import Transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionView:
+    """A translation and the attention behind it.
+
+    Attributes:
+      translation: The translation, as text.
+      source: Source pieces, S, end-of-sentence included.
+      target: Target pieces as the decoder was fed them, T, beginning of sentence included.
+      encoder: Encoder self-attention, float32.
+      decoder: Decoder self-attention, float32.
+      cross: Encoder-decoder attention, float32.
+    """
+
+    translation: str
+    source: list[str]
+    target: list[str]
+    encoder: Float[np.ndarray, "L H S S"]
+    decoder: Float[np.ndarray, "L H T T"]
+    cross: Float[np.ndarray, "L H T S"]
+
+    def part(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
+        """Query pieces, key pieces and weights of "encoder", "decoder" or "cross"."""
+        queries = self.source if kind == "encoder" else self.target
+        keys = self.target if kind == "decoder" else self.source
+        return queries, keys, {"encoder": self.encoder, "decoder": self.decoder}.get(
+            kind, self.cross
+        )
+
+
+def look(translator: Translator, sentence: str) -> AttentionView:
+    """Translates a sentence and records where every head looked.
+
+    Raises:
+      UserError: The sentence is empty or longer than the model allows.
+    """
+    source = translator.encode(sentence)
+    if not source:
+        raise UserError("expected a sentence, got an empty one")
+    tokenizer = translator.tokenizer
+    translation = translator.translate([sentence])[0]
+    target = [BOS, *tokenizer.encode(translation)]
+    _, recorded = Transformer(translator.config.model).apply(
+        {"params": translator.params},
+        np.asarray([source], np.int32),
+        np.asarray([target], np.int32),
+        mutable=["intermediates"],
+    )
+    stacks = jax.device_get(recorded["intermediates"])
+    decoder = stacks["decoder"]["layers"]
+    return AttentionView(
+        translation=translation,
+        source=[tokenizer.piece(i) for i in source],
+        target=[tokenizer.piece(i) for i in target],
+        encoder=stacks["encoder"]["layers"]["self_attention"]["weights"][0][:, 0],
+        decoder=decoder["self_attention"]["weights"][0][:, 0],
+        cross=decoder["cross_attention"]["weights"][0][:, 0],
+    )

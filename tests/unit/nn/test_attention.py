@@ -1,0 +1,98 @@
+"""Attention against a float64 NumPy version written from the formula."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.nn.attention import MultiHeadAttention, dot_product_attention, project
+
+
+def attention_by_formula(queries, keys, values, mask):
+    """softmax(Q K^T / sqrt(d_k)) V, one query of one head at a time, in float64."""
+    batch, length, heads, d_k = queries.shape
+    result = np.zeros((batch, length, heads, values.shape[-1]))
+    for b, t, h in np.ndindex(batch, length, heads):
+        scores = keys[b, :, h].astype(np.float64) @ queries[b, t, h] / d_k**0.5
+        scores[~mask[b, t]] = -np.inf
+        weights = np.exp(scores - scores.max())
+        result[b, t, h] = weights / weights.sum() @ values[b, :, h]
+    return result
+
+
+@pytest.fixture
+def random_heads():
+    rng = np.random.default_rng(0)
+    shapes = (2, 5, 3, 4), (2, 7, 3, 4), (2, 7, 3, 6)
+    queries, keys, values = (rng.normal(size=s).astype(np.float32) for s in shapes)
+    mask = rng.random((2, 5, 7)) < 0.6
+    mask[:, :, 0] = True
+    return queries, keys, values, mask
+
+
+def attend(queries, keys, values, mask):
+    return dot_product_attention(*map(jnp.asarray, (queries, keys, values, mask[:, None])))
+
+
+def test_equation_1(random_heads):
+    queries, keys, values, mask = random_heads
+    attended, weights = attend(queries, keys, values, mask)
+    expected = attention_by_formula(queries, keys, values, mask)
+    np.testing.assert_allclose(attended, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
+
+
+def test_masked_weights_are_exactly_zero(random_heads):
+    queries, keys, values, mask = random_heads
+    _, weights = attend(queries, keys, values, mask)
+    hidden = np.broadcast_to(~mask[:, None], weights.shape)
+    assert hidden.any()
+    assert np.all(np.asarray(weights)[hidden] == 0.0)
+
+
+def test_query_that_may_attend_nowhere_is_finite(random_heads):
+    queries, keys, values, mask = random_heads
+    mask[0, 0] = False
+    attended, _ = attend(queries, keys, values, mask)
+    assert np.isfinite(attended).all()
+
+
+def test_weights_are_float32_for_bfloat16_inputs(random_heads):
+    queries, keys, values, mask = random_heads
+    low = [jnp.asarray(a, jnp.bfloat16) for a in (queries, keys, values)]
+    attended, weights = attend(*low, mask)
+    assert attended.dtype == jnp.bfloat16
+    assert weights.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"num_heads": 1, "d_k": 8, "d_v": 8}])
+def test_multi_head_attention_concatenates_heads(sizes):
+    config = ModelConfig(**{"d_model": 8, "num_heads": 2, **sizes})
+    layer = MultiHeadAttention(config)
+    rng = np.random.default_rng(1)
+    x, memory = (rng.normal(size=(2, n, 8)).astype(np.float32) for n in (3, 4))
+    mask = np.ones((2, 1, 3, 4), bool)
+    inputs = jnp.asarray(x), jnp.asarray(memory), jnp.asarray(mask)
+    params = layer.init(jax.random.key(0), *inputs)["params"]
+    p = jax.tree.map(np.asarray, params)
+    heads = attention_by_formula(
+        np.einsum("btd,dhk->bthk", x, p["query"]),
+        np.einsum("bsd,dhk->bshk", memory, p["key"]),
+        np.einsum("bsd,dhv->bshv", memory, p["value"]),
+        mask[:, 0],
+    )
+    expected = np.concatenate([heads[:, :, h] for h in range(heads.shape[2])], -1) @ p["output"]
+    actual = layer.apply({"params": params}, *inputs)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_project_is_a_product_over_the_last_axis():
+    rng = np.random.default_rng(2)
+    x, kernel = rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5, 6))
+    np.testing.assert_allclose(
+        project(jnp.asarray(x), jnp.asarray(kernel), jnp.float32),
+        np.einsum("btd,dhk->bthk", x, kernel),
+        rtol=1e-5,
+        atol=1e-6,
+    )

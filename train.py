@@ -7,7 +7,7 @@ on where an interrupted run stopped. A config file is Python and is executed; no
 import re
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 CONFIG = config_flags.DEFINE_config_file(
@@ -25,6 +25,7 @@ def main(argv: list[str]) -> None:
     from jaxformer.errors import UserError
     from jaxformer.training.loop import train
 
+    logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     try:
         if len(argv) > 1:
             raise UserError(f"expected only --flags: got {argv[1]!r}")

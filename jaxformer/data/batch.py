@@ -1,7 +1,7 @@
 """What the model sees: sentence pairs laid out in rows of fixed length."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -14,6 +14,8 @@ TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 class Batch(NamedTuple):
     """Rows of sentence pairs, int32. A row holds one pair, or several if it is packed.
 
+    NumPy arrays as they are made; the same tuple holds JAX arrays once they are on devices.
+
     Attributes:
       src: Source tokens and EOS.
       src_segments: Which pair of its row a token belongs to, from 1; 0 is padding.
@@ -25,13 +27,13 @@ class Batch(NamedTuple):
       tgt_positions: As ``src_positions``.
     """
 
-    src: Int32[np.ndarray, "B S"]
-    src_segments: Int32[np.ndarray, "B S"]
-    src_positions: Int32[np.ndarray, "B S"]
-    tgt_in: Int32[np.ndarray, "B T"]
-    tgt_out: Int32[np.ndarray, "B T"]
-    tgt_segments: Int32[np.ndarray, "B T"]
-    tgt_positions: Int32[np.ndarray, "B T"]
+    src: Int32[Any, "B S"]
+    src_segments: Int32[Any, "B S"]
+    src_positions: Int32[Any, "B S"]
+    tgt_in: Int32[Any, "B T"]
+    tgt_out: Int32[Any, "B T"]
+    tgt_segments: Int32[Any, "B T"]
+    tgt_positions: Int32[Any, "B T"]
 
 
 def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int]) -> Batch:

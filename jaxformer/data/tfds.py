@@ -1,11 +1,105 @@
 """Translation corpora from TensorFlow Datasets, such as WMT14. Reading needs no TensorFlow."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow_datasets as tfds
-import tensorflow_datasets.translate  # Registers wmt14_translate and others.
+import tensorflow_datasets.translate  # registers wmt14_translate and others
 
-from jaxformer.data.tokenizer import sha256_of_json
 from jaxformer.errors import UserError
+
+
+class TfdsCorpus:
+    """A translation builder that has been downloaded and prepared as ArrayRecord files."""
+
+    def __init__(
+        self, builder: str, directory: str, source_language: str, target_language: str
+    ) -> None:
+        """Takes the builder's name, TFDS's data directory ("" for its default) and languages."""
+        self._name, self._directory = builder, directory
+        self._languages = (source_language, target_language)
+
+    def pairs(self, part: str) -> Iterator[tuple[str, str]]:
+        """Sentence pairs of a split.
+
+        Raises:
+          UserError: The data set is not there, is damaged, or holds other splits or languages.
+        """
+        examples = self._open(part)
+        count = 0
+        try:
+            for example in examples:
+                yield self._pair(example, part, count)
+                count += 1
+        except RuntimeError as error:  # what ArrayRecord raises for damaged files
+            raise self._damaged(part, str(error).splitlines()[0]) from None
+        if count != len(examples):
+            raise self._damaged(part, f"expected {len(examples)} records, got {count}")
+
+    def fingerprint(self, part: str) -> str:
+        """SHA-256 of the data set's name, version, split and size: its text is not read."""
+        examples = self._open(part)
+        version = self._builder().info.full_name
+        identity = (version, part, len(examples), *self._languages)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
+
+    def _builder(self) -> Any:
+        try:
+            return tfds.builder(self._name, data_dir=self._directory or None)
+        except (tfds.core.DatasetNotFoundError, ValueError):
+            raise UserError(
+                f"data.builder: TensorFlow Datasets has no {self._name!r}; expected a translation "
+                "builder such as wmt14_translate/de-en"
+            ) from None
+
+    def _open(self, part: str) -> Any:
+        """The examples of a split, a sequence of mappings from language to text."""
+        builder = self._builder()
+        try:
+            return builder.as_data_source(part)
+        except (AssertionError, KeyError, NotImplementedError, ValueError):
+            splits, file_format = builder.info.splits, builder.info.file_format
+        if not splits:
+            raise self._missing()
+        if file_format != tfds.core.FileFormat.ARRAY_RECORD:
+            raise UserError(
+                f"{self._name} is prepared in {builder.data_path}, but as {file_format.value} and "
+                "not as array_record, which can be read in any order; prepare it again with "
+                "file_format='array_record' in another folder and give that as data.directory"
+            )
+        raise UserError(f"{self._name} has no split {part!r}; expected one of {', '.join(splits)}")
+
+    def _pair(self, example: Mapping[str, str | bytes], part: str, number: int) -> tuple[str, str]:
+        pair = []
+        for language in self._languages:
+            if language not in example:
+                raise UserError(
+                    f"{self._name} has no language {language!r}; expected two of "
+                    f"{', '.join(sorted(example))} as data.source_language and "
+                    "data.target_language"
+                )
+            text = example[language]
+            try:
+                pair.append(text.decode("utf-8") if isinstance(text, bytes) else text)
+            except UnicodeDecodeError as error:
+                raise self._damaged(part, f"record {number}: not UTF-8: {error.reason}") from None
+        return pair[0], pair[1]
+
+    def _missing(self) -> UserError:
+        place = f", data_dir={self._directory!r}" if self._directory else ""
+        return UserError(
+            f"{self._name} is not prepared as ArrayRecord files in "
+            f"{self._directory or 'the default folder of TensorFlow Datasets'}; to get it: "
+            "pip install 'jaxformer[wmt]' && python -c \"import tensorflow_datasets as tfds, "
+            f"tensorflow_datasets.translate; tfds.builder('{self._name}'{place}, "
+            "file_format='array_record').download_and_prepare()\"; or use your own files "
+            "PREFIX.en and PREFIX.de, as in: --config.data.corpus=text "
+            "--config.data.train=PREFIX --config.data.valid=PREFIX"
+        )
+
+    def _damaged(self, part: str, what: str) -> UserError:
+        return UserError(
+            f"{self._name}, split {part!r}: {what}; the files are damaged: delete "
+            f"{self._builder().data_path} and prepare the data set again"
+        )

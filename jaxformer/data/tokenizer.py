@@ -1,15 +1,194 @@
 """SentencePiece byte-pair encoding with one vocabulary for both languages (section 5.1)."""
 
 import hashlib
-import importlib.metadata
 import io
+import itertools
 import pathlib
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.files import write_file
 from jaxformer.errors import UserError
 
+# sentencepiece is imported where it is used: most who import this module want these ids alone.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
+
+# The special ids and a piece for every byte, which any text can fall back on.
+_SMALLEST_VOCABULARY = 4 + 256
+# Lines that a vocabulary is learned from; a sample of larger corpora serves as well.
+_MOST_LINES = 2_000_000
+_DIGEST_BYTES = 32
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Attributes:
+      vocab_size: Number of ids.
+      serialized: The SentencePiece model, as it lies in a file.
+      sha256: Hash of the SentencePiece model, hexadecimal: what a trained network depends on.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        """Takes a serialised SentencePiece model.
+
+        Raises:
+          UserError: These bytes are no such model, or it has other special ids.
+        """
+        import sentencepiece
+
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise UserError("expected a SentencePiece model; these bytes are none") from None
+        processor = self._processor
+        ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
+        if ids != (PAD, EOS, BOS, UNK):
+            raise UserError(
+                "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
+                "pad={}, eos={}, bos={}, unk={}; train it with jaxformer".format(*ids)
+            )
+        self.serialized = model
+        self.vocab_size: int = processor.vocab_size()
+        self.sha256 = hashlib.sha256(model).hexdigest()
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> "Tokenizer":
+        """Reads a SentencePiece model file.
+
+        Raises:
+          UserError: There is no such file, or it is no SentencePiece model.
+        """
+        try:
+            return cls(path.read_bytes())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes the SentencePiece model, whole or not at all."""
+        write_file(path, self.serialized)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a sentence, without BOS and EOS; empty for a blank one."""
+        return self._processor.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many sentences, on all cores."""
+        return self._processor.encode(list(texts))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; special ids leave no trace."""
+        return self._processor.decode([int(i) for i in ids if i > UNK])
+
+    def piece(self, token: int) -> str:
+        """How a token is written, as a label; "▁" stands for a space."""
+        return self._processor.id_to_piece(int(token))
+
+
+def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learns a byte-pair encoding; the same lines give the same tokenizer, bit for bit.
+
+    Text is taken as it is, but for runs of spaces: Unicode normalisation (SentencePiece's default)
+    turns "½" into "1/2" and "…" into "...", which no reference translation does.
+
+    Args:
+      lines: Sentences of both languages. Of more than two million a fixed sample is used.
+      vocab_size: Number of ids wanted, special ids and bytes included.
+
+    Raises:
+      UserError: The text is too small, or too varied, for a vocabulary of this size.
+    """
+    import sentencepiece
+
+    if vocab_size < _SMALLEST_VOCABULARY:
+        raise UserError(
+            f"model.vocab_size must be at least {_SMALLEST_VOCABULARY}, for the special ids and "
+            f"the bytes: got {vocab_size}"
+        )
+    sample = _sample((line for line in lines if line and not line.isspace()), _MOST_LINES)
+    if not sample:
+        raise UserError("expected text to learn a vocabulary from: all lines are empty")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sample),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            pad_id=PAD,
+            eos_id=EOS,
+            bos_id=BOS,
+            unk_id=UNK,
+            num_threads=1,  # more would share out the work differently each time
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _size_error(vocab_size, str(error)) from None
+    return Tokenizer(model.getvalue())
+
+
+def cached_tokenizer(
+    corpus: Corpus, part: str, vocab_size: int, cache_directory: pathlib.Path
+) -> Tokenizer:
+    """The tokenizer learned from both sides of a part, from the cache if it was learned before.
+
+    The file's name is a hash of everything it depends on, and it begins with the hash of its
+    content: a damaged file is replaced.
+
+    Raises:
+      UserError: The corpus cannot be read, or does not suit the size of the vocabulary.
+    """
+    import sentencepiece
+
+    inputs = (corpus.fingerprint(part), vocab_size, sentencepiece.__version__, _MOST_LINES)
+    key = hashlib.sha256(repr(inputs).encode()).hexdigest()
+    path = cache_directory / f"tokenizer-{key[:32]}"
+    if path.is_file():
+        content = path.read_bytes()
+        digest, model = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(model).digest() == digest:
+            return Tokenizer(model)
+    lines = itertools.chain.from_iterable(corpus.pairs(part))
+    tokenizer = train_tokenizer(lines, vocab_size)
+    model = tokenizer.serialized
+    write_file(path, hashlib.sha256(model).digest() + model)
+    return tokenizer
+
+
+def _sample(lines: Iterable[str], size: int) -> list[str]:
+    """All lines, or of more than ``size`` a uniform sample: reservoir sampling, fixed seed.
+
+    SentencePiece's own sampling has one random generator per process, so its result would depend
+    on what ran before.
+    """
+    stream = iter(lines)
+    sample = list(itertools.islice(stream, size))
+    generator = random.Random(0)
+    for seen, line in enumerate(stream, size + 1):
+        place = int(generator.random() * seen)
+        if place < size:
+            sample[place] = line
+    return sample
+
+
+def _size_error(vocab_size: int, message: str) -> UserError:
+    """Explains why SentencePiece refused the size; its message has the size that would do."""
+    if found := re.search(r"set it to a value <= (\d+)", message):
+        return UserError(
+            f"model.vocab_size is too large for the training text: got {vocab_size}, at most "
+            f"{found[1]} is possible; set --config.model.vocab_size={found[1]} or less"
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return UserError(
+            f"model.vocab_size is too small for the training text, which has many characters: got "
+            f"{vocab_size}, at least {found[1]} is needed; set --config.model.vocab_size="
+            f"{found[1]} or more"
+        )
+    return UserError(f"SentencePiece cannot learn {vocab_size} pieces from the text: {message}")

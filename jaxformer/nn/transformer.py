@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.positions import sinusoidal_positions
 
 
-class Cache(flax.struct.PyTreeNode):
+class Cache(NamedTuple):
     """What decoding remembers: an ordinary pytree, passed in and returned.
 
     Per-layer tuples, in the compute dtype. Arrays lead with [B, N]; those that the N beams of a
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
                 cache.index,
                 method="step",
             )
-        cache = cache.replace(keys=tuple(keys), values=tuple(values), index=cache.index + 1)
+        cache = cache._replace(keys=tuple(keys), values=tuple(values), index=cache.index + 1)
         return self.norm(x), cache
 
     def _unstacked(self) -> list[tuple[DecoderLayer, dict]]:

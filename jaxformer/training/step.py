@@ -8,7 +8,6 @@ same step, also on batches whose rows are of uneven length.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
@@ -23,7 +22,7 @@ from jaxformer.training.losses import cross_entropy
 DATA_AXIS = "data"
 
 
-class TrainState(flax.struct.PyTreeNode):
+class TrainState(NamedTuple):
     """All that a run needs to go on exactly where it stopped.
 
     Attributes:
@@ -141,7 +140,7 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.target_tokens, 1), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        finite = jnp.isfinite(metrics.loss) & jnp.isfinite(optax.global_norm(gradients))
+        finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]).all()
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),

@@ -18,17 +18,8 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.search import BeamResult, beam_search
-from jaxformer.search.beam import (
-    Candidates,
-    Rules,
-    advance,
-    expand,
-    finalise,
-    freeze,
-    initial_state,
-    merge_finished,
-    split,
-)
+from jaxformer.search.beam import advance, expand, finalise, freeze, merge_finished, split
+from jaxformer.search.state import Candidates, Rules, initial_state
 
 PAD, EOS, BOS = 0, 1, 0  # BOS shares an id with a token: it must never be taken for it
 ROOM = 6
@@ -359,7 +350,7 @@ def test_cache_follows_its_hypothesis():
 
     def step(tokens, cache):
         noted = cache["noted"].at[:, :, cache["position"]].set(tokens)
-        hashed = jnp.sum(noted * jnp.arange(1, ROOM + 1), axis=2) % 50
+        hashed = (noted @ jnp.arange(1, ROOM + 1)) % 50
         logits = cache["table"][jnp.arange(2)[:, None], 0, 0, hashed]
         return logits, {**cache, "noted": noted, "position": cache["position"] + 1}
 
@@ -378,7 +369,7 @@ def test_cache_follows_its_hypothesis():
         fed = state.cache["noted"][:, :, :length]
         assert (fed[:, :, 0] == BOS).all()
         np.testing.assert_array_equal(fed[:, :, 1:], state.alive_tokens[:, :, : length - 1])
-        moved |= bool((state.alive.parents != jnp.arange(5)).any())
+        moved |= bool((state.alive.parents != jnp.arange(5)[None]).any())
     assert moved
     np.testing.assert_array_equal(state.cache["table"], cache["table"])
 

@@ -1,0 +1,334 @@
+"""The checkpoints of a run: save, verify, restore, fall back.
+
+A step is a folder, ``directory/<step>``, which orbax fills under a temporary name and renames when
+it is complete. Just before the rename, ``manifest.json`` is written into it: the SHA-256 of every
+file, the shape and dtype of every array, and what is not an array. So a step is either absent or
+complete with its manifest, whenever the process is killed; and what the disk has changed since is
+noticed before it is used. Orbax alone restores flipped bits and casts dtypes without a word.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+
+from jaxformer.checkpoint.manifest import DamagedError, Manifest, describe_leaves
+from jaxformer.errors import UserError
+
+_logger = logging.getLogger("jaxformer")
+
+
+class Restored(NamedTuple):
+    """A state as it was saved, bit for bit.
+
+    Attributes:
+      step: The step it was saved at.
+      state: The state, laid out on devices like the template.
+      metadata: What was given to ``save`` beside it.
+    """
+
+    step: int
+    state: PyTree
+    metadata: dict[str, Any]
+
+
+class RestoredParams(NamedTuple):
+    """The parameters of a state as they were saved, bit for bit.
+
+    Attributes:
+      step: The step they were saved at.
+      params: ``state.params``, laid out on devices like the template.
+      metadata: What was given to ``save`` beside the state.
+    """
+
+    step: int
+    params: PyTree
+    metadata: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, a folder for each step.
+
+    With several processes, each calls every method at the same point of the program, on one shared
+    file system.
+    """
+
+    # Not orbax's CheckpointManager: its check_for_errors races with its own clean-up, which then
+    # deletes old steps although the save failed, and one flipped bit in its file of scores keeps
+    # it from opening at all.
+
+    def __init__(self, directory: pathlib.Path, *, keep: int | None = None) -> None:
+        """Opens the folder.
+
+        Args:
+          directory: Holds the steps and nothing else.
+          keep: How many of the newest steps to keep; the best one is kept besides. The folder is
+            made if need be, and what a killed process left half-written is removed, so there must
+            be one writer. None: only for reading, at any time; nothing is changed.
+        """
+        if keep is not None and keep < 1:
+            raise UserError(f"expected at least 1 checkpoint to keep: got {keep}")
+        self.directory = directory.absolute()
+        self._keep = keep
+        self._saving: Manifest | None = None
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.PyTreeCheckpointHandler(),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
+        )
+        if keep is not None and jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._remove_temporary()
+
+    def __enter__(self) -> "Checkpoints":
+        """Does nothing more."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes, also after an error: what is being saved may be all that remains of the run."""
+        self.close()
+
+    @classmethod
+    def write_single(
+        cls, directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
+    ) -> None:
+        """Writes a folder of one checkpoint, in the place of any that was there."""
+        new = directory.with_name(directory.name + ".new")
+        shutil.rmtree(new, ignore_errors=True)
+        with cls(new, keep=1) as checkpoints:
+            checkpoints.save(step, state, metadata=metadata)
+        shutil.rmtree(directory, ignore_errors=True)
+        new.rename(directory)
+
+    def steps(self) -> list[int]:
+        """The complete steps, ascending. Their contents are verified when they are restored."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
+
+    def newest_steps(self) -> list[int]:
+        """The steps kept for being new, ascending: without one kept only for being the best.
+
+        Raises:
+          UserError: The newest is damaged, which says how many were kept.
+        """
+        steps = self.steps()
+        return steps[-self._manifest(steps[-1]).keep :] if steps else []
+
+    def best_step(self) -> int | None:
+        """The step with the highest score, the newer of equal ones; None if none has a score."""
+        scored = []
+        for step in self.steps():
+            # A damaged one is never the best; whoever restores it is told.
+            with contextlib.suppress(DamagedError):
+                scored.append((self._manifest(step).score, step))
+        return max((pair for pair in scored if pair[0] is not None), default=(None, None))[1]
+
+    def save(
+        self, step: int, state: PyTree, *, metadata: dict[str, Any], score: float | None = None
+    ) -> None:
+        """Saves in the background; the state may be donated or changed as soon as this returns.
+
+        Waits for the save before, if that is still going on.
+
+        Args:
+          step: Higher than all saved before.
+          state: Arrays in any pytree; to serve ``restore_params`` it has ``params`` at its top.
+          metadata: Anything that JSON can say.
+          score: Higher is better. None or NaN is never the best.
+
+        Raises:
+          ValueError: The step is not newer than the newest.
+          OSError: The save before has failed, or this one cannot begin.
+        """
+        assert self._keep is not None, "opened only for reading"
+        self.wait()
+        newest = max(self.steps(), default=-1)
+        if step <= newest:
+            raise ValueError(
+                f"{self.directory}: expected a step after {newest} to save: got {step}"
+            )
+        if score is not None and math.isnan(score):
+            score = None
+        # What JSON cannot say fails here, not in the background.
+        metadata = json.loads(json.dumps(metadata))
+        self._saving = Manifest(step, metadata, score, self._keep, describe_leaves(state))
+        with self._failures_explained():
+            self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
+
+    def check(self) -> None:
+        """Sees whether the save in the background has ended; if not, that takes microseconds.
+
+        Raises:
+          OSError: It failed, for instance because the disk is full. Older steps are intact.
+        """
+        with self._failures_explained():
+            self._checkpointer.check_for_errors()
+        if self._saving is not None and self._folder(self._saving.step).is_dir():
+            self._saving = None
+            self._remove_old()
+
+    def wait(self) -> None:
+        """Waits until the save in the background has ended.
+
+        Raises:
+          OSError: It failed, for instance because the disk is full. Older steps are intact.
+        """
+        with self._failures_explained():
+            self._checkpointer.wait_until_finished()
+        self.check()
+
+    def close(self) -> None:
+        """Waits for the save in the background and frees the threads.
+
+        Raises:
+          OSError: The save failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
+
+    def restore(self, template: PyTree, *, step: int | None = None) -> Restored | None:
+        """Reads a state.
+
+        Args:
+          template: Arrays or ShapeDtypeStructs in the pytree that was saved. They say which shapes
+            and dtypes are expected, and by their shardings where the result lies: any mesh will
+            do. Without a sharding that is the first device.
+          step: None for the newest good one. Damaged newer ones are reported as warnings of the
+            logger "jaxformer" and, if this is the writer, renamed to ``<step>.damaged``.
+
+        Returns:
+          None if there are no steps.
+
+        Raises:
+          UserError: The step is damaged or missing, all are damaged, or they do not fit.
+        """
+        manifest = self._find(step)
+        if manifest is None:
+            return None
+        return Restored(manifest.step, self._read(manifest, template), manifest.metadata)
+
+    def restore_params(self, template: PyTree, *, step: int | None = None) -> RestoredParams:
+        """Reads ``state.params`` and nothing else of the state.
+
+        Args:
+          template: As in ``restore``, but of the parameters alone.
+          step: As in ``restore``.
+
+        Raises:
+          UserError: As in ``restore``, or there are no steps.
+        """
+        manifest = self._find(step)
+        if manifest is None:
+            raise UserError(f"{self.directory}: expected a checkpoint, found none; train first")
+        params = self._read(manifest, {"params": template}, partial=True)["params"]
+        return RestoredParams(manifest.step, params, manifest.metadata)
+
+    def _folder(self, step: int) -> pathlib.Path:
+        return self.directory / str(step)
+
+    def _temporary(self, step: int | str) -> pathlib.Path:
+        return self.directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
+
+    def _manifest(self, step: int, *, verify: bool = False) -> Manifest:
+        return Manifest.read(self._folder(step), verify=verify)
+
+    def _write_manifest(self) -> None:
+        """Runs on process 0, in orbax's thread, when all is written but not yet renamed."""
+        assert self._saving is not None
+        self._saving.write(self._temporary(self._saving.step))
+
+    @contextlib.contextmanager
+    def _failures_explained(self) -> Iterator[None]:
+        """Says which save failed, and removes what it left."""
+        try:
+            yield
+        except Exception as error:
+            step = self._saving.step if self._saving else None
+            self._saving = None
+            if jax.process_index() == 0:
+                self._remove_temporary()
+            raise OSError(
+                f"{self.directory}: step {step} could not be saved; the steps {self.steps()} are "
+                f"intact. Free or repair the disk, then run the same command. The cause: {error}"
+            ) from error
+
+    def _remove_temporary(self) -> None:
+        # After one write has failed, others still go on for a moment and make folders anew.
+        for _ in range(50):
+            folders = list(self.directory.glob(self._temporary("*").name))
+            if not folders:
+                return
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.1)
+        _logger.warning("%s: could not remove %s", self.directory, self._temporary("*").name)
+
+    def _remove_old(self) -> None:
+        """Keeps the newest and the best. Only after a commit: a failed save costs no older step."""
+        if jax.process_index() != 0 or self._keep is None:
+            return
+        for step in set(self.steps()[: -self._keep]) - {self.best_step()}:
+            # Renamed first: killed on the way, it leaves no step with half of its files.
+            temporary = self._folder(step).rename(self._temporary(step))
+            shutil.rmtree(temporary)
+
+    def _find(self, step: int | None) -> Manifest | None:
+        """Verifies the given step, or finds the newest that is good."""
+        self.wait()
+        steps = self.steps()
+        if step is not None:
+            if step not in steps:
+                raise UserError(f"{self.directory}: expected one of the steps {steps}: got {step}")
+            return self._manifest(step, verify=True)
+        damaged: dict[int, DamagedError] = {}
+        for candidate in reversed(steps):
+            try:
+                manifest = self._manifest(candidate, verify=True)
+            except DamagedError as error:
+                damaged[candidate] = error
+                continue
+            self._set_aside(damaged, candidate)
+            return manifest
+        if not damaged:
+            return None
+        raise UserError(
+            f"expected a good checkpoint, found none: {'; '.join(map(str, damaged.values()))}. "
+            f"Restore {self.directory} from a backup, or move it away to start from the beginning"
+        )
+
+    def _set_aside(self, damaged: dict[int, DamagedError], good: int) -> None:
+        """Reports damaged steps, and takes them out of the way of those to be saved again."""
+        for step, error in damaged.items():
+            _logger.warning("damaged checkpoint not used: %s; going back to step %d", error, good)
+            if self._keep is not None and jax.process_index() == 0:
+                aside = self.directory / f"{step}.damaged"
+                shutil.rmtree(aside, ignore_errors=True)
+                self._folder(step).rename(aside)
+
+    def _read(self, manifest: Manifest, template: PyTree, *, partial: bool = False) -> PyTree:
+        manifest.check_leaves(describe_leaves(template), partial=partial)
+        template = jax.tree.map(_with_sharding, template)
+        args = ocp.args.PyTreeRestore(
+            template,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(template),
+            partial_restore=partial,
+        )
+        return self._checkpointer.restore(self._folder(manifest.step), args=args)
+
+
+def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,0 +1,133 @@
+"""The manifest of a checkpoint: what a step holds, and the SHA-256 of every file."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from jaxformer.errors import UserError
+
+_NAME = "manifest.json"
+# Orbax writes these two after the manifest. They hold times and no part of the state.
+_UNVERIFIED = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+
+
+class DamagedError(UserError):
+    """A step on disk is not what was saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a step holds.
+
+    Attributes:
+      step: Number of the step.
+      metadata: What the run wants to remember beside the state.
+      score: Higher is better; None if it has none.
+      keep: How many of the newest steps the run keeps.
+      leaves: Dtype and shape by name of the array: ``{"params/kernel": "float32[2,3]"}``.
+    """
+
+    step: int
+    metadata: dict[str, Any]
+    score: float | None
+    keep: int
+    leaves: dict[str, str]
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Writes the manifest into the folder of a step, with the hashes of the files there."""
+        names = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
+        files = {name: _sha256(folder / name) for name in names if name not in _UNVERIFIED}
+        content = {"step": dataclasses.asdict(self), "files": files}
+        with (folder / _NAME).open("w", encoding="utf-8") as file:
+            json.dump({"sha256": _sha256_of_json(content), "content": content}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, folder: pathlib.Path, *, verify: bool) -> "Manifest":
+        """Reads the manifest in the folder of a step.
+
+        Args:
+          folder: Has the step's number as its name.
+          verify: Whether to compare every file with its hash, about 2 GB/s, or only the manifest.
+
+        Raises:
+          DamagedError: Something is missing, or is not what was saved.
+        """
+        path = folder / _NAME
+        try:
+            values = json.loads(path.read_bytes())
+            expected, content = values["sha256"], values["content"]
+        except OSError as error:
+            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            raise DamagedError(f"{path} has changed since it was saved") from None
+        if _sha256_of_json(content) != expected or content["step"]["step"] != int(folder.name):
+            raise DamagedError(f"{path} has changed since it was saved")
+        if verify:
+            _verify(folder, content["files"])
+        return cls(**content["step"])
+
+    def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
+        """Compares the arrays with those that are wanted.
+
+        Args:
+          wanted: As ``leaves``.
+          partial: Whether the step may hold more.
+
+        Raises:
+          UserError: They differ; with the first difference spelled out.
+        """
+        names = wanted if partial else wanted | self.leaves
+        different = [name for name in names if wanted.get(name) != self.leaves.get(name)]
+        if different:
+            name, others = different[0], len(different) - 1
+            raise UserError(
+                f"checkpoint of step {self.step}: expected {name} to be "
+                f"{wanted.get(name, 'absent')}, found {self.leaves.get(name, 'none')}"
+                f"{f' (and {others} more differences)' if others else ''}; "
+                "use the config that it was trained with"
+            )
+
+
+def describe_leaves(tree: PyTree) -> dict[str, str]:
+    """Dtype and shape by name of the array.
+
+    >>> import numpy as np
+    >>> describe_leaves({"params": {"kernel": np.zeros((2, 3), np.float32)}})
+    {'params/kernel': 'float32[2,3]'}
+    """
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (
+            f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _verify(folder: pathlib.Path, files: dict[str, str]) -> None:
+    for name, expected in files.items():
+        path = folder / name
+        try:
+            found = _sha256(path)
+        except OSError as error:
+            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+        if found != expected:
+            raise DamagedError(f"{path} has changed since it was saved")
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of_json(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,63 @@
+"""From a batch plan to batches: grain reads ahead in threads, in the order of the plan."""
+
+import sys
+from collections.abc import Iterator
+
+import grain
+
+from jaxformer.data.batch import Batch, make_batch
+from jaxformer.data.plan import BatchPlan, Shape
+from jaxformer.data.store import TokenStore
+
+# Laying out a batch takes a few milliseconds: two threads hide it, more would only wait.
+_READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
+
+
+def load_batches(
+    store: TokenStore,
+    plan: BatchPlan,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    row_multiple: int = 1,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """Global batches ``start``, ``start + 1``, ... of the plan; of each this process's rows.
+
+    Args:
+      store: What the plan's example ids refer to.
+      plan: Which examples are in which batch.
+      start: The first batch; resuming means to pass the number of batches that were used.
+      stop: The batch to end before; None goes on for ever.
+      row_multiple: Empty rows are added until the rows of a global batch divide by this.
+      process_index: Which process this is.
+      process_count: Processes that share each batch. Every one reads a contiguous slice of the
+        rows, of equal size, and nothing else.
+
+    Raises:
+      ValueError: The rows cannot be shared equally.
+    """
+    if row_multiple % process_count:
+        raise ValueError(
+            f"row_multiple must be a multiple of the {process_count} processes: got {row_multiple}"
+        )
+
+    def read(n: int) -> Batch:
+        (count, src_length, tgt_length), rows = plan.rows(n)
+        share = _round_up(count, row_multiple) // process_count
+        local = rows[process_index * share : (process_index + 1) * share]
+        pairs = [[store[example] for example in row] for row in local]
+        return make_batch(pairs, (share, src_length, tgt_length))
+
+    numbers = grain.MapDataset.range(start, sys.maxsize if stop is None else stop)
+    return iter(numbers.map(read).to_iter_dataset(_READ))
+
+
+def padded_shapes(plan: BatchPlan, row_multiple: int) -> tuple[Shape, ...]:
+    """Every shape of a global batch of :func:`load_batches`: rows, source and target length."""
+    return tuple((_round_up(rows, row_multiple), src, tgt) for rows, src, tgt in plan.shapes)
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

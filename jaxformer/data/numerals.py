@@ -1,0 +1,178 @@
+"""An embedded corpus: English number words and German ones, "seven" -> "sieben".
+
+Generated, so it is there without a download, and endless enough to test generalisation: the held
+out numbers are not in the training part. Write a part to files, for ``jaxformer evaluate``:
+
+    python -m jaxformer.data.numerals held_out --directory=DIR
+"""
+
+import argparse
+import hashlib
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxformer.data.files import write_file
+from jaxformer.errors import UserError
+
+PARTS = ("train", "held_out")
+
+# For each magnitude: lowest number, end of the range, numbers held out, numbers in training.
+# Everything below 100 is for training: it is where the words themselves are learned.
+_MAGNITUDES = (
+    (0, 100, 0, 100),
+    (100, 1_000, 40, 860),
+    (1_000, 10_000, 110, 3_000),
+    (10_000, 100_000, 150, 6_000),
+    (100_000, 1_000_000, 200, 10_040),
+)
+
+# Number: English word, German word.
+_WORDS = {
+    0: ("zero", "null"),
+    1: ("one", "ein"),
+    2: ("two", "zwei"),
+    3: ("three", "drei"),
+    4: ("four", "vier"),
+    5: ("five", "fünf"),
+    6: ("six", "sechs"),
+    7: ("seven", "sieben"),
+    8: ("eight", "acht"),
+    9: ("nine", "neun"),
+    10: ("ten", "zehn"),
+    11: ("eleven", "elf"),
+    12: ("twelve", "zwölf"),
+    13: ("thirteen", "dreizehn"),
+    14: ("fourteen", "vierzehn"),
+    15: ("fifteen", "fünfzehn"),
+    16: ("sixteen", "sechzehn"),
+    17: ("seventeen", "siebzehn"),
+    18: ("eighteen", "achtzehn"),
+    19: ("nineteen", "neunzehn"),
+    20: ("twenty", "zwanzig"),
+    30: ("thirty", "dreißig"),
+    40: ("forty", "vierzig"),
+    50: ("fifty", "fünfzig"),
+    60: ("sixty", "sechzig"),
+    70: ("seventy", "siebzig"),
+    80: ("eighty", "achtzig"),
+    90: ("ninety", "neunzig"),
+}
+
+
+def english(number: int) -> str:
+    """Spells a number from 0 to 999,999 in English, with the British "and".
+
+    >>> english(247), english(1005)
+    ('two hundred and forty-seven', 'one thousand and five')
+    """
+    if number in _WORDS:
+        return _WORDS[number][0]
+    if number < 100:
+        return f"{english(number - number % 10)}-{english(number % 10)}"
+    size, word = (1000, "thousand") if number >= 1000 else (100, "hundred")
+    count, rest = divmod(number, size)
+    spelled = f"{english(count)} {word}"
+    if not rest:
+        return spelled
+    return f"{spelled} and {english(rest)}" if rest < 100 else f"{spelled} {english(rest)}"
+
+
+def german(number: int) -> str:
+    """Spells a number from 0 to 999,999 in German, in one word and in full ("einhundert").
+
+    >>> german(247), german(1001)
+    ('zweihundertsiebenundvierzig', 'eintausendeins')
+    """
+    # "ein" stands before another part of the word, "eins" at its end.
+    return _german_stem(number) + ("s" if number % 100 == 1 else "")
+
+
+def _german_stem(number: int) -> str:
+    if number in _WORDS:
+        return _WORDS[number][1]
+    if number < 100:
+        return f"{_german_stem(number % 10)}und{_german_stem(number - number % 10)}"
+    size, word = (1000, "tausend") if number >= 1000 else (100, "hundert")
+    count, rest = divmod(number, size)
+    return _german_stem(count) + word + (_german_stem(rest) if rest else "")
+
+
+_SPELLERS = {"en": english, "de": german}
+
+
+class NumeralsCorpus:
+    """Numbers below a million in words; the parts "train" and "held_out" share no number."""
+
+    def __init__(self, source_language: str = "en", target_language: str = "de") -> None:
+        """Takes the languages, in either order.
+
+        Raises:
+          UserError: A language is neither English nor German.
+        """
+        for language in (source_language, target_language):
+            if language not in _SPELLERS:
+                raise UserError(
+                    f"the numerals corpus is in en and de: got {language!r} as data.source_language"
+                    " or data.target_language"
+                )
+        self._spellers = (_SPELLERS[source_language], _SPELLERS[target_language])
+
+    def pairs(self, part: str) -> Iterator[tuple[str, str]]:
+        """The numbers of a part in both languages, magnitudes mixed.
+
+        Raises:
+          UserError: There is no such part.
+        """
+        source, target = self._spellers
+        return ((source(number), target(number)) for number in numbers(part))
+
+    def fingerprint(self, part: str) -> str:
+        """SHA-256 of the part's text.
+
+        Raises:
+          UserError: There is no such part.
+        """
+        digest = hashlib.sha256()
+        for source, target in self.pairs(part):
+            digest.update(f"{source}\t{target}\n".encode())
+        return digest.hexdigest()
+
+
+def numbers(part: str) -> list[int]:
+    """The numbers of a part, the same every time.
+
+    Raises:
+      UserError: There is no such part.
+    """
+    if part not in PARTS:
+        raise UserError(f"the numerals corpus has the parts {' and '.join(PARTS)}: got {part!r}")
+    chosen = []
+    for low, end, held_out, training in _MAGNITUDES:
+        order = low + _shuffled(end - low)
+        split = order[:held_out], order[held_out : held_out + training]
+        chosen.append(split[0 if part == "held_out" else 1])
+    every = np.concatenate(chosen)
+    return every[_shuffled(len(every))].tolist()
+
+
+def _shuffled(count: int) -> np.ndarray:
+    """A fixed permutation. Raw bits: NumPy promises their stream for good, unlike shuffle's."""
+    return np.argsort(np.random.PCG64(count).random_raw(count), kind="stable")
+
+
+def main() -> None:
+    """Writes one part to PART.en and PART.de."""
+    parser = argparse.ArgumentParser(description="Write number words to text files.")
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path())
+    options = parser.parse_args()
+    for language, spell in _SPELLERS.items():
+        path = options.directory / f"{options.part}.{language}"
+        write_file(path, "".join(f"{spell(n)}\n" for n in numbers(options.part)).encode())
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

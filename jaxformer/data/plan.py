@@ -1,0 +1,254 @@
+"""The batch plan: which examples are in global batch n, as a pure function of n.
+
+A plan is a fixed layout of slots in rows in batches. Every slot has a class, the length of example
+that it takes, and there are as many examples of a class as slots for them. Each epoch deals the
+examples anew to the slots of their class and puts the batches in another order. So every example
+comes exactly once an epoch, every epoch has the same number of batches, their shapes are known
+beforehand, and the whole state is one integer: n.
+"""
+
+import dataclasses
+import itertools
+import threading
+
+import numpy as np
+
+from jaxformer.config import DataConfig
+from jaxformer.data.buckets import bucket_edges
+from jaxformer.data.packing import length_class, pack
+from jaxformer.data.store import TokenStore
+from jaxformer.errors import UserError
+
+Shape = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """Slots in rows in batches. E examples fill E slots in R rows in B batches.
+
+    Attributes:
+      shapes: Every shape of a batch: rows, source length, target length.
+      example_class: Class of every example, [E].
+      slot_class: Class of every slot, [E]; slots are numbered row by row.
+      row_starts: First slot of every row, and the end, [R + 1].
+      batch_starts: First row of every batch, and the end, [B + 1].
+      batch_shape: Place of every batch's shape in ``shapes``, [B].
+      tokens: Tokens of all examples, both sides, without padding.
+    """
+
+    shapes: tuple[Shape, ...]
+    example_class: np.ndarray
+    slot_class: np.ndarray
+    row_starts: np.ndarray
+    batch_starts: np.ndarray
+    batch_shape: np.ndarray
+    tokens: int
+
+
+class BatchPlan:
+    """Which examples are in which batch. Made by :func:`bucket_plan` and its neighbours.
+
+    Attributes:
+      shapes: Every shape that a batch can have: rows, source length, target length. No batch has
+        more rows than its shape, nor rows longer than it.
+      batches_per_epoch: Batches in which every example comes once.
+
+    >>> lengths = np.array([3, 5, 4, 5])
+    >>> plan = sequential_plan(lengths, lengths, tokens_per_batch=10)
+    >>> plan.shapes, plan.batches_per_epoch, plan.rows(0)
+    (((2, 4, 4), (2, 5, 5)), 2, ((2, 4, 4), [[0], [2]]))
+    """
+
+    def __init__(self, layout: Layout, seed: int | None) -> None:
+        """Takes the layout and what seeds the order; None keeps examples and batches in order."""
+        self.shapes = layout.shapes
+        self.batches_per_epoch = len(layout.batch_shape)
+        self._layout = layout
+        self._seed = seed
+        self._slots_by_class = np.argsort(layout.slot_class, kind="stable")
+        # Threads of the loader ask for rows at once, around an epoch's end for two epochs.
+        self._lock = threading.Lock()
+        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def rows(self, n: int) -> tuple[Shape, list[list[int]]]:
+        """Shape and rows of global batch n: the ids of the examples in every row.
+
+        Args:
+          n: From 0 and on over all epochs.
+        """
+        epoch, place = divmod(n, self.batches_per_epoch)
+        examples, batches = self._epoch(epoch)
+        layout, batch = self._layout, batches[place]
+        first, end = layout.batch_starts[batch : batch + 2]
+        bounds = layout.row_starts[first : end + 1]
+        ids = examples[bounds[0] : bounds[-1]].tolist()
+        cuts = (bounds - bounds[0]).tolist()
+        rows = [ids[start:stop] for start, stop in itertools.pairwise(cuts)]
+        return self.shapes[layout.batch_shape[batch]], rows
+
+    @property
+    def efficiency(self) -> float:
+        """Which share of the tokens computed in an epoch is no padding."""
+        computed = np.array([rows * (src + tgt) for rows, src, tgt in self.shapes])
+        return self._layout.tokens / int(computed[self._layout.batch_shape].sum())
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The example in every slot, and the order of the batches."""
+        with self._lock:
+            if epoch not in self._epochs:
+                self._epochs = {e: o for e, o in self._epochs.items() if abs(e - epoch) == 1}
+                self._epochs[epoch] = self._deal(epoch)
+            return self._epochs[epoch]
+
+    def _deal(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        classes = self._layout.example_class
+        if self._seed is None:
+            by_class, batches = (
+                np.argsort(classes, kind="stable"),
+                np.arange(self.batches_per_epoch),
+            )
+        else:
+            # Raw bits: NumPy promises their stream for good, unlike that of shuffle.
+            random = np.random.PCG64(np.random.SeedSequence([self._seed % 2**64, epoch]))
+            by_class = np.lexsort((random.random_raw(len(classes)), classes))
+            batches = np.argsort(random.random_raw(self.batches_per_epoch), kind="stable")
+        examples = np.empty(len(by_class), np.int32)
+        examples[self._slots_by_class] = by_class
+        return examples, batches
+
+
+def make_plan(store: TokenStore, config: DataConfig, seed: int) -> BatchPlan:
+    """The plan of training batches that the config asks for.
+
+    Raises:
+      UserError: A pair does not fit into a batch.
+    """
+    lengths = (store.src_lengths, store.tgt_lengths)
+    if config.batching == "packing":
+        return packing_plan(
+            *lengths,
+            tokens_per_batch=config.tokens_per_batch,
+            row_length=config.max_length,
+            seed=seed,
+        )
+    return bucket_plan(*lengths, tokens_per_batch=config.tokens_per_batch, seed=seed)
+
+
+def bucket_plan(
+    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int, seed: int
+) -> BatchPlan:
+    """Batches of pairs of similar length, one pair a row, as in section 5.1 of the paper.
+
+    Both sides of a batch are as long as its bucket's edge; there are at most 12 buckets, chosen by
+    :func:`~jaxformer.data.buckets.bucket_edges`. A bucket's examples are spread evenly over its
+    batches, so there is no small last batch.
+
+    Args:
+      src_lengths: Tokens of every source, EOS included.
+      tgt_lengths: Tokens of every target, EOS included.
+      tokens_per_batch: Upper limit of tokens on either side of a batch, padding included.
+      seed: Seeds the order.
+
+    Raises:
+      UserError: A pair is longer than a batch.
+    """
+    return BatchPlan(_bucket_layout(src_lengths, tgt_lengths, tokens_per_batch), seed)
+
+
+def sequential_plan(
+    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int
+) -> BatchPlan:
+    """Batches for validation: length buckets again, every epoch in the same order.
+
+    A pair longer than ``tokens_per_batch`` raises that limit to its own length: the parameters are
+    those of :func:`bucket_plan`, but validation leaves nothing out.
+    """
+    longest = int(max(src_lengths.max(), tgt_lengths.max()))
+    layout = _bucket_layout(src_lengths, tgt_lengths, max(tokens_per_batch, longest))
+    return BatchPlan(layout, seed=None)
+
+
+def packing_plan(
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    *,
+    tokens_per_batch: int,
+    row_length: int,
+    seed: int,
+) -> BatchPlan:
+    """Batches of rows that hold several pairs each, all of one shape.
+
+    Args:
+      src_lengths: Tokens of every source, EOS included.
+      tgt_lengths: Tokens of every target, EOS included.
+      tokens_per_batch: Upper limit of tokens on either side of a batch, padding included.
+      row_length: Tokens that a row holds on either side.
+      seed: Seeds the order.
+
+    Raises:
+      UserError: A pair is longer than a row, or a row than a batch.
+    """
+    _check_fit(row_length, tokens_per_batch, "rows of data.max_length")
+    longest = int(max(src_lengths.max(), tgt_lengths.max()))
+    if longest > row_length:
+        raise UserError(f"expected pairs of at most {row_length} tokens to pack: got {longest}")
+    slots, row_starts = pack(src_lengths, tgt_lengths, row_length)
+    slots, row_starts = _mix_rows(slots, row_starts)
+    sizes = _spread(len(row_starts) - 1, tokens_per_batch // row_length)
+    layout = Layout(
+        shapes=((int(sizes.max()), row_length, row_length),),
+        example_class=length_class(src_lengths, tgt_lengths, row_length),
+        slot_class=slots,
+        row_starts=row_starts,
+        batch_starts=_starts(sizes),
+        batch_shape=np.zeros(len(sizes), np.int64),
+        tokens=int(src_lengths.sum() + tgt_lengths.sum()),
+    )
+    return BatchPlan(layout, seed)
+
+
+def _bucket_layout(
+    src_lengths: np.ndarray, tgt_lengths: np.ndarray, tokens_per_batch: int
+) -> Layout:
+    lengths = np.maximum(src_lengths, tgt_lengths)
+    _check_fit(int(lengths.max()), tokens_per_batch, "the longest pair")
+    edges = bucket_edges(lengths, tokens_per_batch)
+    buckets = np.searchsorted(edges, lengths)
+    counts = np.bincount(buckets).tolist()
+    sizes = [_spread(n, tokens_per_batch // edge) for n, edge in zip(counts, edges, strict=True)]
+    return Layout(
+        shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),
+        example_class=buckets,
+        slot_class=np.repeat(np.arange(len(edges)), counts),
+        row_starts=np.arange(len(lengths) + 1),
+        batch_starts=_starts(np.concatenate(sizes)),
+        batch_shape=np.repeat(np.arange(len(edges)), [len(s) for s in sizes]),
+        tokens=int(src_lengths.sum() + tgt_lengths.sum()),
+    )
+
+
+def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shuffles rows: packing begins with the long pairs, but every batch should be a mixture."""
+    lengths = np.diff(row_starts)
+    order = np.argsort(np.random.PCG64(0).random_raw(len(lengths)), kind="stable")
+    mixed = _starts(lengths[order])
+    # Slot k of a mixed row is slot k of the row it was.
+    shift = np.repeat(row_starts[:-1][order] - mixed[:-1], lengths[order])
+    return slots[np.arange(len(slots)) + shift], mixed
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Sizes, as equal as can be, of as few batches as hold ``count`` rows, ``most`` in each."""
+    batches = -(-count // most)
+    return count // batches + (np.arange(batches) < count % batches)
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _check_fit(length: int, tokens_per_batch: int, what: str) -> None:
+    if length > tokens_per_batch:
+        raise UserError(
+            f"data.tokens_per_batch must hold {what}, {length} tokens: got {tokens_per_batch}"
+        )

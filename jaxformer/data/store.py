@@ -1,0 +1,171 @@
+"""The token store: a corpus as token ids, in memory-mapped files that are built once."""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from jaxformer.data.corpus import Corpus
+from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.errors import UserError
+
+# Part of every store's name: stores of other versions are not read, but built anew.
+_FORMAT = 1
+_HEADER, _TOKENS, _OFFSETS = "header.json", "tokens.bin", "offsets.bin"
+_PAIRS_AT_A_TIME = 10_000
+
+
+class TokenStore:
+    """Sentence pairs as token ids, without BOS and EOS; read from disk when asked for.
+
+    Attributes:
+      skipped_long: Pairs of the corpus that are left out because a side is too long.
+      skipped_empty: Pairs of the corpus that are left out because a side is blank.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Opens a store that :func:`build_store` has written.
+
+        Raises:
+          OSError, ValueError, KeyError: It is not there, or not as it was written.
+        """
+        header = json.loads((folder / _HEADER).read_bytes())
+        for name, digest in header["sha256"].items():
+            if _digest(folder / name) != digest:
+                raise ValueError(f"{folder / name} is not as it was written")
+        self.skipped_long: int = header["skipped_long"]
+        self.skipped_empty: int = header["skipped_empty"]
+        self._tokens = np.memmap(folder / _TOKENS, np.dtype(header["dtype"]), mode="r")
+        # Sides alternate: side 2i is the source of pair i, side 2i + 1 its target.
+        self._offsets = np.memmap(folder / _OFFSETS, np.int64, mode="r")
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self._offsets) // 2
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and target ids of a pair."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"expected a pair from 0 to {len(self) - 1}: got {index}")
+        start, middle, end = self._offsets[2 * index : 2 * index + 3]
+        return self._tokens[start:middle], self._tokens[middle:end]
+
+    @functools.cached_property
+    def src_lengths(self) -> np.ndarray:
+        """Tokens of every source, EOS included, int32."""
+        return np.diff(self._offsets)[::2].astype(np.int32) + 1
+
+    @functools.cached_property
+    def tgt_lengths(self) -> np.ndarray:
+        """Tokens of every target, EOS included, int32."""
+        return np.diff(self._offsets)[1::2].astype(np.int32) + 1
+
+
+def build_store(
+    corpus: Corpus,
+    part: str,
+    tokenizer: Tokenizer,
+    max_length: int,
+    cache_directory: pathlib.Path,
+) -> TokenStore:
+    """The token store of a part, from the cache if it was built before and is undamaged.
+
+    Memory stays bounded, however large the corpus. A bar shows the progress if it takes long.
+
+    Args:
+      corpus: Where the pairs come from.
+      part: Which part of it.
+      tokenizer: Turns sentences into ids.
+      max_length: The longest side that is kept, in tokens, EOS included.
+      cache_directory: Where stores are kept, each in a folder named by its content.
+
+    Raises:
+      UserError: The corpus cannot be read, or no pair is left.
+    """
+    inputs = (_FORMAT, corpus.fingerprint(part), tokenizer.sha256, max_length)
+    key = hashlib.sha256(repr(inputs).encode()).hexdigest()
+    folder = cache_directory / f"store-{key[:32]}"
+    if (store := _open_intact(folder)) is not None:
+        return store
+    shutil.rmtree(folder, ignore_errors=True)
+    cache_directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_directory, prefix="partial-") as temporary:
+        partial = pathlib.Path(temporary, folder.name)
+        partial.mkdir()
+        _write(partial, corpus.pairs(part), part, tokenizer, max_length)
+        # Another process may have been faster: its store will do.
+        with contextlib.suppress(OSError):
+            partial.rename(folder)
+    return TokenStore(folder)
+
+
+def _open_intact(folder: pathlib.Path) -> TokenStore | None:
+    try:
+        return TokenStore(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(
+    folder: pathlib.Path,
+    pairs: Iterator[tuple[str, str]],
+    part: str,
+    tokenizer: Tokenizer,
+    max_length: int,
+) -> None:
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    header: dict[str, Any] = {"skipped_long": 0, "skipped_empty": 0, "dtype": np.dtype(dtype).name}
+    bar = tqdm(desc=f"tokenizing {part}", unit=" pairs", delay=2, disable=None)
+    with (
+        bar,
+        (folder / _TOKENS).open("wb") as tokens_file,
+        (folder / _OFFSETS).open("wb") as offsets_file,
+    ):
+        end = np.zeros(1, np.int64)
+        offsets_file.write(end.tobytes())
+        while chunk := list(itertools.islice(pairs, _PAIRS_AT_A_TIME)):
+            sides = _keep(tokenizer, chunk, max_length, header)
+            ends = end + np.cumsum([len(ids) for ids in sides], dtype=np.int64)
+            tokens_file.write(np.fromiter(itertools.chain(*sides), dtype).tobytes())
+            offsets_file.write(ends.tobytes())
+            end = ends[-1:] if len(ends) else end
+            bar.update(len(chunk))
+    if end == 0:
+        raise UserError(
+            f"{part}: no sentence pair is left: {header['skipped_long']} have a side longer than "
+            f"{max_length} tokens, {header['skipped_empty']} an empty side; raise "
+            "data.max_length, or give other data"
+        )
+    header["sha256"] = {name: _digest(folder / name) for name in (_TOKENS, _OFFSETS)}
+    (folder / _HEADER).write_text(json.dumps(header), encoding="utf-8")
+
+
+def _keep(
+    tokenizer: Tokenizer, pairs: list[tuple[str, str]], max_length: int, header: dict[str, Any]
+) -> list[list[int]]:
+    """The sides, in turn, of the pairs that are neither blank nor too long; counts the others."""
+    sources = tokenizer.encode_batch([source for source, _ in pairs])
+    targets = tokenizer.encode_batch([target for _, target in pairs])
+    kept = []
+    for source, target in zip(sources, targets, strict=True):
+        if not source or not target:
+            header["skipped_empty"] += 1
+        elif max(len(source), len(target)) >= max_length:  # EOS takes one place
+            header["skipped_long"] += 1
+        else:
+            kept += [source, target]
+    return kept
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Arrays in, a PNG out: learning curves and attention maps."""

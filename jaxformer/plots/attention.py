@@ -1,0 +1,116 @@
+"""Attention maps: where each head of a layer looks."""
+
+import math
+import pathlib
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+
+from jaxformer.plots import figure
+
+_ACROSS = 4  # panels in a row
+_CELL = 0.17  # inches, with room for a label of 7 points
+_SHORTEST = 1.2  # inches, the side of a panel
+_PAGE = 12.0  # inches, the width of all panels at most
+_LONGEST_LABEL = 16  # characters
+_CHARACTER = 0.075  # inches
+
+
+def attention_map(
+    weights: Float[np.ndarray, "H T S"],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    path: pathlib.Path,
+    title: str,
+) -> None:
+    """Draws the attention weights of one layer as a PNG, one panel for each head.
+
+    Rows are the positions that look, columns those that are looked at. All heads share one colour
+    scale, from 0 to the largest weight. SentencePiece's mark for a space, U+2581, is shown as a
+    middle dot, and a character that no font at hand can draw as a box.
+
+    Args:
+      weights: Probabilities over keys for each query.
+      queries: T labels, from the top.
+      keys: S labels, from the left.
+      path: The PNG; replaced as a whole.
+      title: Written above; may have several lines.
+
+    Raises:
+      ValueError: The labels do not fit the weights.
+    """
+    if weights.shape[1:] != (len(queries), len(keys)) or not weights.size:
+        raise ValueError(
+            f"expected weights [heads, {len(queries)} queries, {len(keys)} keys] to fit the "
+            f"labels, at least one of each: got {list(weights.shape)}"
+        )
+    heads = len(weights)
+    across = min(heads, _ACROSS)
+    width, height = (_side(len(labels), across) for labels in (keys, queries))
+    largest = np.max(weights, initial=0.0, where=np.isfinite(weights)) or 1.0
+    with figure.style():
+        page = Figure(figsize=_page_size(heads, queries, keys), layout="constrained")
+        grid = page.subplots(math.ceil(heads / across), across, squeeze=False)
+        for head, axes in enumerate(grid.flat):
+            if head >= heads:
+                axes.remove()
+                continue
+            image = axes.imshow(weights[head], "magma_r", aspect="auto", vmin=0, vmax=largest)
+            axes.set_title(f"head {head + 1}", fontsize=8, color=figure.GREY)
+            _label(axes.xaxis, keys if head + across >= heads else [], width, rotation=90)
+            _label(axes.yaxis, queries if head % across == 0 else [], height, rotation=0)
+        page_width, page_height = page.get_size_inches()
+        bar = page.colorbar(image, ax=page.axes, pad=0.01, aspect=page_height / 0.12)
+        bar.set_label("attention weight")
+        page.suptitle(_wrapped(title, page_width), x=0.01, ha="left", parse_math=False)
+        figure.save(page, path)
+
+
+def _side(labels: int, across: int) -> float:
+    """Side of a panel, in inches."""
+    return min(max(_CELL * labels, _SHORTEST), _PAGE / max(across, 2))
+
+
+def _page_size(heads: int, queries: Sequence[str], keys: Sequence[str]) -> tuple[float, float]:
+    """Width and height in inches: the panels, their labels, colour bar and title."""
+    across = min(heads, _ACROSS)
+    left, below = (_CHARACTER * max(map(len, map(_readable, side))) for side in (queries, keys))
+    labelled = 2 if heads % across else 1  # rows with labels below: a short last row bares two
+    return (
+        across * (_side(len(keys), across) + 0.1) + left + 1.0,
+        math.ceil(heads / across) * (_side(len(queries), across) + 0.3) + labelled * below + 0.6,
+    )
+
+
+def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> None:
+    """Labels the cells of an axis that is ``side`` inches long; every n-th if there are many."""
+    points = 72 * side / max(1, len(pieces))
+    every = math.ceil(5 / points)
+    shown = range(0, len(pieces), every)
+    axis.set_ticks(
+        list(shown),
+        [_readable(pieces[i]) for i in shown],
+        fontsize=min(7.0, 0.8 * points * every),
+        rotation=rotation,
+        parse_math=False,
+    )
+    axis.set_tick_params(length=0)
+
+
+def _readable(piece: str) -> str:
+    label = figure.drawable(piece.replace("▁", "·"))
+    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+
+
+def _wrapped(title: str, width: float) -> str:
+    """The title in lines that fit a page of ``width`` inches."""
+    characters = int(width / _CHARACTER)
+    lines = [
+        textwrap.wrap(line, characters, max_lines=3, placeholder=" …")
+        for line in figure.drawable(title).split("\n")
+    ]
+    return "\n".join("\n".join(line) for line in lines)

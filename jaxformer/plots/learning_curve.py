@@ -1,0 +1,140 @@
+"""The course of a run: loss, perplexity, BLEU and learning rate over the optimizer's steps."""
+
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from jaxformer.errors import UserError
+from jaxformer.plots import figure
+
+# The value that a panel shows, its title, and which value is best.
+_PANELS = {
+    "loss": ("Loss (label-smoothed, nats per token)", min),
+    "perplexity": ("Perplexity", min),
+    "bleu": ("BLEU on the validation set", max),
+    "learning_rate": ("Learning rate (10⁻³)", None),
+}
+_LOOKS = {
+    "train": {"color": figure.BLUE, "label": "training"},
+    "valid": {
+        "color": figure.ORANGE,
+        "label": "validation",
+        "marker": "o",
+        "markersize": 4,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.6,
+    },
+}
+
+
+def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the records of ``metrics.jsonl``, one JSON object a line.
+
+    A last line that was torn when the run was killed is left out.
+
+    Raises:
+      UserError: The file is missing, or a line before the last is not a JSON object.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected the metrics of a run") from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif number < len(lines):  # a whole line ends in "\n", so that only "" follows it
+            raise UserError(f"{path}:{number}: expected a JSON object, got {line[:50]!r}")
+    return records
+
+
+def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Draws a run as a PNG, with one panel for each value that the records hold.
+
+    Args:
+      records: Reports as in ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts
+        optimizer steps, and the values are any of "loss", "perplexity", "bleu" and
+        "learning_rate". Values that are not finite are left out.
+      path: The PNG; replaced as a whole.
+
+    Raises:
+      UserError: There is nothing to draw.
+    """
+    curves = {name: {kind: _curve(records, kind, name) for kind in _LOOKS} for name in _PANELS}
+    shown = [name for name in _PANELS if any(curves[name].values())]
+    if not shown:
+        raise UserError("expected a run with reports to draw: got none; let it train for longer")
+    rows, columns = (2, 2) if len(shown) == 4 else (1, len(shown))
+    with figure.style():
+        page = Figure(figsize=(3.5 * columns, 2.3 * rows), layout="constrained")
+        grid = page.subplots(rows, columns, squeeze=False, sharex=True)
+        for axes, name in zip(grid.flat, shown, strict=True):
+            _draw(axes, name, curves[name])
+        for axes in grid[-1]:
+            axes.set_xlabel("step")
+        page.align_ylabels()
+        figure.save(page, path)
+
+
+def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[int, float]:
+    """Values by step; the last counts if a resumed run has reported a step again."""
+    values = {
+        record["step"]: float(record[name])
+        for record in records
+        if record.get("kind") == kind and "step" in record and record.get(name) is not None
+    }
+    return {step: value for step, value in sorted(values.items()) if math.isfinite(value)}
+
+
+def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:
+    title, best = _PANELS[name]
+    axes.set_title(title)
+    axes.grid(visible=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for kind, curve in curves.items():
+        if curve:
+            line = axes.plot(list(curve), list(curve.values()), **_LOOKS[kind])[0]
+            if len(curve) == 1:  # a line through one point cannot be seen
+                line.set_marker("o")
+    axes.margins(y=0.15)  # room for the value in _mark
+    axes.set_xlim(left=0)
+    if name in ("bleu", "learning_rate"):
+        axes.set_ylim(bottom=0)
+    if name == "learning_rate":
+        axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
+    values = [value for curve in curves.values() for value in curve.values() if value > 0]
+    if name == "perplexity" and max(values) > 10 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+    if best and curves["valid"]:
+        _mark(axes, curves["valid"], best)
+    if len(axes.lines) > 1:
+        axes.legend(loc="upper right")
+
+
+def _mark(axes: Axes, curve: Mapping[int, float], best: Callable[..., int]) -> None:
+    """Writes the best value of a curve beside it."""
+    step = best(curve, key=curve.__getitem__)
+    axes.annotate(
+        f"{curve[step]:.2f}",
+        (step, curve[step]),
+        xytext=(0, 6),
+        textcoords="offset points",
+        ha="center",
+        color=figure.ORANGE,
+    )

@@ -1,0 +1,144 @@
+"""A process that saves is killed, or its disk fills up."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.checkpoint import Checkpoints
+
+# Saves step after step: 20 MB each, random so that they do not compress, and different in each.
+PROGRAM = """
+import pathlib, sys
+import jax
+from jaxformer.checkpoint import Checkpoints
+
+def state(step):
+    key = jax.random.key(step)
+    return {"params": {str(i): jax.random.normal(key, (500, 1000)) + i for i in range(10)}}
+
+directory = pathlib.Path(sys.argv[1])
+"""
+
+KEEPS_SAVING = """
+with Checkpoints(directory, keep=2) as checkpoints:
+    for step in range(1, 1000):
+        checkpoints.save(step, state(step), metadata={"step": step})
+        print("saving", step, flush=True)
+"""
+
+STOPS_BEFORE_THE_COMMIT = """
+import time
+from jaxformer.checkpoint.manifest import Manifest
+
+write = Manifest.write
+
+def write_and_stop(manifest, folder):
+    write(manifest, folder)
+    if manifest.step == 2:
+        print("written", flush=True)
+        time.sleep(60)
+
+Manifest.write = write_and_stop
+with Checkpoints(directory, keep=2) as checkpoints:
+    for step in (1, 2):
+        checkpoints.save(step, state(step), metadata={"step": step})
+"""
+
+FILLS_THE_DISK = """
+import resource, time
+
+with Checkpoints(directory, keep=1) as checkpoints:
+    checkpoints.save(1, state(1), metadata={})
+    checkpoints.wait()
+    # No file may grow beyond this: the write fails as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    checkpoints.save(2, state(2), metadata={})
+    while True:
+        time.sleep(0.01)
+        checkpoints.check()
+"""
+
+
+def start(program: str, directory: pathlib.Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + program, str(directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+    )
+
+
+def wait_for(process: subprocess.Popen, line: str) -> None:
+    assert process.stdout is not None
+    for found in process.stdout:
+        if found.strip() == line:
+            return
+    raise AssertionError(f"{line!r} never came: {process.communicate()[1]}")
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def expected_params(step: int) -> dict[str, jax.Array]:
+    """As in the program."""
+    key = jax.random.key(step)
+    return {str(i): jax.random.normal(key, (500, 1000)) + i for i in range(10)}
+
+
+def assert_good(directory: pathlib.Path, step: int) -> None:
+    """Every step there can be restored, with the values it was saved with; and the next saved."""
+    template = {"params": jax.eval_shape(lambda: expected_params(0))}
+    with Checkpoints(directory, keep=2) as checkpoints:
+        assert checkpoints.restore(template).step == step
+        names = sorted(path.name for path in directory.iterdir())
+        assert names == [str(step) for step in checkpoints.steps()]
+        for each in checkpoints.steps():
+            restored = checkpoints.restore(template, step=each)
+            for name, params in expected_params(each).items():
+                np.testing.assert_array_equal(restored.state["params"][name], params)
+        checkpoints.save(step + 1, {"params": {"w": jnp.zeros(2)}}, metadata={})
+        checkpoints.wait()
+        assert checkpoints.steps()[-1] == step + 1
+
+
+def test_killed_just_before_the_commit(tmp_path: pathlib.Path) -> None:
+    process = start(STOPS_BEFORE_THE_COMMIT, tmp_path)
+    wait_for(process, "written")
+    kill(process)
+    assert Checkpoints(tmp_path).steps() == [1]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert_good(tmp_path, step=1)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1])
+def test_killed_at_any_time(tmp_path: pathlib.Path, delay: float) -> None:
+    process = start(KEEPS_SAVING, tmp_path)
+    wait_for(process, "saving 3")
+    time.sleep(delay)
+    kill(process)
+    newest = Checkpoints(tmp_path).steps()[-1]
+    assert newest >= 2
+    assert_good(tmp_path, step=newest)
+
+
+def test_full_disk(tmp_path: pathlib.Path) -> None:
+    # Its own errors go through a pipe, which the limit on files does not concern.
+    process = start(FILLS_THE_DISK, tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "step 2 could not be saved; the steps [1] are intact. Free or repair the disk" in errors
+    assert "File too large" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert_good(tmp_path, step=1)

@@ -1,0 +1,149 @@
+"""Any number of devices, and any accumulation, computes the same step: on ragged batches."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxformer.config import Config, ModelConfig, TrainingConfig
+from jaxformer.data.batch import Batch
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.step import (
+    TrainState,
+    data_sharded,
+    init_state,
+    make_eval_step,
+    make_mesh,
+    make_train_step,
+)
+
+CONFIG = Config(
+    model=ModelConfig(
+        vocab_size=37, d_model=16, d_ff=24, num_heads=4, num_layers=2, dropout_rate=0.3
+    ),
+    training=TrainingConfig(warmup_steps=2),
+)
+ROWS = 8
+
+
+def ragged_batch(seed=0):
+    """Rows of 0 to 6 tokens: the last row is empty, so that one of eight devices has no token."""
+    rng = np.random.default_rng(seed)
+
+    def side(lengths):
+        real = np.arange(6) < np.asarray(lengths)[:, None]
+        tokens = np.where(real, rng.integers(3, 37, (ROWS, 6)), 0).astype(np.int32)
+        return tokens, real.astype(np.int32), np.tile(np.arange(6, dtype=np.int32), (ROWS, 1))
+
+    src, tgt = side([6, 1, 3, 2, 5, 6, 4, 0]), side([1, 6, 2, 2, 3, 1, 5, 0])
+    tgt_out = np.where(tgt[1], rng.integers(3, 37, (ROWS, 6)), 0).astype(np.int32)
+    return Batch(*src, tgt[0], tgt_out, *tgt[1:])
+
+
+def one_step(devices, accumulation=1, config=CONFIG, batch=None, gradients_only=True):
+    """The state after one step on that many devices; plain SGD shows the gradients themselves."""
+    config = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, accumulation=accumulation)
+    )
+    optimizer = optax.sgd(1.0) if gradients_only else optax.adam(1e-3)
+    mesh = make_mesh(jax.devices()[:devices])
+    state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
+    before = jax.device_get(state.params)
+    batch = jax.device_put(ragged_batch() if batch is None else batch, data_sharded(mesh))
+    state, metrics = make_train_step(config, optimizer, mesh)(state, batch)
+    gradients = jax.tree.map(np.subtract, before, jax.device_get(state.params))
+    return state, gradients, jax.device_get(metrics)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return one_step(devices=1)
+
+
+def assert_same(actual, expected):
+    scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+    for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_devices_do_not_change_loss_or_gradients(reference, devices):
+    _, gradients, metrics = one_step(devices)
+    np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
+    np.testing.assert_allclose(metrics.nll, reference[2].nll, rtol=1e-6)
+    assert (metrics.target_tokens, metrics.source_tokens) == (20, 27)
+    assert_same(gradients, reference[1])
+
+
+@pytest.mark.parametrize(("devices", "accumulation"), [(1, 2), (1, 4), (2, 2), (4, 2)])
+def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accumulation):
+    _, gradients, metrics = one_step(devices, accumulation)
+    np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
+    assert metrics.target_tokens == 20
+    assert_same(gradients, reference[1])
+
+
+@pytest.mark.smoke
+def test_gradient_is_that_of_the_mean_over_all_tokens():
+    """The step's gradient against autodiff of the loss written down in one line, no dropout."""
+    model_config = dataclasses.replace(CONFIG.model, dropout_rate=0.0)
+    config = dataclasses.replace(CONFIG, model=model_config)
+    batch = ragged_batch()
+    model = Transformer(model_config)
+
+    def mean_loss(params):
+        logits = model.apply({"params": params}, jnp.asarray(batch.src), jnp.asarray(batch.tgt_in))
+        log_p = jax.nn.log_softmax(logits)
+        smoothed = 0.9 * jax.nn.one_hot(batch.tgt_out, 37) + 0.1 / 37
+        return -((smoothed * log_p).sum(-1) * batch.tgt_segments).sum() / batch.tgt_segments.sum()
+
+    params = init_state(model, optax.sgd(1.0), make_mesh(jax.devices()[:1]), seed=0).params
+    loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
+    _, gradients, metrics = one_step(8, config=config)
+    np.testing.assert_allclose(metrics.loss / metrics.target_tokens, loss, rtol=1e-5)
+    assert_same(gradients, jax.device_get(expected))
+
+
+def test_dropout_changes_with_the_step():
+    batch = ragged_batch()
+    optimizer = optax.sgd(0.0)
+    mesh = make_mesh(jax.devices()[:1])
+    state = init_state(Transformer(CONFIG.model), optimizer, mesh, seed=0)
+    train_step = make_train_step(CONFIG, optimizer, mesh)
+    state, first = train_step(state, batch)
+    state, second = train_step(state, batch)
+    assert int(state.step) == 2
+    assert float(first.loss) != float(second.loss)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_step_with_nan_is_skipped_on_all_devices_and_counted(devices):
+    optimizer = optax.adam(1e-3)
+    mesh = make_mesh(jax.devices()[:devices])
+    state = init_state(Transformer(CONFIG.model), optimizer, mesh, seed=0)
+    # A poisoned embedding of one token makes the gradients of the row that has it NaN.
+    batch = ragged_batch()
+    poisoned = state.params["embedding"].at[int(batch.src[4, 0])].set(jnp.nan)
+    params = jax.device_put(dict(state.params, embedding=poisoned), state.params["embedding"].sharding)
+    before = jax.device_get(params)
+    state = TrainState(state.step, params, state.opt_state, state.skipped_in_row)
+    train_step = make_train_step(CONFIG, optimizer, mesh)
+    for expected in (1, 2):
+        state, metrics = train_step(state, batch)
+        assert (int(metrics.skipped), int(state.skipped_in_row)) == (1, expected)
+    assert int(state.step) == 2
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
+    assert int(optax.tree.get(state.opt_state, "count")) == 0
+
+
+def test_validation_sums_do_not_depend_on_devices():
+    batch = ragged_batch()
+    results = []
+    for devices in (1, 8):
+        mesh = make_mesh(jax.devices()[:devices])
+        state = init_state(Transformer(CONFIG.model), optax.sgd(1.0), mesh, seed=0)
+        results.append(jax.device_get(make_eval_step(CONFIG, mesh)(state.params, batch)))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6)

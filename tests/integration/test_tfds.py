@@ -1,0 +1,144 @@
+"""TensorFlow Datasets without TensorFlow: files as ``download_and_prepare`` leaves them."""
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+import tensorflow_datasets as tfds
+
+from jaxformer.config import DataConfig
+from jaxformer.data.corpus import open_corpus
+from jaxformer.errors import UserError
+
+SENTENCES = {f"sentence {i}": f"Satz {i}, ähnlich" for i in range(2000)}
+
+
+def wmt14(directory: pathlib.Path, file_format: str) -> pathlib.Path:
+    """Prepares a data set with the name, version and features of WMT14's."""
+
+    class Wmt14Translate(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        """Stands in for the real one, which takes gigabytes to download."""
+
+        VERSION = tfds.core.Version("1.0.0")
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en", version=VERSION)]  # noqa: RUF012
+        # TFDS would look for files beside the code, with importlib_resources.
+        code_path = None
+        pkg_dir_path = directory
+
+        def _info(self):
+            return self.dataset_info_from_configs(
+                features=tfds.features.Translation(languages=("de", "en")),
+                supervised_keys=("de", "en"),
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._examples(2000), "validation": self._examples(5)}
+
+        def _examples(self, count):
+            for number, (en, de) in enumerate(list(SENTENCES.items())[:count]):
+                yield number, {"de": de, "en": en}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    builder = Wmt14Translate(config="de-en", data_dir=directory, file_format=file_format)
+    builder.download_and_prepare()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return wmt14(tmp_path_factory.mktemp("tfds"), "array_record")
+
+
+@pytest.fixture
+def config(directory: pathlib.Path) -> DataConfig:
+    return DataConfig(directory=str(directory))
+
+
+def test_reads_wmt14(config: DataConfig):
+    corpus = open_corpus(config)
+    pairs = list(corpus.pairs("train"))
+    assert len(pairs) == 2000
+    assert dict(pairs) == SENTENCES
+    assert pairs == list(open_corpus(config).pairs("train"))
+    assert len(list(corpus.pairs("validation"))) == 5
+    turned = dataclasses.replace(config, source_language="de", target_language="en")
+    assert list(open_corpus(turned).pairs("train")) == [(de, en) for en, de in pairs]
+
+
+def test_fingerprint_names_data_set_and_part(config: DataConfig):
+    corpus = open_corpus(config)
+    assert corpus.fingerprint("train") == open_corpus(config).fingerprint("train")
+    assert corpus.fingerprint("train") != corpus.fingerprint("validation")
+
+
+@pytest.mark.parametrize("builder", ["wmt14_translate/de-en", "wmt14_translate/fr-en"])
+def test_reads_mock_data_which_is_str_where_real_data_is_bytes(builder: str):
+    language = builder[-5:-3]
+    config = DataConfig(builder=builder, source_language="en", target_language=language)
+    with tfds.testing.mock_data(num_examples=7):
+        pairs = list(open_corpus(config).pairs("train"))
+    assert len(pairs) == 7
+    assert all(isinstance(side, str) for pair in pairs for side in pair)
+
+
+def test_missing_data_says_how_to_get_it(tmp_path: pathlib.Path):
+    corpus = open_corpus(DataConfig(directory=str(tmp_path)))
+    with pytest.raises(UserError, match="wmt14_translate/de-en is not prepared") as error:
+        list(corpus.pairs("train"))
+    message = str(error.value)
+    assert "\n" not in message
+    assert "pip install 'jaxformer[wmt]'" in message
+    assert "--config.data.corpus=text --config.data.train=PREFIX" in message
+    # The advice is a program: it runs as far as the download, and asks for the right files.
+    code = re.search(r'python -c "(.*?)"', message)
+    assert code
+    names = {}
+    exec(code[1].replace(".download_and_prepare()", "").replace("; tfds", "; b = tfds"), names)
+    assert names["b"].info.file_format == tfds.core.FileFormat.ARRAY_RECORD
+    assert pathlib.Path(names["b"].data_path).is_relative_to(tmp_path)
+
+
+def test_wrong_names(config: DataConfig):
+    with pytest.raises(UserError, match="has no split 'test'; expected one of train, validation"):
+        list(open_corpus(config).pairs("test"))
+    french = dataclasses.replace(config, target_language="fr")
+    with pytest.raises(UserError, match="has no language 'fr'; expected two of de, en"):
+        list(open_corpus(french).pairs("train"))
+    for builder in ("wmt14_trnslate/de-en", "wmt14_translate/xx-en"):
+        unknown = dataclasses.replace(config, builder=builder)
+        with pytest.raises(UserError, match=f"TensorFlow Datasets has no '{builder}'"):
+            list(open_corpus(unknown).pairs("train"))
+
+
+def test_damaged_files(tmp_path: pathlib.Path):
+    corpus = open_corpus(DataConfig(directory=str(wmt14(tmp_path, "array_record"))))
+    (path,) = tmp_path.rglob("*train.array_record*")
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:1000], whole[:-10]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"split 'train': .*; the files are damaged: delete "):
+            list(corpus.pairs("train"))
+    path.unlink()
+    with pytest.raises(UserError, match="the files are damaged"):
+        list(corpus.pairs("train"))
+
+
+def test_files_of_another_format(tmp_path: pathlib.Path):
+    corpus = open_corpus(DataConfig(directory=str(wmt14(tmp_path, "array_record"))))
+    (path,) = tmp_path.rglob("dataset_info.json")
+    path.write_text(path.read_text("utf-8").replace("array_record", "tfrecord"), "utf-8")
+    with pytest.raises(UserError, match=r"is prepared in .*, but as tfrecord and not as array_rec"):
+        corpus.fingerprint("train")
+
+
+def test_records_that_the_reader_loses_are_missed(
+    config: DataConfig, monkeypatch: pytest.MonkeyPatch
+):
+    corpus = open_corpus(config)
+    source = type(tfds.builder(config.builder, data_dir=config.directory).as_data_source("train"))
+    monkeypatch.setattr(source, "__iter__", lambda self: iter([self[0], self[1]]))
+    with pytest.raises(UserError, match="expected 2000 records, got 2; the files are damaged"):
+        list(corpus.pairs("train"))

@@ -1,0 +1,61 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.data.buckets import _best_edges, bucket_edges
+
+
+def cost(lengths: list[int], edges: tuple[int, ...], tokens_per_batch: int) -> int:
+    """Tokens in full batches, counted example by example."""
+    total, low = 0, 0
+    for edge in edges:
+        examples = [length for length in lengths if low < length <= edge]
+        rows = tokens_per_batch // edge
+        batches = [examples[i : i + rows] for i in range(0, len(examples), rows)]
+        total += len(batches) * rows * edge
+        low = edge
+    return total
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(9, 30), st.integers(1, 4))
+def test_dynamic_programme_equals_brute_force(lengths: list[int], tokens: int, most: int):
+    longest = max(lengths)
+    every = [
+        (*inner, longest)
+        for count in range(most)
+        for inner in itertools.combinations(range(1, longest), count)
+    ]
+    best = min(cost(lengths, edges, tokens) for edges in every)
+    found, edges = _best_edges(np.bincount(lengths), tokens, 1, most)[-1]
+    assert found == best == cost(lengths, tuple(edges), tokens)
+    assert len(edges) <= most
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=300), st.integers(60, 500))
+def test_edges_hold_all_and_waste_little(lengths: list[int], tokens: int):
+    edges = bucket_edges(np.array(lengths), tokens)
+    assert edges == sorted(set(edges))
+    assert edges[-1] == max(lengths)
+    assert len(edges) <= 12
+    assert np.bincount(np.searchsorted(edges, lengths)).min() > 0
+    optimum = _best_edges(np.bincount(lengths), tokens, 1, 12)[-1][0]
+    assert cost(lengths, tuple(edges), tokens) <= 1.01 * optimum
+
+
+def test_edges_are_multiples_of_eight_where_that_is_cheap():
+    lengths = np.repeat(np.arange(1, 257), 1000)
+    edges = bucket_edges(lengths, 4096)
+    assert all(edge % 8 == 0 for edge in edges)
+    assert len(edges) > 4
+
+
+def test_few_examples_share_one_bucket():
+    assert bucket_edges(np.array([5, 9, 20, 17]), 4096) == [20]
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 256])
+def test_equal_lengths_have_one_bucket(length: int):
+    assert bucket_edges(np.full(1000, length), 256) == [length]

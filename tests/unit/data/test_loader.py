@@ -1,0 +1,93 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxformer.data.batch import make_batch
+from jaxformer.data.loader import load_batches, padded_shapes
+from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.plan import BatchPlan, bucket_plan, packing_plan
+from jaxformer.data.store import TokenStore, build_store
+from jaxformer.data.tokenizer import train_tokenizer
+
+CORPUS = NumeralsCorpus()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    pairs = CORPUS.pairs("held_out")
+    tokenizer = train_tokenizer(itertools.chain.from_iterable(pairs), 320)
+    return build_store(CORPUS, "held_out", tokenizer, 64, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module", params=["buckets", "packing"])
+def plan(request: pytest.FixtureRequest, store: TokenStore) -> BatchPlan:
+    lengths = (store.src_lengths, store.tgt_lengths)
+    if request.param == "packing":
+        return packing_plan(*lengths, tokens_per_batch=640, row_length=64, seed=1)
+    return bucket_plan(*lengths, tokens_per_batch=640, seed=1)
+
+
+def assert_equal(one, other) -> None:
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_batches_are_those_of_the_plan(store: TokenStore, plan: BatchPlan):
+    stop = 2 * plan.batches_per_epoch + 3
+    batches = list(load_batches(store, plan, stop=stop))
+    assert len(batches) == stop
+    for n, batch in enumerate(batches):
+        shape, rows = plan.rows(n)
+        assert_equal(batch, make_batch([[store[i] for i in row] for row in rows], shape))
+
+
+def test_resumes_at_any_batch(store: TokenStore, plan: BatchPlan):
+    start = plan.batches_per_epoch - 2
+    straight = itertools.islice(load_batches(store, plan), start, start + 6)
+    resumed = itertools.islice(load_batches(store, plan, start=start), 6)
+    for one, other in zip(straight, resumed, strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_slices_of_processes_make_the_whole(store: TokenStore, plan: BatchPlan, processes: int):
+    options = {"stop": plan.batches_per_epoch, "row_multiple": 12}
+    whole = load_batches(store, plan, **options)
+    slices = [
+        load_batches(store, plan, **options, process_index=p, process_count=processes)
+        for p in range(processes)
+    ]
+    shapes = set()
+    for batch, *parts in zip(whole, *slices, strict=True):
+        assert_equal(batch, [np.concatenate(arrays) for arrays in zip(*parts, strict=True)])
+        assert len({part.src.shape for part in parts}) == 1
+        shapes.add((*batch.src.shape, batch.tgt_in.shape[1]))
+    assert shapes == set(padded_shapes(plan, 12))
+    assert all(rows % 12 == 0 for rows, _, _ in shapes)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_each_process_reads_its_own_rows_alone(
+    store: TokenStore, plan: BatchPlan, monkeypatch: pytest.MonkeyPatch, processes: int
+):
+    seen = []
+    read = TokenStore.__getitem__
+    monkeypatch.setattr(TokenStore, "__getitem__", lambda s, i: (seen.append(i), read(s, i))[1])
+    for process in range(processes):
+        batches = load_batches(
+            store,
+            plan,
+            stop=plan.batches_per_epoch,
+            row_multiple=processes,
+            process_index=process,
+            process_count=processes,
+        )
+        assert sum(1 for _ in batches) == plan.batches_per_epoch
+    # Every example once an epoch, whatever the number of processes.
+    assert sorted(seen) == list(range(len(store)))
+
+
+def test_rows_that_cannot_be_shared(store: TokenStore, plan: BatchPlan):
+    with pytest.raises(ValueError, match="multiple of the 3 processes: got 4"):
+        load_batches(store, plan, row_multiple=4, process_count=3)

@@ -1,0 +1,150 @@
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer.data.numerals import NumeralsCorpus, english, german, numbers
+from jaxformer.errors import UserError
+
+KNOWN = [
+    (0, "zero", "null"),
+    (1, "one", "eins"),
+    (11, "eleven", "elf"),
+    (16, "sixteen", "sechzehn"),
+    (17, "seventeen", "siebzehn"),
+    (21, "twenty-one", "einundzwanzig"),
+    (30, "thirty", "dreißig"),
+    (66, "sixty-six", "sechsundsechzig"),
+    (77, "seventy-seven", "siebenundsiebzig"),
+    (100, "one hundred", "einhundert"),
+    (101, "one hundred and one", "einhunderteins"),
+    (247, "two hundred and forty-seven", "zweihundertsiebenundvierzig"),
+    (1_000, "one thousand", "eintausend"),
+    (1_001, "one thousand and one", "eintausendeins"),
+    (1_100, "one thousand one hundred", "eintausendeinhundert"),
+    (21_000, "twenty-one thousand", "einundzwanzigtausend"),
+    (
+        101_101,
+        "one hundred and one thousand one hundred and one",
+        "einhunderteintausendeinhunderteins",
+    ),
+    (
+        999_999,
+        "nine hundred and ninety-nine thousand nine hundred and ninety-nine",
+        "neunhundertneunundneunzigtausendneunhundertneunundneunzig",
+    ),
+]
+
+ENGLISH = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7,
+    "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14,
+    "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20,
+    "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
+UNITS = {
+    "ein": 1, "eins": 1, "zwei": 2, "drei": 3, "vier": 4, "fünf": 5, "sechs": 6, "sieben": 7,
+    "acht": 8, "neun": 9,
+}  # fmt: skip
+TEENS = {
+    "zehn": 10, "elf": 11, "zwölf": 12, "dreizehn": 13, "vierzehn": 14, "fünfzehn": 15,
+    "sechzehn": 16, "siebzehn": 17, "achtzehn": 18, "neunzehn": 19,
+}  # fmt: skip
+TENS = {
+    "zwanzig": 20, "dreißig": 30, "vierzig": 40, "fünfzig": 50, "sechzig": 60, "siebzig": 70,
+    "achtzig": 80, "neunzig": 90,
+}  # fmt: skip
+
+
+def read_english(words: str) -> int:
+    """Left to right: what a reader adds up and multiplies."""
+    total = group = 0
+    for word in re.split(r"[ -]", words):
+        if word == "thousand":
+            total, group = group * 1000, 0
+        elif word == "hundred":
+            group *= 100
+        elif word != "and":
+            group += ENGLISH[word]
+    return total + group
+
+
+def read_german(word: str) -> int:
+    """By a grammar of regular expressions, from the largest part down."""
+    if word == "null":
+        return 0
+    thousands, _, rest = word.rpartition("tausend")
+    hundreds, _, below = rest.rpartition("hundert")
+    value = read_german(thousands) * 1000 if thousands else 0
+    value += UNITS[hundreds] * 100 if hundreds else 0
+    units, tens = "|".join(UNITS), "|".join(TENS)
+    if match := re.fullmatch(f"(?:({units})und)?({tens})", below):
+        return value + (UNITS[match[1]] if match[1] else 0) + TENS[match[2]]
+    return value + {"": 0, **UNITS, **TEENS}[below]
+
+
+@pytest.mark.parametrize(("number", "in_english", "in_german"), KNOWN)
+def test_known_numbers(number: int, in_english: str, in_german: str):
+    assert (english(number), german(number)) == (in_english, in_german)
+
+
+def test_spelled_numbers_read_back():
+    sample = [*range(2000), *random.Random(0).sample(range(1_000_000), 5000)]
+    assert [read_english(english(n)) for n in sample] == sample
+    assert [read_german(german(n)) for n in sample] == sample
+
+
+def test_eins_stands_at_the_end_of_a_word_only():
+    for number in random.Random(1).sample(range(1_000_000), 2000):
+        assert "eins" not in german(number)[:-4]
+        assert german(number).endswith("eins") == (number % 100 == 1)
+        assert re.fullmatch(r"[a-zäöüß]+", german(number))
+
+
+def test_and_stands_before_tens_and_units_of_larger_numbers():
+    for number in random.Random(2).sample(range(1_000_000), 2000):
+        groups = (number // 1000, number % 1000)
+        expected = sum(group > 100 and group % 100 > 0 for group in groups)
+        expected += groups[0] > 0 and 0 < groups[1] < 100
+        assert english(number).split().count("and") == expected
+
+
+def test_parts_share_no_number_and_span_all_magnitudes():
+    train, held_out = numbers("train"), numbers("held_out")
+    assert (len(set(train)), len(set(held_out))) == (20_000, 500)
+    assert not set(train) & set(held_out)
+    assert set(range(100)) <= set(train)
+    assert {len(str(n)) for n in held_out} == {3, 4, 5, 6}
+    # The first hundred, which validation translates, span them too.
+    assert {len(str(n)) for n in held_out[:100]} == {3, 4, 5, 6}
+
+
+def test_corpus_is_the_same_every_time_and_in_either_direction():
+    corpus = NumeralsCorpus()
+    pairs = list(corpus.pairs("held_out"))
+    assert pairs == list(NumeralsCorpus().pairs("held_out"))
+    assert [(de, en) for en, de in pairs] == list(NumeralsCorpus("de", "en").pairs("held_out"))
+    prints = [corpus.fingerprint("held_out"), corpus.fingerprint("train")]
+    assert prints[0] == NumeralsCorpus().fingerprint("held_out")
+    assert len({*prints, NumeralsCorpus("de", "en").fingerprint("held_out")}) == 3
+
+
+def test_unknown_parts_and_languages():
+    with pytest.raises(UserError, match="has the parts train and held_out: got 'validation'"):
+        NumeralsCorpus().pairs("validation")
+    with pytest.raises(UserError, match="is in en and de: got 'fr'"):
+        NumeralsCorpus("en", "fr")
+
+
+def test_written_to_files(tmp_path: pathlib.Path):
+    command = ["-m", "jaxformer.data.numerals", "held_out", f"--directory={tmp_path / 'new'}"]
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    lines = [(tmp_path / "new" / f"held_out.{side}").read_text("utf-8") for side in ("en", "de")]
+    written = zip(*(text.removesuffix("\n").split("\n") for text in lines), strict=True)
+    assert list(written) == list(NumeralsCorpus().pairs("held_out"))
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "held_out.de",
+        "held_out.en",
+    ]

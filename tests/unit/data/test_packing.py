@@ -1,0 +1,39 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.data.packing import length_class, pack
+
+LENGTHS = st.integers(1, 20)
+
+
+@given(st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=80), st.integers(20, 40))
+def test_every_pair_has_a_slot_and_every_row_fits(pairs: list[tuple[int, int]], row_length: int):
+    src, tgt = np.array(pairs).T
+    slots, row_starts = pack(src, tgt, row_length)
+    assert sorted(slots) == sorted(length_class(src, tgt, row_length))
+    assert row_starts[0] == 0
+    assert row_starts[-1] == len(slots)
+    rows = np.split(slots, row_starts[1:-1])
+    for row in rows:
+        assert len(row) > 0
+        assert (row // (row_length + 1)).sum() <= row_length
+        assert (row % (row_length + 1)).sum() <= row_length
+
+
+@given(st.lists(st.tuples(LENGTHS, LENGTHS), min_size=2, max_size=80))
+def test_no_two_rows_could_be_one(pairs: list[tuple[int, int]]):
+    src, tgt = np.array(pairs).T
+    slots, row_starts = pack(src, tgt, 20)
+    rows = np.split(slots, row_starts[1:-1])
+    sizes = sorted((int((row // 21).sum()), int((row % 21).sum())) for row in rows)
+    for i, (a, b) in enumerate(sizes):
+        for c, d in sizes[:i]:
+            assert a + c > 20 or b + d > 20
+
+
+def test_pairs_that_fill_rows_exactly_leave_no_padding():
+    src = np.array([12, 8, 12, 8, 5, 15] * 50)
+    tgt = np.array([9, 11, 9, 11, 16, 4] * 50)
+    _, row_starts = pack(src, tgt, 20)
+    assert len(row_starts) - 1 == 150

@@ -1,0 +1,135 @@
+import dataclasses
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.config import DataConfig
+from jaxformer.data.corpus import TextCorpus
+from jaxformer.data.plan import (
+    BatchPlan,
+    bucket_plan,
+    make_plan,
+    packing_plan,
+    sequential_plan,
+)
+from jaxformer.data.store import build_store
+from jaxformer.data.tokenizer import cached_tokenizer
+from jaxformer.errors import UserError
+
+LENGTH = st.integers(2, 30)
+PAIRS = st.lists(st.tuples(LENGTH, LENGTH), min_size=1, max_size=120)
+KINDS = st.sampled_from(["buckets", "packing", "sequential"])
+
+
+def plan_for(pairs: list[tuple[int, int]], kind: str, tokens: int, seed: int = 0) -> BatchPlan:
+    src, tgt = np.array(pairs, np.int32).T
+    if kind == "packing":
+        return packing_plan(src, tgt, tokens_per_batch=tokens, row_length=30, seed=seed)
+    if kind == "buckets":
+        return bucket_plan(src, tgt, tokens_per_batch=tokens, seed=seed)
+    return sequential_plan(src, tgt, tokens_per_batch=tokens)
+
+
+def ids(batch: list[list[int]]) -> list[int]:
+    return [i for row in batch for i in row]
+
+
+def epoch_of(plan: BatchPlan, epoch: int) -> list[list[list[int]]]:
+    first = epoch * plan.batches_per_epoch
+    return [plan.rows(n)[1] for n in range(first, first + plan.batches_per_epoch)]
+
+
+MANY = [(2 + i % 29, 2 + i * 7 % 29) for i in range(300)]
+
+
+@given(PAIRS, KINDS, st.integers(30, 300))
+def test_every_example_once_an_epoch_and_no_row_over_its_shape(pairs, kind, tokens):
+    plan = plan_for(pairs, kind, tokens)
+    computed = 0
+    for epoch in range(2):
+        for n in range(epoch * plan.batches_per_epoch, (epoch + 1) * plan.batches_per_epoch):
+            shape, rows = plan.rows(n)
+            assert shape in plan.shapes
+            assert 0 < len(rows) <= shape[0]
+            assert shape[0] * max(shape[1:]) <= tokens
+            for row in rows:
+                assert sum(pairs[i][0] for i in row) <= shape[1]
+                assert sum(pairs[i][1] for i in row) <= shape[2]
+            computed += shape[0] * (shape[1] + shape[2])
+        seen = [ids(batch) for batch in epoch_of(plan, epoch)]
+        assert sorted(itertools.chain(*seen)) == list(range(len(pairs)))
+    assert plan.efficiency == pytest.approx(2 * sum(map(sum, pairs)) / computed)
+    assert len(plan.shapes) <= 12
+
+
+@given(PAIRS, KINDS, st.integers(0, 50), st.integers(-3, 3))
+def test_batch_n_needs_nothing_but_n(pairs, kind, n, seed):
+    walked = plan_for(pairs, kind, 60, seed)
+    for before in range(n):
+        walked.rows(before)
+    assert plan_for(pairs, kind, 60, seed).rows(n) == walked.rows(n)
+
+
+@pytest.mark.parametrize("kind", ["buckets", "packing"])
+def test_epochs_and_seeds_differ_in_order_and_in_company(kind: str):
+    plan = plan_for(MANY, kind, 120)
+    epochs = [epoch_of(plan, 0), epoch_of(plan, 1), epoch_of(plan_for(MANY, kind, 120, 1), 0)]
+    for i, one in enumerate(epochs):
+        for other in epochs[:i]:
+            mates = [{frozenset(ids(batch)) for batch in epoch} for epoch in (one, other)]
+            # Who is in a batch with whom changes, not the order of the batches alone.
+            assert len(mates[0] & mates[1]) < len(one) / 10
+
+
+def test_an_example_meets_every_place_of_its_class():
+    plan = plan_for([(5, 5)] * 4, "buckets", 30)
+    assert plan.batches_per_epoch == 1
+    orders = {tuple(ids(epoch_of(plan, e)[0])) for e in range(400)}
+    assert len(orders) == 24  # all permutations: each is missed with probability 4e-8
+
+
+def test_validation_keeps_its_order():
+    plan = plan_for(MANY, "sequential", 120)
+    assert epoch_of(plan, 0) == epoch_of(plan, 1)
+    for batch in epoch_of(plan, 0):
+        assert ids(batch) == sorted(ids(batch))
+
+
+def test_batches_of_a_bucket_are_equally_full():
+    plan = plan_for([(10, 10)] * 101, "buckets", 200)
+    assert plan.shapes == ((17, 10, 10),)
+    assert sorted(len(plan.rows(n)[1]) for n in range(plan.batches_per_epoch)) == [16] + [17] * 5
+
+
+def test_packed_batches_mix_long_and_short():
+    pairs = [(30, 30)] * 40 + [(2, 2)] * 600
+    plan = plan_for(pairs, "packing", 300)
+    longest = [max(pairs[i][0] for row in batch for i in row) for batch in epoch_of(plan, 0)]
+    assert longest == [30] * plan.batches_per_epoch
+
+
+def test_pairs_that_do_not_fit():
+    with pytest.raises(UserError, match="must hold the longest pair, 30 tokens: got 20"):
+        plan_for([(30, 2)], "buckets", 20)
+    with pytest.raises(UserError, match=r"must hold rows of data.max_length, 30 tokens: got 20"):
+        plan_for([(3, 2)], "packing", 20)
+    with pytest.raises(UserError, match="pairs of at most 30 tokens to pack: got 31"):
+        plan_for([(3, 31)], "packing", 40)
+    assert plan_for([(30, 2)], "sequential", 20).shapes == ((1, 30, 30),)
+
+
+def test_real_captions_waste_little(data_directory: pathlib.Path, tmp_path: pathlib.Path):
+    part = str(data_directory / "multi30k" / "train")
+    corpus = TextCorpus("en", "de")
+    tokenizer = cached_tokenizer(corpus, part, 8000, tmp_path)
+    store = build_store(corpus, part, tokenizer, 128, tmp_path)
+    buckets = DataConfig(tokens_per_batch=4096, max_length=128)
+    packing = dataclasses.replace(buckets, batching="packing")
+    for config, least in ((buckets, 0.85), (packing, 0.95)):
+        plan = make_plan(store, config, seed=0)
+        assert plan.efficiency >= least
+        assert len(plan.shapes) <= 12

@@ -1,0 +1,113 @@
+import concurrent.futures
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxformer.data.corpus import TextCorpus
+from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.store import TokenStore, build_store
+from jaxformer.data.tokenizer import Tokenizer, train_tokenizer
+from jaxformer.errors import UserError
+
+PAIRS = list(NumeralsCorpus().pairs("held_out"))
+
+
+class HeldOut:
+    def pairs(self, part: str):
+        return iter(PAIRS)
+
+    def fingerprint(self, part: str) -> str:
+        return f"fingerprint of {part}"
+
+
+CORPUS = HeldOut()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer((side for pair in PAIRS for side in pair), 320)
+
+
+def test_holds_the_tokens_of_every_pair(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    store = build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
+    expected = [tuple(map(tokenizer.encode, pair)) for pair in PAIRS]
+    found = [tuple(side.tolist() for side in store[i]) for i in range(len(store))]
+    assert found == expected
+    assert store.src_lengths.tolist() == [len(src) + 1 for src, _ in expected]
+    assert store.tgt_lengths.tolist() == [len(tgt) + 1 for _, tgt in expected]
+    assert (store.skipped_long, store.skipped_empty) == (0, 0)
+    for index in (-1, len(store)):
+        with pytest.raises(IndexError, match="expected a pair from 0 to 499"):
+            store[index]
+
+
+def test_skips_and_counts_long_and_empty_pairs(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    lengths = [max(len(tokenizer.encode(side)) + 1 for side in pair) for pair in PAIRS]
+    limit = int(np.median(lengths))
+    (tmp_path / "a.en").write_text("".join(f"{en}\n" for en, _ in PAIRS) + " \none\n", "utf-8")
+    (tmp_path / "a.de").write_text("".join(f"{de}\n" for _, de in PAIRS) + "eins\n\n", "utf-8")
+    corpus = TextCorpus("en", "de")
+    for _ in range(2):  # the second comes from the cache
+        store = build_store(corpus, str(tmp_path / "a"), tokenizer, limit, tmp_path / "cache")
+        assert len(store) == sum(length <= limit for length in lengths)
+        assert store.skipped_long == len(PAIRS) - len(store) > 0
+        assert store.skipped_empty == 2
+        assert max(store.src_lengths.max(), store.tgt_lengths.max()) == limit
+
+
+def test_no_pair_left(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    with pytest.raises(
+        UserError, match=r"held_out: no sentence pair is left: 500 have .* 2 tokens"
+    ):
+        build_store(CORPUS, "held_out", tokenizer, 2, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_in_the_corpus_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    (tmp_path / "a.en").write_bytes(b"one\n" * 20_000 + b"\xff\n")
+    (tmp_path / "a.de").write_bytes(b"eins\n" * 20_001)
+    with pytest.raises(UserError, match=r"a\.en:20001: not UTF-8"):
+        build_store(TextCorpus("en", "de"), str(tmp_path / "a"), tokenizer, 64, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_damaged_stores_are_built_anew(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    def build() -> TokenStore:
+        return build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
+
+    lengths = build().src_lengths.tolist()
+    (folder,) = tmp_path.iterdir()
+    files = {path: path.read_bytes() for path in folder.iterdir()}
+    assert len(files) == 3
+    for path, whole in files.items():
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 0x80]) + whole[middle + 1 :]
+        for damaged in (b"", whole[:middle], flipped):
+            path.write_bytes(damaged)
+            assert build().src_lengths.tolist() == lengths
+            assert {p: p.read_bytes() for p in folder.iterdir()} == files
+        path.unlink()
+        assert build().src_lengths.tolist() == lengths
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_good_store_is_not_built_again(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    class Unreadable(HeldOut):
+        def pairs(self, part: str):
+            raise AssertionError("read again")
+
+    build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
+    assert len(build_store(Unreadable(), "held_out", tokenizer, 64, tmp_path)) == 500
+    with pytest.raises(AssertionError, match="read again"):
+        build_store(Unreadable(), "held_out", tokenizer, 63, tmp_path)
+
+
+def test_built_by_several_at_once(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        builds = [
+            pool.submit(build_store, CORPUS, "held_out", tokenizer, 64, tmp_path) for _ in range(8)
+        ]
+        lengths = [build.result().src_lengths.tolist() for build in builds]
+    assert lengths == [lengths[0]] * 8
+    assert len(list(tmp_path.iterdir())) == 1

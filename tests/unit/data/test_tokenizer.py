@@ -1,0 +1,129 @@
+import pathlib
+
+import pytest
+
+from jaxformer.data import tokenizer as tokenizer_lib
+from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.tokenizer import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    Tokenizer,
+    cached_tokenizer,
+    train_tokenizer,
+)
+from jaxformer.errors import UserError
+
+LINES = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(LINES, 320)
+
+
+def test_same_lines_same_bytes(tokenizer: Tokenizer):
+    assert train_tokenizer(iter(LINES), 320).serialized == tokenizer.serialized
+    assert train_tokenizer(LINES[:-100], 320).sha256 != tokenizer.sha256
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "two hundred and seven",
+        "zweihundertsieben",
+        "½ m² … ﬁne ÅÅ №",
+        "日本語 🎉 \u00a0 \x85 \x00",
+        "<s> </s> <unk> <pad> <0x41>",
+        "tab\there, a\u200bb",
+    ],
+)
+def test_text_comes_back_as_it_was(tokenizer: Tokenizer, text: str):
+    ids = tokenizer.encode(text)
+    assert min(ids) > UNK
+    assert max(ids) < tokenizer.vocab_size == 320
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.encode_batch([text, ""]) == [ids, []]
+
+
+def test_special_ids_leave_no_trace(tokenizer: Tokenizer):
+    ids = tokenizer.encode("seven")
+    assert tokenizer.decode([BOS, *ids, UNK, EOS, PAD]) == "seven"
+    assert [tokenizer.piece(i) for i in (PAD, EOS, BOS, UNK)] == ["<pad>", "</s>", "<s>", "<unk>"]
+    assert "".join(tokenizer.piece(i) for i in ids) == "▁seven"
+
+
+def test_blank_lines_have_no_tokens(tokenizer: Tokenizer):
+    assert tokenizer.encode("") == tokenizer.encode("   ") == []
+
+
+def test_save_and_load(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    path = tmp_path / "new" / "tokenizer.model"
+    tokenizer.save(path)
+    assert Tokenizer.load(path).sha256 == tokenizer.sha256
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_refuses_what_is_no_tokenizer(tmp_path: pathlib.Path):
+    path = tmp_path / "tokenizer.model"
+    with pytest.raises(UserError, match=r"tokenizer.model: cannot be read: No such file"):
+        Tokenizer.load(path)
+    path.write_bytes(b"junk")
+    with pytest.raises(UserError, match=r"tokenizer.model: expected a SentencePiece model"):
+        Tokenizer.load(path)
+
+
+def test_impossible_sizes_name_the_possible_one():
+    with pytest.raises(UserError, match=r"too large .*: got 30000, at most (\d+)") as error:
+        train_tokenizer(LINES, 30_000)
+    largest = int(str(error.value).split("at most ")[1].split()[0])
+    assert train_tokenizer(LINES, largest).vocab_size == largest
+    with pytest.raises(UserError, match="too large"):
+        train_tokenizer(LINES, largest + 1)
+    with pytest.raises(UserError, match=r"too small .*: got 261, at least (\d+)") as error:
+        train_tokenizer(LINES, 261)
+    smallest = int(str(error.value).split("at least ")[1].split()[0])
+    assert train_tokenizer(LINES, smallest).vocab_size == smallest
+    with pytest.raises(UserError, match=r"must be at least 260, .*: got 100"):
+        train_tokenizer(LINES, 100)
+    with pytest.raises(UserError, match="all lines are empty"):
+        train_tokenizer(["", " "], 300)
+
+
+def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch):
+    numbers = [str(i) for i in range(10_000)]
+    sample = tokenizer_lib._sample(iter(numbers), 1000)
+    assert sample == tokenizer_lib._sample(iter(numbers), 1000)
+    assert len(set(sample)) == 1000
+    # Uniform: each tenth of the lines gives about 100 of 1000, standard deviation 9.5.
+    tenths = [sum(int(line) // 1000 == tenth for line in sample) for tenth in range(10)]
+    assert all(50 < count < 150 for count in tenths)
+    assert tokenizer_lib._sample(iter(numbers[:7]), 7) == numbers[:7]
+
+
+class CountingCorpus(NumeralsCorpus):
+    reads = 0
+
+    def pairs(self, part: str):
+        self.reads += 1
+        return super().pairs(part)
+
+    def fingerprint(self, part: str) -> str:
+        return f"fingerprint of {part}"
+
+
+def test_cache_is_used_checked_and_mended(tmp_path: pathlib.Path):
+    corpus = CountingCorpus()
+    first = cached_tokenizer(corpus, "held_out", 320, tmp_path)
+    assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256
+    assert corpus.reads == 1
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-1], whole[:500] + b"\0" + whole[501:]):
+        path.write_bytes(damaged)
+        assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256
+        assert path.read_bytes() == whole
+    assert corpus.reads == 5
+    assert cached_tokenizer(corpus, "held_out", 330, tmp_path).vocab_size == 330
+    assert len(list(tmp_path.iterdir())) == 2

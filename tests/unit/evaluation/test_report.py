@@ -1,0 +1,201 @@
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+
+import pytest
+from sacremoses import MosesTokenizer
+
+from jaxformer.errors import UserError
+from jaxformer.evaluation import report
+from jaxformer.evaluation.report import TranslationReport, corpus_bleu, translation_report
+
+REFERENCES = [
+    "Ein Hund läuft durch den Schnee.",
+    'Die Frau sagt: "Guten Tag!"',
+    "Zwei Männer in T-Shirts spielen Fußball, z.B. im Park.",
+    "Kinder, die lachen",
+]
+HYPOTHESES = [
+    "Ein hund läuft durch den tiefen Schnee.",
+    'die Frau sagt: "Guten Tag!"',
+    "Zwei Männer in T-Shirts spielen Ball im Park.",
+    "Kinder, die lachen",
+]
+
+
+def lines_of(path: pathlib.Path) -> list[str]:
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
+    """Papineni et al. (2002), one reference, no smoothing, tokens between spaces; 0 to 100."""
+    matched, proposed, lengths = [0] * 5, [0] * 5, [0, 0]
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        ours, theirs = hypothesis.split(), reference.split()
+        lengths = [lengths[0] + len(ours), lengths[1] + len(theirs)]
+        for n in range(1, 5):
+            grams = [tuple(ours[i : i + n]) for i in range(len(ours) - n + 1)]
+            allowed = collections.Counter(tuple(theirs[i : i + n]) for i in range(len(theirs)))
+            proposed[n] += len(grams)
+            for gram in grams:
+                if allowed[gram] > 0:
+                    allowed[gram] -= 1
+                    matched[n] += 1
+    if not all(matched[1:]):
+        return 0.0
+    precision = math.prod(matched[n] / proposed[n] for n in range(1, 5)) ** 0.25
+    brevity = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
+    return 100 * precision * brevity
+
+
+def scored(hypotheses: list[str] = HYPOTHESES, language: str = "de") -> TranslationReport:
+    return translation_report(hypotheses, REFERENCES, target_language=language)
+
+
+@pytest.mark.parametrize(
+    ("system", "published"),
+    [("Facebook-AI", 31.258143689269097), ("UEdin", 29.901656376893754)],
+)
+def test_sacrebleu_equals_the_published_score_to_the_last_digit(
+    data_directory: pathlib.Path, system: str, published: float
+):
+    folder = data_directory / "bleu"
+    hypotheses = lines_of(folder / f"newstest2021.en-de.hyp.{system}.de")
+    references = lines_of(folder / "newstest2021.en-de.ref.A.de")
+    assert corpus_bleu(hypotheses, references) == published
+
+
+def test_report_equals_independent_formulas_on_real_news(data_directory: pathlib.Path):
+    folder = data_directory / "bleu"
+    hypotheses = lines_of(folder / "newstest2021.en-de.hyp.UEdin.de")[:200]
+    references = lines_of(folder / "newstest2021.en-de.ref.A.de")[:200]
+    found = translation_report(hypotheses, references, target_language="de")
+    moses = MosesTokenizer("de")
+    tokenised = [
+        [" ".join(moses.tokenize(line)) for line in lines] for lines in (hypotheses, references)
+    ]
+    # The tokens here are escaped (&quot;) and those of the report are not: no difference.
+    assert found.tokenised_bleu.score == pytest.approx(multi_bleu(*tokenised), rel=1e-12)
+    assert found.sacrebleu.score == corpus_bleu(hypotheses, references)
+
+
+def test_tokenised_bleu_by_hand():
+    references = [
+        "Ein Hund läuft durch den Schnee .",
+        'Die Frau sagt : " Guten Tag ! "',
+        "Zwei Männer in T-Shirts spielen Fußball , z.B. im Park .",
+        "Kinder , die lachen",
+    ]
+    hypotheses = [
+        "Ein hund läuft durch den tiefen Schnee .",
+        'die Frau sagt : " Guten Tag ! "',
+        "Zwei Männer in T-Shirts spielen Ball im Park .",
+        "Kinder , die lachen",
+    ]
+    cased = multi_bleu(hypotheses, references)
+    lowercased = multi_bleu([h.lower() for h in hypotheses], [r.lower() for r in references])
+    assert 0 < cased < lowercased < 100
+    assert scored().tokenised_bleu.score == pytest.approx(cased, rel=1e-12)
+    assert scored().lowercased_tokenised_bleu.score == pytest.approx(lowercased, rel=1e-12)
+
+
+def test_bleu_of_multi_bleu_is_zero_without_a_common_4_gram():
+    found = translation_report(["a b c d e"], ["a b c x e"], target_language="en")
+    assert found.tokenised_bleu.score == 0.0
+    assert found.sacrebleu.score > 0.0  # smoothed
+
+
+def test_lowercasing_touches_the_lower_cased_metric_only():
+    shouted = [line.upper().replace("SS", "ß") for line in REFERENCES]
+    found = scored(shouted)
+    assert found.lowercased_tokenised_bleu.score == 100.0
+    assert found.tokenised_bleu.score < 50.0
+    assert found.exact_match.score == 0.0
+
+
+def test_punctuation_is_normalised_for_the_lower_cased_metric_only():
+    curly = [line.replace('"Guten Tag!"', "„Guten Tag!“") for line in REFERENCES]
+    assert curly != REFERENCES
+    found = scored(curly)
+    assert found.lowercased_tokenised_bleu.score == 100.0
+    assert found.tokenised_bleu.score < 100.0
+
+
+@pytest.mark.parametrize(
+    ("part", "language", "words"),
+    [
+        ("val", "en", 13308),
+        ("val", "de", 12828),
+        ("val", "fr", 14381),
+        ("test_2016_flickr", "en", 12968),
+        ("test_2016_flickr", "de", 12103),
+        ("test_2016_flickr", "fr", 13988),
+    ],
+)
+def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(
+    data_directory: pathlib.Path, part: str, language: str, words: int
+):
+    """The table "Statistics" in the data set's README, of its own files ``*.lc.norm.tok``."""
+    lines = lines_of(data_directory / "multi30k" / f"{part}.{language}")
+    tokenised = report._tokenised(report._lowercased(lines, language), language)
+    assert sum(len(line.split()) for line in tokenised) == words
+
+
+def test_exact_match_is_the_share_of_equal_lines():
+    assert scored().exact_match.score == 25.0
+
+
+def test_perfect_translations_score_100_everywhere():
+    assert [metric.score for metric in scored(REFERENCES).metrics] == [100.0] * 5
+
+
+def test_chrf_by_hand():
+    # Three characters: 1- and 2-grams, 3-grams. "abc" and "abd" share 2/3, 1/2 and 0 of them;
+    # recall equals precision, so every F is their mean.
+    found = translation_report(["abc"], ["abd"], target_language="en")
+    assert found.chrf.score == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
+
+
+def test_every_score_is_named_and_says_how_it_was_computed():
+    found = scored()
+    assert "tok:13a" in found.sacrebleu.method
+    assert "case:mixed" in found.sacrebleu.method
+    assert found.chrf.method.startswith("nrefs:1|case:mixed")
+    for metric in (found.tokenised_bleu, found.lowercased_tokenised_bleu):
+        assert "tokenizer.perl -l de, hyphens whole | multi-bleu.perl" in metric.method
+    assert "normalize-punctuation.perl -l de" in found.lowercased_tokenised_bleu.method
+
+
+def test_json_holds_the_whole_report():
+    assert json.loads(scored().to_json()) == dataclasses.asdict(scored())
+
+
+def test_table_is_aligned_and_complete():
+    rows = scored().table().split("\n")
+    assert len(rows) == 1 + len(scored().metrics)
+    assert rows[0].endswith("lines: 4, target language: de")
+    for row, metric in zip(rows[1:], scored().metrics, strict=True):
+        assert row.startswith(metric.name)
+        assert row.endswith(f"{metric.score:.2f}  {metric.method}")
+        assert row.index(metric.method) == rows[0].index("lines: 4")
+
+
+@pytest.mark.parametrize("function", [corpus_bleu, scored])
+def test_different_line_counts_are_refused(function):
+    arguments = (HYPOTHESES[:3], REFERENCES) if function is corpus_bleu else (HYPOTHESES[:3],)
+    with pytest.raises(UserError, match="got 3 translations and 4 reference lines"):
+        function(*arguments)
+
+
+def test_nothing_to_score_is_refused():
+    with pytest.raises(UserError, match="got 0 lines"):
+        translation_report([], [], target_language="de")
+
+
+@pytest.mark.parametrize("language", ["de", "en", "fr", "zh", "xx"])
+def test_odd_lines_are_scored_without_complaint(language: str):
+    odd = ["", " ", "你好。", "\u00a0\u0085x", "🙂" * 50, "." * 1000, "a" * 5000]
+    found = translation_report(odd, odd[::-1], target_language=language)
+    assert all(0 <= metric.score <= 100 for metric in found.metrics)

@@ -1,0 +1,169 @@
+import json
+import math
+import pathlib
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from jaxformer.errors import UserError
+from jaxformer.plots import figure
+from jaxformer.plots.learning_curve import learning_curve, read_metrics
+
+LOSS, PERPLEXITY, BLEU, RATE = (
+    "Loss (label-smoothed, nats per token)",
+    "Perplexity",
+    "BLEU on the validation set",
+    "Learning rate (10⁻³)",
+)
+
+
+def train(step: int, loss: float = 2.0) -> dict[str, object]:
+    return {
+        "kind": "train",
+        "step": step,
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "learning_rate": 1e-6 * step,
+        "tokens_per_second": 1e4,
+    }
+
+
+def valid(step: int, loss: float = 2.0, **values: float) -> dict[str, object]:
+    return {"kind": "valid", "step": step, "loss": loss, "perplexity": math.exp(loss), **values}
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are written while a test runs."""
+    written = []
+    save = figure.save
+    monkeypatch.setattr(figure, "save", lambda page, path: (written.append(page), save(page, path)))
+    return written
+
+
+def draw(records, path: pathlib.Path, pages: list[Figure]) -> dict[str, matplotlib.axes.Axes]:
+    learning_curve(records, path / "curve.png")
+    assert imread(path / "curve.png").std() > 0
+    return {axes.get_title(loc="left"): axes for axes in pages[-1].axes}
+
+
+def points(axes: matplotlib.axes.Axes) -> dict[str, list[tuple[float, float]]]:
+    return {str(line.get_label()): list(map(tuple, line.get_xydata())) for line in axes.lines}
+
+
+def test_each_panel_shows_its_values(tmp_path: pathlib.Path, pages: list[Figure]):
+    records = [train(100, 6.0), valid(100, 5.0, bleu=3.5), train(200, 4.0), valid(200, 3.0, bleu=9)]
+    panels = draw(records, tmp_path, pages)
+    assert list(panels) == [LOSS, PERPLEXITY, BLEU, RATE]
+    assert points(panels[LOSS]) == {
+        "training": [(100, 6.0), (200, 4.0)],
+        "validation": [(100, 5.0), (200, 3.0)],
+    }
+    assert points(panels[PERPLEXITY])["validation"] == [(100, math.exp(5)), (200, math.exp(3))]
+    assert points(panels[BLEU]) == {"validation": [(100, 3.5), (200, 9.0)]}
+    assert points(panels[RATE]) == {"training": [(100, 1e-6 * 100), (200, 1e-6 * 200)]}
+
+
+def test_the_best_validation_is_written_beside_its_point(
+    tmp_path: pathlib.Path, pages: list[Figure]
+):
+    records = [valid(1, 3.0, bleu=10), valid(2, 2.5, bleu=30), valid(3, 2.75, bleu=20)]
+    panels = draw(records, tmp_path, pages)
+    marks = {title: [(t.get_text(), t.xy) for t in axes.texts] for title, axes in panels.items()}
+    assert marks[LOSS] == [("2.50", (2, 2.5))]
+    assert marks[BLEU] == [("30.00", (2, 30.0))]
+
+
+def test_perplexity_is_logarithmic_only_over_a_decade(tmp_path: pathlib.Path, pages: list[Figure]):
+    wide = draw([train(1, 8.0), train(2, 2.0)], tmp_path, pages)[PERPLEXITY]
+    narrow = draw([train(1, 2.5), train(2, 2.0)], tmp_path, pages)[PERPLEXITY]
+    assert (wide.get_yscale(), narrow.get_yscale()) == ("log", "linear")
+
+
+def test_panels_without_values_are_left_out(tmp_path: pathlib.Path, pages: list[Figure]):
+    assert list(draw([train(1), valid(2)], tmp_path, pages)) == [LOSS, PERPLEXITY, RATE]
+    assert list(draw([valid(2, bleu=1.0)], tmp_path, pages)) == [LOSS, PERPLEXITY, BLEU]
+
+
+def test_a_single_report_can_be_seen(tmp_path: pathlib.Path, pages: list[Figure]):
+    panels = draw([train(100)], tmp_path, pages)
+    assert panels[LOSS].lines[0].get_marker() == "o"
+
+
+def test_values_that_are_not_finite_are_left_out(tmp_path: pathlib.Path, pages: list[Figure]):
+    broken = [train(2) | {"loss": math.nan}, train(3) | {"perplexity": math.inf}, valid(4, -1e3)]
+    panels = draw([train(1), *broken, train(5), valid(6, bleu=math.nan)], tmp_path, pages)
+    assert [x for x, _ in points(panels[LOSS])["training"]] == [1, 3, 5]
+    assert [x for x, _ in points(panels[PERPLEXITY])["training"]] == [1, 2, 5]
+    assert BLEU not in panels
+
+
+def test_a_step_reported_again_counts_once(tmp_path: pathlib.Path, pages: list[Figure]):
+    panels = draw([train(1, 3.0), train(2, 9.0), train(3, 9.0), train(2, 2.0)], tmp_path, pages)
+    assert points(panels[LOSS])["training"] == [(1, 3.0), (2, 2.0), (3, 9.0)]
+
+
+@pytest.mark.parametrize("records", [[], [{"kind": "train", "step": 1, "loss": math.nan}]])
+def test_nothing_to_draw_is_refused(records, tmp_path: pathlib.Path):
+    with pytest.raises(UserError, match="expected a run with reports to draw: got none"):
+        learning_curve(records, tmp_path / "curve.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_the_user_neither_matter_nor_change(tmp_path: pathlib.Path):
+    records = [train(1), train(2), valid(2, bleu=3.0)]
+    learning_curve(records, tmp_path / "plain.png")
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "figure.dpi": 33}):
+        before = dict(matplotlib.rcParams)
+        learning_curve(records, tmp_path / "fancy.png")
+        assert dict(matplotlib.rcParams) == before
+    np.testing.assert_array_equal(imread(tmp_path / "plain.png"), imread(tmp_path / "fancy.png"))
+
+
+def test_a_failed_write_keeps_the_older_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "curve.png"
+    path.write_bytes(b"older")
+
+    def torn(self: Figure, target: pathlib.Path, **_: object) -> None:
+        target.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Figure, "savefig", torn)
+    with pytest.raises(OSError, match="disk full"):
+        learning_curve([train(1)], path)
+    assert path.read_bytes() == b"older"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_metrics_are_read_back(tmp_path: pathlib.Path):
+    records = [train(1), valid(1, math.inf), train(2)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    assert read_metrics(path) == records
+
+
+def test_every_torn_last_line_is_left_out(tmp_path: pathlib.Path):
+    path = tmp_path / "metrics.jsonl"
+    whole, last = json.dumps(train(1)) + "\n", json.dumps(train(2)).encode()
+    for length in range(len(last)):
+        path.write_bytes(whole.encode() + last[:length])
+        assert read_metrics(path) == [train(1)]
+    path.write_bytes(whole.encode() + last[:9] + b"\xff\x00")
+    assert read_metrics(path) == [train(1)]
+
+
+def test_damage_before_the_last_line_is_named(tmp_path: pathlib.Path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "train"}\nnonsense\n{"kind": "train"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: expected a JSON object, got 'nonsens"):
+        read_metrics(path)
+
+
+def test_missing_metrics_are_named(tmp_path: pathlib.Path):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: no such file; expected the metrics of"):
+        read_metrics(tmp_path / "metrics.jsonl")

@@ -1,0 +1,444 @@
+import json
+import logging
+import pathlib
+import shutil
+import time
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint.manifest import Manifest
+from jaxformer.errors import UserError
+
+
+class State(flax.struct.PyTreeNode):
+    step: jax.Array
+    params: dict
+    opt_state: tuple
+
+
+def make_state(seed: int) -> State:
+    """Every dtype that a run has, values that no shortcut gets right, and an empty optax state."""
+    key = jax.random.key(seed)
+    params = {
+        "embedding": jax.random.normal(key, (16, 8)),
+        "layer": {"kernel": jax.random.normal(key, (8, 8)).astype(jnp.bfloat16)},
+        "odd": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-42], jnp.float32),
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    opt_state = jax.tree.map(lambda leaf: leaf + jnp.ones_like(leaf), optimizer.init(params))
+    return State(jnp.int32(seed), params, opt_state)
+
+
+def assert_same(found, expected) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Steps 1 and 2, to copy and not to change."""
+    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with Checkpoints(directory, keep=5) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"}, score=-step)
+    return directory
+
+
+@pytest.fixture
+def directory(saved: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+
+
+def payload(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Every file that makes up the state."""
+    others = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path for path in files if path.name not in others]
+
+
+class TestRoundTrip:
+    def test_is_exact(self, saved: pathlib.Path) -> None:
+        restored = Checkpoints(saved).restore(make_state(0))
+        assert restored is not None
+        assert restored.step == 2
+        assert restored.metadata == {"name": "step 2"}
+        assert_same(restored.state, make_state(2))
+
+    def test_of_a_given_step(self, saved: pathlib.Path) -> None:
+        restored = Checkpoints(saved).restore(make_state(0), step=1)
+        assert restored is not None
+        assert restored.step == 1
+        assert_same(restored.state, make_state(1))
+
+    def test_relative_directory(self, saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(saved.parent)
+        checkpoints = Checkpoints(pathlib.Path(saved.name))
+        monkeypatch.chdir("/")
+        assert checkpoints.steps() == [1, 2]
+
+    def test_params_alone(self, saved: pathlib.Path) -> None:
+        template = jax.eval_shape(lambda: make_state(0).params)
+        restored = Checkpoints(saved).restore_params(template, step=1)
+        assert (restored.step, restored.metadata) == (1, {"name": "step 1"})
+        assert_same(restored.params, make_state(1).params)
+        assert {leaf.sharding for leaf in jax.tree.leaves(restored.params)} == {
+            jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        }
+
+    def test_the_state_may_be_donated_while_it_is_saved(self, tmp_path: pathlib.Path) -> None:
+        state = {"params": jax.random.normal(jax.random.key(0), (1000, 1000))}
+        expected = np.array(state["params"])
+        change = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            checkpoints.save(1, state, metadata={})
+            for _ in range(5):
+                state = change(state)
+            restored = checkpoints.restore(state)
+        assert restored is not None
+        assert_same(restored.state, {"params": expected})
+
+    def test_plain_orbax_reads_it(self, saved: pathlib.Path) -> None:
+        with pytest.warns(UserWarning, match="Sharding info not provided"):
+            tree = ocp.PyTreeCheckpointer().restore(saved / "2")
+        assert_same(jax.tree.map(np.asarray, tree["params"]), make_state(2).params)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 simulated devices")
+@pytest.mark.parametrize("shape", [(1, 1), (2, 4), (8, 1)])
+def test_restores_onto_another_mesh(tmp_path: pathlib.Path, shape: tuple[int, int]) -> None:
+    values = {"params": {"w": np.arange(64.0, dtype=np.float32).reshape(8, 8)}, "n": np.int32(7)}
+
+    def on_mesh(shape: tuple[int, int]) -> dict:
+        mesh = jax.make_mesh(
+            shape,
+            ("data", "fsdp"),
+            axis_types=(AxisType.Auto,) * 2,
+            devices=jax.devices()[: shape[0] * shape[1]],
+        )
+        split = NamedSharding(mesh, PartitionSpec("fsdp", "data"))
+        return {"params": {"w": split}, "n": NamedSharding(mesh, PartitionSpec())}
+
+    template = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        values,
+        on_mesh(shape),
+    )
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, jax.device_put(values, on_mesh((4, 2))), metadata={})
+        restored = checkpoints.restore(template)
+    assert restored is not None
+    assert_same(restored.state, values)
+    assert jax.tree.map(lambda leaf: leaf.sharding, restored.state) == on_mesh(shape)
+
+
+class TestDamage:
+    def test_of_any_file_is_detected(
+        self, directory: pathlib.Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        checkpoints = Checkpoints(directory)
+        files = payload(directory / "2")
+        assert len(files) > 8
+        for path in files:
+            good = path.read_bytes()
+            for position in {0, len(good) // 3, len(good) // 2, len(good) - 1}:
+                bad = bytearray(good)
+                bad[position] ^= 1 << position % 8
+                path.write_bytes(bad)
+                caplog.clear()
+                restored = checkpoints.restore(make_state(0))
+                assert restored is not None
+                assert restored.step == 1
+                assert f"{path} has changed since it was saved" in caplog.text
+                assert "going back to step 1" in caplog.text
+            path.write_bytes(good)
+        assert_same(restored.state, make_state(1))
+        assert checkpoints.restore(make_state(0)).step == 2
+
+    @pytest.mark.parametrize("damage", ["truncated", "missing", "empty"])
+    def test_of_length_is_detected(
+        self, directory: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for path in payload(directory / "2"):
+            good = path.read_bytes()
+            if damage == "missing":
+                path.unlink()
+            else:
+                path.write_bytes(good[:-1] if damage == "truncated" else b"")
+            caplog.clear()
+            assert Checkpoints(directory).restore(make_state(0)).step == 1
+            assert f"damaged checkpoint not used: {path} " in caplog.text
+            path.write_bytes(good)
+
+    @pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "commit_success.txt"])
+    @pytest.mark.parametrize("damage", [pathlib.Path.unlink, lambda path: path.write_bytes(b"{")])
+    def test_of_what_the_manifest_leaves_out_changes_nothing(
+        self, directory: pathlib.Path, name: str, damage: Callable
+    ) -> None:
+        # Older orbax does not write commit_success.txt.
+        (directory / "2" / name).touch()
+        damage(directory / "2" / name)
+        restored = Checkpoints(directory).restore(make_state(0))
+        assert restored.step == 2
+        assert_same(restored.state, make_state(2))
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            lambda values: values["content"]["step"].update(metadata={"name": "step 3"}),
+            lambda values: values["content"]["step"].update(score=100.0),
+            lambda values: values["content"]["files"].popitem(),
+            lambda values: values.pop("sha256"),
+            lambda values: values.pop("content"),
+        ],
+    )
+    def test_of_an_edited_manifest_is_detected(
+        self, directory: pathlib.Path, edit: Callable
+    ) -> None:
+        path = directory / "2" / "manifest.json"
+        values = json.loads(path.read_text())
+        edit(values)
+        path.write_text(json.dumps(values))
+        checkpoints = Checkpoints(directory)
+        assert checkpoints.restore(make_state(0)).step == 1
+        assert checkpoints.best_step() == 1
+
+    def test_of_a_renamed_step_is_detected(self, directory: pathlib.Path) -> None:
+        (directory / "1").rename(directory / "3")
+        assert Checkpoints(directory).restore(make_state(0)).step == 2
+
+    def test_is_not_passed_over_for_a_given_step(self, directory: pathlib.Path) -> None:
+        (directory / "2" / "_METADATA").unlink()
+        checkpoints = Checkpoints(directory)
+        with pytest.raises(UserError, match="2/_METADATA cannot be read: No such file"):
+            checkpoints.restore(make_state(0), step=2)
+        with pytest.raises(UserError, match="2/_METADATA cannot be read: No such file"):
+            checkpoints.restore_params(make_state(0).params, step=2)
+
+    def test_of_all_steps_never_starts_from_the_beginning(self, directory: pathlib.Path) -> None:
+        (directory / "2" / "_METADATA").unlink()
+        (directory / "1" / "manifest.json").unlink()
+        expected = "expected a good checkpoint, found none: .*2/_METADATA .*1/manifest.json .*move"
+        with Checkpoints(directory, keep=2) as checkpoints:
+            with pytest.raises(UserError, match=expected):
+                checkpoints.restore(make_state(0))
+            assert checkpoints.steps() == [1, 2]
+
+    def test_is_set_aside_by_the_writer_who_goes_on(self, directory: pathlib.Path) -> None:
+        (directory / "2" / "_METADATA").write_text("{}")
+        Checkpoints(directory).restore(make_state(0))
+        assert (directory / "2").exists()
+        with Checkpoints(directory, keep=2) as checkpoints:
+            assert checkpoints.restore(make_state(0)).step == 1
+            checkpoints.save(2, make_state(5), metadata={})
+            restored = checkpoints.restore(make_state(0))
+        assert restored.step == 2
+        assert_same(restored.state, make_state(5))
+        assert (directory / "2.damaged" / "_METADATA").read_text() == "{}"
+
+
+class TestMismatch:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                lambda s: s | {"params": {"w": jnp.zeros((2, 3), jnp.bfloat16)}},
+                r"step 1: expected params/w to be bfloat16\[2,3\], found float32\[2,3\]; use",
+            ),
+            (
+                lambda s: s | {"params": {"w": jnp.zeros((3, 3))}},
+                r"expected params/w to be float32\[3,3\], found float32\[2,3\]; use",
+            ),
+            (
+                lambda s: s | {"params": {"v": jnp.zeros((2, 3))}},
+                r"expected params/v to be float32\[2,3\], found none \(and 1 more differences\)",
+            ),
+            (
+                lambda s: {"params": s["params"]},
+                r"expected n to be absent, found int32\[\]",
+            ),
+            (
+                lambda s: s | {"n": jnp.float32(0)},
+                r"expected n to be float32\[\], found int32\[\]",
+            ),
+        ],
+    )
+    def test_is_spelled_out(
+        self, tmp_path: pathlib.Path, change: Callable[[dict], dict], message: str
+    ) -> None:
+        state = {"params": {"w": jnp.ones((2, 3))}, "n": jnp.int32(1)}
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            checkpoints.save(1, state, metadata={})
+            with pytest.raises(UserError, match=message):
+                checkpoints.restore(change(state))
+
+    def test_of_params_alone(self, saved: pathlib.Path) -> None:
+        params = make_state(0).params | {"embedding": jnp.zeros((17, 8))}
+        with pytest.raises(UserError, match=r"params/embedding to be float32\[17,8\], found float"):
+            Checkpoints(saved).restore_params(params)
+        with pytest.raises(UserError, match=r"params/more to be .* found none"):
+            Checkpoints(saved).restore_params({"more": jnp.zeros(3)})
+
+
+class TestKept:
+    def test_are_the_newest_and_the_best(self, tmp_path: pathlib.Path) -> None:
+        scores = [1.0, 5.0, None, 5.0, float("nan"), 2.0, 3.0, 4.0]
+        saved: dict[int, float] = {}
+        state = {"params": jnp.zeros(2)}
+        with Checkpoints(tmp_path, keep=2) as checkpoints:
+            for step, score in enumerate(scores):
+                checkpoints.save(step, state, metadata={}, score=score)
+                checkpoints.wait()
+                saved |= {} if score is None or score != score else {step: score}
+                best = max(saved, key=lambda step: (saved[step], step))
+                assert checkpoints.steps() == sorted({step - 1, step, best} - {-1})
+                assert checkpoints.best_step() == best
+                assert checkpoints.newest_steps() == [step - 1, step][-(step + 1) :]
+        reopened = Checkpoints(tmp_path)
+        assert (reopened.best_step(), reopened.steps()) == (3, [3, 6, 7])
+        assert reopened.newest_steps() == [6, 7]
+
+    def test_without_scores(self, tmp_path: pathlib.Path) -> None:
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            for step in range(3):
+                checkpoints.save(step, {"params": jnp.zeros(2)}, metadata={})
+        assert checkpoints.steps() == [2]
+        assert checkpoints.best_step() is None
+
+    def test_write_single_replaces(self, directory: pathlib.Path) -> None:
+        state = {"params": {"w": jnp.arange(3.0)}}
+        for averaged in ([1, 2], [2]):
+            Checkpoints.write_single(directory, 2, state, {"averaged_steps": averaged})
+            restored = Checkpoints(directory).restore_params(state["params"])
+            assert Checkpoints(directory).steps() == [2]
+            assert restored.metadata == {"averaged_steps": averaged}
+            assert_same(restored.params, state["params"])
+        assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+
+
+class TestRefused:
+    def test_steps_that_are_not_newer(self, directory: pathlib.Path) -> None:
+        with Checkpoints(directory, keep=2) as checkpoints:
+            for step in (1, 2, 0):
+                message = f"expected a step after 2 to save: got {step}"
+                with pytest.raises(ValueError, match=message):
+                    checkpoints.save(step, make_state(0), metadata={})
+        assert_same(Checkpoints(directory).restore(make_state(0)).state, make_state(2))
+
+    def test_metadata_that_json_cannot_say(self, tmp_path: pathlib.Path) -> None:
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            with pytest.raises(TypeError, match="not JSON serializable"):
+                checkpoints.save(1, {"params": jnp.zeros(1)}, metadata={"a": {1}})
+            assert checkpoints.steps() == []
+
+    def test_unknown_step(self, saved: pathlib.Path) -> None:
+        with pytest.raises(UserError, match=r"expected one of the steps \[1, 2\]: got 7"):
+            Checkpoints(saved).restore(make_state(0), step=7)
+
+    def test_keeping_none(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(UserError, match="at least 1 checkpoint to keep: got 0"):
+            Checkpoints(tmp_path, keep=0)
+
+    def test_params_of_an_empty_folder(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(UserError, match="expected a checkpoint, found none; train first"):
+            Checkpoints(tmp_path).restore_params({"w": jnp.zeros(1)})
+
+
+def test_nothing_saved_yet(tmp_path: pathlib.Path) -> None:
+    with Checkpoints(tmp_path / "new" / "folder", keep=1) as checkpoints:
+        assert checkpoints.restore(make_state(0)) is None
+        assert checkpoints.steps() == checkpoints.newest_steps() == []
+    reader = Checkpoints(tmp_path / "absent")
+    assert reader.restore(make_state(0)) is None
+    assert not (tmp_path / "absent").exists()
+
+
+def test_the_writer_removes_temporary_folders_and_the_reader_does_not(
+    directory: pathlib.Path,
+) -> None:
+    left = directory / f"3{ocp.utils.TMP_DIR_SUFFIX}"
+    shutil.copytree(directory / "2", left)
+    reader = Checkpoints(directory)
+    assert left.exists()
+    assert reader.steps() == [1, 2]
+    Checkpoints(directory, keep=2).close()
+    assert sorted(path.name for path in directory.iterdir()) == ["1", "2"]
+
+
+class TestFailure:
+    @pytest.fixture
+    def full_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def write(manifest: Manifest, folder: pathlib.Path) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Manifest, "write", write)
+
+    @pytest.mark.usefixtures("full_disk")
+    def test_is_raised_by_check(
+        self, directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def step_until_raised() -> None:
+            for _ in range(1000):
+                checkpoints.check()
+                time.sleep(0.01)
+
+        with Checkpoints(directory, keep=1) as checkpoints:
+            checkpoints.save(3, make_state(3), metadata={})
+            with pytest.raises(OSError, match=r"step 3 could not be saved; the steps \[1, 2\] are"):
+                step_until_raised()
+            # Old steps are removed only after a commit, and nothing half-written remains.
+            assert sorted(path.name for path in directory.iterdir()) == ["1", "2"]
+            checkpoints.check()
+            monkeypatch.undo()
+            checkpoints.save(3, make_state(3), metadata={})
+        assert Checkpoints(directory).steps() == [1, 3]
+
+    @pytest.mark.usefixtures("full_disk")
+    @pytest.mark.parametrize("method", [Checkpoints.wait, Checkpoints.close])
+    def test_is_raised_by_wait_and_close(
+        self, directory: pathlib.Path, method: Callable[[Checkpoints], None]
+    ) -> None:
+        checkpoints = Checkpoints(directory, keep=1)
+        checkpoints.save(3, make_state(3), metadata={})
+        with pytest.raises(OSError, match="No space left on device"):
+            method(checkpoints)
+
+
+def test_the_manifest_is_there_before_the_step(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    write = Manifest.write
+
+    def spy(manifest: Manifest, folder: pathlib.Path) -> None:
+        seen.append([path.name for path in tmp_path.iterdir()])
+        write(manifest, folder)
+        # All that was renamed afterwards is in the manifest, or known not to matter.
+        seen.append({path.relative_to(folder) for path in payload(folder)})
+
+    monkeypatch.setattr(Manifest, "write", spy)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, make_state(1), metadata={})
+    assert seen[0] == [f"1{ocp.utils.TMP_DIR_SUFFIX}"]
+    assert seen[1] == {path.relative_to(tmp_path / "1") for path in payload(tmp_path / "1")}
+
+
+def test_warnings_go_to_the_logger(
+    directory: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / "2" / "manifest.json").unlink()
+    Checkpoints(directory).restore(make_state(0))
+    assert ("jaxformer", logging.WARNING) in [
+        (record.name, record.levelno) for record in caplog.records
+    ]

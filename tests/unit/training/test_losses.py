@@ -1,0 +1,82 @@
+"""Label-smoothed cross-entropy against its one-hot definition, values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.training import losses
+from jaxformer.training.losses import cross_entropy
+
+
+def by_definition(features, embedding, targets, weights, smoothing):
+    """-sum q' log p with q' = (1 - eps) one_hot + eps / V, whole and plain."""
+    log_p = jax.nn.log_softmax(features @ embedding.T)
+    one_hot = jax.nn.one_hot(targets, embedding.shape[0])
+    smoothed = (1 - smoothing) * one_hot + smoothing / embedding.shape[0]
+    loss = -(weights * (smoothed * log_p).sum(-1)).sum()
+    return loss, -(weights * (one_hot * log_p).sum(-1)).sum()
+
+
+@pytest.fixture
+def example():
+    rng = np.random.default_rng(0)
+    features, embedding = rng.normal(size=(300, 8)), rng.normal(size=(23, 8))
+    return (
+        jnp.asarray(features, jnp.float32),
+        jnp.asarray(embedding, jnp.float32),
+        jnp.asarray(rng.integers(0, 23, 300), jnp.int32),
+        jnp.asarray(rng.random(300) < 0.8, jnp.float32),
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_sums_and_gradients(example, smoothing, monkeypatch):
+    monkeypatch.setattr(losses, "_LOGITS_PER_CHUNK", 23 * 130)  # three chunks, the last padded
+    actual = cross_entropy(*example, smoothing)
+    expected = by_definition(*example, smoothing)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+    def gradients(function):
+        return jax.grad(lambda f, e: 2 * function(f, e, *example[2:], smoothing)[0], (0, 1))(
+            *example[:2]
+        )
+
+    for ours, plain in zip(gradients(cross_entropy), gradients(by_definition), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_hand_computed_value():
+    # Two classes with logits (log 3, 0), so p = (3/4, 1/4); smoothing 0.2, q' = (0.9, 0.1).
+    features, embedding = jnp.array([[1.0]]), jnp.array([[np.log(3.0)], [0.0]], jnp.float32)
+    loss, nll = cross_entropy(features, embedding, jnp.array([0]), jnp.array([1.0]), 0.2)
+    assert float(nll) == pytest.approx(-np.log(0.75), rel=1e-5)
+    assert float(loss) == pytest.approx(-0.9 * np.log(0.75) - 0.1 * np.log(0.25), rel=1e-5)
+
+
+def test_rows_without_weight_count_for_nothing(example):
+    features, embedding, targets, weights = example
+    other = features.at[weights == 0].set(7.0)
+    before = cross_entropy(features, embedding, targets, weights, 0.1)
+    np.testing.assert_array_equal(before, cross_entropy(other, embedding, targets, weights, 0.1))
+
+
+def test_loss_is_float32_and_close_for_bfloat16_features(example):
+    features, embedding, targets, weights = example
+    exact, _ = cross_entropy(features, embedding, targets, weights, 0.1)
+    rough, _ = cross_entropy(features.astype(jnp.bfloat16), embedding, targets, weights, 0.1)
+    assert rough.dtype == jnp.float32
+    assert float(rough) == pytest.approx(float(exact), rel=0.01)
+
+
+def test_no_array_of_all_logits_exists():
+    def loss(features, embedding):
+        rows = jnp.zeros(64_000, jnp.int32), jnp.ones(64_000)
+        return cross_entropy(features, embedding, *rows, 0.1)[0]
+
+    shapes = jax.ShapeDtypeStruct((64_000, 4), jnp.float32), jax.ShapeDtypeStruct(
+        (8000, 4), jnp.float32
+    )
+    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*shapes).compile()
+    whole = 64_000 * 8000 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < whole / 8

@@ -25,7 +25,7 @@ DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
 
 MULTI30K = Config(
     model=ModelConfig(
-        vocab_size=8000,
+        vocab_size=6000,
         d_model=128,
         d_ff=256,
         num_heads=4,

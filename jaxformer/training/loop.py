@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 import pathlib
 import signal
 import threading
@@ -244,7 +245,7 @@ class Validation:
         self._eval_step = make_eval_step(config, mesh)
 
     def __call__(self, params: PyTree) -> dict[str, float]:
-        """Loss, perplexity and, if sentences are set aside for it, BLEU of the parameters."""
+        """Loss and perplexity; BLEU and exact match in %, if sentences are set aside for them."""
         plan = self._data.valid_plan
         batches = load_batches(
             self._data.valid,
@@ -259,7 +260,10 @@ class Validation:
         if self._data.valid_text:
             sources, references = zip(*self._data.valid_text, strict=True)
             translator = Translator(self._config, params, self._data.tokenizer)
-            values["bleu"] = corpus_bleu(translator.translate(sources), references)
+            translations = translator.translate(sources)
+            values["bleu"] = corpus_bleu(translations, references)
+            same = sum(map(operator.eq, translations, references))
+            values["exact_match"] = 100 * same / len(references)
         return values
 
 

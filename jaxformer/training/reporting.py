@@ -67,11 +67,10 @@ class Reporter:
     def valid(self, step: int, values: dict[str, float]) -> None:
         """Reports one validation."""
         self._record("valid", step, values)
-        bleu = f"  BLEU {values['bleu']:.2f}" if "bleu" in values else ""
-        self.say(
-            f"step {step}/{self._steps}  validation: loss {values['loss']:.3f}  "
-            f"ppl {values['perplexity']:.2f}{bleu}"
-        )
+        text = f"loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}"
+        if "bleu" in values:
+            text += f"  BLEU {values['bleu']:.2f}  exact {values['exact_match']:.1f} %"
+        self.say(f"step {step}/{self._steps}  validation: {text}")
 
     def _record(self, kind: str, step: int, values: dict[str, float]) -> None:
         if self._lines is not None:

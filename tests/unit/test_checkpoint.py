@@ -293,7 +293,7 @@ class TestMismatch:
 
 class TestKept:
     def test_are_the_newest_and_the_best(self, tmp_path: pathlib.Path) -> None:
-        scores = [1.0, 5.0, None, 5.0, float("nan"), 2.0, 3.0, 4.0]
+        scores = [float("nan"), 1.0, 5.0, None, 5.0, 2.0, 3.0, 4.0]
         saved: dict[int, float] = {}
         state = {"params": jnp.zeros(2)}
         with Checkpoints(tmp_path, keep=2) as checkpoints:
@@ -301,12 +301,12 @@ class TestKept:
                 checkpoints.save(step, state, metadata={}, score=score)
                 checkpoints.wait()
                 saved |= {} if score is None or score != score else {step: score}
-                best = max(saved, key=lambda step: (saved[step], step))
-                assert checkpoints.steps() == sorted({step - 1, step, best} - {-1})
+                best = max(saved, key=lambda step: (saved[step], step), default=None)
+                assert checkpoints.steps() == sorted({step - 1, step, best} - {-1, None})
                 assert checkpoints.best_step() == best
                 assert checkpoints.newest_steps() == [step - 1, step][-(step + 1) :]
         reopened = Checkpoints(tmp_path)
-        assert (reopened.best_step(), reopened.steps()) == (3, [3, 6, 7])
+        assert (reopened.best_step(), reopened.steps()) == (4, [4, 6, 7])
         assert reopened.newest_steps() == [6, 7]
 
     def test_without_scores(self, tmp_path: pathlib.Path) -> None:

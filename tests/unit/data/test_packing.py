@@ -37,3 +37,11 @@ def test_pairs_that_fill_rows_exactly_leave_no_padding():
     tgt = np.array([9, 11, 9, 11, 16, 4] * 50)
     _, row_starts = pack(src, tgt, 20)
     assert len(row_starts) - 1 == 150
+
+
+def test_rows_come_close_to_the_lower_bound():
+    src = np.random.default_rng(0).integers(2, 60, 3000)
+    tgt = np.random.default_rng(1).integers(2, 60, 3000)
+    _, row_starts = pack(src, tgt, 128)
+    least = max(src.sum(), tgt.sum()) / 128
+    assert len(row_starts) - 1 <= 1.03 * least

@@ -1,0 +1,419 @@
+import ast
+import dataclasses
+import json
+import pathlib
+import pickle
+import sys
+import warnings
+
+import jax
+import pytest
+from absl import flags
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_collections import config_dict, config_flags
+
+from jaxformer import config as config_lib
+from jaxformer.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    SearchConfig,
+    TrainingConfig,
+    from_dict,
+    load,
+    save,
+    select,
+    to_config_dict,
+    to_dict,
+)
+from jaxformer.errors import UserError
+
+PARTS = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "search": SearchConfig,
+}
+
+# An experiment in which no field of any part has its default value.
+UNUSUAL = Config(
+    model=ModelConfig(
+        vocab_size=100,
+        d_model=24,
+        d_ff=48,
+        num_heads=5,
+        num_layers=2,
+        d_k=6,
+        d_v=7,
+        dropout_rate=0.25,
+        norm_position="pre",
+        positions="learned",
+        max_length=64,
+        compute_dtype="bfloat16",
+    ),
+    data=DataConfig(
+        corpus="text",
+        builder="",
+        directory="elsewhere",
+        source_language="fr",
+        target_language="日本語",
+        train="my/train",
+        valid="my/valid",
+        batching="packing",
+        tokens_per_batch=512,
+        max_length=32,
+    ),
+    training=TrainingConfig(
+        steps=10,
+        warmup_steps=5,
+        learning_rate_scale=0.1,
+        label_smoothing=0.0,
+        clip_norm=1.5,
+        accumulation=2,
+        seed=7,
+        log_every=1,
+        eval_every=4,
+        eval_sentences=0,
+        checkpoint_every=2,
+        keep_checkpoints=1,
+    ),
+    search=SearchConfig(beam_size=1, length_penalty=0.0, max_extra_length=5),
+)
+
+
+def test_defaults_are_the_base_model_of_the_paper():
+    model, training, search = ModelConfig(), TrainingConfig(), SearchConfig()
+    assert (model.num_layers, model.d_model, model.d_ff, model.num_heads) == (6, 512, 2048, 8)
+    assert (model.key_size, model.value_size, model.dropout_rate) == (64, 64, 0.1)  # Table 3
+    assert (model.norm_position, model.positions) == ("post", "sinusoidal")
+    assert (training.steps, training.warmup_steps) == (100_000, 4000)  # sections 5.2 and 5.3
+    assert (training.label_smoothing, training.clip_norm) == (0.1, None)
+    assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
+
+
+def test_head_sizes_given_and_by_default():
+    assert (ModelConfig(num_heads=16).key_size, ModelConfig(num_heads=16).value_size) == (32, 32)
+    free = ModelConfig(num_heads=7, d_k=16, d_v=24)
+    assert (free.key_size, free.value_size) == (16, 24)
+
+
+@pytest.mark.parametrize("part", PARTS.values())
+def test_unusual_covers_every_field(part: type):
+    """Else the round trips below could lose a field unseen."""
+    unusual = next(p for p in vars(UNUSUAL).values() if type(p) is part)
+    for field in dataclasses.fields(part):
+        assert getattr(unusual, field.name) != getattr(part(), field.name), field.name
+
+
+@pytest.mark.parametrize("config", [Config(), UNUSUAL])
+def test_round_trips(config: Config, tmp_path: pathlib.Path):
+    assert from_dict(to_dict(config)) == config
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    assert from_dict(to_config_dict(config).to_dict()) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    save(config, tmp_path / "config.json")
+    assert load(tmp_path / "config.json") == config
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_from_dict_fills_in_defaults_and_makes_floats_of_integers():
+    assert from_dict({}) == Config()
+    built = from_dict({"training": {"clip_norm": 1, "learning_rate_scale": 2}, "search": {}})
+    assert built.training == TrainingConfig(clip_norm=1.0, learning_rate_scale=2.0)
+    assert type(built.training.clip_norm) is float
+    assert type(built.training.learning_rate_scale) is float
+
+
+def test_configs_are_values():
+    assert hash(UNUSUAL) == hash(from_dict(to_dict(UNUSUAL)))
+    assert len({Config(), Config(), UNUSUAL}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        UNUSUAL.model.d_model = 8  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(TypeError, match="positional"):
+        ModelConfig(100)  # pyright: ignore[reportCallIssue]
+
+
+def test_configs_are_static_arguments_of_jit():
+    traces = []
+
+    def scaled(x: jax.Array, model: ModelConfig) -> jax.Array:
+        traces.append(model)
+        return x * model.d_model
+
+    jitted = jax.jit(scaled, static_argnames="model")
+    assert jitted(1, model=ModelConfig()) == 512
+    assert jitted(2, model=ModelConfig()) == 1024
+    assert jitted(1, model=ModelConfig(d_model=256)) == 256
+    assert len(traces) == 2
+
+
+def test_replace_validates():
+    with pytest.raises(UserError, match=r"model\.d_ff must be greater than 0: got 0"):
+        dataclasses.replace(ModelConfig(), d_ff=0)
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        ("model", {"vocab_size": 0}, r"model\.vocab_size must be greater than 0: got 0"),
+        ("model", {"d_model": -8}, r"model\.d_model must be greater than 0: got -8"),
+        ("model", {"num_layers": 0}, r"model\.num_layers must be greater than 0: got 0"),
+        ("model", {"dropout_rate": 1.0}, r"model\.dropout_rate must be .* less than 1: got 1\.0"),
+        ("model", {"dropout_rate": -0.1}, r"model\.dropout_rate must be at least 0 .* got -0\.1"),
+        ("model", {"dropout_rate": float("nan")}, r"model\.dropout_rate must be .*: got nan"),
+        ("model", {"d_k": 0}, r"model\.d_k must be at least 1 or left out: got 0"),
+        ("model", {"d_v": -1}, r"model\.d_v must be at least 1 or left out: got -1"),
+        ("model", {"d_model": 9, "num_heads": 3}, r"d_model must be even, .*: got 9; use 10"),
+        ("model", {"norm_position": "mid"}, r"one of 'post', 'pre': got 'mid'"),
+        ("model", {"positions": ""}, r"one of 'sinusoidal', 'learned': got ''"),
+        ("model", {"compute_dtype": "fp8"}, r"one of 'float32', 'bfloat16': got 'fp8'"),
+        ("data", {"corpus": "csv"}, r"data\.corpus must be one of 'text', 'tfds', 'numerals'"),
+        ("data", {"batching": "none"}, r"data\.batching must be one of 'buckets', 'packing'"),
+        ("data", {"max_length": 0}, r"data\.max_length must be greater than 0: got 0"),
+        (
+            "data",
+            {"tokens_per_batch": 100, "max_length": 101},
+            r"hold at least one sentence .*: got tokens_per_batch=100, max_length=101",
+        ),
+        ("training", {"steps": 0}, r"training\.steps must be greater than 0: got 0"),
+        ("training", {"learning_rate_scale": float("nan")}, r"must be greater than 0: got nan"),
+        ("training", {"accumulation": 0}, r"training\.accumulation must be greater than 0"),
+        ("training", {"label_smoothing": 1.0}, r"label_smoothing must be .* less than 1: got 1\.0"),
+        ("training", {"clip_norm": 0.0}, r"clip_norm must be greater than 0 or left out: got 0\.0"),
+        ("training", {"eval_sentences": -1}, r"eval_sentences must be 0 or more: got -1"),
+        ("training", {"eval_every": 1000}, r"multiple of .*checkpoint_every.*: got 1000 and 1500"),
+        ("search", {"beam_size": 0}, r"search\.beam_size must be greater than 0: got 0"),
+        ("search", {"length_penalty": -0.5}, r"length_penalty must be 0 or more: got -0\.5"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(part: str, values: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        from_dict({part: values})
+    with pytest.raises(UserError, match=message):
+        PARTS[part](**values)
+
+
+def test_parts_that_contradict_one_another_are_refused():
+    with pytest.raises(UserError, match=r"data\.max_length must not exceed .*: got 256 > 128"):
+        Config(model=ModelConfig(max_length=128))
+
+
+def test_heads_that_do_not_divide_are_refused_with_a_number_that_does():
+    with pytest.raises(UserError, match=r"got num_heads=7, d_model=512; use num_heads=8, or set"):
+        ModelConfig(num_heads=7)
+    with pytest.raises(UserError, match=r"when model\.d_v is not given"):
+        ModelConfig(num_heads=7, d_k=64)
+    with pytest.raises(UserError, match=r"when model\.d_k is not given"):
+        ModelConfig(num_heads=7, d_v=64)
+
+
+@given(st.integers(1, 100).map(lambda half: 2 * half), st.integers(1, 300))
+def test_the_number_of_heads_that_a_message_offers_works(d_model: int, num_heads: int):
+    try:
+        model = ModelConfig(d_model=d_model, num_heads=num_heads)
+    except UserError as error:
+        assert d_model % num_heads
+        offered = int(str(error).split("use num_heads=")[1].split(",")[0])
+        assert ModelConfig(d_model=d_model, num_heads=offered).num_heads == offered
+    else:
+        assert model.key_size * num_heads == d_model
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"modle": {}}, r"unknown config field modle; did you mean model\?"),
+        ({"model": {"num_layer": 3}}, r"field model\.num_layer; did you mean model\.num_layers\?"),
+        ({"search": {"xyzzy": 1}}, r"search\.xyzzy; known: beam_size, length_penalty, max_extra"),
+        ({"model": None}, r"model: expected fields, got None"),
+        ({"data": ["text"]}, r"data: expected fields, got \['text'\]"),
+        ({"model": {"d_model": "512"}}, r"model\.d_model must be of type int: got '512'"),
+        ({"model": {"d_model": 512.0}}, r"model\.d_model must be of type int: got 512\.0"),
+        ({"model": {"d_model": None}}, r"model\.d_model must be of type int: got None"),
+        ({"model": {"d_k": "64"}}, r"model\.d_k must be of type int: got '64'"),
+        ({"model": {"norm_position": 1}}, r"model\.norm_position must be of type str: got 1"),
+        ({"search": {"beam_size": True}}, r"search\.beam_size must be of type int: got True"),
+        ({"search": {"length_penalty": False}}, r"length_penalty must be of type float: got False"),
+        ({"training": {"clip_norm": "1"}}, r"training\.clip_norm must be of type float: got '1'"),
+        ({"data": {"train": 5}}, r"data\.train must be of type str: got 5"),
+    ],
+)
+def test_dictionaries_that_do_not_fit_are_refused(values: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        from_dict(values)
+
+
+def test_every_message_is_one_line():
+    for values in ({"model": {"x": 1}}, {"model": {"num_heads": 7}}, {"data": {"corpus": "a\nb"}}):
+        with pytest.raises(UserError) as caught:
+            from_dict(values)
+        assert "\n" not in str(caught.value)
+
+
+def test_saving_replaces_an_older_file(tmp_path: pathlib.Path):
+    path = tmp_path / "config.json"
+    save(UNUSUAL, path)
+    save(Config(), path)
+    assert load(path) == Config()
+
+
+def test_a_missing_file_is_named(tmp_path: pathlib.Path):
+    with pytest.raises(UserError, match=r"config\.json: no such file; expected the config that"):
+        load(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"expected a JSON config: Expecting value"),
+        (b'{"model": {', r"expected a JSON config: .* line 1 column 12"),
+        (b'{"data": {"train": "caf\xe9"}}', r"expected a JSON config: 'utf-8' codec can't decode"),
+        (b"\xff\xfe{\x00}\x00", r"expected a JSON config: 'utf-8' codec can't decode"),
+        (b"[1, 2]", r"config: expected fields, got \[1, 2\]"),
+        (b"null", r"config: expected fields, got None"),
+        (b'{"model": {"d_modle": 8}}', r"d_modle; did you mean model\.d_model\?"),
+        (b'{"model": {"num_heads": 7}}', r"num_heads must divide"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: pathlib.Path, content: bytes, message: str):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"config\.json: .*{message}") as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: pathlib.Path):
+    path = tmp_path / "config.json"
+    save(UNUSUAL, path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 2, 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match="expected a JSON config"):
+            load(path)
+
+
+def test_optional_fields_keep_their_type_in_a_config_dict():
+    values = to_config_dict(Config())
+    for section, name, wrong, right in (
+        ("model", "d_k", "wide", 32),
+        ("model", "d_v", 1.5, 32),
+        ("training", "clip_norm", "tight", 1.5),
+    ):
+        assert values[section][name] is None
+        with pytest.raises(TypeError):
+            values[section][name] = wrong
+        values[section][name] = right
+        assert getattr(getattr(from_dict(values.to_dict()), section), name) == right
+
+
+def test_a_config_dict_keeps_types_and_names():
+    values = to_config_dict(Config())
+    assert isinstance(values, config_dict.ConfigDict)
+    with pytest.raises(TypeError, match="wide"):
+        values.model.d_model = "wide"
+    values.lock()
+    with pytest.raises(AttributeError, match='Did you mean "num_layers"'):
+        values.model.num_layer = 3
+
+
+def test_variants():
+    variants = {"": Config(), "tiny": UNUSUAL, "wide": Config()}
+    assert from_dict(select(variants, "").to_dict()) == Config()
+    assert from_dict(select(variants, "tiny").to_dict()) == UNUSUAL
+    with pytest.raises(UserError, match="unknown variant 'tny'; known variants: 'tiny', 'wide'"):
+        select(variants, "tny")
+    with pytest.raises(UserError, match="unknown variant 'tiny'; known variants: none"):
+        select({"": Config()}, "tiny")
+
+
+CONFIG_FILE = """
+from jaxformer.config import Config, ModelConfig, select
+
+def get_config(variant=""):
+    return select({"": Config(), "tiny": Config(model=ModelConfig(num_layers=1))}, variant)
+"""
+
+
+@pytest.fixture
+def parse(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Parses a command line as train.py does: a config file, a variant, overrides."""
+    path = tmp_path / "experiment.py"
+    path.write_text(CONFIG_FILE, encoding="utf-8")
+
+    def parse(*overrides: str, variant: str = "") -> Config:
+        values = flags.FlagValues()
+        holder = config_flags.DEFINE_config_file("config", flag_values=values)
+        # ml_collections finds the overrides here, whatever is parsed.
+        monkeypatch.setattr(sys, "argv", ["train.py", f"--config={path}{variant}", *overrides])
+        with warnings.catch_warnings():
+            # 2026-11-21: ml_collections 1.1.0 imports the file with the deprecated load_module.
+            warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
+            values(sys.argv)
+        return from_dict(holder.value.to_dict())
+
+    return parse
+
+
+def test_the_command_line_without_overrides(parse):
+    assert parse() == Config()
+    assert parse(variant=":tiny") == Config(model=ModelConfig(num_layers=1))
+
+
+def test_overrides_on_the_command_line_are_typed(parse):
+    found = parse(
+        "--config.model.num_layers=3",
+        "--config.model.d_k=16",
+        "--config.model.d_v=32",
+        "--config.model.norm_position=pre",
+        "--config.data.train=my/train",
+        "--config.training.clip_norm=1",
+        "--config.training.learning_rate_scale=2",
+        "--config.search.beam_size=1",
+        variant=":tiny",
+    )
+    assert found == Config(
+        model=ModelConfig(num_layers=3, d_k=16, d_v=32, norm_position="pre"),
+        data=DataConfig(train="my/train"),
+        training=TrainingConfig(clip_norm=1.0, learning_rate_scale=2.0),
+        search=SearchConfig(beam_size=1),
+    )
+    assert type(found.training.clip_norm) is float
+
+
+def test_overrides_are_validated(parse):
+    with pytest.raises(UserError, match="num_heads must divide"):
+        parse("--config.model.num_heads=7")
+    with pytest.raises(UserError, match="got 'mid'"):
+        parse("--config.model.norm_position=mid")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.num_layers=3.5", "model.num_layers=many", "model.d_k=wide", "training.clip_norm=tight"],
+)
+def test_overrides_of_the_wrong_type_are_refused(override: str, parse):
+    with pytest.raises(flags.IllegalFlagValueError, match=override.split("=")[1]):
+        parse(f"--config.{override}")
+
+
+def test_unknown_fields_on_the_command_line_are_refused(parse):
+    with pytest.raises(AttributeError, match='Did you mean "num_layers"'):
+        parse("--config.model.num_layer=3")
+
+
+def test_the_schema_needs_neither_jax_nor_ml_collections():
+    """Floor 0: a notebook may lack ml_collections, and --help should not wait for jax."""
+    imported = {
+        name.split(".")[0]
+        for node in ast.parse(pathlib.Path(config_lib.__file__).read_text("utf-8")).body
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported - set(sys.stdlib_module_names) == {"jaxformer"}

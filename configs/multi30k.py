@@ -41,7 +41,7 @@ MULTI30K = Config(
         max_length=100,
     ),
     training=TrainingConfig(
-        steps=10_000,
+        steps=12_500,
         warmup_steps=2000,
         learning_rate_scale=2.5,
         checkpoint_every=250,

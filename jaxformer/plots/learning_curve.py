@@ -1,7 +1,6 @@
 """The course of a run: loss, perplexity, BLEU and learning rate over the optimizer's steps."""
 
 import json
-import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ _PANELS = {
     "bleu": ("BLEU on the validation set", max),
     "learning_rate": ("Learning rate (10⁻³)", None),
 }
+_DIVERGED = 1e9  # from here on, also inf and NaN, a value says nothing and would flatten the rest
 _LOOKS = {
     "train": {"color": figure.BLUE, "label": "training"},
     "valid": {
@@ -66,7 +66,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
     Args:
       records: Reports as in ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts
         optimizer steps, and the values are any of "loss", "perplexity", "bleu" and
-        "learning_rate". Values that are not finite are left out.
+        "learning_rate". Values that are not finite, or beyond 10^9, are left out.
       path: The PNG; replaced as a whole.
 
     Raises:
@@ -95,7 +95,7 @@ def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[i
         for record in records
         if record.get("kind") == kind and "step" in record and record.get(name) is not None
     }
-    return {step: value for step, value in sorted(values.items()) if math.isfinite(value)}
+    return {step: value for step, value in sorted(values.items()) if abs(value) < _DIVERGED}
 
 
 def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:
@@ -116,7 +116,7 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
     values = [value for curve in curves.values() for value in curve.values() if value > 0]
-    if name == "perplexity" and max(values) > 10 * min(values):
+    if name == "perplexity" and values and max(values) > 10 * min(values):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")

@@ -93,12 +93,26 @@ def test_a_single_report_can_be_seen(tmp_path: pathlib.Path, pages: list[Figure]
     assert panels[LOSS].lines[0].get_marker() == "o"
 
 
-def test_values_that_are_not_finite_are_left_out(tmp_path: pathlib.Path, pages: list[Figure]):
-    broken = [train(2) | {"loss": math.nan}, train(3) | {"perplexity": math.inf}, valid(4, -1e3)]
+def test_values_of_a_diverged_run_are_left_out(tmp_path: pathlib.Path, pages: list[Figure]):
+    broken = [train(2) | {"loss": math.nan}, train(3) | {"perplexity": math.inf}]
+    broken += [train(4, 700.0) | {"loss": -math.inf}, valid(4)]
     panels = draw([train(1), *broken, train(5), valid(6, bleu=math.nan)], tmp_path, pages)
     assert [x for x, _ in points(panels[LOSS])["training"]] == [1, 3, 5]
     assert [x for x, _ in points(panels[PERPLEXITY])["training"]] == [1, 2, 5]
     assert BLEU not in panels
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [train(0, 0.0), valid(0, 0.0, bleu=0.0)],
+        [train(1, 20.0), valid(2, 0.0, bleu=100.0), train(10**9, 1e-9)],
+        [train(1) | {"perplexity": 0.0}, train(2) | {"perplexity": -1.0}],
+    ],
+)
+def test_extreme_values_are_drawn(records, tmp_path: pathlib.Path, pages: list[Figure]):
+    panels = draw(records, tmp_path, pages)
+    assert len(points(panels[LOSS])["training"]) == sum(r["kind"] == "train" for r in records)
 
 
 def test_a_step_reported_again_counts_once(tmp_path: pathlib.Path, pages: list[Figure]):

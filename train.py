@@ -29,6 +29,7 @@ def main(argv: list[str]) -> None:
     try:
         if len(argv) > 1:
             raise UserError(f"expected only --flags: got {argv[1]!r}")
+        assert WORKDIR.value is not None  # parse has seen to it
         train(from_dict(CONFIG.value.to_dict()), WORKDIR.value)
     except UserError as error:
         sys.exit(_complain(str(error)))

@@ -7,7 +7,8 @@ Config       Config, ModelConfig, DataConfig, TrainingConfig, SearchConfig, User
 Model        Transformer, Cache, EncoderLayer, DecoderLayer, MultiHeadAttention, FeedForward,
              dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
 Search       beam_search, BeamResult, gnmt_penalty
-Training     cross_entropy, inverse_sqrt_schedule, make_optimizer, make_train_step, TrainState, train
+Training     train, TrainState, make_train_step, make_optimizer, inverse_sqrt_schedule,
+             cross_entropy
 Use          Translator, Tokenizer, Batch, Checkpoints
 """
 
@@ -66,7 +67,7 @@ _ROOMS = {
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __version__ = "0.1.0"
-__all__ = sorted(_ROOM_OF)  # noqa: PLE0605
+__all__ = sorted(_ROOM_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Sequence
 
@@ -203,10 +202,9 @@ def _load(options: argparse.Namespace):
 
 
 def _with_progress(translator, sentences: list[str]) -> list[str]:
-    """Translates with a bar, if there is a terminal; one line comes out for each that goes in."""
+    """Translates with a bar, if there is a terminal."""
     with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:
-        translations = translator.translate(sentences, report=bar.update)
-    return [re.sub(r"[\r\n]", " ", translation) for translation in translations]
+        return translator.translate(sentences, report=bar.update)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ the overridden values.
 import dataclasses
 import difflib
 import json
+import math
 import pathlib
 import types
 import typing
@@ -192,10 +193,8 @@ class TrainingConfig:
                 f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
             )
         if self.eval_sentences < 0:
-            raise UserError(
-                f"training.eval_sentences must be 0 or more: got {self.eval_sentences}"
-            )
-        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(
                 f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"
             )
@@ -218,7 +217,7 @@ class SearchConfig:
     def __post_init__(self) -> None:
         """Refuses a search that could return nothing."""
         _check_positive(self, "search", "beam_size", "max_extra_length")
-        if self.length_penalty < 0:
+        if not 0 <= self.length_penalty < math.inf:
             raise UserError(f"search.length_penalty must be 0 or more: got {self.length_penalty}")
 
 
@@ -273,6 +272,8 @@ def load(path: pathlib.Path) -> Config:
         raise UserError(
             f"{path}: no such file; expected the config that train.py saves there"
         ) from None
+    except OSError as error:
+        raise UserError(f"{path}: expected a config to read: {error.strerror}") from None
     except ValueError as error:  # both UnicodeDecodeError and JSONDecodeError
         raise UserError(f"{path}: expected a JSON config: {error}") from None
     try:
@@ -366,10 +367,8 @@ def _check_choices(config: Any, section: str) -> None:
 
 def _check_positive(config: Any, section: str, *names: str) -> None:
     for name in names:
-        if not getattr(config, name) > 0:
-            raise UserError(
-                f"{section}.{name} must be greater than 0: got {getattr(config, name)}"
-            )
+        if not 0 < getattr(config, name) < math.inf:
+            raise UserError(f"{section}.{name} must be greater than 0: got {getattr(config, name)}")
 
 
 def _check_fraction(config: Any, section: str, name: str) -> None:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.data.tokenizer import BOS, EOS
+from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
@@ -36,8 +36,10 @@ class AttentionView:
         """Query pieces, key pieces and weights of "encoder", "decoder" or "cross"."""
         queries = self.source if kind == "encoder" else self.target
         keys = self.target if kind == "decoder" else self.source
-        return queries, keys, {"encoder": self.encoder, "decoder": self.decoder}.get(
-            kind, self.cross
+        return (
+            queries,
+            keys,
+            {"encoder": self.encoder, "decoder": self.decoder}.get(kind, self.cross),
         )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -50,7 +51,11 @@ class Translator:
 
     @classmethod
     def load(
-        cls, workdir: str | pathlib.Path, *, weights: str = "auto", search: SearchConfig | None = None
+        cls,
+        workdir: str | pathlib.Path,
+        *,
+        weights: str = "auto",
+        search: SearchConfig | None = None,
     ) -> "Translator":
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
@@ -100,7 +105,8 @@ class Translator:
             tokens, lengths = jax.device_get((result.tokens[:, 0], result.lengths[:, 0]))
             for row, number in enumerate(numbers):
                 ids = [t for t in tokens[row, : lengths[row]].tolist() if t != EOS]
-                translations[number] = self.tokenizer.decode(ids)
+                # Byte pieces can spell a line break, but one line in is one line out.
+                translations[number] = re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
             report(len(numbers))
         report(sum(not source for source in sources))
         return translations

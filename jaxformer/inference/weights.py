@@ -78,7 +78,9 @@ def average(folder: Workdir, last: int) -> list[int]:
         params = jax.device_get(checkpoints.restore_params(template, step=step).params)
         total = jax.tree.map(np.add, total, params)
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
-    Checkpoints.write_single(folder.averaged, steps[-1], {"params": mean}, {"averaged_steps": steps})
+    Checkpoints.write_single(
+        folder.averaged, steps[-1], {"params": mean}, {"averaged_steps": steps}
+    )
     return steps
 
 

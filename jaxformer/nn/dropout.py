@@ -35,7 +35,9 @@ class Dropout(nn.Module):
             return x
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
         rows = jnp.arange(x.shape[0]) if rows is None else rows
-        keep = random_bits(seed, rows, x.shape[1:]) >= jnp.uint32(round(self.rate * 2**32))
+        keep = random_bits(seed, rows, (x.shape[1], x.shape[2])) >= jnp.uint32(
+            round(self.rate * 2**32)
+        )
         return jnp.where(keep, x / (1.0 - self.rate), 0).astype(x.dtype)
 
 

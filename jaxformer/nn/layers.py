@@ -158,8 +158,11 @@ class DecoderLayer(nn.Module):
                 values, new_values[:, :, None], index, axis=2
             )
             past = (jnp.arange(keys.shape[2]) <= index)[None, None, None]
-            flat = [a.reshape(-1, *a.shape[2:]) for a in (h[:, :, None], keys, values)]
-            return self.self_attention.attend(*flat, past).reshape(h.shape)
+            rows, past_keys, past_values = (
+                a.reshape(-1, *a.shape[2:]) for a in (h[:, :, None], keys, values)
+            )
+            attended = self.self_attention.attend(rows, past_keys, past_values, past)
+            return attended.reshape(h.shape)
 
         def cross_attention(h: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
             return self.cross_attention.attend(

@@ -1,6 +1,7 @@
 """The Transformer: encoder, decoder, shared embedding, and step-by-step decoding (section 3)."""
 
 import math
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -103,10 +104,7 @@ class Decoder(nn.Module):
     ) -> Cache:
         """An empty cache; projects the encoded source once for every layer."""
         c = self.config
-        layers = [
-            layer.apply({"params": params}, encoded, method=_cross_keys_values)
-            for layer, params in self._unstacked()
-        ]
+        layers = [layer.cross_attention.keys_values(encoded) for layer in self._unstacked()]
         lead = (encoded.shape[0], num_beams, max_length, c.num_heads)
         keys = jnp.zeros((*lead, c.key_size), c.compute_dtype)
         values = jnp.zeros((*lead, c.value_size), c.compute_dtype)
@@ -119,14 +117,11 @@ class Decoder(nn.Module):
             index=jnp.zeros((), jnp.int32),
         )
 
-    def step(
-        self, x: Float[Array, "B N D"], cache: Cache
-    ) -> tuple[Float[Array, "B N D"], Cache]:
+    def step(self, x: Float[Array, "B N D"], cache: Cache) -> tuple[Float[Array, "B N D"], Cache]:
         """Runs the stack on one new token of each beam."""
         keys, values = list(cache.keys), list(cache.values)
-        for i, (layer, params) in enumerate(self._unstacked()):
-            x, keys[i], values[i] = layer.apply(
-                {"params": params},
+        for i, layer in enumerate(self._unstacked()):
+            x, keys[i], values[i] = layer.step(
                 x,
                 keys[i],
                 values[i],
@@ -134,17 +129,16 @@ class Decoder(nn.Module):
                 cache.cross_values[i],
                 cache.source_mask,
                 cache.index,
-                method="step",
             )
         cache = cache._replace(keys=tuple(keys), values=tuple(values), index=cache.index + 1)
         return self.norm(x), cache
 
-    def _unstacked(self) -> list[tuple[DecoderLayer, dict]]:
+    def _unstacked(self) -> list[DecoderLayer]:
         # A scan over layers would copy the whole cache at every token; a loop updates it in place.
         stacked = self.variables["params"]["layers"]
         layer = DecoderLayer(self.config, parent=None)
         return [
-            (layer, jax.tree.map(lambda p, i=i: p[i], stacked))
+            layer.bind({"params": jax.tree.map(operator.itemgetter(i), stacked)})
             for i in range(self.config.num_layers)
         ]
 
@@ -321,10 +315,6 @@ def _check_length(what: str, length: int, longest: int) -> None:
         raise ValueError(
             f"{what} of {length} tokens: the model allows at most {longest} (model.max_length)"
         )
-
-
-def _cross_keys_values(layer: DecoderLayer, encoded: Float[Array, "B S D"]):
-    return layer.cross_attention.keys_values(encoded)
 
 
 def _scan_layers(layer: Callable, num_layers: int) -> Callable:

@@ -224,10 +224,10 @@ class Window:
         every = jax.device_get(self._metrics)
         seconds = time.monotonic() - self._began
         good = [metrics for metrics in every if not metrics.skipped]
-        tokens = sum(float(metrics.source_tokens + metrics.target_tokens) for metrics in every)
+        tokens = sum(int(m.source_tokens) + int(m.target_tokens) for m in every)
         values = {
             **loss_means(good),
-            "learning_rate": float(self._schedule(self._steps[-1] - 1)),
+            "learning_rate": float(np.asarray(self._schedule(self._steps[-1] - 1))),
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds / len(every),
             "skipped": float(len(every) - len(good)),
@@ -279,7 +279,7 @@ def loss_means(metrics: list[Metrics]) -> dict[str, float]:
 
 def _use_compilation_cache() -> None:
     """Keeps compiled programs between runs, unless the user has chosen a folder or none."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -339,7 +339,7 @@ def _to_devices(mesh: Mesh, batch: Batch) -> Batch:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[signal.Signals]]:
-    """A list that SIGTERM (preemption) or SIGINT puts itself into, instead of ending the process."""
+    """A list into which SIGTERM (preemption) and SIGINT go, instead of ending the process."""
     received: list[signal.Signals] = []
 
     def handler(number: int, frame: FrameType | None) -> None:

@@ -52,10 +52,11 @@ def cross_entropy(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _chunked(features, embedding, targets, weights, smoothing):
     """The two sums, for callers that take no gradient."""
+    kernel = embedding.astype(features.dtype)
 
     def chunk_sums(chunk):
-        loss, nll, _ = _chunk(*chunk, embedding.astype(features.dtype), smoothing)
-        return loss, nll
+        rows, targets, weights = chunk
+        return _chunk(rows, targets, weights, kernel, smoothing)[:2]
 
     loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
     return loss.sum(), nll.sum()
@@ -66,11 +67,10 @@ def _forward(features, embedding, targets, weights, smoothing):
     kernel = embedding.astype(features.dtype)
 
     def chunk_gradients(kernel_gradient, chunk):
-        loss, nll, logits_gradient = _chunk(*chunk, kernel, smoothing)
+        rows, targets, weights = chunk
+        loss, nll, logits_gradient = _chunk(rows, targets, weights, kernel, smoothing)
         logits_gradient = logits_gradient.astype(kernel.dtype)
-        kernel_gradient += jnp.matmul(
-            logits_gradient.T, chunk[0], preferred_element_type=jnp.float32
-        )
+        kernel_gradient += jnp.matmul(logits_gradient.T, rows, preferred_element_type=jnp.float32)
         return kernel_gradient, (loss, nll, logits_gradient @ kernel)
 
     kernel_gradient, (loss, nll, features_gradient) = jax.lax.scan(

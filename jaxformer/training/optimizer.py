@@ -7,9 +7,10 @@ from jaxformer.config import Config
 
 
 def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -> optax.Schedule:
-    """lrate = scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
+    """The learning rate of equation 3: linear warm-up, then the inverse square root of the step.
 
-    The schedule takes optax's count, which is 0 at the first update; the paper's step is 1 there.
+    lrate = scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5). The schedule takes
+    optax's count, which is 0 at the first update; the paper's step is 1 there.
 
     >>> schedule = inverse_sqrt_schedule(512, 4000)
     >>> round(float(schedule(3999)) * 1e4, 4)  # the peak: (512 * 4000)^-0.5

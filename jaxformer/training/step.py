@@ -5,7 +5,7 @@ number of target tokens once, so that any number of devices, and any accumulatio
 same step, also on batches whose rows are of uneven length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -56,7 +56,7 @@ class Metrics(NamedTuple):
     skipped: Int[Array, ""]
 
 
-def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """All devices (or those given) along one axis, "data"."""
     devices = jax.devices() if devices is None else devices
     return jax.make_mesh((len(devices),), (DATA_AXIS,), (AxisType.Auto,), devices=devices)
@@ -121,9 +121,7 @@ def make_train_step(
         gradients, metrics = jax.lax.scan(accumulate, zeros, parts)
         return gradients, jax.tree.map(lambda a: a.sum(0), metrics)
 
-    def gradients_over_devices(
-        params: PyTree, batch: Batch, key: Array
-    ) -> tuple[PyTree, Metrics]:
+    def gradients_over_devices(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
         return jax.lax.psum(local_gradients(params, batch, key), DATA_AXIS)
 
     gradients_and_metrics = jax.shard_map(
@@ -204,7 +202,7 @@ def batch_sums(
             **how,
         )
 
-    outputs = model.apply({"params": params}, rngs=rngs, method=features)
+    outputs = jnp.asarray(model.apply({"params": params}, rngs=rngs, method=features))
     real = batch.tgt_segments != 0
     loss, nll = cross_entropy(
         outputs.reshape(-1, outputs.shape[-1]),
@@ -226,4 +224,5 @@ def _varying(params: PyTree) -> PyTree:
     """
     if hasattr(jax.lax, "pcast"):
         return jax.tree.map(lambda a: jax.lax.pcast(a, DATA_AXIS, to="varying"), params)
-    return jax.tree.map(lambda a: jax.lax.pvary(a, DATA_AXIS), params)  # before jax 0.8
+    pvary = vars(jax.lax)["pvary"]  # its name before jax 0.8
+    return jax.tree.map(lambda a: pvary(a, DATA_AXIS), params)

@@ -127,7 +127,9 @@ def test_step_with_nan_is_skipped_on_all_devices_and_counted(devices):
     # A poisoned embedding of one token makes the gradients of the row that has it NaN.
     batch = ragged_batch()
     poisoned = state.params["embedding"].at[int(batch.src[4, 0])].set(jnp.nan)
-    params = jax.device_put(dict(state.params, embedding=poisoned), state.params["embedding"].sharding)
+    params = jax.device_put(
+        dict(state.params, embedding=poisoned), state.params["embedding"].sharding
+    )
     before = jax.device_get(params)
     state = TrainState(state.step, params, state.opt_state, state.skipped_in_row)
     train_step = make_train_step(CONFIG, optimizer, mesh)

@@ -163,9 +163,7 @@ def test_cached_decoding_equals_the_full_pass(norm_position, positions):
     beams = 3
     full = model.apply(variables, jnp.repeat(src, beams, axis=0), tgt)
     encoded = model.apply(variables, src, method="encode")
-    cache = model.apply(
-        variables, encoded, src, num_beams=beams, max_length=7, method="init_cache"
-    )
+    cache = model.apply(variables, encoded, src, num_beams=beams, max_length=7, method="init_cache")
     for t in range(7):
         tokens = tgt[:, t].reshape(2, beams)
         logits, cache = model.apply(variables, tokens, cache, method="decode_step")
@@ -194,9 +192,7 @@ def test_embedding_is_shared_three_ways():
 def test_embeddings_are_scaled_by_sqrt_d_model():
     model, variables = make(variant(dropout_rate=0.0))
     tokens = random_tokens(0, 1, 4)
-    embedded = model.apply(
-        variables, tokens, None, jnp.zeros((32, 16)), method="_embed"
-    )
+    embedded = model.apply(variables, tokens, None, jnp.zeros((32, 16)), method="_embed")
     expected = np.asarray(variables["params"]["embedding"])[tokens] * 4.0
     np.testing.assert_allclose(embedded, expected, rtol=1e-6)
 
@@ -266,6 +262,4 @@ def test_works_under_vmap_and_grad():
     model, variables = make(TINY)
     src, tgt = random_tokens(0, 3, 6), random_tokens(1, 3, 5)
     one_by_one = jax.vmap(lambda s, t: model.apply(variables, s[None], t[None])[0])(src, tgt)
-    np.testing.assert_allclose(
-        one_by_one, model.apply(variables, src, tgt), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(one_by_one, model.apply(variables, src, tgt), rtol=1e-5, atol=1e-5)

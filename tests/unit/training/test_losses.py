@@ -74,8 +74,9 @@ def test_no_array_of_all_logits_exists():
         rows = jnp.zeros(64_000, jnp.int32), jnp.ones(64_000)
         return cross_entropy(features, embedding, *rows, 0.1)[0]
 
-    shapes = jax.ShapeDtypeStruct((64_000, 4), jnp.float32), jax.ShapeDtypeStruct(
-        (8000, 4), jnp.float32
+    shapes = (
+        jax.ShapeDtypeStruct((64_000, 4), jnp.float32),
+        jax.ShapeDtypeStruct((8000, 4), jnp.float32),
     )
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*shapes).compile()
     whole = 64_000 * 8000 * 4

@@ -67,7 +67,6 @@ _ROOMS = {
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __version__ = "0.1.0"
-__all__ = sorted(_ROOM_OF)
 
 
 def __getattr__(name: str) -> Any:
@@ -79,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, for completion in notebooks."""
-    return [*__all__, "__version__"]
+    return [*_ROOM_OF, "__version__"]

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -55,11 +56,12 @@ def look(translator: Translator, sentence: str) -> AttentionView:
     tokenizer = translator.tokenizer
     translation = translator.translate([sentence])[0]
     target = [BOS, *tokenizer.encode(translation)]
-    _, recorded = Transformer(translator.config.model).apply(
+    apply = jax.jit(Transformer(translator.config.model).apply, static_argnames="mutable")
+    _, recorded = apply(
         {"params": translator.params},
-        np.asarray([source], np.int32),
-        np.asarray([target], np.int32),
-        mutable=["intermediates"],
+        jnp.asarray([source], jnp.int32),
+        jnp.asarray([target], jnp.int32),
+        mutable="intermediates",
     )
     stacks = jax.device_get(recorded["intermediates"])
     decoder = stacks["decoder"]["layers"]

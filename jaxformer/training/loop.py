@@ -72,6 +72,9 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         start = int(state.step)
         with Reporter(folder, start=start, steps=config.training.steps) as reporter:
             _introduce(reporter, config, data, mesh, state, start)
+            if start >= config.training.steps:
+                reporter.say(f"nothing to do: training.steps={config.training.steps} are done")
+                return state
             run = Run(config, data, mesh, optimizer, checkpoints, reporter)
             return run.steps(state, start)
 
@@ -172,10 +175,11 @@ class Run:
             )
         in_row = int(state.skipped_in_row)
         if in_row >= _MOST_SKIPPED_IN_ROW:
+            newest = max(self.checkpoints.steps(), default=None)
             raise FloatingPointError(
-                f"gradients were NaN or Inf for the last {in_row} steps; the last checkpoint is "
-                f"step {self.checkpoints.steps()[-1:]}. Lower training.learning_rate_scale, "
-                "lengthen training.warmup_steps, or set training.clip_norm=1.0"
+                f"gradients were NaN or Inf for the last {in_row} steps; the newest checkpoint is "
+                f"of step {newest}. Lower training.learning_rate_scale, lengthen "
+                "training.warmup_steps, or set training.clip_norm=1.0"
             )
 
     def save(self, step: int, state: TrainState, score: float | None) -> None:

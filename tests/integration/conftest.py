@@ -1,0 +1,52 @@
+"""Small runs that the tests of this folder share."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
+
+# Packing has one shape of batch, so one program to compile.
+TINY = Config(
+    model=ModelConfig(
+        vocab_size=300, d_model=16, d_ff=32, num_heads=2, num_layers=1, max_length=64
+    ),
+    data=DataConfig(
+        corpus="numerals",
+        train="train",
+        valid="held_out",
+        batching="packing",
+        tokens_per_batch=512,
+        max_length=64,
+    ),
+    training=TrainingConfig(
+        steps=6,
+        warmup_steps=10,
+        log_every=2,
+        checkpoint_every=2,
+        eval_every=6,
+        eval_sentences=4,
+        keep_checkpoints=3,
+    ),
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_config():
+    """An experiment of seconds, and a function that changes its training settings."""
+
+    def config(**training):
+        return dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, **training))
+
+    return config
+
+
+@pytest.fixture(scope="session")
+def tiny_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of a finished tiny run; not to be changed."""
+    from jaxformer.training.loop import train
+
+    folder = tmp_path_factory.mktemp("run") / "tiny"
+    train(TINY, folder)
+    return folder

@@ -1,0 +1,78 @@
+"""``python train.py``: every mistake is one line and exit code 2, and nothing is written."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PROJECT = pathlib.Path(__file__).parents[2]
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "train.py", *arguments],
+        cwd=PROJECT,
+        env={**os.environ, "TFDS_DATA_DIR": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config=configs/bas.py"], ["No such file or directory: 'configs/bas.py'"]),
+        (["--config=configs/base.py:small"], ["unknown variant 'small'; known variants: 'tiny'"]),
+        (["--confg=configs/base.py"], ["Unknown command line flag 'confg'. Did you mean: config"]),
+        ([], ["expected --config=configs/NAME.py and --workdir=FOLDER"]),
+        (
+            ["--config=configs/base.py", "--config.model.num_layer=3"],
+            ["unknown config field", 'Did you mean "num_layers" instead of "num_layer"?'],
+        ),
+        (
+            ["--config=configs/base.py", "--config.model.num_layers=three"],
+            ["config.model.num_layers=three"],
+        ),
+        (
+            ["--config=configs/base.py", "--config.model.num_heads=7"],
+            [
+                "model.num_heads must divide model.d_model when model.d_k is not given",
+                "num_heads=8",
+            ],
+        ),
+        (
+            ["--config=configs/base.py"],
+            [
+                "wmt14_translate/de-en",
+                "pip install 'jaxformer[wmt]'",
+                "--config.data.corpus=text",
+                "--config.data.train=",
+            ],
+        ),
+        (
+            ["--config=configs/multi30k.py", "--config.data.train=/nonexistent/train"],
+            ["/nonexistent/train.en"],
+        ),
+    ],
+)
+def test_mistakes(arguments, words, tmp_path):
+    workdir = tmp_path / "run"
+    result = run(*arguments, f"--workdir={workdir}")
+    if not arguments:
+        result = run(f"--workdir={workdir}")
+    assert result.returncode == 2, result.stderr
+    errors = [line for line in result.stderr.split("\n") if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in errors[0]
+    left = [path for path in workdir.rglob("*") if path.is_file()]
+    assert [path.name for path in left if path.name != "config.json"] == []
+
+
+def test_help_teaches():
+    result = run("--help")
+    assert "python train.py --config=configs/numerals.py --workdir=runs/numerals" in result.stdout

@@ -1,0 +1,228 @@
+"""The loop: interrupted equals uninterrupted, bit for bit; a run is held to what it began with."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import UserError
+from jaxformer.training import loop
+from jaxformer.training.loop import train
+
+PROJECT = pathlib.Path(__file__).parents[2]
+
+
+def assert_equal_states(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(actual), jax.device_get(expected))
+
+
+def read_metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return train(tiny_config(), folder), folder
+
+
+@pytest.mark.smoke
+def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted):
+    train(tiny_config(steps=2), tmp_path)
+    train(tiny_config(steps=4), tmp_path)
+    assert_equal_states(train(tiny_config(), tmp_path), uninterrupted[0])
+
+
+def test_every_step_is_reported_once(tiny_config, tmp_path, uninterrupted):
+    # The first part reports step 3, but its checkpoint is lost: it is resumed from step 2.
+    train(tiny_config(steps=3), tmp_path)
+    (tmp_path / "checkpoints" / "3").rename(tmp_path / "removed")
+    train(tiny_config(), tmp_path)
+    reports = [(r["kind"], r["step"]) for r in read_metrics(tmp_path)]
+    assert reports == [("train", 2), ("train", 4), ("train", 6), ("valid", 6)]
+    losses = [r["loss"] for r in read_metrics(tmp_path)]
+    assert losses == [r["loss"] for r in read_metrics(uninterrupted[1])]
+
+
+def test_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    tiny_config, tmp_path, uninterrupted, caplog
+):
+    train(tiny_config(steps=4), tmp_path)
+    damaged = max(
+        (p for p in (tmp_path / "checkpoints" / "4").rglob("*") if p.is_file()),
+        key=lambda p: p.stat().st_size,
+    )
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    state = train(tiny_config(), tmp_path)
+    assert "damaged" in caplog.text
+    assert_equal_states(state, uninterrupted[0])
+
+
+def start_training(folder, environment, *overrides):
+    settings = {
+        "model.vocab_size": 300,
+        "model.d_model": 16,
+        "model.d_ff": 32,
+        "model.num_heads": 2,
+        "model.num_layers": 1,
+        "model.max_length": 64,
+        "data.batching": "packing",
+        "data.tokens_per_batch": 512,
+        "training.steps": 400,
+        "training.log_every": 10,
+        "training.checkpoint_every": 10,
+        "training.eval_every": 1000,
+        "training.eval_sentences": 0,
+        "training.keep_checkpoints": 2,
+    }
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "train.py",
+            "--config=configs/numerals.py",
+            f"--workdir={folder}",
+            *(f"--config.{name}={value}" for name, value in settings.items()),
+            *overrides,
+        ],
+        cwd=PROJECT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_step(folder, step, process):
+    deadline = time.monotonic() + 120
+    while not any(
+        p.name.isdigit() and int(p.name) >= step for p in (folder / "checkpoints").glob("*")
+    ):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_kill_and_termination_lose_nothing(tmp_path):
+    """One run through; one killed with -9, then asked to stop, then left to finish."""
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONWARNINGS": "default"}
+    whole = start_training(tmp_path / "whole", environment)
+    assert whole.wait(timeout=180) == 0, whole.stderr.read()
+    folder = tmp_path / "interrupted"
+    killed = start_training(folder, environment)
+    wait_for_step(folder, 20, killed)
+    killed.kill()
+    killed.wait()
+    stopped = start_training(folder, environment)
+    wait_for_step(folder, 60, stopped)
+    stopped.send_signal(signal.SIGTERM)
+    _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130
+    assert "SIGTERM: step" in errors
+    assert "the same command goes on there" in errors
+    finished = start_training(folder, environment)
+    _, errors = finished.communicate(timeout=180)
+    assert finished.returncode == 0, errors
+    assert "resumed from step" in errors
+    states = []
+    for run in (tmp_path / "whole", folder):
+        checkpoints = Checkpoints(run / "checkpoints")
+        assert checkpoints.steps()[-1] == 400
+        config = loop.config_lib.load(run / "config.json")
+        mesh = loop.make_mesh(jax.devices()[:1])
+        template = loop.init_state(
+            loop.Transformer(config.model), loop.make_optimizer(config), mesh, seed=1
+        )
+        states.append(checkpoints.restore(template).state)
+    assert_equal_states(*states)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "words"),
+    [
+        ("model", {"num_layers": 2}, r"holds a run with model\.num_layers=1, but 2 was given"),
+        ("data", {"tokens_per_batch": 1024}, r"data\.tokens_per_batch=512, but 1024 was given"),
+        ("training", {"seed": 5}, r"training\.seed=0, but 5 was given"),
+    ],
+)
+def test_workdir_of_another_experiment_is_refused(
+    tiny_config, tiny_workdir, section, changes, words
+):
+    config = tiny_config()
+    part = dataclasses.replace(getattr(config, section), **changes)
+    with pytest.raises(UserError, match=words):
+        train(dataclasses.replace(config, **{section: part}), tiny_workdir)
+
+
+def write_text_corpus(folder, lines):
+    for part in ("train", "valid"):
+        for language in ("en", "de"):
+            text = "".join(f"{language} line {n} of {n % 7}\n" for n in range(lines))
+            (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
+
+
+def text_config(tiny_config, folder, **training):
+    config = tiny_config(**training)
+    data = dataclasses.replace(
+        config.data, corpus="text", train=str(folder / "train"), valid=str(folder / "valid")
+    )
+    return dataclasses.replace(config, data=data)
+
+
+def test_changed_data_is_refused(tiny_config, tmp_path):
+    write_text_corpus(tmp_path, 200)
+    config = text_config(tiny_config, tmp_path, steps=2)
+    train(config, tmp_path / "run")
+    write_text_corpus(tmp_path, 201)
+    with pytest.raises(UserError, match="the run began with other data: train was"):
+        train(config, tmp_path / "run")
+
+
+def test_over_long_pairs_are_skipped_counted_and_reported(tiny_config, tmp_path, capsys):
+    write_text_corpus(tmp_path, 200)
+    for language in ("en", "de"):
+        with (tmp_path / f"train.{language}").open("a", encoding="utf-8") as file:
+            file.write("word " * 100 + "\n" + ("\n" if language == "en" else "text\n"))
+    train(text_config(tiny_config, tmp_path, steps=2), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "200 training pairs, 2 skipped (1 longer than 64 tokens, 1 with an empty side)" in said
+
+
+def test_hopeless_run_stops_and_keeps_its_good_checkpoint(tiny_config, tmp_path, monkeypatch):
+    train(tiny_config(steps=2), tmp_path)
+    restore = Checkpoints.restore
+
+    def poisoned(self, template):
+        restored = restore(self, template)
+        params = dict(restored.state.params)
+        params["embedding"] = params["embedding"] * np.nan
+        return restored._replace(state=restored.state._replace(params=params))
+
+    monkeypatch.setattr(Checkpoints, "restore", poisoned)
+    with pytest.raises(FloatingPointError, match=r"NaN or Inf for the last 18 steps.*of step 2\."):
+        train(tiny_config(steps=40, log_every=10, checkpoint_every=20, eval_every=20), tmp_path)
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [2]
+
+
+def test_finished_run_is_left_alone(tiny_config, tmp_path, capsys):
+    train(tiny_config(steps=2), tmp_path)
+    before = read_metrics(tmp_path)
+    train(tiny_config(steps=2), tmp_path)
+    assert read_metrics(tmp_path) == before
+    assert "nothing to do: training.steps=2 are done" in capsys.readouterr().err
+
+
+def test_tensorboard_files_are_written(uninterrupted):
+    pytest.importorskip("tensorboardX")
+    assert list((uninterrupted[1] / "tensorboard").glob("events.out.tfevents.*"))

@@ -24,6 +24,7 @@ NUMERALS = Config(
         corpus="numerals",
         train="train",
         valid="held_out",
+        batching="packing",
         tokens_per_batch=2048,
         max_length=64,
     ),

@@ -2,10 +2,9 @@
 
 import dataclasses
 import itertools
-import json
 
 from jaxformer.config import Config
-from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.data.corpus import open_corpus
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import Tokenizer, cached_tokenizer
@@ -19,6 +18,7 @@ class Dataset:
 
     Attributes:
       tokenizer: The shared vocabulary.
+      identity: SHA-256 of the tokenizer and of both parts of the corpus.
       train: Training pairs as token ids.
       plan: Which training pairs are in which batch.
       valid: Validation pairs as token ids.
@@ -27,6 +27,7 @@ class Dataset:
     """
 
     tokenizer: Tokenizer
+    identity: dict[str, str]
     train: TokenStore
     plan: BatchPlan
     valid: TokenStore
@@ -37,25 +38,31 @@ class Dataset:
 def open_dataset(config: Config, folder: Workdir) -> Dataset:
     """Reads and tokenizes the corpus, or takes up what earlier runs left in the cache.
 
-    The tokenizer is trained on demand; it and the SHA-256 of tokenizer and data are written to
-    the workdir, where later runs are held to them.
+    A run that goes on keeps the tokenizer of its workdir; a new one trains it on demand. Nothing
+    is written to the workdir.
 
     Raises:
       UserError: Data is missing or malformed, or is not what the run began with.
     """
     corpus = open_corpus(config.data)
     cache = cache_directory()
-    if folder.tokenizer.exists():
+    if folder.config.exists():
         folder.check_tokenizer()
         tokenizer = Tokenizer.load(folder.tokenizer)
     else:
         tokenizer = cached_tokenizer(corpus, config.data.train, config.model.vocab_size, cache)
-    _check_identity(config, corpus, tokenizer, folder)
-    longest = config.data.max_length
-    train = build_store(corpus, config.data.train, tokenizer, longest, cache)
+    identity = {
+        "tokenizer": tokenizer.sha256,
+        "train": corpus.fingerprint(config.data.train),
+        "valid": corpus.fingerprint(config.data.valid),
+    }
+    if folder.config.exists():
+        _check_identity(identity, folder)
+    train = build_store(corpus, config.data.train, tokenizer, config.data.max_length, cache)
     valid = build_store(corpus, config.data.valid, tokenizer, config.model.max_length, cache)
     return Dataset(
         tokenizer=tokenizer,
+        identity=identity,
         train=train,
         plan=make_plan(train, config.data, config.training.seed),
         valid=valid,
@@ -68,21 +75,11 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
     )
 
 
-def _check_identity(config: Config, corpus: Corpus, tokenizer: Tokenizer, folder: Workdir) -> None:
-    identity = {
-        "tokenizer": tokenizer.sha256,
-        "train": corpus.fingerprint(config.data.train),
-        "valid": corpus.fingerprint(config.data.valid),
-    }
-    if folder.identity.exists():
-        for name, expected in read_json(folder.identity).items():
-            if identity.get(name) != expected:
-                raise UserError(
-                    f"{folder.path}: the run began with other data: {name} was {expected}, now "
-                    f"{identity.get(name)}; give it the old data, or another --workdir"
-                )
-        return
-    tokenizer.save(folder.tokenizer)
-    partial = folder.identity.with_name(folder.identity.name + ".partial")
-    partial.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder.identity)
+def _check_identity(identity: dict[str, str], folder: Workdir) -> None:
+    began_with = read_json(folder.identity)
+    for name, digest in identity.items():
+        if began_with.get(name) != digest:
+            raise UserError(
+                f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "
+                f"now {digest}; give it the old data, or another --workdir"
+            )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import operator
 import pathlib
@@ -22,6 +23,7 @@ from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Config
 from jaxformer.data.batch import Batch
+from jaxformer.data.files import write_file
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.errors import UserError
 from jaxformer.evaluation.report import corpus_bleu
@@ -61,9 +63,10 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
     """
     folder = Workdir(pathlib.Path(workdir))
     _use_compilation_cache()
-    _claim(folder, config)
-    mesh = make_mesh()
+    _check_claim(folder, config)
     data = open_dataset(config, folder)
+    _claim(folder, config, data)
+    mesh = make_mesh()
     optimizer = make_optimizer(config)
     state = init_state(Transformer(config.model), optimizer, mesh, config.training.seed)
     with Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints:
@@ -289,29 +292,32 @@ def _use_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _claim(folder: Workdir, config: Config) -> None:
-    """Makes the workdir, or checks that it belongs to the same experiment.
+def _check_claim(folder: Workdir, config: Config) -> None:
+    """Checks that the workdir is free, or belongs to the same experiment.
 
     How long to train and how often to report may change between the parts of a run; what the
     batches and the model are made of may not.
     """
-    folder.path.mkdir(parents=True, exist_ok=True)
-    if folder.config.exists():
-        old = folder.load_config()
-        for section in ("model", "data"):
-            before, now = getattr(old, section), getattr(config, section)
-            for field in dataclasses.fields(before):
-                was, given = getattr(before, field.name), getattr(now, field.name)
-                if was != given:
-                    raise UserError(
-                        f"{folder.path}: holds a run with {section}.{field.name}={was!r}, but "
-                        f"{given!r} was given; give the same config, or another --workdir"
-                    )
-        if old.training.seed != config.training.seed:
+    if not folder.config.exists():
+        return
+    old = folder.load_config()
+    fixed = [("model", field.name) for field in dataclasses.fields(config.model)]
+    fixed += [("data", field.name) for field in dataclasses.fields(config.data)]
+    for section, name in [*fixed, ("training", "seed")]:
+        was, given = (getattr(getattr(c, section), name) for c in (old, config))
+        if was != given:
             raise UserError(
-                f"{folder.path}: holds a run with training.seed={old.training.seed}, but "
-                f"{config.training.seed} was given; give the same config, or another --workdir"
+                f"{folder.path}: holds a run with {section}.{name}={was!r}, but {given!r} was "
+                "given; give the same config, or another --workdir"
             )
+
+
+def _claim(folder: Workdir, config: Config, data: Dataset) -> None:
+    """Writes what the run is made from; the config last, since it makes the folder a workdir."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not folder.config.exists():
+        data.tokenizer.save(folder.tokenizer)
+        write_file(folder.identity, json.dumps(data.identity, indent=2).encode())
     config_lib.save(config, folder.config)
 
 

@@ -118,12 +118,13 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     """One run through; one killed with -9, then asked to stop, then left to finish."""
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONWARNINGS": "default"}
     whole = start_training(tmp_path / "whole", environment)
-    assert whole.wait(timeout=180) == 0, whole.stderr.read()
+    _, errors = whole.communicate(timeout=180)
+    assert whole.returncode == 0, errors
     folder = tmp_path / "interrupted"
     killed = start_training(folder, environment)
     wait_for_step(folder, 20, killed)
     killed.kill()
-    killed.wait()
+    killed.communicate()
     stopped = start_training(folder, environment)
     wait_for_step(folder, 60, stopped)
     stopped.send_signal(signal.SIGTERM)

@@ -33,11 +33,11 @@ def main(argv: list[str]) -> None:
         train(from_dict(CONFIG.value.to_dict()), WORKDIR.value)
     except UserError as error:
         sys.exit(_complain(str(error)))
-    except FloatingPointError as error:
+    except (FloatingPointError, OSError) as error:  # no convergence; or a full disk, say
         _complain(str(error))
         sys.exit(1)
     except KeyboardInterrupt as stop:
-        print(stop, file=sys.stderr)
+        print(str(stop) or "interrupted; the same command goes on", file=sys.stderr)
         sys.exit(130)
 
 

@@ -13,7 +13,11 @@ from jaxformer.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0, or 2 for a mistake in the input."""
+    """Runs one command.
+
+    Returns:
+      Its exit code: 0, 2 for a mistake in the input, 1 if a file cannot be read or written.
+    """
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
@@ -23,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -133,6 +140,7 @@ def _translate(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from jaxformer.data.corpus import read_file
+    from jaxformer.data.files import write_file
     from jaxformer.evaluation.report import translation_report
 
     sources, references = list(read_file(options.source)), list(read_file(options.reference))
@@ -144,7 +152,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     translator = _load(options)
     translations = _with_progress(translator, sources)
     if options.output is not None:
-        options.output.write_text("".join(f"{t}\n" for t in translations), encoding="utf-8")
+        write_file(options.output, "".join(f"{t}\n" for t in translations).encode())
     report = translation_report(
         translations, references, target_language=translator.config.data.target_language
     )
@@ -191,7 +199,9 @@ def _load(options: argparse.Namespace):
     import dataclasses
 
     from jaxformer.inference.translator import Translator
+    from jaxformer.workdir import use_compilation_cache
 
+    use_compilation_cache()
     translator = Translator.load(options.workdir, weights=options.weights)
     given = {"beam_size": options.beam_size, "length_penalty": options.length_penalty}
     changes = {name: value for name, value in given.items() if value is not None}

@@ -7,6 +7,8 @@ import os
 import pathlib
 from typing import Any
 
+import jax
+
 from jaxformer import config as config_lib
 from jaxformer.errors import UserError
 
@@ -109,3 +111,11 @@ def cache_directory() -> pathlib.Path:
     ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs time and nothing else.
     """
     return pathlib.Path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer").expanduser()
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs between processes, unless the user has chosen a folder for them."""
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "programs"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

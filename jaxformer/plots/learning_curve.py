@@ -1,6 +1,8 @@
-"""The course of a run: loss, perplexity, BLEU and learning rate over the optimizer's steps."""
+"""The course of a run: loss, scores, learning rate and speed over the optimizer's steps."""
 
+import itertools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +19,9 @@ _PANELS = {
     "loss": ("Loss (label-smoothed, nats per token)", min),
     "perplexity": ("Perplexity", min),
     "bleu": ("BLEU on the validation set", max),
+    "exact_match": ("Exact matches on the validation set (%)", max),
     "learning_rate": ("Learning rate (10⁻³)", None),
+    "tokens_per_second": ("Tokens per second", None),
 }
 _DIVERGED = 1e9  # from here on, also inf and NaN, a value says nothing and would flatten the rest
 _LOOKS = {
@@ -65,8 +69,9 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
 
     Args:
       records: Reports as in ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts
-        optimizer steps, and the values are any of "loss", "perplexity", "bleu" and
-        "learning_rate". Values that are not finite, or beyond 10^9, are left out.
+        optimizer steps, and the values are any of "loss", "perplexity", "bleu", "exact_match",
+        "learning_rate" and "tokens_per_second". Values that are not finite, or beyond 10^9, are
+        left out.
       path: The PNG; replaced as a whole.
 
     Raises:
@@ -76,12 +81,16 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
     shown = [name for name in _PANELS if any(curves[name].values())]
     if not shown:
         raise UserError("expected a run with reports to draw: got none; let it train for longer")
-    rows, columns = (2, 2) if len(shown) == 4 else (1, len(shown))
+    rows = 2 if len(shown) > 3 else 1
+    columns = math.ceil(len(shown) / rows)
     with figure.style():
         page = Figure(figsize=(3.5 * columns, 2.3 * rows), layout="constrained")
         grid = page.subplots(rows, columns, squeeze=False, sharex=True)
-        for axes, name in zip(grid.flat, shown, strict=True):
-            _draw(axes, name, curves[name])
+        for axes, name in itertools.zip_longest(grid.flat, shown):
+            if name is None:
+                axes.remove()
+            else:
+                _draw(axes, name, curves[name])
         for axes in grid[-1]:
             axes.set_xlabel("step")
         page.align_ylabels()
@@ -111,10 +120,12 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
                 line.set_marker("o")
     axes.margins(y=0.15)  # room for the value in _mark
     axes.set_xlim(left=0)
-    if name in ("bleu", "learning_rate"):
+    if name not in ("loss", "perplexity"):
         axes.set_ylim(bottom=0)
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
+    if name == "tokens_per_second":
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     values = [value for curve in curves.values() for value in curve.values() if value > 0]
     if name == "perplexity" and values and max(values) > 10 * min(values):
         axes.set_yscale("log")

@@ -41,7 +41,7 @@ from jaxformer.training.step import (
     make_mesh,
     make_train_step,
 )
-from jaxformer.workdir import Workdir, cache_directory
+from jaxformer.workdir import Workdir, use_compilation_cache
 
 # A run in which this many steps in a row had NaN or Inf gradients does not recover by itself.
 _MOST_SKIPPED_IN_ROW = 10
@@ -62,7 +62,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
     folder = Workdir(pathlib.Path(workdir))
-    _use_compilation_cache()
+    use_compilation_cache()
     _check_claim(folder, config)
     data = open_dataset(config, folder)
     _claim(folder, config, data)
@@ -284,14 +284,6 @@ def loss_means(metrics: list[Metrics]) -> dict[str, float]:
     }
 
 
-def _use_compilation_cache() -> None:
-    """Keeps compiled programs between runs, unless the user has chosen a folder or none."""
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "programs"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
 def _check_claim(folder: Workdir, config: Config) -> None:
     """Checks that the workdir is free, or belongs to the same experiment.
 
@@ -349,10 +341,15 @@ def _to_devices(mesh: Mesh, batch: Batch) -> Batch:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[signal.Signals]]:
-    """A list into which SIGTERM (preemption) and SIGINT go, instead of ending the process."""
+    """A list into which SIGTERM (preemption) or SIGINT goes, instead of ending the process.
+
+    A second signal ends the process all the same.
+    """
     received: list[signal.Signals] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt("stopped at once; the same command goes on")
         received.append(signal.Signals(number))
 
     if threading.current_thread() is not threading.main_thread():

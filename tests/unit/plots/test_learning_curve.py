@@ -12,11 +12,13 @@ from jaxformer.errors import UserError
 from jaxformer.plots import figure
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
-LOSS, PERPLEXITY, BLEU, RATE = (
+LOSS, PERPLEXITY, BLEU, EXACT, RATE, SPEED = (
     "Loss (label-smoothed, nats per token)",
     "Perplexity",
     "BLEU on the validation set",
+    "Exact matches on the validation set (%)",
     "Learning rate (10⁻³)",
+    "Tokens per second",
 )
 
 
@@ -57,7 +59,7 @@ def points(axes: matplotlib.axes.Axes) -> dict[str, list[tuple[float, float]]]:
 def test_each_panel_shows_its_values(tmp_path: pathlib.Path, pages: list[Figure]):
     records = [train(100, 6.0), valid(100, 5.0, bleu=3.5), train(200, 4.0), valid(200, 3.0, bleu=9)]
     panels = draw(records, tmp_path, pages)
-    assert list(panels) == [LOSS, PERPLEXITY, BLEU, RATE]
+    assert list(panels) == [LOSS, PERPLEXITY, BLEU, RATE, SPEED]
     assert points(panels[LOSS]) == {
         "training": [(100, 6.0), (200, 4.0)],
         "validation": [(100, 5.0), (200, 3.0)],
@@ -84,7 +86,9 @@ def test_perplexity_is_logarithmic_only_over_a_decade(tmp_path: pathlib.Path, pa
 
 
 def test_panels_without_values_are_left_out(tmp_path: pathlib.Path, pages: list[Figure]):
-    assert list(draw([train(1), valid(2)], tmp_path, pages)) == [LOSS, PERPLEXITY, RATE]
+    assert list(draw([train(1), valid(2)], tmp_path, pages)) == [LOSS, PERPLEXITY, RATE, SPEED]
+    every = [train(1), valid(2, bleu=1.0, exact_match=2.0)]
+    assert list(draw(every, tmp_path, pages)) == [LOSS, PERPLEXITY, BLEU, EXACT, RATE, SPEED]
     assert list(draw([valid(2, bleu=1.0)], tmp_path, pages)) == [LOSS, PERPLEXITY, BLEU]
 
 

@@ -1,0 +1,72 @@
+"""Reports: plain lines or a bar, and metrics.jsonl that a resumed run goes on with."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from jaxformer.training.reporting import Reporter
+from jaxformer.workdir import Workdir
+
+VALUES = {
+    "loss": 2.5,
+    "perplexity": 9.87,
+    "learning_rate": 1e-3,
+    "tokens_per_second": 12345.6,
+    "skipped": 0.0,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def steps(folder):
+    lines = folder.metrics.read_text(encoding="utf-8").splitlines()
+    return [(json.loads(line)["kind"], json.loads(line)["step"]) for line in lines]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Workdir(tmp_path)
+
+
+def test_plain_lines_without_a_terminal(folder, capsys):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.train(5, VALUES)
+        reporter.valid(10, {"loss": 2.0, "perplexity": 7.39, "bleu": 31.4, "exact_match": 2.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("step 5/10  loss 2.500  ppl 9.87  lr 1.00e-03  12,346 tokens/s")
+    assert lines[0].endswith("left")
+    assert lines[1] == "step 10/10  validation: loss 2.000  ppl 7.39  BLEU 31.40  exact 2.5 %"
+
+
+def test_bar_on_a_terminal(folder, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Reporter(folder, start=4, steps=10) as reporter:
+        reporter.train(5, VALUES)
+    shown = terminal.getvalue()
+    for part in ("5/10", "loss 2.500", "ppl 9.87", "lr 1.00e-03", "12,346 tokens/s", "<"):
+        assert part in shown
+
+
+def test_every_report_is_a_json_line(folder):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.train(5, VALUES)
+        assert steps(folder) == [("train", 5)]  # at once, not when the run ends
+    record = json.loads(folder.metrics.read_text(encoding="utf-8"))
+    assert record == {"kind": "train", "step": 5, **VALUES}
+
+
+def test_resuming_drops_what_came_after_the_checkpoint_and_a_torn_line(folder):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        for step in (2, 4, 6):
+            reporter.train(step, VALUES)
+    with folder.metrics.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "train", "st')
+    with Reporter(folder, start=4, steps=10) as reporter:
+        reporter.train(6, VALUES)
+    assert steps(folder) == [("train", 2), ("train", 4), ("train", 6)]

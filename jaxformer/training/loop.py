@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
-import operator
 import pathlib
 import signal
 import threading
@@ -17,7 +15,6 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
@@ -26,21 +23,19 @@ from jaxformer.data.batch import Batch
 from jaxformer.data.files import write_file
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.errors import UserError
-from jaxformer.evaluation.report import corpus_bleu
-from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.dataset import Dataset, open_dataset
-from jaxformer.training.optimizer import inverse_sqrt_schedule, make_optimizer
-from jaxformer.training.reporting import Reporter
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.step import (
     Metrics,
     TrainState,
-    data_sharded,
     init_state,
-    make_eval_step,
     make_mesh,
     make_train_step,
+    to_devices,
 )
+from jaxformer.training.validation import Validation
 from jaxformer.workdir import Workdir, use_compilation_cache
 
 # A run in which this many steps in a row had NaN or Inf gradients does not recover by itself.
@@ -160,7 +155,7 @@ class Run:
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
-        return map(functools.partial(_to_devices, self.mesh), local)
+        return map(functools.partial(to_devices, self.mesh), local)
 
     def report(self, state: TrainState, window: "Window") -> None:
         """Reports the window's means, and the examples of skipped steps.
@@ -189,99 +184,6 @@ class Run:
         """Saves a checkpoint in the background."""
         metadata = {"tokenizer": self.data.tokenizer.sha256}
         self.checkpoints.save(step, state, metadata=metadata, score=score)
-
-
-class Window:
-    """The steps since the last report; their metrics stay on the device until then."""
-
-    def __init__(self, config: Config) -> None:
-        """Starts an empty window now."""
-        self._schedule = inverse_sqrt_schedule(
-            config.model.d_model,
-            config.training.warmup_steps,
-            config.training.learning_rate_scale,
-        )
-        self._clear()
-
-    def _clear(self) -> None:
-        self._steps: list[int] = []
-        self._metrics: list[Metrics] = []
-        self._began = time.monotonic()
-
-    def add(self, step: int, metrics: Metrics) -> None:
-        """Takes up one step, without waiting for the device."""
-        self._steps.append(step)
-        self._metrics.append(metrics)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the clock, for work that is not training."""
-        jax.block_until_ready(self._metrics)
-        began = time.monotonic()
-        yield
-        self._began += time.monotonic() - began
-
-    def skipped(self) -> list[int]:
-        """The steps whose gradients were not finite."""
-        flags = jax.device_get([metrics.skipped for metrics in self._metrics])
-        return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
-
-    def means(self) -> dict[str, float]:
-        """Means over the window, skipped steps left out; empties it."""
-        every = jax.device_get(self._metrics)
-        seconds = time.monotonic() - self._began
-        good = [metrics for metrics in every if not metrics.skipped]
-        tokens = sum(int(m.source_tokens) + int(m.target_tokens) for m in every)
-        values = {
-            **loss_means(good),
-            "learning_rate": float(np.asarray(self._schedule(self._steps[-1] - 1))),
-            "tokens_per_second": tokens / seconds,
-            "seconds_per_step": seconds / len(every),
-            "skipped": float(len(every) - len(good)),
-        }
-        self._clear()
-        return values
-
-
-class Validation:
-    """Loss and BLEU on the validation part."""
-
-    def __init__(self, config: Config, data: Dataset, mesh: Mesh) -> None:
-        """Prepares; programs are compiled at the first use."""
-        self._config, self._data, self._mesh = config, data, mesh
-        self._eval_step = make_eval_step(config, mesh)
-
-    def __call__(self, params: PyTree) -> dict[str, float]:
-        """Loss and perplexity; BLEU and exact match in %, if sentences are set aside for them."""
-        plan = self._data.valid_plan
-        batches = load_batches(
-            self._data.valid,
-            plan,
-            stop=plan.batches_per_epoch,
-            row_multiple=self._mesh.size,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        metrics = [self._eval_step(params, _to_devices(self._mesh, batch)) for batch in batches]
-        values = loss_means(jax.device_get(metrics))
-        if self._data.valid_text:
-            sources, references = zip(*self._data.valid_text, strict=True)
-            translator = Translator(self._config, params, self._data.tokenizer)
-            translations = translator.translate(sources)
-            values["bleu"] = corpus_bleu(translations, references)
-            same = sum(map(operator.eq, translations, references))
-            values["exact_match"] = 100 * same / len(references)
-        return values
-
-
-def loss_means(metrics: list[Metrics]) -> dict[str, float]:
-    """Loss and perplexity per target token, from sums over batches; NaN for no batch."""
-    tokens = sum(float(m.target_tokens) for m in metrics) or math.nan
-    nll = sum(float(m.nll) for m in metrics) / tokens
-    return {
-        "loss": sum(float(m.loss) for m in metrics) / tokens,
-        "perplexity": math.exp(min(nll, 700.0)),
-    }
 
 
 def _check_claim(folder: Workdir, config: Config) -> None:
@@ -330,13 +232,6 @@ def _introduce(
     )
     if start:
         reporter.say(f"resumed from step {start}")
-
-
-def _to_devices(mesh: Mesh, batch: Batch) -> Batch:
-    sharding = data_sharded(mesh)
-    return jax.tree.map(
-        lambda local: jax.make_array_from_process_local_data(sharding, local), batch
-    )
 
 
 @contextlib.contextmanager

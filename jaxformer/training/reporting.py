@@ -1,13 +1,21 @@
 """What a run says while it goes on: terminal, metrics.jsonl, and TensorBoard if it is there."""
 
+import contextlib
 import json
+import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import IO, Any
 
+import jax
+import numpy as np
 from tqdm import tqdm
 
+from jaxformer.config import Config
+from jaxformer.training.optimizer import inverse_sqrt_schedule
+from jaxformer.training.step import Metrics
 from jaxformer.workdir import Workdir
 
 
@@ -82,6 +90,68 @@ class Reporter:
     def _time_left(self, step: int) -> str:
         seconds = (time.monotonic() - self._began) / max(1, step - self._start)
         return tqdm.format_interval(int(seconds * (self._steps - step)))
+
+
+class Window:
+    """The steps since the last report; their metrics stay on the device until then."""
+
+    def __init__(self, config: Config) -> None:
+        """Starts an empty window now."""
+        self._schedule = inverse_sqrt_schedule(
+            config.model.d_model,
+            config.training.warmup_steps,
+            config.training.learning_rate_scale,
+        )
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps: list[int] = []
+        self._metrics: list[Metrics] = []
+        self._began = time.monotonic()
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Takes up one step, without waiting for the device."""
+        self._steps.append(step)
+        self._metrics.append(metrics)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock, for work that is not training."""
+        jax.block_until_ready(self._metrics)
+        began = time.monotonic()
+        yield
+        self._began += time.monotonic() - began
+
+    def skipped(self) -> list[int]:
+        """The steps whose gradients were not finite."""
+        flags = jax.device_get([metrics.skipped for metrics in self._metrics])
+        return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
+
+    def means(self) -> dict[str, float]:
+        """Means over the window, skipped steps left out; empties it."""
+        every = jax.device_get(self._metrics)
+        seconds = time.monotonic() - self._began
+        good = [metrics for metrics in every if not metrics.skipped]
+        tokens = sum(int(m.source_tokens) + int(m.target_tokens) for m in every)
+        values = {
+            **loss_means(good),
+            "learning_rate": float(np.asarray(self._schedule(self._steps[-1] - 1))),
+            "tokens_per_second": tokens / seconds,
+            "seconds_per_step": seconds / len(every),
+            "skipped": float(len(every) - len(good)),
+        }
+        self._clear()
+        return values
+
+
+def loss_means(metrics: list[Metrics]) -> dict[str, float]:
+    """Loss and perplexity per target token, from sums over batches; NaN for no batch."""
+    tokens = sum(float(m.target_tokens) for m in metrics) or math.nan
+    nll = sum(float(m.nll) for m in metrics) / tokens
+    return {
+        "loss": sum(float(m.loss) for m in metrics) / tokens,
+        "perplexity": math.exp(min(nll, 700.0)),
+    }
 
 
 def _open_metrics(folder: Workdir, start: int) -> IO[str]:

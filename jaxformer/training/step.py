@@ -72,6 +72,14 @@ def data_sharded(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
 
 
+def to_devices(mesh: Mesh, batch: Batch) -> Batch:
+    """This process's rows of a batch, as its part of the global batch on the devices."""
+    sharding = data_sharded(mesh)
+    return jax.tree.map(
+        lambda local: jax.make_array_from_process_local_data(sharding, local), batch
+    )
+
+
 def init_state(
     model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
 ) -> TrainState:

@@ -68,7 +68,8 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         restored = checkpoints.restore(state)
         state = restored.state if restored else state
         start = int(state.step)
-        with Reporter(folder, start=start, steps=config.training.steps) as reporter:
+        quiet = jax.process_index() > 0  # one process speaks for all
+        with Reporter(folder, start=start, steps=config.training.steps, quiet=quiet) as reporter:
             _introduce(reporter, config, data, mesh, state, start)
             if start >= config.training.steps:
                 reporter.say(f"nothing to do: training.steps={config.training.steps} are done")

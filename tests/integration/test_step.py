@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig
-from jaxformer.data.batch import Batch
+from jaxformer.data.batch import Batch, make_batch
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.step import (
     TrainState,
@@ -43,12 +43,12 @@ def ragged_batch(seed=0):
     return Batch(*src, tgt[0], tgt_out, *tgt[1:])
 
 
-def one_step(devices, accumulation=1, config=CONFIG, batch=None, gradients_only=True):
+def one_step(devices, accumulation=1, config=CONFIG, batch=None):
     """The state after one step on that many devices; plain SGD shows the gradients themselves."""
     config = dataclasses.replace(
         config, training=dataclasses.replace(config.training, accumulation=accumulation)
     )
-    optimizer = optax.sgd(1.0) if gradients_only else optax.adam(1e-3)
+    optimizer = optax.sgd(1.0)
     mesh = make_mesh(jax.devices()[:devices])
     state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
     before = jax.device_get(state.params)
@@ -105,6 +105,18 @@ def test_gradient_is_that_of_the_mean_over_all_tokens():
     _, gradients, metrics = one_step(8, config=config)
     np.testing.assert_allclose(metrics.loss / metrics.target_tokens, loss, rtol=1e-5)
     assert_same(gradients, jax.device_get(expected))
+
+
+def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
+    rng = np.random.default_rng(0)
+    pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(3, 2), (4, 6), (1, 5)]]
+    config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, dropout_rate=0.0))
+    unpacked = make_batch([[pair] for pair in pairs], (3, 8, 8))
+    packed = make_batch([[pairs[2], pairs[0]], [pairs[1]]], (2, 9, 9))
+    _, expected, expected_metrics = one_step(1, config=config, batch=unpacked)
+    _, gradients, metrics = one_step(1, config=config, batch=packed)
+    np.testing.assert_allclose(metrics, expected_metrics, rtol=1e-6)
+    assert_same(gradients, expected)
 
 
 def test_dropout_changes_with_the_step():

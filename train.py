@@ -45,7 +45,7 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the flags; a mistake in them is one line and exit code 2."""
     try:
         rest = flags.FLAGS(argv)
-        if CONFIG.value is None or WORKDIR.value is None:
+        if CONFIG.value is None or not WORKDIR.value:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
         CONFIG.value.to_dict()  # a file that failed to load says so only when it is used
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:

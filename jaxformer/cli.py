@@ -1,6 +1,7 @@
 """The ``jaxformer`` command: arguments in, one call, messages out."""
 
 import argparse
+import io
 import os
 import pathlib
 import sys
@@ -16,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-      Its exit code: 0, 2 for a mistake in the input, 1 if a file cannot be read or written.
+      Its exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written, 130 if it
+      was interrupted.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -30,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -122,7 +126,8 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--weights",
         default="auto",
-        help="averaged, best, latest, or a step (default: averaged if it exists, else latest)",
+        help="averaged, best (lowest validation loss), latest, or a step (default: averaged if "
+        "the newest checkpoint is part of the average, else latest)",
     )
     command.add_argument("--beam-size", type=int, help="1 is greedy (default: the run's config)")
     command.add_argument(
@@ -134,14 +139,18 @@ def _translate(options: argparse.Namespace) -> None:
     from jaxformer.data.corpus import read_lines
 
     translator = _load(options)
-    for line in _with_progress(translator, list(read_lines(sys.stdin.buffer, "standard input"))):
+    name = "standard input"
+    lines = _with_progress(translator, list(read_lines(sys.stdin.buffer, name)), name)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # like the input, whatever the locale says
+    for line in lines:
         print(line)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from jaxformer.data.corpus import read_file
-    from jaxformer.data.files import write_file
     from jaxformer.evaluation.report import translation_report
+    from jaxformer.files import write_file
 
     sources, references = list(read_file(options.source)), list(read_file(options.reference))
     if len(sources) != len(references):
@@ -150,7 +159,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             f"{len(sources)} and {len(references)}"
         )
     translator = _load(options)
-    translations = _with_progress(translator, sources)
+    translations = _with_progress(translator, sources, str(options.source))
     if options.output is not None:
         write_file(options.output, "".join(f"{t}\n" for t in translations).encode())
     report = translation_report(
@@ -211,10 +220,10 @@ def _load(options: argparse.Namespace):
     return translator
 
 
-def _with_progress(translator, sentences: list[str]) -> list[str]:
+def _with_progress(translator, sentences: list[str], name: str) -> list[str]:
     """Translates with a bar, if there is a terminal."""
     with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:
-        return translator.translate(sentences, report=bar.update)
+        return translator.translate(sentences, name=name, report=bar.update)
 
 
 if __name__ == "__main__":

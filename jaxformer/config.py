@@ -24,6 +24,7 @@ import typing
 from typing import Any, Literal
 
 from jaxformer.errors import UserError
+from jaxformer.files import write_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class DataConfig:
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
-        padding included.
+        padding included; empty rows that make the rows divisible among devices come on top.
       max_length: The longest side of a training pair in tokens, end-of-sentence included; longer
         pairs are skipped, counted and reported. With packing also the length of a row.
     """
@@ -151,7 +152,7 @@ class TrainingConfig:
       label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
       clip_norm: Largest global gradient norm; None, as in the paper, clips nothing.
       accumulation: Micro-batches that one step is computed in. The result does not depend on it.
-      seed: Seeds parameters, dropout and the order of the data.
+      seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
       eval_every: Steps between two validations (loss and BLEU); a multiple of checkpoint_every.
       eval_sentences: Validation sentences translated for BLEU; 0 leaves BLEU out.
@@ -192,6 +193,8 @@ class TrainingConfig:
                 "training.eval_every must be a multiple of training.checkpoint_every, so that "
                 f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
             )
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"training.seed must be from 0 to {2**31 - 1}: got {self.seed}")
         if self.eval_sentences < 0:
             raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -255,9 +258,7 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 def save(config: Config, path: pathlib.Path) -> None:
     """Writes the config as JSON, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_file(path, (json.dumps(to_dict(config), indent=2) + "\n").encode())
 
 
 def load(path: pathlib.Path) -> Config:
@@ -274,7 +275,7 @@ def load(path: pathlib.Path) -> Config:
         ) from None
     except OSError as error:
         raise UserError(f"{path}: expected a config to read: {error.strerror}") from None
-    except ValueError as error:  # both UnicodeDecodeError and JSONDecodeError
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
         raise UserError(f"{path}: expected a JSON config: {error}") from None
     try:
         return from_dict(values)

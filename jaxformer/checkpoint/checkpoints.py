@@ -105,14 +105,19 @@ class Checkpoints:
         shutil.rmtree(new, ignore_errors=True)
         with cls(new, keep=1) as checkpoints:
             checkpoints.save(step, state, metadata=metadata)
-        shutil.rmtree(directory, ignore_errors=True)
+        old = directory.with_name(directory.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if directory.exists():
+            directory.rename(old)
         new.rename(directory)
+        shutil.rmtree(old, ignore_errors=True)
 
     def steps(self) -> list[int]:
         """The complete steps, ascending. Their contents are verified when they are restored."""
         if not self.directory.is_dir():
             return []
-        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
+        names = (path.name for path in self.directory.iterdir())
+        return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
     def newest_steps(self) -> list[int]:
         """The steps kept for being new, ascending: without one kept only for being the best.

@@ -66,15 +66,16 @@ class Manifest:
         try:
             values = json.loads(path.read_bytes())
             expected, content = values["sha256"], values["content"]
+            manifest, files = cls(**content["step"]), content["files"]
         except OSError as error:
             raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise DamagedError(f"{path} has changed since it was saved") from None
-        if _sha256_of_json(content) != expected or content["step"]["step"] != int(folder.name):
+        if _sha256_of_json(content) != expected or manifest.step != int(folder.name):
             raise DamagedError(f"{path} has changed since it was saved")
         if verify:
-            _verify(folder, content["files"])
-        return cls(**content["step"])
+            _verify(folder, files)
+        return manifest
 
     def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
         """Compares the arrays with those that are wanted.
@@ -116,6 +117,8 @@ def describe_leaves(tree: PyTree) -> dict[str, str]:
 def _verify(folder: pathlib.Path, files: dict[str, str]) -> None:
     for name, expected in files.items():
         path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise DamagedError(f"{path} lies outside of the checkpoint")
         try:
             found = _sha256(path)
         except OSError as error:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxformer.data.files import write_file
 from jaxformer.errors import UserError
+from jaxformer.files import write_file
 
 PARTS = ("train", "held_out")
 

@@ -94,7 +94,8 @@ class TfdsCorpus:
             "pip install 'jaxformer[wmt]' && python -c \"import tensorflow_datasets as tfds, "
             f"tensorflow_datasets.translate; tfds.builder('{self._name}'{place}, "
             "file_format='array_record').download_and_prepare()\"; or use your own files "
-            "PREFIX.en and PREFIX.de, as in: --config.data.corpus=text "
+            f"PREFIX.{self._languages[0]} and PREFIX.{self._languages[1]}, as in: "
+            "--config.data.corpus=text "
             "--config.data.train=PREFIX --config.data.valid=PREFIX"
         )
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from jaxformer.data.corpus import Corpus
-from jaxformer.data.files import write_file
 from jaxformer.errors import UserError
+from jaxformer.files import write_file
 
 # sentencepiece is imported where it is used: most who import this module want these ids alone.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3

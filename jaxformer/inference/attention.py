@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.data.tokenizer import BOS
+from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
@@ -54,8 +54,8 @@ def look(translator: Translator, sentence: str) -> AttentionView:
     if not source:
         raise UserError("expected a sentence, got an empty one")
     tokenizer = translator.tokenizer
-    translation = translator.translate([sentence])[0]
-    target = [BOS, *tokenizer.encode(translation)]
+    translation = translator.translate_ids([source])[0]
+    target = [BOS, *(token for token in translation if token != EOS)]
     apply = jax.jit(Transformer(translator.config.model).apply, static_argnames="mutable")
     _, recorded = apply(
         {"params": translator.params},
@@ -66,7 +66,7 @@ def look(translator: Translator, sentence: str) -> AttentionView:
     stacks = jax.device_get(recorded["intermediates"])
     decoder = stacks["decoder"]["layers"]
     return AttentionView(
-        translation=translation,
+        translation=translator.decode(translation),
         source=[tokenizer.piece(i) for i in source],
         target=[tokenizer.piece(i) for i in target],
         encoder=stacks["encoder"]["layers"]["self_attention"]["weights"][0][:, 0],

@@ -43,7 +43,16 @@ class Translator:
     def __init__(
         self, config: Config, params: PyTree, tokenizer: Tokenizer, weights: str = "given"
     ) -> None:
-        """Keeps the parts together; :meth:`load` reads them from a workdir."""
+        """Keeps the parts together; :meth:`load` reads them from a workdir.
+
+        Raises:
+          UserError: The tokenizer has another vocabulary than the model.
+        """
+        if tokenizer.vocab_size != config.model.vocab_size:
+            raise UserError(
+                f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
+                f"one of {tokenizer.vocab_size}"
+            )
         self.config = config
         self.params = params
         self.tokenizer = tokenizer
@@ -61,8 +70,8 @@ class Translator:
 
         Args:
           workdir: The folder given to train.py.
-          weights: "averaged", "best", "latest", a step, or "auto": averaged if there is an
-            average, else latest.
+          weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
+            averaged if the newest checkpoint is part of the average, else latest.
           search: Replaces the search settings of the run.
 
         Raises:
@@ -81,6 +90,7 @@ class Translator:
         self,
         sentences: Sequence[str],
         *,
+        name: str = "sentences",
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[str]:
         """The best translation of every sentence, in the order given.
@@ -90,13 +100,23 @@ class Translator:
 
         Args:
           sentences: Source sentences.
+          name: What to call them in messages: a file, say.
           report: Called with the number of sentences of each finished batch.
 
         Raises:
           UserError: A sentence is longer than the model allows; nothing has been translated then.
         """
-        sources = [self.encode(text, number) for number, text in enumerate(sentences, start=1)]
-        translations = [""] * len(sources)
+        sources = [self.encode(text, f"{name}:{n}") for n, text in enumerate(sentences, start=1)]
+        return [self.decode(ids) for ids in self.translate_ids(sources, report=report)]
+
+    def translate_ids(
+        self,
+        sources: Sequence[Sequence[int]],
+        *,
+        report: Callable[[int], None] = lambda finished: None,
+    ) -> list[list[int]]:
+        """Like :meth:`translate`, from the ids of :meth:`encode` to ids with end-of-sentence."""
+        translations: list[list[int]] = [[] for _ in sources]
         for numbers, shape in _batches(sources, self.config.model.max_length):
             src = np.full(shape, PAD, np.int32)
             for row, number in enumerate(numbers):
@@ -104,15 +124,17 @@ class Translator:
             result = search(self.config.model, self.config.search, self.params, src)
             tokens, lengths = jax.device_get((result.tokens[:, 0], result.lengths[:, 0]))
             for row, number in enumerate(numbers):
-                ids = [t for t in tokens[row, : lengths[row]].tolist() if t != EOS]
-                # Byte pieces can spell a line break, but one line in is one line out.
-                translations[number] = re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
+                translations[number] = tokens[row, : lengths[row]].tolist()
             report(len(numbers))
         report(sum(not source for source in sources))
         return translations
 
-    def encode(self, text: str, line: int = 1) -> list[int]:
+    def encode(self, text: str, place: str = "sentence") -> list[int]:
         """Token ids with end-of-sentence; empty for a sentence without any visible character.
+
+        Args:
+          text: A sentence.
+          place: Where it stands, for messages.
 
         Raises:
           UserError: The sentence is longer than the model allows.
@@ -120,10 +142,14 @@ class Translator:
         ids = self.tokenizer.encode(text)
         if len(ids) >= self.config.model.max_length:
             raise UserError(
-                f"line {line}: expected at most {self.config.model.max_length - 1} tokens "
+                f"{place}: expected at most {self.config.model.max_length - 1} tokens "
                 f"(model.max_length), got {len(ids)}; split it into sentences"
             )
         return [*ids, EOS] if ids else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, on one line: byte pieces can spell a line break."""
+        return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 
 
 def _batches(

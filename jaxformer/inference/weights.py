@@ -1,6 +1,7 @@
 """Parameters of a trained model: choosing a checkpoint, and averaging several."""
 
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.nn.transformer import Transformer
-from jaxformer.workdir import Workdir
+from jaxformer.workdir import Workdir, read_json
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
@@ -26,8 +27,8 @@ def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyT
     Args:
       folder: The workdir.
       config: The architecture that the parameters must fit.
-      weights: "averaged", "best", "latest", a step, or "auto": averaged if there is an average,
-        else latest.
+      weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
+        if the newest checkpoint is part of the average, else latest.
 
     Returns:
       The parameters, and in words which ones they are.
@@ -35,21 +36,38 @@ def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyT
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
     """
+    newest = max(_steps(folder.checkpoints), default=None)
+    averaged = max(_steps(folder.averaged), default=None)
     if weights == "auto":
-        weights = "averaged" if folder.averaged.is_dir() else "latest"
-    template = abstract_params(config)
+        weights = "averaged" if averaged is not None and averaged == newest else "latest"
+    directory, made_by, step = folder.checkpoints, "train.py", None
     if weights == "averaged":
-        restored = _open(folder.averaged, "jaxformer average").restore_params(template)
-        steps = ", ".join(map(str, restored.metadata["averaged_steps"]))
+        directory, made_by = folder.averaged, "jaxformer average"
+    elif weights != "latest":
+        step = _chosen_step(folder, weights)
+    with _open(directory, made_by) as checkpoints:
+        restored = checkpoints.restore_params(abstract_params(config), step=step)
+    _check_vocabulary(folder, directory, restored.metadata)
+    if weights == "averaged":
+        steps = ", ".join(map(str, restored.metadata.get("averaged_steps", [])))
         return restored.params, f"average of steps {steps}"
-    checkpoints = _open(folder.checkpoints, "train.py")
-    if weights == "latest":
-        restored = checkpoints.restore_params(template)
-    elif weights == "best":
-        restored = checkpoints.restore_params(template, step=checkpoints.best_step())
-    else:
-        restored = checkpoints.restore_params(template, step=_known_step(checkpoints, weights))
-    return restored.params, f"step {restored.step}"
+    older = averaged is not None and directory == folder.checkpoints and averaged != restored.step
+    note = "; --weights averaged gives an average of other steps" if older else ""
+    return restored.params, f"step {restored.step}{note}"
+
+
+def _steps(directory: pathlib.Path) -> list[int]:
+    with Checkpoints(directory) as checkpoints:
+        return checkpoints.steps()
+
+
+def _check_vocabulary(folder: Workdir, directory: pathlib.Path, metadata: dict[str, Any]) -> None:
+    expected = read_json(folder.identity).get("tokenizer")
+    if metadata.get("tokenizer") != expected:
+        raise UserError(
+            f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "
+            f"{expected}, but these are of {metadata.get('tokenizer')}; copy the whole workdir"
+        )
 
 
 def average(folder: Workdir, last: int) -> list[int]:
@@ -66,21 +84,23 @@ def average(folder: Workdir, last: int) -> list[int]:
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
     template = abstract_params(folder.load_config().model)
-    checkpoints = _open(folder.checkpoints, "train.py")
-    steps = checkpoints.newest_steps()[-last:]
-    if len(steps) < last:
-        raise UserError(
-            f"{folder.checkpoints}: expected {last} checkpoints to average, found {len(steps)}; "
-            f"use --last {len(steps)}, or train with --config.training.keep_checkpoints={last}"
-        )
-    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
-    for step in steps:
-        params = jax.device_get(checkpoints.restore_params(template, step=step).params)
-        total = jax.tree.map(np.add, total, params)
+    with _open(folder.checkpoints, "train.py") as checkpoints:
+        steps = checkpoints.newest_steps()[-last:]
+        if len(steps) < last:
+            raise UserError(
+                f"{folder.checkpoints}: expected {last} checkpoints to average, found "
+                f"{len(steps)}; use --last {len(steps)}, or train with "
+                f"--config.training.keep_checkpoints={last}"
+            )
+        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
+        metadata: dict[str, Any] = {}
+        for step in steps:
+            restored = checkpoints.restore_params(template, step=step)
+            _check_vocabulary(folder, folder.checkpoints, restored.metadata)
+            total = jax.tree.map(np.add, total, jax.device_get(restored.params))
+            metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
-    Checkpoints.write_single(
-        folder.averaged, steps[-1], {"params": mean}, {"averaged_steps": steps}
-    )
+    Checkpoints.write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
     return steps
 
 
@@ -90,12 +110,20 @@ def _open(directory: pathlib.Path, made_by: str) -> Checkpoints:
     return Checkpoints(directory)
 
 
-def _known_step(checkpoints: Checkpoints, weights: str) -> int:
-    steps = checkpoints.steps()
-    if not weights.isdigit() or int(weights) not in steps:
-        known = ", ".join(map(str, steps))
+def _chosen_step(folder: Workdir, weights: str) -> int:
+    with _open(folder.checkpoints, "train.py") as checkpoints:
+        if weights == "best":
+            best = checkpoints.best_step()
+            if best is None:
+                raise UserError(
+                    f"{folder.checkpoints}: no checkpoint has been validated yet; "
+                    "use --weights latest"
+                )
+            return best
+        steps = checkpoints.steps()
+    if weights not in map(str, steps):
         raise UserError(
-            f"--weights must be averaged, best, latest, auto or one of the steps {known}: "
-            f"got {weights}"
+            "--weights must be averaged, best, latest, auto or one of the steps "
+            f"{', '.join(map(str, steps))}: got {weights}"
         )
     return int(weights)

@@ -199,7 +199,8 @@ class Transformer(nn.Module):
           src: Source token ids.
           tgt_in: Target token ids shifted right: beginning of sentence first.
           src_segments: 0 on padding, n on the n-th pair of a packed row; ``src != 0`` when None.
-          src_positions: Position of every token in its sentence; 0, 1, ... when None.
+          src_positions: Position of every token in its sentence, less than
+            ``config.max_length``; 0, 1, ... when None.
           tgt_segments: Likewise for the target.
           tgt_positions: Likewise for the target.
           rows: Number of each row in the global batch, which dropout is keyed by.

@@ -2,13 +2,15 @@
 
 import contextlib
 import functools
-import os
+import io
 import pathlib
 
 import matplotlib.style
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
+
+from jaxformer.files import write_file
 
 # Told apart with any colour vision (Okabe and Ito).
 BLUE, ORANGE = "#0072B2", "#D55E00"
@@ -73,12 +75,9 @@ def save(figure: Figure, path: pathlib.Path) -> None:
     Raises:
       OSError: The file cannot be written; an older one stays as it was.
     """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        figure.savefig(partial, format="png", dpi=200)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=200)
+    write_file(path, png.getvalue())
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from jaxformer.plots import figure
 _PANELS = {
     "loss": ("Loss (label-smoothed, nats per token)", min),
     "perplexity": ("Perplexity", min),
-    "bleu": ("BLEU on the validation set", max),
+    "bleu": ("sacreBLEU on the validation set", max),
     "exact_match": ("Exact matches on the validation set (%)", max),
     "learning_rate": ("Learning rate (10⁻³)", None),
     "tokens_per_second": ("Tokens per second", None),
@@ -55,7 +55,7 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
             records.append(record)
@@ -102,7 +102,9 @@ def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[i
     values = {
         record["step"]: float(record[name])
         for record in records
-        if record.get("kind") == kind and "step" in record and record.get(name) is not None
+        if record.get("kind") == kind
+        and isinstance(record.get("step"), int)
+        and isinstance(record.get(name), int | float)
     }
     return {step: value for step, value in sorted(values.items()) if abs(value) < _DIVERGED}
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 from jaxformer.config import Config
-from jaxformer.data.corpus import open_corpus
+from jaxformer.data.corpus import Corpus, open_corpus
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import Tokenizer, cached_tokenizer
@@ -69,10 +69,15 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
         valid_plan=sequential_plan(
             valid.src_lengths, valid.tgt_lengths, tokens_per_batch=config.data.tokens_per_batch
         ),
-        valid_text=list(
-            itertools.islice(corpus.pairs(config.data.valid), config.training.eval_sentences)
-        ),
+        valid_text=_translatable(config, corpus, tokenizer),
     )
+
+
+def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """The first validation pairs whose source is not too long for the model."""
+    pairs = corpus.pairs(config.data.valid)
+    fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
+    return list(itertools.islice(fitting, config.training.eval_sentences))
 
 
 def _check_identity(identity: dict[str, str], folder: Workdir) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +21,10 @@ from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Config
 from jaxformer.data.batch import Batch
-from jaxformer.data.files import write_file
 from jaxformer.data.loader import load_batches, padded_shapes
+from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
+from jaxformer.files import write_file
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.dataset import Dataset, open_dataset
 from jaxformer.training.optimizer import make_optimizer
@@ -30,6 +32,7 @@ from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.step import (
     Metrics,
     TrainState,
+    abstract_state,
     init_state,
     make_mesh,
     make_train_step,
@@ -40,6 +43,12 @@ from jaxformer.workdir import Workdir, use_compilation_cache
 
 # A run in which this many steps in a row had NaN or Inf gradients does not recover by itself.
 _MOST_SKIPPED_IN_ROW = 10
+
+# What may differ when a run goes on.
+_MAY_CHANGE = {
+    *("train", "valid", "directory", "steps", "accumulation", "keep_checkpoints"),
+    *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
+}
 
 
 def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
@@ -57,16 +66,22 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
     folder = Workdir(pathlib.Path(workdir))
+    if jax.process_count() > 1:
+        raise UserError(f"training runs in one process for now: got {jax.process_count()}")
     use_compilation_cache()
     _check_claim(folder, config)
     data = open_dataset(config, folder)
-    _claim(folder, config, data)
     mesh = make_mesh()
     optimizer = make_optimizer(config)
-    state = init_state(Transformer(config.model), optimizer, mesh, config.training.seed)
+    model = Transformer(config.model)
     with Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints:
-        restored = checkpoints.restore(state)
-        state = restored.state if restored else state
+        restored = checkpoints.restore(abstract_state(model, optimizer, mesh))
+        if restored is None:
+            state = init_state(model, optimizer, mesh, config.training.seed)
+        else:
+            _check_vocabulary(folder, data, restored.metadata)
+            state = restored.state
+        _claim(folder, config, data)
         start = int(state.step)
         quiet = jax.process_index() > 0  # one process speaks for all
         with Reporter(folder, start=start, steps=config.training.steps, quiet=quiet) as reporter:
@@ -100,18 +115,19 @@ class Run:
                 state, metrics = train_step(state, batch)
                 self.checkpoints.check()
                 window.add(step, metrics)
-                last = step == training.steps
+                last, stop = step == training.steps, bool(stopped)
                 if step % training.log_every == 0 or last:
                     self.report(state, window)
-                if step % training.checkpoint_every == 0 or last or stopped:
+                if step % training.checkpoint_every == 0 or last or stop:
                     with window.paused():
                         score = None
-                        if step % training.eval_every == 0 or last:
+                        # Who asks for an end may not wait for a validation.
+                        if (step % training.eval_every == 0 or last) and not stop:
                             values = validate(state.params)
                             self.reporter.valid(step, values)
-                            score = values.get("bleu", -values["loss"])
+                            score = -values["loss"]
                         self.save(step, state, score)
-                if stopped:
+                if stop:
                     self.checkpoints.wait()
                     raise KeyboardInterrupt(
                         f"{stopped[0].name}: step {step} is saved; the same command goes on there"
@@ -165,7 +181,8 @@ class Run:
           FloatingPointError: Too many steps in a row were skipped.
         """
         skipped = window.skipped()
-        self.reporter.train(int(state.step), window.means())
+        step = int(state.step)
+        self.reporter.train(step, window.means(updates=step - int(state.skipped)))
         for step in skipped:
             ids = sorted(i for row in self.data.plan.rows(step - 1)[1] for i in row)
             self.reporter.say(
@@ -190,21 +207,32 @@ class Run:
 def _check_claim(folder: Workdir, config: Config) -> None:
     """Checks that the workdir is free, or belongs to the same experiment.
 
-    How long to train and how often to report may change between the parts of a run; what the
-    batches and the model are made of may not.
+    How long to train and how often to report may change between the parts of a run, and data may
+    move: what it is like is held to its SHA-256. The rest of the experiment may not change.
     """
+    if folder.path.exists() and not folder.path.is_dir():
+        raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
     if not folder.config.exists():
         return
     old = folder.load_config()
-    fixed = [("model", field.name) for field in dataclasses.fields(config.model)]
-    fixed += [("data", field.name) for field in dataclasses.fields(config.data)]
-    for section, name in [*fixed, ("training", "seed")]:
-        was, given = (getattr(getattr(c, section), name) for c in (old, config))
-        if was != given:
-            raise UserError(
-                f"{folder.path}: holds a run with {section}.{name}={was!r}, but {given!r} was "
-                "given; give the same config, or another --workdir"
-            )
+    for section in ("model", "data", "training"):
+        before, now = getattr(old, section), getattr(config, section)
+        for field in dataclasses.fields(before):
+            was, given = getattr(before, field.name), getattr(now, field.name)
+            if was != given and field.name not in _MAY_CHANGE:
+                raise UserError(
+                    f"{folder.path}: holds a run with {section}.{field.name}={was!r}, but "
+                    f"{given!r} was given; give the same config, or another --workdir"
+                )
+
+
+def _check_vocabulary(folder: Workdir, data: Dataset, metadata: dict[str, Any]) -> None:
+    if metadata.get("tokenizer") != data.tokenizer.sha256:
+        raise UserError(
+            f"{folder.checkpoints}: expected checkpoints of the tokenizer with SHA-256 "
+            f"{data.tokenizer.sha256}, but they are of {metadata.get('tokenizer')}; "
+            "use another --workdir"
+        )
 
 
 def _claim(folder: Workdir, config: Config, data: Dataset) -> None:
@@ -220,19 +248,23 @@ def _introduce(
     reporter: Reporter, config: Config, data: Dataset, mesh: Mesh, state: TrainState, start: int
 ) -> None:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    skipped = data.train.skipped_long + data.train.skipped_empty
     reporter.say(
         f"{parameters:,} parameters on {mesh.size} {mesh.devices.flat[0].device_kind} device(s); "
-        f"{len(data.train):,} training pairs, {skipped:,} skipped "
-        f"({data.train.skipped_long:,} longer than {config.data.max_length} tokens, "
-        f"{data.train.skipped_empty:,} with an empty side)"
+        f"{len(data.train):,} training pairs, {_skipped(data.train, config.data.max_length)}; "
+        f"{len(data.valid):,} validation pairs, {_skipped(data.valid, config.model.max_length)}"
     )
     reporter.say(
         f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "
         f"{data.plan.efficiency:.1%} of them tokens, the rest padding"
     )
-    if start:
-        reporter.say(f"resumed from step {start}")
+    reporter.say(f"{'resumed from' if start else 'starting at'} step {start}")
+
+
+def _skipped(store: TokenStore, max_length: int) -> str:
+    return (
+        f"{store.skipped_long + store.skipped_empty:,} skipped ({store.skipped_long:,} longer "
+        f"than {max_length} tokens, {store.skipped_empty:,} with an empty side)"
+    )
 
 
 @contextlib.contextmanager

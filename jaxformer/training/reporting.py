@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformer.config import Config
+from jaxformer.files import write_file
 from jaxformer.training.optimizer import inverse_sqrt_schedule
 from jaxformer.training.step import Metrics
 from jaxformer.workdir import Workdir
@@ -28,8 +28,6 @@ class Reporter:
     def __init__(self, folder: Workdir, *, start: int, steps: int, quiet: bool = False) -> None:
         """Goes on with the metrics of an earlier part of the run, up to its step ``start``."""
         self._steps = steps
-        self._start = start
-        self._began = time.monotonic()
         self._quiet = quiet
         self._bar = tqdm(
             total=steps,
@@ -39,7 +37,7 @@ class Reporter:
             disable=quiet or not sys.stderr.isatty(),
         )
         self._lines = None if quiet else _open_metrics(folder, start)
-        self._tensorboard = None if quiet else _open_tensorboard(folder)
+        self._tensorboard = None if quiet else _open_tensorboard(folder, start)
 
     def __enter__(self) -> "Reporter":
         """Nothing to do: files were opened on construction."""
@@ -70,26 +68,26 @@ class Reporter:
             self._bar.n = step
             self._bar.set_postfix_str(", ".join(parts))
         else:
-            self.say(f"step {step}/{self._steps}  {'  '.join(parts)}  {self._time_left(step)} left")
+            seconds_left = values["seconds_per_step"] * (self._steps - step)
+            left = tqdm.format_interval(int(seconds_left))
+            self.say(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
 
     def valid(self, step: int, values: dict[str, float]) -> None:
         """Reports one validation."""
         self._record("valid", step, values)
         text = f"loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}"
         if "bleu" in values:
-            text += f"  BLEU {values['bleu']:.2f}  exact {values['exact_match']:.1f} %"
+            text += f"  sacreBLEU {values['bleu']:.2f}  exact {values['exact_match']:.1f} %"
         self.say(f"step {step}/{self._steps}  validation: {text}")
 
     def _record(self, kind: str, step: int, values: dict[str, float]) -> None:
         if self._lines is not None:
-            print(json.dumps({"kind": kind, "step": step, **values}), file=self._lines, flush=True)
+            # JSON has no NaN and no infinity.
+            known = {k: v if math.isfinite(v) else None for k, v in values.items()}
+            print(json.dumps({"kind": kind, "step": step, **known}), file=self._lines, flush=True)
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
-
-    def _time_left(self, step: int) -> str:
-        seconds = (time.monotonic() - self._began) / max(1, step - self._start)
-        return tqdm.format_interval(int(seconds * (self._steps - step)))
 
 
 class Window:
@@ -127,15 +125,19 @@ class Window:
         flags = jax.device_get([metrics.skipped for metrics in self._metrics])
         return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
 
-    def means(self) -> dict[str, float]:
-        """Means over the window, skipped steps left out; empties it."""
+    def means(self, updates: int) -> dict[str, float]:
+        """Means over the window, skipped steps left out; empties it.
+
+        Args:
+          updates: How often the optimizer has updated the parameters so far.
+        """
         every = jax.device_get(self._metrics)
         seconds = time.monotonic() - self._began
         good = [metrics for metrics in every if not metrics.skipped]
         tokens = sum(int(m.source_tokens) + int(m.target_tokens) for m in every)
         values = {
             **loss_means(good),
-            "learning_rate": float(np.asarray(self._schedule(self._steps[-1] - 1))),
+            "learning_rate": float(np.asarray(self._schedule(updates - 1))),
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds / len(every),
             "skipped": float(len(every) - len(good)),
@@ -164,15 +166,13 @@ def _open_metrics(folder: Workdir, start: int) -> IO[str]:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue
-    partial = folder.metrics.with_name(folder.metrics.name + ".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    os.replace(partial, folder.metrics)
+    write_file(folder.metrics, "".join(kept).encode())
     return folder.metrics.open("a", encoding="utf-8")
 
 
-def _open_tensorboard(folder: Workdir) -> Any:
+def _open_tensorboard(folder: Workdir, start: int) -> Any:
     try:
         import tensorboardX  # the extra [tensorboard]
     except ImportError:
         return None
-    return tensorboardX.SummaryWriter(str(folder.tensorboard))
+    return tensorboardX.SummaryWriter(str(folder.tensorboard), purge_step=start)

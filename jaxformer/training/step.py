@@ -5,6 +5,7 @@ number of target tokens once, so that any number of devices, and any accumulatio
 same step, also on batches whose rows are of uneven length.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,12 +30,14 @@ class TrainState(NamedTuple):
       step: Steps taken, int32; also the number of the next batch.
       params: Model parameters, float32.
       opt_state: The optimizer's state.
-      skipped_in_row: Steps skipped just now, one after another, because of NaN or Inf; int32.
+      skipped: Steps skipped so far because of NaN or Inf in the gradients, int32.
+      skipped_in_row: Those of them that were skipped just now, one after another, int32.
     """
 
     step: Int[Array, ""]
     params: PyTree
     opt_state: PyTree
+    skipped: Int[Array, ""]
     skipped_in_row: Int[Array, ""]
 
 
@@ -84,14 +87,27 @@ def init_state(
     model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
 ) -> TrainState:
     """Fresh parameters and optimizer state on every device of the mesh."""
-
-    def create() -> TrainState:
-        tokens = jnp.ones((1, 1), jnp.int32)
-        params = model.init(jax.random.key(seed), tokens, tokens)["params"]
-        zero = jnp.zeros((), jnp.int32)
-        return TrainState(zero, params, optimizer.init(params), zero)
-
+    create = functools.partial(_create_state, model, optimizer, seed)
     return jax.jit(create, out_shardings=replicated(mesh))()
+
+
+def abstract_state(
+    model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """Shapes, dtypes and shardings of :func:`init_state`; nothing is computed."""
+    shapes = jax.eval_shape(functools.partial(_create_state, model, optimizer, seed=0))
+    return jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=replicated(mesh)), shapes
+    )
+
+
+def _create_state(
+    model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+    tokens = jnp.ones((1, 1), jnp.int32)
+    params = model.init(jax.random.key(seed), tokens, tokens)["params"]
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, optimizer.init(params), zero, zero)
 
 
 def make_train_step(
@@ -152,9 +168,15 @@ def make_train_step(
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        skipped_in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
-        metrics = metrics._replace(skipped=(~finite).astype(jnp.int32))
-        return TrainState(state.step + 1, params, opt_state, skipped_in_row), metrics
+        now = (~finite).astype(jnp.int32)
+        state = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            skipped=state.skipped + now,
+            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+        )
+        return state, metrics._replace(skipped=now)
 
     whole = replicated(mesh)
     return jax.jit(

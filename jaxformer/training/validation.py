@@ -39,7 +39,7 @@ class Validation:
         if self._data.valid_text:
             sources, references = zip(*self._data.valid_text, strict=True)
             translator = Translator(self._config, params, self._data.tokenizer)
-            translations = translator.translate(sources)
+            translations = translator.translate(sources, name="validation")
             values["bleu"] = corpus_bleu(translations, references)
             same = sum(map(operator.eq, translations, references))
             values["exact_match"] = 100 * same / len(references)

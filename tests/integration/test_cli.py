@@ -81,7 +81,7 @@ def test_too_long_a_source_names_the_line_and_writes_nothing(tiny_workdir, feed,
     refused(
         capsys,
         ["translate", "--workdir", tiny_workdir],
-        "line 2: expected at most 63 tokens (model.max_length), got ",
+        "standard input:2: expected at most 63 tokens (model.max_length), got ",
         "split it into sentences",
     )
 

@@ -155,6 +155,7 @@ def test_kill_and_termination_lose_nothing(tmp_path):
         ("model", {"num_layers": 2}, r"holds a run with model\.num_layers=1, but 2 was given"),
         ("data", {"tokens_per_batch": 1024}, r"data\.tokens_per_batch=512, but 1024 was given"),
         ("training", {"seed": 5}, r"training\.seed=0, but 5 was given"),
+        ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
     ],
 )
 def test_workdir_of_another_experiment_is_refused(
@@ -198,6 +199,7 @@ def test_over_long_pairs_are_skipped_counted_and_reported(tiny_config, tmp_path,
     train(text_config(tiny_config, tmp_path, steps=2), tmp_path / "run")
     said = capsys.readouterr().err
     assert "200 training pairs, 2 skipped (1 longer than 64 tokens, 1 with an empty side)" in said
+    assert "200 validation pairs, 0 skipped" in said
 
 
 def test_hopeless_run_stops_and_keeps_its_good_checkpoint(tiny_config, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from jaxformer.plots.learning_curve import learning_curve, read_metrics
 LOSS, PERPLEXITY, BLEU, EXACT, RATE, SPEED = (
     "Loss (label-smoothed, nats per token)",
     "Perplexity",
-    "BLEU on the validation set",
+    "sacreBLEU on the validation set",
     "Exact matches on the validation set (%)",
     "Learning rate (10⁻³)",
     "Tokens per second",

@@ -14,6 +14,7 @@ VALUES = {
     "perplexity": 9.87,
     "learning_rate": 1e-3,
     "tokens_per_second": 12345.6,
+    "seconds_per_step": 12.0,
     "skipped": 0.0,
 }
 
@@ -39,8 +40,8 @@ def test_plain_lines_without_a_terminal(folder, capsys):
         reporter.valid(10, {"loss": 2.0, "perplexity": 7.39, "bleu": 31.4, "exact_match": 2.5})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step 5/10  loss 2.500  ppl 9.87  lr 1.00e-03  12,346 tokens/s")
-    assert lines[0].endswith("left")
-    assert lines[1] == "step 10/10  validation: loss 2.000  ppl 7.39  BLEU 31.40  exact 2.5 %"
+    assert lines[0].endswith("  01:00 left")  # five steps of 12 seconds
+    assert lines[1] == "step 10/10  validation: loss 2.000  ppl 7.39  sacreBLEU 31.40  exact 2.5 %"
 
 
 def test_bar_on_a_terminal(folder, monkeypatch):
@@ -59,6 +60,13 @@ def test_every_report_is_a_json_line(folder):
         assert steps(folder) == [("train", 5)]  # at once, not when the run ends
     record = json.loads(folder.metrics.read_text(encoding="utf-8"))
     assert record == {"kind": "train", "step": 5, **VALUES}
+
+
+def test_what_is_not_a_number_is_null(folder):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.train(5, VALUES | {"loss": float("nan")})
+    text = folder.metrics.read_text(encoding="utf-8")
+    assert json.loads(text, parse_constant=pytest.fail)["loss"] is None
 
 
 def test_resuming_drops_what_came_after_the_checkpoint_and_a_torn_line(folder):

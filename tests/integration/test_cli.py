@@ -200,6 +200,26 @@ def test_average_is_the_mean_and_is_used_from_then_on(copy, feed, capsys):
     )
     assert Translator.load(copy, weights="latest").weights == "step 6"
     assert Translator.load(copy, weights="best").weights == "step 6"
+    # An average that training has left behind is no longer the default.
+    shutil.rmtree(copy / "checkpoints" / "6")
+    assert Translator.load(copy).weights == (
+        "step 4; --weights averaged gives an average of other steps"
+    )
+    assert Translator.load(copy, weights="averaged").weights == "average of steps 2, 4, 6"
+
+
+def test_best_of_none(copy, capsys):
+    shutil.rmtree(copy / "checkpoints" / "6")  # the only one that was validated
+    refused(
+        capsys,
+        ["attention", "one", "--workdir", copy, "--weights", "best"],
+        "no checkpoint has been validated yet; use --weights latest",
+    )
+
+
+def test_source_of_evaluate_that_is_too_long(tiny_workdir, tmp_path, capsys):
+    files = write_pair(tmp_path, ["one", "nine " * 200], ["eins", "neun"])
+    refused(capsys, ["evaluate", "--workdir", tiny_workdir, *files], "in.en:2: expected at most")
 
 
 def test_average_of_too_many(tiny_workdir, capsys):

@@ -29,6 +29,10 @@ def run(*arguments):
         (["--confg=configs/base.py"], ["Unknown command line flag 'confg'. Did you mean: config"]),
         ([], ["expected --config=configs/NAME.py and --workdir=FOLDER"]),
         (
+            ["--config=configs/base.py", "--workdir="],
+            ["expected --config=configs/NAME.py and --workdir=FOLDER"],
+        ),
+        (
             ["--config=configs/base.py", "--config.model.num_layer=3"],
             ["unknown config field", 'Did you mean "num_layers" instead of "num_layer"?'],
         ),
@@ -60,9 +64,7 @@ def run(*arguments):
 )
 def test_mistakes(arguments, words, tmp_path):
     workdir = tmp_path / "run"
-    result = run(*arguments, f"--workdir={workdir}")
-    if not arguments:
-        result = run(f"--workdir={workdir}")
+    result = run(f"--workdir={workdir}", *arguments)
     assert result.returncode == 2, result.stderr
     errors = [line for line in result.stderr.split("\n") if line.startswith("error: ")]
     assert len(errors) == 1

@@ -15,6 +15,7 @@ import pytest
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
+from jaxformer.inference.translator import Translator
 from jaxformer.training import loop
 from jaxformer.training.loop import train
 
@@ -103,11 +104,14 @@ def start_training(folder, environment, *overrides):
     )
 
 
+def newest_step(folder):
+    steps = (path.name for path in (folder / "checkpoints").glob("*"))
+    return max((int(step) for step in steps if step.isdigit()), default=0)
+
+
 def wait_for_step(folder, step, process):
     deadline = time.monotonic() + 120
-    while not any(
-        p.name.isdigit() and int(p.name) >= step for p in (folder / "checkpoints").glob("*")
-    ):
+    while newest_step(folder) < step:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -126,7 +130,7 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     killed.kill()
     killed.communicate()
     stopped = start_training(folder, environment)
-    wait_for_step(folder, 60, stopped)
+    wait_for_step(folder, newest_step(folder) + 20, stopped)
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == 130
@@ -158,6 +162,22 @@ def test_kill_and_termination_lose_nothing(tmp_path):
         ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
     ],
 )
+def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, monkeypatch):
+    train(tiny_config(steps=2), tmp_path)
+    save = Checkpoints.save
+
+    def foreign(self, step, state, *, metadata, score=None):
+        save(self, step, state, metadata={"tokenizer": "another"}, score=score)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", foreign)
+        train(tiny_config(steps=4), tmp_path)
+    with pytest.raises(UserError, match="but they are of another; use another --workdir"):
+        train(tiny_config(), tmp_path)
+    with pytest.raises(UserError, match="but these are of another; copy the whole workdir"):
+        Translator.load(tmp_path)
+
+
 def test_workdir_of_another_experiment_is_refused(
     tiny_config, tiny_workdir, section, changes, words
 ):
@@ -191,15 +211,27 @@ def test_changed_data_is_refused(tiny_config, tmp_path):
         train(config, tmp_path / "run")
 
 
+def test_data_may_move(tiny_config, tmp_path, capsys):
+    (tmp_path / "old").mkdir()
+    write_text_corpus(tmp_path / "old", 200)
+    train(text_config(tiny_config, tmp_path / "old", steps=2), tmp_path / "run")
+    (tmp_path / "old").rename(tmp_path / "new")
+    train(text_config(tiny_config, tmp_path / "new", steps=4), tmp_path / "run")
+    assert "resumed from step 2" in capsys.readouterr().err
+
+
+@pytest.mark.smoke
 def test_over_long_pairs_are_skipped_counted_and_reported(tiny_config, tmp_path, capsys):
     write_text_corpus(tmp_path, 200)
-    for language in ("en", "de"):
-        with (tmp_path / f"train.{language}").open("a", encoding="utf-8") as file:
-            file.write("word " * 100 + "\n" + ("\n" if language == "en" else "text\n"))
+    for path in tmp_path.glob("*.*"):
+        # First of all, so that it is among the sentences that validation translates.
+        bad = "word " * 100 + "\n" + ("\n" if path.suffix == ".en" else "text\n")
+        path.write_text(bad + path.read_text(encoding="utf-8"), encoding="utf-8")
     train(text_config(tiny_config, tmp_path, steps=2), tmp_path / "run")
     said = capsys.readouterr().err
     assert "200 training pairs, 2 skipped (1 longer than 64 tokens, 1 with an empty side)" in said
-    assert "200 validation pairs, 0 skipped" in said
+    assert "200 validation pairs, 2 skipped" in said
+    assert "sacreBLEU" in said
 
 
 def test_hopeless_run_stops_and_keeps_its_good_checkpoint(tiny_config, tmp_path, monkeypatch):

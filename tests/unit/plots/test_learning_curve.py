@@ -141,23 +141,6 @@ def test_settings_of_the_user_neither_matter_nor_change(tmp_path: pathlib.Path):
     np.testing.assert_array_equal(imread(tmp_path / "plain.png"), imread(tmp_path / "fancy.png"))
 
 
-def test_a_failed_write_keeps_the_older_file(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    path = tmp_path / "curve.png"
-    path.write_bytes(b"older")
-
-    def torn(self: Figure, target: pathlib.Path, **_: object) -> None:
-        target.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Figure, "savefig", torn)
-    with pytest.raises(OSError, match="disk full"):
-        learning_curve([train(1)], path)
-    assert path.read_bytes() == b"older"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_metrics_are_read_back(tmp_path: pathlib.Path):
     records = [train(1), valid(1, math.inf), train(2)]
     path = tmp_path / "metrics.jsonl"

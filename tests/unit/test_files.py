@@ -1,0 +1,41 @@
+"""Files are written whole or not at all, and nowhere else."""
+
+import os
+import pathlib
+
+import pytest
+
+from jaxformer.files import write_file
+
+
+def test_content_and_folder(tmp_path):
+    path = tmp_path / "new" / "file"
+    write_file(path, b"one")
+    write_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("failing", ["open", "replace"])
+def test_failed_write_keeps_the_older_file_and_leaves_nothing(failing, tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"older")
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, failing, full)
+        with pytest.raises(OSError, match="No space left"):
+            write_file(path, b"newer")
+    assert path.read_bytes() == b"older"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_planted_link_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / f"file.{os.getpid()}.partial").symlink_to(victim)
+    write_file(tmp_path / "file", b"content")
+    assert victim.read_bytes() == b"precious"
+    assert (tmp_path / "file").read_bytes() == b"content"

@@ -83,8 +83,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
             state = restored.state
         _claim(folder, config, data)
         start = int(state.step)
-        quiet = jax.process_index() > 0  # one process speaks for all
-        with Reporter(folder, start=start, steps=config.training.steps, quiet=quiet) as reporter:
+        with Reporter(folder, start=start, steps=config.training.steps) as reporter:
             _introduce(reporter, config, data, mesh, state, start)
             if start >= config.training.steps:
                 reporter.say(f"nothing to do: training.steps={config.training.steps} are done")
@@ -169,12 +168,10 @@ class Run:
             start=start,
             stop=self.config.training.steps,
             row_multiple=self.row_multiple,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
         )
         return map(functools.partial(to_devices, self.mesh), local)
 
-    def report(self, state: TrainState, window: "Window") -> None:
+    def report(self, state: TrainState, window: Window) -> None:
         """Reports the window's means, and the examples of skipped steps.
 
         Raises:
@@ -183,11 +180,12 @@ class Run:
         skipped = window.skipped()
         step = int(state.step)
         self.reporter.train(step, window.means(updates=step - int(state.skipped)))
-        for step in skipped:
-            ids = sorted(i for row in self.data.plan.rows(step - 1)[1] for i in row)
+        for number in skipped:
+            ids = sorted(i for row in self.data.plan.rows(number - 1)[1] for i in row)
             self.reporter.say(
-                f"step {step} skipped: its gradients were NaN or Inf; it had {len(ids)} examples, "
-                f"training pairs {', '.join(map(str, ids[:10]))}{', ...' if ids[10:] else ''}"
+                f"step {number} skipped: its gradients were NaN or Inf; it had {len(ids)} "
+                f"examples, training pairs {', '.join(map(str, ids[:10]))}"
+                f"{', ...' if ids[10:] else ''}"
             )
         in_row = int(state.skipped_in_row)
         if in_row >= _MOST_SKIPPED_IN_ROW:

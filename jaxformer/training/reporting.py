@@ -25,19 +25,18 @@ class Reporter:
     A terminal gets a bar; a file or a pipe gets plain lines.
     """
 
-    def __init__(self, folder: Workdir, *, start: int, steps: int, quiet: bool = False) -> None:
+    def __init__(self, folder: Workdir, *, start: int, steps: int) -> None:
         """Goes on with the metrics of an earlier part of the run, up to its step ``start``."""
         self._steps = steps
-        self._quiet = quiet
         self._bar = tqdm(
             total=steps,
             initial=start,
             unit="step",
             dynamic_ncols=True,
-            disable=quiet or not sys.stderr.isatty(),
+            disable=not sys.stderr.isatty(),
         )
-        self._lines = None if quiet else _open_metrics(folder, start)
-        self._tensorboard = None if quiet else _open_tensorboard(folder, start)
+        self._lines = _open_metrics(folder, start)
+        self._tensorboard = _open_tensorboard(folder, start)
 
     def __enter__(self) -> "Reporter":
         """Nothing to do: files were opened on construction."""
@@ -46,14 +45,13 @@ class Reporter:
     def __exit__(self, *exception: object) -> None:
         """Closes bar and files."""
         self._bar.close()
-        for file in (self._lines, self._tensorboard):
-            if file is not None:
-                file.close()
+        self._lines.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
     def say(self, message: str) -> None:
         """Prints one line, above the bar if there is one."""
-        if not self._quiet:
-            tqdm.write(message, file=sys.stderr)
+        tqdm.write(message, file=sys.stderr)
 
     def train(self, step: int, values: dict[str, float]) -> None:
         """Reports means of the training steps since the last report."""
@@ -81,10 +79,9 @@ class Reporter:
         self.say(f"step {step}/{self._steps}  validation: {text}")
 
     def _record(self, kind: str, step: int, values: dict[str, float]) -> None:
-        if self._lines is not None:
-            # JSON has no NaN and no infinity.
-            known = {k: v if math.isfinite(v) else None for k, v in values.items()}
-            print(json.dumps({"kind": kind, "step": step, **known}), file=self._lines, flush=True)
+        # JSON has no NaN and no infinity.
+        known = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        print(json.dumps({"kind": kind, "step": step, **known}), file=self._lines, flush=True)
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, step)

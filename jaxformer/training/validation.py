@@ -31,8 +31,6 @@ class Validation:
             plan,
             stop=plan.batches_per_epoch,
             row_multiple=self._mesh.size,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
         )
         metrics = [self._eval_step(params, to_devices(self._mesh, batch)) for batch in batches]
         values = loss_means(jax.device_get(metrics))

@@ -114,6 +114,7 @@ class Run:
                 state, metrics = train_step(state, batch)
                 self.checkpoints.check()
                 window.add(step, metrics)
+                self.reporter.advance(step)
                 last, stop = step == training.steps, bool(stopped)
                 if step % training.log_every == 0 or last:
                     self.report(state, window)

@@ -53,6 +53,10 @@ class Reporter:
         """Prints one line, above the bar if there is one."""
         tqdm.write(message, file=sys.stderr)
 
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        self._bar.update(step - self._bar.n)
+
     def train(self, step: int, values: dict[str, float]) -> None:
         """Reports means of the training steps since the last report."""
         self._record("train", step, values)
@@ -63,7 +67,6 @@ class Reporter:
             f"{values['tokens_per_second']:,.0f} tokens/s",
         )
         if not self._bar.disable:
-            self._bar.n = step
             self._bar.set_postfix_str(", ".join(parts))
         else:
             seconds_left = values["seconds_per_step"] * (self._steps - step)

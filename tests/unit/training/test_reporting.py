@@ -48,6 +48,7 @@ def test_bar_on_a_terminal(folder, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Reporter(folder, start=4, steps=10) as reporter:
+        reporter.advance(5)
         reporter.train(5, VALUES)
     shown = terminal.getvalue()
     for part in ("5/10", "loss 2.500", "ppl 9.87", "lr 1.00e-03", "12,346 tokens/s", "<"):

@@ -4,6 +4,7 @@
 
 Reads ``$JAXFORMER_DATA/newstest-en-de/train.en`` and so on (``../shared/data`` when the variable is
 not set). Too little text to translate news well: a rehearsal of ``base.py`` on a CPU.
+Measured: nothing yet.
 """
 
 import os

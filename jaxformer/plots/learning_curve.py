@@ -123,7 +123,8 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
     axes.margins(y=0.15)  # room for the value in _mark
     axes.set_xlim(left=0)
     if name not in ("loss", "perplexity"):
-        axes.set_ylim(bottom=0)
+        largest = max(value for curve in curves.values() for value in curve.values())
+        axes.set_ylim(0, 1.2 * largest if largest > 0 else 1)
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
     if name == "tokens_per_second":

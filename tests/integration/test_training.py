@@ -153,15 +153,6 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     assert_equal_states(*states)
 
 
-@pytest.mark.parametrize(
-    ("section", "changes", "words"),
-    [
-        ("model", {"num_layers": 2}, r"holds a run with model\.num_layers=1, but 2 was given"),
-        ("data", {"tokens_per_batch": 1024}, r"data\.tokens_per_batch=512, but 1024 was given"),
-        ("training", {"seed": 5}, r"training\.seed=0, but 5 was given"),
-        ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
-    ],
-)
 def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, monkeypatch):
     train(tiny_config(steps=2), tmp_path)
     save = Checkpoints.save
@@ -178,6 +169,15 @@ def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, mo
         Translator.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("section", "changes", "words"),
+    [
+        ("model", {"num_layers": 2}, r"holds a run with model\.num_layers=1, but 2 was given"),
+        ("data", {"tokens_per_batch": 1024}, r"data\.tokens_per_batch=512, but 1024 was given"),
+        ("training", {"seed": 5}, r"training\.seed=0, but 5 was given"),
+        ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
+    ],
+)
 def test_workdir_of_another_experiment_is_refused(
     tiny_config, tiny_workdir, section, changes, words
 ):

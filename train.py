@@ -48,6 +48,8 @@ def parse(argv: list[str]) -> list[str]:
         if CONFIG.value is None or not WORKDIR.value:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
         CONFIG.value.to_dict()  # a file that failed to load says so only when it is used
+    except SyntaxError as error:
+        sys.exit(_complain(f"{error.filename}:{error.lineno}: {error.msg}"))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         sys.exit(_complain(_one_line(error)))
     return rest

@@ -113,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands, name: str, run, summary: str, example: str) -> argparse.ArgumentParser:
     command = commands.add_parser(
-        name, help=summary, description=summary.capitalize() + ".", epilog=f"Example: {example}"
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"Example: {example}",
     )
     command.add_argument(
         "--workdir", type=pathlib.Path, required=True, help="folder of a run of train.py"
@@ -139,6 +142,8 @@ def _translate(options: argparse.Namespace) -> None:
     from jaxformer.data.corpus import read_lines
 
     translator = _load(options)
+    if sys.stdin is None:
+        raise UserError("expected text on standard input, but it is closed")
     name = "standard input"
     lines = _with_progress(translator, list(read_lines(sys.stdin.buffer, name)), name)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -158,6 +163,8 @@ def _evaluate(options: argparse.Namespace) -> None:
             f"expected as many lines in {options.source} as in {options.reference}: got "
             f"{len(sources)} and {len(references)}"
         )
+    if options.output in (options.source, options.reference):
+        raise UserError(f"--output {options.output} is an input; name another file")
     translator = _load(options)
     translations = _with_progress(translator, sources, str(options.source))
     if options.output is not None:

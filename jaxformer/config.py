@@ -208,8 +208,8 @@ class SearchConfig:
     """Decoding (section 6.1).
 
     Attributes:
-      beam_size: Hypotheses kept per sentence; 1 is greedy search.
-      length_penalty: alpha of the GNMT length penalty, ((5 + length) / 6)^alpha.
+      beam_size: Hypotheses kept per sentence, at most 1000; 1 is greedy search.
+      length_penalty: alpha of the GNMT length penalty, ((5 + length) / 6)^alpha; 0 to 10.
       max_extra_length: A translation has at most the source length plus this many tokens.
     """
 
@@ -220,8 +220,10 @@ class SearchConfig:
     def __post_init__(self) -> None:
         """Refuses a search that could return nothing."""
         _check_positive(self, "search", "beam_size", "max_extra_length")
-        if not 0 <= self.length_penalty < math.inf:
-            raise UserError(f"search.length_penalty must be 0 or more: got {self.length_penalty}")
+        if self.beam_size > 1000:
+            raise UserError(f"search.beam_size must be at most 1000: got {self.beam_size}")
+        if not 0 <= self.length_penalty <= 10:
+            raise UserError(f"search.length_penalty must be 0 to 10: got {self.length_penalty}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -343,7 +345,10 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         return None
     expected = _expected_type(hint)
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{name} is too large a number") from None
     if not isinstance(value, expected) or isinstance(value, bool):
         raise UserError(f"{name} must be of type {expected.__name__}: got {value!r}")
     return value

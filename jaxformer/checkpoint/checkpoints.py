@@ -102,15 +102,15 @@ class Checkpoints:
     ) -> None:
         """Writes a folder of one checkpoint, in the place of any that was there."""
         new = directory.with_name(directory.name + ".new")
-        shutil.rmtree(new, ignore_errors=True)
+        _remove(new)
         with cls(new, keep=1) as checkpoints:
             checkpoints.save(step, state, metadata=metadata)
         old = directory.with_name(directory.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        if directory.exists():
+        _remove(old)
+        if directory.is_symlink() or directory.exists():
             directory.rename(old)
         new.rename(directory)
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
 
     def steps(self) -> list[int]:
         """The complete steps, ascending. Their contents are verified when they are restored."""
@@ -337,3 +337,11 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Removes a folder, or a link to one but not what it points to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -170,7 +170,10 @@ def main() -> None:
     options = parser.parse_args()
     for language, spell in _SPELLERS.items():
         path = options.directory / f"{options.part}.{language}"
-        write_file(path, "".join(f"{spell(n)}\n" for n in numbers(options.part)).encode())
+        try:
+            write_file(path, "".join(f"{spell(n)}\n" for n in numbers(options.part)).encode())
+        except (OSError, UserError) as error:
+            parser.error(str(error))
         print(path)
 
 

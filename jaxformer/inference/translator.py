@@ -137,8 +137,12 @@ class Translator:
           place: Where it stands, for messages.
 
         Raises:
-          UserError: The sentence is longer than the model allows.
+          UserError: The sentence is longer than the model allows, or holds half a character.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"{place}: not UTF-8") from None
         ids = self.tokenizer.encode(text)
         if len(ids) >= self.config.model.max_length:
             raise UserError(

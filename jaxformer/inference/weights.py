@@ -86,6 +86,8 @@ def average(folder: Workdir, last: int) -> list[int]:
     template = abstract_params(folder.load_config().model)
     with _open(folder.checkpoints, "train.py") as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
+        if not steps:
+            raise UserError(f"{folder.checkpoints}: no checkpoint yet; train for longer")
         if len(steps) < last:
             raise UserError(
                 f"{folder.checkpoints}: expected {last} checkpoints to average, found "

@@ -100,13 +100,14 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
 def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[int, float]:
     """Values by step; the last counts if a resumed run has reported a step again."""
     values = {
-        record["step"]: float(record[name])
+        record["step"]: record[name]
         for record in records
         if record.get("kind") == kind
         and isinstance(record.get("step"), int)
         and isinstance(record.get(name), int | float)
     }
-    return {step: value for step, value in sorted(values.items()) if abs(value) < _DIVERGED}
+    good = {step: value for step, value in sorted(values.items()) if abs(value) < _DIVERGED}
+    return {step: float(value) for step, value in good.items()}
 
 
 def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:

@@ -222,6 +222,31 @@ def test_source_of_evaluate_that_is_too_long(tiny_workdir, tmp_path, capsys):
     refused(capsys, ["evaluate", "--workdir", tiny_workdir, *files], "in.en:2: expected at most")
 
 
+def test_evaluate_does_not_overwrite_its_input(tiny_workdir, tmp_path, capsys):
+    files = write_pair(tmp_path, ["one"], ["eins"])
+    arguments = ["evaluate", "--workdir", tiny_workdir, *files, "--output", files[1]]
+    refused(capsys, arguments, "is an input; name another file")
+    assert (tmp_path / "in.en").read_text(encoding="utf-8") == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--beam-size", "0"], "search.beam_size must be greater than 0"),
+        (["--beam-size", "99999"], "search.beam_size must be at most 1000"),
+        (["--length-penalty", "nan"], "search.length_penalty must be 0 to 10"),
+        (["--length-penalty", "1e300"], "search.length_penalty must be 0 to 10"),
+    ],
+)
+def test_impossible_searches(option, words, tiny_workdir, feed, capsys):
+    feed(b"one\n")
+    refused(capsys, ["translate", "--workdir", tiny_workdir, *option], words)
+
+
+def test_half_a_character(tiny_workdir, capsys):
+    refused(capsys, ["attention", "--workdir", tiny_workdir, "\udcff"], "sentence: not UTF-8")
+
+
 def test_average_of_too_many(tiny_workdir, capsys):
     refused(
         capsys,

@@ -184,7 +184,7 @@ def test_replace_validates():
         ("training", {"eval_sentences": -1}, r"eval_sentences must be 0 or more: got -1"),
         ("training", {"eval_every": 1000}, r"multiple of .*checkpoint_every.*: got 1000 and 1500"),
         ("search", {"beam_size": 0}, r"search\.beam_size must be greater than 0: got 0"),
-        ("search", {"length_penalty": -0.5}, r"length_penalty must be 0 or more: got -0\.5"),
+        ("search", {"length_penalty": -0.5}, r"length_penalty must be 0 to 10: got -0\.5"),
     ],
 )
 def test_values_that_cannot_work_are_refused(part: str, values: dict, message: str):

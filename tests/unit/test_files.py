@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
 
@@ -39,3 +40,14 @@ def test_planted_link_is_not_followed(tmp_path):
     write_file(tmp_path / "file", b"content")
     assert victim.read_bytes() == b"precious"
     assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_only_files_are_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "link", "pipe"):
+        with pytest.raises(UserError, match="expected the name of a file to write"):
+            write_file(tmp_path / name, b"content")
+    with pytest.raises(UserError, match="expected the name of a file to write"):
+        write_file(pathlib.Path(), b"content")

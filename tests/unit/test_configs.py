@@ -1,0 +1,46 @@
+"""Every shipped config is valid, says its own command, and is the paper's where it says so."""
+
+import pathlib
+import runpy
+
+import pytest
+
+from jaxformer.config import Config, from_dict
+from jaxformer.errors import UserError
+
+CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.py"))
+
+
+def load(path, variant=""):
+    return from_dict(runpy.run_path(str(path))["get_config"](variant).to_dict())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_is_valid_and_documented(path):
+    load(path)
+    document = runpy.run_path(str(path))["__doc__"]
+    assert f"python train.py --config=configs/{path.name} --workdir=runs/{path.stem}" in document
+    assert "Measured: " in document
+    with pytest.raises(UserError, match="unknown variant 'nosuch'"):
+        load(path, "nosuch")
+
+
+def test_base_and_big_are_the_papers():
+    base, big = (load(path) for path in CONFIGS if path.stem in ("base", "big"))
+    paper = Config()
+    assert base.training == paper.training
+    assert base.search == paper.search
+    assert base.data == big.data == paper.data
+    assert (base.model.num_layers, base.model.d_model, base.model.d_ff) == (6, 512, 2048)
+    assert (base.training.steps, base.training.warmup_steps) == (100_000, 4000)
+    assert (big.model.d_model, big.model.d_ff, big.model.num_heads) == (1024, 4096, 16)
+    assert (big.training.steps, big.model.dropout_rate) == (300_000, 0.3)
+    assert (base.training.keep_checkpoints, big.training.keep_checkpoints) == (5, 20)
+
+
+def test_french_configs():
+    base, big = (load(path) for path in CONFIGS if path.stem in ("base_fr", "big_fr"))
+    for config in (base, big):
+        assert config.data.builder == "wmt14_translate/fr-en"
+        assert (config.data.target_language, config.model.vocab_size) == ("fr", 32_000)
+    assert big.model.dropout_rate == 0.1

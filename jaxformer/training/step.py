@@ -119,34 +119,13 @@ def make_train_step(
     whose gradients are not finite leaves parameters and optimizer state as they were, on all
     devices alike.
     """
-    model, training = Transformer(config.model), config.training
-
-    def local_sums(params: PyTree, micro_batch: Batch, rows: Int[Array, " B"], key: Array):
-        dropout = {"rows": rows, "deterministic": False, "rngs": {"dropout": key}}
-        metrics = batch_sums(model, params, micro_batch, training.label_smoothing, **dropout)
-        return metrics.loss, metrics
-
-    def local_gradients(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
-        """Sums of gradients and metrics over this device's micro-batches."""
-        params = _varying(params)
-        size = batch.src.shape[0]
-        rows = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
-        parts = jax.tree.map(
-            lambda a: a.reshape(training.accumulation, -1, *a.shape[1:]), (batch, rows)
-        )
-
-        def accumulate(gradients: PyTree, part: tuple[Batch, Array]) -> tuple[PyTree, Metrics]:
-            new, metrics = jax.grad(local_sums, has_aux=True)(params, *part, key)
-            return jax.tree.map(jnp.add, gradients, new), metrics
-
-        if training.accumulation == 1:
-            return jax.grad(local_sums, has_aux=True)(params, batch, rows, key)
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        gradients, metrics = jax.lax.scan(accumulate, zeros, parts)
-        return gradients, jax.tree.map(lambda a: a.sum(0), metrics)
+    training = config.training
 
     def gradients_over_devices(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
-        return jax.lax.psum(local_gradients(params, batch, key), DATA_AXIS)
+        size = batch.src.shape[0]
+        rows = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
+        sums = _local_gradients(config, _varying(params), batch, rows, key)
+        return jax.lax.psum(sums, DATA_AXIS)
 
     gradients_and_metrics = jax.shard_map(
         gradients_over_devices,
@@ -185,6 +164,32 @@ def make_train_step(
         in_shardings=(whole, data_sharded(mesh)),
         out_shardings=(whole, whole),
     )
+
+
+def _local_gradients(
+    config: Config, params: PyTree, batch: Batch, rows: Int[Array, " B"], key: Array
+) -> tuple[PyTree, Metrics]:
+    """Sums of gradients and metrics over this device's micro-batches."""
+    model, training = Transformer(config.model), config.training
+
+    def sums(params: PyTree, batch: Batch, rows: Int[Array, " B"]) -> tuple[Array, Metrics]:
+        dropout = {"rows": rows, "deterministic": False, "rngs": {"dropout": key}}
+        metrics = batch_sums(model, params, batch, training.label_smoothing, **dropout)
+        return metrics.loss, metrics
+
+    gradients_of = jax.grad(sums, has_aux=True)
+    if training.accumulation == 1:
+        return gradients_of(params, batch, rows)
+
+    def accumulate(total: PyTree, part: tuple[Batch, Array]) -> tuple[PyTree, Metrics]:
+        gradients, metrics = gradients_of(params, *part)
+        return jax.tree.map(jnp.add, total, gradients), metrics
+
+    parts = jax.tree.map(
+        lambda a: a.reshape(training.accumulation, -1, *a.shape[1:]), (batch, rows)
+    )
+    total, metrics = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), parts)
+    return total, jax.tree.map(lambda a: a.sum(0), metrics)
 
 
 def make_eval_step(config: Config, mesh: Mesh) -> Callable[[PyTree, Batch], Metrics]:

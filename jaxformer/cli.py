@@ -1,6 +1,7 @@
 """The ``jaxformer`` command: arguments in, one call, messages out."""
 
 import argparse
+import dataclasses
 import io
 import os
 import pathlib
@@ -212,8 +213,6 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace):
-    import dataclasses
-
     from jaxformer.inference.translator import Translator
     from jaxformer.workdir import use_compilation_cache
 

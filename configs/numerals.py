@@ -3,8 +3,8 @@
     python train.py --config=configs/numerals.py --workdir=runs/numerals
 
 The corpus is generated, so this runs anywhere at once; the numbers it is tested on were not in
-training. Measured: 98.4 % of 500 unseen numbers right, in a ``make demo`` of 3 min 21 s on two CPU cores. The
-variant ``configs/numerals.py:smoke`` takes a few steps only, to see that all works.
+training. The variant ``configs/numerals.py:smoke`` takes a few steps only, to see that all works.
+Measured: 98.4 % of 500 unseen numbers right, in a ``make demo`` of 3 min 21 s on two CPU cores.
 """
 
 import dataclasses

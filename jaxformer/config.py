@@ -42,10 +42,18 @@ class ModelConfig:
       dropout_rate: Dropout on sub-layer outputs and on the embedding sums, ``P_drop``.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
       positions: "sinusoidal" as in section 3.5, or "learned" (Table 3, row E).
+      activation: Of the feed-forward networks: "relu" as in equation 2, or "swish", which other
+        systems' models have.
+      biases: Whether attention's projections and the output logits have biases. The paper's have
+        none; other systems' models do.
+      embeddings: "tied" as in section 3.4, one matrix for source, target and output, or
+        "separate" ones.
+      norm_epsilon: Added to the variance in layer normalisation.
       max_length: The longest sequence, in tokens. Bounds the memory of translation and sizes the
         learned positions.
-      compute_dtype: Type of the matrix products. Parameters, softmax, layer norm statistics and
-        the loss are float32 always.
+      compute_dtype: Type of what goes into matrix products; their sums, softmax, layer norm
+        statistics and the loss are float32 always. "int8" rounds parameters and inputs to eight
+        bits where they meet, and keeps float32 elsewhere: only to decode with.
     """
 
     vocab_size: int = 37_000
@@ -58,14 +66,26 @@ class ModelConfig:
     dropout_rate: float = 0.1
     norm_position: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    activation: Literal["relu", "swish"] = "relu"
+    biases: bool = False
+    embeddings: Literal["tied", "separate"] = "tied"
+    norm_epsilon: float = 1e-6
     max_length: int = 1024
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 
     def __post_init__(self) -> None:
         """Refuses sizes that cannot work."""
         _check_choices(self, "model")
         _check_positive(
-            self, "model", "vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length"
+            self,
+            "model",
+            "vocab_size",
+            "d_model",
+            "d_ff",
+            "num_heads",
+            "num_layers",
+            "norm_epsilon",
+            "max_length",
         )
         _check_fraction(self, "model", "dropout_rate")
         for name in ("d_k", "d_v"):
@@ -90,6 +110,11 @@ class ModelConfig:
     def key_size(self) -> int:
         """Size of one head's queries and keys, with the default filled in."""
         return self.d_model // self.num_heads if self.d_k is None else self.d_k
+
+    @property
+    def dtype(self) -> str:
+        """Type of activations."""
+        return "bfloat16" if self.compute_dtype == "bfloat16" else "float32"
 
     @property
     def value_size(self) -> int:
@@ -207,23 +232,95 @@ class TrainingConfig:
 class SearchConfig:
     """Decoding (section 6.1).
 
+    Constraints (minimum length, repetition, sampling's cuts) forbid hypotheses and never change
+    the score of one that is allowed.
+
     Attributes:
-      beam_size: Hypotheses kept per sentence, at most 1000; 1 is greedy search.
-      length_penalty: alpha of the GNMT length penalty, ((5 + length) / 6)^alpha; 0 to 10.
+      method: "beam" search, which is greedy with a beam of one, or "sampling".
+      beam_size: Hypotheses kept per sentence, at most 1000; the samples drawn when sampling.
+      length_penalty: alpha of the length penalty; 0 to 10.
+      penalty: What a log probability is divided by, of n tokens: "gnmt" ((5 + n) / 6)^alpha as in
+        the paper, "power" n^alpha, "none" 1.
       max_extra_length: A translation has at most the source length plus this many tokens.
+      max_length: A translation has at most this many tokens, end-of-sentence included; None: as
+        many as ``max_extra_length`` allows.
+      min_length: A translation has at least this many tokens before its end-of-sentence.
+      no_repeat_ngram: No n tokens in a row come twice in a translation; 0 allows it.
+      diversity_groups: Groups of a diverse beam search (Vijayakumar et al. 2016), among which the
+        beam is shared out; 1 is plain beam search.
+      diversity_penalty: What a token costs, in log probability, for each earlier group that chose
+        it at the same step.
+      temperature: Sampling divides logits by it.
+      top_k: Sampling takes one of this many best tokens; 0: of all.
+      top_p: Sampling takes one of the fewest best tokens that together have this probability.
+      seed: Of sampling; 0 to 2^31 - 1.
     """
 
+    method: Literal["beam", "sampling"] = "beam"
     beam_size: int = 4
     length_penalty: float = 0.6
+    penalty: Literal["gnmt", "power", "none"] = "gnmt"
     max_extra_length: int = 50
+    max_length: int | None = None
+    min_length: int = 0
+    no_repeat_ngram: int = 0
+    diversity_groups: int = 1
+    diversity_penalty: float = 0.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses a search that could return nothing."""
-        _check_positive(self, "search", "beam_size", "max_extra_length")
+        """Refuses a search that could return nothing, and settings that would go unused."""
+        _check_choices(self, "search")
+        _check_positive(
+            self, "search", "beam_size", "max_extra_length", "diversity_groups", "temperature"
+        )
         if self.beam_size > 1000:
             raise UserError(f"search.beam_size must be at most 1000: got {self.beam_size}")
         if not 0 <= self.length_penalty <= 10:
             raise UserError(f"search.length_penalty must be 0 to 10: got {self.length_penalty}")
+        for name in ("min_length", "no_repeat_ngram", "top_k"):
+            if getattr(self, name) < 0:
+                raise UserError(f"search.{name} must be 0 or more: got {getattr(self, name)}")
+        if self.max_length is not None and self.max_length <= self.min_length:
+            raise UserError(
+                "search.max_length must exceed search.min_length, since end-of-sentence counts: "
+                f"got {self.max_length} and {self.min_length}"
+            )
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"search.top_p must be above 0 and at most 1: got {self.top_p}")
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"search.seed must be from 0 to {2**31 - 1}: got {self.seed}")
+        self._check_method()
+
+    def _check_method(self) -> None:
+        if self.beam_size % self.diversity_groups:
+            raise UserError(
+                "search.diversity_groups must divide search.beam_size: got "
+                f"{self.diversity_groups} and {self.beam_size}"
+            )
+        if not 0 <= self.diversity_penalty < math.inf:
+            raise UserError(
+                f"search.diversity_penalty must be 0 or more: got {self.diversity_penalty}"
+            )
+        if (self.diversity_groups > 1) != (self.diversity_penalty > 0):
+            raise UserError(
+                "search.diversity_groups above 1 and search.diversity_penalty above 0 go together: "
+                f"got {self.diversity_groups} and {self.diversity_penalty}"
+            )
+        # What only one of the methods looks at, and the value that means "not asked for".
+        unused = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+        if self.method == "sampling":
+            unused = {"diversity_groups": 1}
+        for name, default in unused.items():
+            if getattr(self, name) != default:
+                other = "beam" if self.method == "sampling" else "sampling"
+                raise UserError(
+                    f"search.{name} needs search.method={other}: got {getattr(self, name)} with "
+                    f"search.method={self.method}"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -349,7 +446,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
             return float(value)
         except OverflowError:
             raise UserError(f"{name} is too large a number") from None
-    if not isinstance(value, expected) or isinstance(value, bool):
+    if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
         raise UserError(f"{name} must be of type {expected.__name__}: got {value!r}")
     return value
 

@@ -76,6 +76,10 @@ class Tokenizer:
         """Token ids of a sentence, without BOS and EOS; empty for a blank one."""
         return self._processor.encode(text)
 
+    def encode_target(self, text: str) -> list[int]:
+        """Like :meth:`encode`, for a target sentence: both sides share the vocabulary here."""
+        return self.encode(text)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of many sentences, on all cores."""
         return self._processor.encode(list(texts))

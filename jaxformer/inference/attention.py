@@ -54,11 +54,13 @@ def look(translator: Translator, sentence: str) -> AttentionView:
     if not source:
         raise UserError("expected a sentence, got an empty one")
     tokenizer = translator.tokenizer
-    translation = translator.translate_ids([source])[0]
+    found = translator.search([source])[0].tokens
+    translation = found[0] if found else []
     target = [BOS, *(token for token in translation if token != EOS)]
-    apply = jax.jit(Transformer(translator.config.model).apply, static_argnames="mutable")
+    config, params = translator.models[0]
+    apply = jax.jit(Transformer(config).apply, static_argnames="mutable")
     _, recorded = apply(
-        {"params": translator.params},
+        {"params": params},
         jnp.asarray([source], jnp.int32),
         jnp.asarray([target], jnp.int32),
         mutable="intermediates",

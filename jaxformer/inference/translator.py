@@ -1,29 +1,38 @@
 """Translation with a trained model: text in, text out (section 6.1)."""
 
+import copy
 import dataclasses
-import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import PyTree
 
 from jaxformer.config import Config, ModelConfig, SearchConfig
-from jaxformer.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from jaxformer.data.marian_tokenizer import load_tokenizer
+from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
+from jaxformer.inference.decoding import Decoded, decode
+from jaxformer.inference.precision import prepare_params
 from jaxformer.inference.weights import load_params
-from jaxformer.nn.transformer import Transformer
-from jaxformer.search import BeamResult, beam_search
 from jaxformer.workdir import Workdir
 
-# Every batch has one of these numbers of rows and one of a dozen source lengths, so that the
-# programs to compile are few, whatever the input. The longer the sentences, the fewer the rows.
-_ROWS = (64, 8, 1)
-_TOKENS_PER_BATCH = 64 * 64
-_SHORTEST = 16
+
+class Hypothesis(NamedTuple):
+    """One translation of a sentence.
+
+    Attributes:
+      text: The translation.
+      tokens: Its token ids; the last is end-of-sentence, unless it was cut at the limit.
+      score: ``log_prob`` divided by the length penalty: what hypotheses are compared by.
+      log_prob: Natural logarithm of the probability that the model gives the tokens.
+    """
+
+    text: str
+    tokens: list[int]
+    score: float
+    log_prob: float
 
 
 class Translator:
@@ -34,8 +43,10 @@ class Translator:
     ``["zweihundertsiebenundvierzig"]``.
 
     Attributes:
-      config: The model's architecture and the search's settings; other parts are not used.
-      params: Parameters of the model.
+      config: The search's settings, and the architecture of the first model; other parts are not
+        used.
+      models: Architecture and parameters, in the precision it computes in, of the model, or of
+        each member of an ensemble.
       tokenizer: The tokenizer that the model was trained with.
       weights: Which checkpoint the parameters are from, in words.
     """
@@ -54,7 +65,8 @@ class Translator:
                 f"one of {tokenizer.vocab_size}"
             )
         self.config = config
-        self.params = params
+        model = (config.model, prepare_params(config.model, params))
+        self.models: tuple[tuple[ModelConfig, PyTree], ...] = (model,)
         self.tokenizer = tokenizer
         self.weights = weights
 
@@ -65,14 +77,18 @@ class Translator:
         *,
         weights: str = "auto",
         search: SearchConfig | None = None,
+        compute_dtype: str | None = None,
     ) -> "Translator":
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
         Args:
           workdir: The folder given to train.py.
           weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
-            averaged if the newest checkpoint is part of the average, else latest.
+            averaged if the newest checkpoint is part of the average, else latest. Several,
+            separated by commas, are an ensemble.
           search: Replaces the search settings of the run.
+          compute_dtype: Replaces the run's: "float32", "bfloat16", or "int8", which rounds the
+            parameters.
 
         Raises:
           UserError: Something is missing or damaged.
@@ -80,54 +96,104 @@ class Translator:
         folder = Workdir(pathlib.Path(workdir))
         config = folder.load_config()
         folder.check_tokenizer()
-        tokenizer = Tokenizer.load(folder.tokenizer)
-        params, name = load_params(folder, config.model, weights)
+        tokenizer = load_tokenizer(folder.tokenizer)
+        loaded = [load_params(folder, config.model, name) for name in weights.split(",")]
+        if compute_dtype is not None:
+            if config.model.compute_dtype == "int8" != compute_dtype:
+                raise UserError(
+                    f"{workdir}: its parameters are rounded to int8: expected to compute in int8, "
+                    f"got {compute_dtype}; use the workdir that it was made from"
+                )
+            model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
+            config = dataclasses.replace(config, model=model)
         if search is not None:
             config = dataclasses.replace(config, search=search)
-        return cls(config, params, tokenizer, name)
+        members = [cls(config, params, tokenizer, name) for params, name in loaded]
+        return members[0].with_others(*members[1:])
+
+    def with_others(self, *others: "Translator") -> "Translator":
+        """The ensemble of this translator's models and others', whose probabilities it averages.
+
+        Raises:
+          UserError: Another has another tokenizer.
+        """
+        for other in others:
+            if other.tokenizer.sha256 != self.tokenizer.sha256:
+                raise UserError(
+                    "models of an ensemble must share a tokenizer: got ones with SHA-256 "
+                    f"{self.tokenizer.sha256} and {other.tokenizer.sha256}"
+                )
+        together = copy.copy(self)
+        together.models = sum((other.models for other in others), self.models)
+        together.weights = ", ".join([self.weights, *(other.weights for other in others)])
+        return together
 
     def translate(
         self,
         sentences: Sequence[str],
         *,
+        prefixes: Sequence[str] | None = None,
         name: str = "sentences",
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[str]:
         """The best translation of every sentence, in the order given.
 
-        Sentences are sorted by length and decoded in batches of a few fixed shapes. An empty
-        sentence gives an empty translation.
+        Arguments and errors are those of :meth:`hypotheses`. A blank sentence, or one that the
+        settings leave without any translation, gives an empty one.
+        """
+        found = self.hypotheses(sentences, prefixes=prefixes, name=name, report=report)
+        return [best[0].text if best else "" for best in found]
+
+    def hypotheses(
+        self,
+        sentences: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        name: str = "sentences",
+        first: int = 1,
+        report: Callable[[int], None] = lambda finished: None,
+    ) -> list[list[Hypothesis]]:
+        """The n-best translations of every sentence, best first, in the order given.
+
+        Sentences are sorted by length and decoded in batches of a few fixed shapes; what comes
+        out does not depend on how they were batched. A blank sentence has no hypothesis.
 
         Args:
           sentences: Source sentences.
-          name: What to call them in messages: a file, say.
+          prefixes: What each translation must start with; what is too long for the search's
+            limits is cut there.
+          name: What to call the sentences in messages: a file, say.
+          first: Number of the first sentence, in messages; samples depend on it too.
           report: Called with the number of sentences of each finished batch.
 
         Raises:
           UserError: A sentence is longer than the model allows; nothing has been translated then.
         """
-        sources = [self.encode(text, f"{name}:{n}") for n, text in enumerate(sentences, start=1)]
-        return [self.decode(ids) for ids in self.translate_ids(sources, report=report)]
+        sources = [self.encode(text, f"{name}:{n}") for n, text in enumerate(sentences, first)]
+        targets = None
+        if prefixes is not None:
+            targets = [self.tokenizer.encode_target(text) for text in prefixes]
+        return [
+            [
+                Hypothesis(self.decode(tokens), tokens, score, log_prob)
+                for tokens, score, log_prob in zip(*found, strict=True)
+            ]
+            for found in self.search(sources, targets, first=first, report=report)
+        ]
 
-    def translate_ids(
+    def search(
         self,
         sources: Sequence[Sequence[int]],
+        prefixes: Sequence[Sequence[int]] | None = None,
         *,
+        first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
-    ) -> list[list[int]]:
-        """Like :meth:`translate`, from the ids of :meth:`encode` to ids with end-of-sentence."""
-        translations: list[list[int]] = [[] for _ in sources]
-        for numbers, shape in _batches(sources, self.config.model.max_length):
-            src = np.full(shape, PAD, np.int32)
-            for row, number in enumerate(numbers):
-                src[row, : len(sources[number])] = sources[number]
-            result = search(self.config.model, self.config.search, self.params, src)
-            tokens, lengths = jax.device_get((result.tokens[:, 0], result.lengths[:, 0]))
-            for row, number in enumerate(numbers):
-                translations[number] = tokens[row, : lengths[row]].tolist()
-            report(len(numbers))
-        report(sum(not source for source in sources))
-        return translations
+    ) -> list[Decoded]:
+        """Like :meth:`hypotheses`, from the ids of :meth:`encode` to ids with end-of-sentence."""
+        configs, params = zip(*self.models, strict=True)
+        return decode(
+            configs, self.config.search, params, sources, prefixes, first=first, report=report
+        )
 
     def encode(self, text: str, place: str = "sentence") -> list[int]:
         """Token ids with end-of-sentence; empty for a sentence without any visible character.
@@ -139,77 +205,26 @@ class Translator:
         Raises:
           UserError: The sentence is longer than the model allows, or holds half a character.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise UserError(f"{place}: not UTF-8") from None
-        ids = self.tokenizer.encode(text)
-        if len(ids) >= self.config.model.max_length:
-            raise UserError(
-                f"{place}: expected at most {self.config.model.max_length - 1} tokens "
-                f"(model.max_length), got {len(ids)}; split it into sentences"
-            )
-        return [*ids, EOS] if ids else []
+        return self._checked(text, self.tokenizer.encode, place)
+
+    def encode_target(self, text: str, place: str = "translation") -> list[int]:
+        """Like :meth:`encode`, for a translation."""
+        return self._checked(text, self.tokenizer.encode_target, place)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, on one line: byte pieces can spell a line break."""
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 
-
-def _batches(
-    sources: Sequence[Sequence[int]], max_length: int
-) -> Iterator[tuple[list[int], tuple[int, int]]]:
-    """Numbers of the sentences to decode together, and the shape to put them in.
-
-    Longest first, so that too little memory shows at once and not after an hour.
-    """
-    numbers = sorted(
-        (n for n, source in enumerate(sources) if source), key=lambda n: (-len(sources[n]), n)
-    )
-    while numbers:
-        length = min(max_length, max(_SHORTEST, _power_of_two(len(sources[numbers[0]]))))
-        allowed = [rows for rows in _ROWS if rows * length <= _TOKENS_PER_BATCH] or [1]
-        rows = min((r for r in allowed if r >= len(numbers)), default=max(allowed))
-        yield numbers[:rows], (rows, length)
-        numbers = numbers[rows:]
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def search(
-    model_config: ModelConfig, settings: SearchConfig, params: PyTree, src: Int[Array, "B S"]
-) -> BeamResult:
-    """Encodes a batch and searches its translations, as one compiled program.
-
-    A row of padding alone costs no step. Translations have at most as many tokens as their
-    source plus ``settings.max_extra_length``, and at most ``model_config.max_length``.
-    """
-    model = Transformer(model_config)
-    max_length = min(src.shape[1] + settings.max_extra_length, model_config.max_length)
-    segments = (src != PAD).astype(jnp.int32)
-    encoded = model.apply({"params": params}, src, segments, method="encode")
-    cache = model.apply(
-        {"params": params},
-        encoded,
-        segments,
-        num_beams=settings.beam_size,
-        max_length=max_length,
-        method="init_cache",
-    )
-    source_lengths = segments.sum(axis=1)
-    limits = jnp.where(source_lengths > 0, source_lengths + settings.max_extra_length, 0)
-    return beam_search(
-        lambda tokens, cache: model.apply({"params": params}, tokens, cache, method="decode_step"),
-        cache,
-        batch_size=src.shape[0],
-        beam_size=settings.beam_size,
-        max_length=max_length,
-        limits=limits,
-        length_penalty=settings.length_penalty,
-        bos_id=BOS,
-        eos_id=EOS,
-        pad_id=PAD,
-    )
+    def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"{place}: not UTF-8") from None
+        ids = encode(text)
+        longest = min(config.max_length for config, _ in self.models)
+        if len(ids) >= longest:
+            raise UserError(
+                f"{place}: expected at most {longest - 1} tokens (model.max_length), got "
+                f"{len(ids)}; split it into sentences"
+            )
+        return [*ids, EOS] if ids else []

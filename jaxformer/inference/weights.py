@@ -1,5 +1,6 @@
 """Parameters of a trained model: choosing a checkpoint, and averaging several."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -11,14 +12,18 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.inference.precision import prepare_params
 from jaxformer.nn.transformer import Transformer
 from jaxformer.workdir import Workdir, read_json
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """Shapes and dtypes of the model's parameters; nothing is computed."""
+    """Shapes and dtypes of the parameters that a workdir holds; nothing is computed."""
     tokens = jnp.ones((1, 1), jnp.int32)
-    return jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
+    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
+    if config.compute_dtype != "int8":
+        return params
+    return jax.eval_shape(functools.partial(prepare_params, config), params)
 
 
 def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyTree, str]:

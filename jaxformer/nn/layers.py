@@ -8,12 +8,15 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.attention import MultiHeadAttention, project
+from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.projection import project
 
 
 class LayerNorm(nn.Module):
     """Layer normalisation (Ba et al. 2016), statistics in float32, result in the dtype of ``x``."""
+
+    epsilon: float = 1e-6
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
@@ -23,11 +26,14 @@ class LayerNorm(nn.Module):
         wide = x.astype(jnp.float32)
         centred = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centred).mean(axis=-1, keepdims=True)
-        return (centred * jax.lax.rsqrt(variance + 1e-6) * scale + bias).astype(x.dtype)
+        return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2 (equation 2)."""
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 (equation 2).
+
+    Departs from the paper: ``config.activation="swish"``, which is optional, instead of max(0, .).
+    """
 
     config: ModelConfig
 
@@ -35,15 +41,16 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Applies the network to every position separately."""
         c = self.config
-        dtype = c.compute_dtype
+        dtype = c.dtype
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         zeros = nn.initializers.zeros
         inner = self.param("inner", glorot, (c.d_model, c.d_ff))
         inner_bias = self.param("inner_bias", zeros, (c.d_ff,))
         outer = self.param("outer", glorot, (c.d_ff, c.d_model))
         outer_bias = self.param("outer_bias", zeros, (c.d_model,))
-        hidden = nn.relu(project(x, inner, dtype) + inner_bias.astype(dtype))
-        return project(hidden, outer, dtype) + outer_bias.astype(dtype)
+        activation = nn.relu if c.activation == "relu" else nn.swish
+        hidden = activation(project(x, inner, inner_bias, dtype))
+        return project(hidden, outer, outer_bias, dtype)
 
 
 class Residual(nn.Module):
@@ -66,7 +73,8 @@ class Residual(nn.Module):
         deterministic: bool,
     ) -> Float[Array, "B T D"]:
         """Wraps ``sublayer`` around ``x``."""
-        norm, dropout = LayerNorm(name="norm"), Dropout(self.config.dropout_rate)
+        norm = LayerNorm(self.config.norm_epsilon, name="norm")
+        dropout = Dropout(self.config.dropout_rate)
         if self.config.norm_position == "pre":
             return x + dropout(sublayer(norm(x)), rows=rows, deterministic=deterministic)
         return norm(x + dropout(sublayer(x), rows=rows, deterministic=deterministic))
@@ -133,40 +141,50 @@ class DecoderLayer(nn.Module):
     def step(
         self,
         x: Float[Array, "B N D"],
-        keys: Float[Array, "B N M H K"],
-        values: Float[Array, "B N M H V"],
-        cross_keys: Float[Array, "B 1 S H K"],
-        cross_values: Float[Array, "B 1 S H V"],
+        keys: Float[Array, "B 1 H K M N"],
+        values: Float[Array, "B 1 H M N V"],
+        cross_keys: Float[Array, "B 1 H K S"],
+        cross_values: Float[Array, "B 1 H S V"],
+        past: Bool[Array, "B N P"],
         source_mask: Bool[Array, "B 1 S"],
         index: Int[Array, ""],
-    ) -> tuple[Float[Array, "B N D"], Float[Array, "B N M H K"], Float[Array, "B N M H V"]]:
+    ) -> tuple[Float[Array, "B N D"], Float[Array, "B 1 H K M N"], Float[Array, "B 1 H M N V"]]:
         """The same layer for one new token of each of N beams, with earlier ones cached.
 
-        Beams attend to their own past, so they are rows of self-attention. They share their
-        source, so they are queries of cross-attention, whose keys need no copy for each beam.
+        Args:
+          x: The new tokens' representations.
+          keys: Self-attention keys by position, M, and the place in the beam, N, they came from.
+          values: Self-attention values, likewise.
+          cross_keys: Keys of the encoded source.
+          cross_values: Values of the encoded source.
+          past: True at the positions and places, P = M * N, that a beam's own tokens have, the
+            new one's included.
+          source_mask: True where the source is not padding.
+          index: Position of the new tokens.
 
         Returns:
-          The layer's output, and ``keys`` and ``values`` with the new token's at ``index``.
+          The layer's output, and ``keys`` and ``values`` with the new tokens' at ``index``.
         """
         how = {"rows": None, "deterministic": True}
 
         def self_attention(h: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
             nonlocal keys, values
             new_keys, new_values = self.self_attention.keys_values(h)
-            keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys[:, :, None], index, axis=2)
-            values = jax.lax.dynamic_update_slice_in_dim(
-                values, new_values[:, :, None], index, axis=2
+            new_keys = jnp.moveaxis(new_keys, 1, -1)[:, None, :, :, None]
+            new_values = jnp.moveaxis(new_values, 1, 2)[:, None, :, None]
+            keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, index, axis=4)
+            values = jax.lax.dynamic_update_slice_in_dim(values, new_values, index, axis=3)
+            batch, _, heads, key_size = keys.shape[:4]
+            return self.self_attention.attend_cached(
+                h,
+                keys.reshape(batch, heads, key_size, -1),
+                values.reshape(batch, heads, -1, values.shape[-1]),
+                past,
             )
-            past = (jnp.arange(keys.shape[2]) <= index)[None, None, None]
-            rows, past_keys, past_values = (
-                a.reshape(-1, *a.shape[2:]) for a in (h[:, :, None], keys, values)
-            )
-            attended = self.self_attention.attend(rows, past_keys, past_values, past)
-            return attended.reshape(h.shape)
 
         def cross_attention(h: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
-            return self.cross_attention.attend(
-                h, cross_keys[:, 0], cross_values[:, 0], source_mask[:, :, None]
+            return self.cross_attention.attend_cached(
+                h, cross_keys[:, 0], cross_values[:, 0], source_mask
             )
 
         x = self.self_attention_residual(x, self_attention, **how)

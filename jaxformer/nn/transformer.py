@@ -9,36 +9,66 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import ModelConfig
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
 from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.projection import Int8Matrix, look_up, project_to_rows
 
 
 class Cache(NamedTuple):
     """What decoding remembers: an ordinary pytree, passed in and returned.
 
-    Per-layer tuples, in the compute dtype. Arrays lead with [B, N]; those that the N beams of a
-    sentence share lead with [B, 1].
+    Per-layer tuples, in the dtype of activations; M is room for positions. Keys and values stay
+    where they were written, at their position and their beam's place at the time: when a search
+    moves hypotheses, it moves ``places`` alone, which say where each beam's own past lies. By the
+    convention of :mod:`jaxformer.search.cache` arrays lead with [B, N], or with [B, 1] if the
+    beams share them.
 
     Attributes:
-      keys: Self-attention keys of the tokens so far; M is the longest target.
+      keys: Self-attention keys of the tokens so far.
       values: Self-attention values.
       cross_keys: Keys of the encoded source, computed once.
       cross_values: Values of the encoded source.
       source_mask: True where the source is not padding.
+      places: Place in the beam, 0 to N - 1, of a beam's own token at every position, int32.
       index: Number of tokens decoded so far, int32.
     """
 
-    keys: tuple[Float[Array, "B N M H K"], ...]
-    values: tuple[Float[Array, "B N M H V"], ...]
-    cross_keys: tuple[Float[Array, "B 1 S H K"], ...]
-    cross_values: tuple[Float[Array, "B 1 S H V"], ...]
+    keys: tuple[Float[Array, "B 1 H K M N"], ...]
+    values: tuple[Float[Array, "B 1 H M N V"], ...]
+    cross_keys: tuple[Float[Array, "B 1 H K S"], ...]
+    cross_values: tuple[Float[Array, "B 1 H S V"], ...]
     source_mask: Bool[Array, "B 1 S"]
+    places: Int[Array, "B N M"]
     index: Int[Array, ""]
+
+
+def grow_cache(cache: Cache, max_length: int) -> Cache:
+    """The same cache with room for ``max_length`` positions, if it has less."""
+
+    def pad(leaf: Array, axis: int) -> Array:
+        missing = max(0, max_length - leaf.shape[axis])
+        return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
+
+    return cache._replace(
+        keys=tuple(pad(keys, 4) for keys in cache.keys),
+        values=tuple(pad(values, 3) for values in cache.values),
+        places=pad(cache.places, 2),
+    )
+
+
+def unstack_decoder(params: PyTree, num_layers: int) -> PyTree:
+    """The parameters with a tuple of decoder layers instead of arrays that lead with a layer axis.
+
+    For :meth:`Transformer.decode_step` alone, in a loop over tokens: do it once, before the loop.
+    """
+    stacked = params["decoder"]["layers"]
+    layers = tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(num_layers))
+    return {**params, "decoder": {**params["decoder"], "layers": layers}}
 
 
 class Encoder(nn.Module):
@@ -49,7 +79,7 @@ class Encoder(nn.Module):
     def setup(self) -> None:
         """Creates the layers, and the final norm that pre-norm needs."""
         self.layers = EncoderLayer(self.config)
-        self.norm = LayerNorm() if self.config.norm_position == "pre" else lambda x: x
+        self.norm = _final_norm(self.config)
 
     def __call__(
         self,
@@ -75,7 +105,7 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Creates the layers, and the final norm that pre-norm needs."""
         self.layers = DecoderLayer(self.config)
-        self.norm = LayerNorm() if self.config.norm_position == "pre" else lambda x: x
+        self.norm = _final_norm(self.config)
 
     def __call__(
         self,
@@ -105,20 +135,27 @@ class Decoder(nn.Module):
         """An empty cache; projects the encoded source once for every layer."""
         c = self.config
         layers = [layer.cross_attention.keys_values(encoded) for layer in self._unstacked()]
-        lead = (encoded.shape[0], num_beams, max_length, c.num_heads)
-        keys = jnp.zeros((*lead, c.key_size), c.compute_dtype)
-        values = jnp.zeros((*lead, c.value_size), c.compute_dtype)
+        batch, beams, room = encoded.shape[0], num_beams, max_length
+        keys = jnp.zeros((batch, 1, c.num_heads, c.key_size, room, beams), c.dtype)
+        values = jnp.zeros((batch, 1, c.num_heads, room, beams, c.value_size), c.dtype)
         return Cache(
             keys=(keys,) * c.num_layers,
             values=(values,) * c.num_layers,
-            cross_keys=tuple(k[:, None] for k, _ in layers),
-            cross_values=tuple(v[:, None] for _, v in layers),
+            cross_keys=tuple(jnp.moveaxis(k, 1, -1)[:, None] for k, _ in layers),
+            cross_values=tuple(jnp.moveaxis(v, 1, 2)[:, None] for _, v in layers),
             source_mask=source_mask[:, None],
+            places=jnp.zeros((batch, beams, room), jnp.int32),
             index=jnp.zeros((), jnp.int32),
         )
 
     def step(self, x: Float[Array, "B N D"], cache: Cache) -> tuple[Float[Array, "B N D"], Cache]:
         """Runs the stack on one new token of each beam."""
+        batch, beams, room = cache.places.shape
+        here = jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[:, None], (batch, beams, 1))
+        places = jax.lax.dynamic_update_slice_in_dim(cache.places, here, cache.index, axis=2)
+        filled = jnp.arange(room) <= cache.index
+        past = (places[..., None] == jnp.arange(beams)) & filled[:, None]
+        past = past.reshape(batch, beams, -1)
         keys, values = list(cache.keys), list(cache.values)
         for i, layer in enumerate(self._unstacked()):
             x, keys[i], values[i] = layer.step(
@@ -127,20 +164,24 @@ class Decoder(nn.Module):
                 values[i],
                 cache.cross_keys[i],
                 cache.cross_values[i],
+                past,
                 cache.source_mask,
                 cache.index,
             )
-        cache = cache._replace(keys=tuple(keys), values=tuple(values), index=cache.index + 1)
+        cache = cache._replace(
+            keys=tuple(keys), values=tuple(values), places=places, index=cache.index + 1
+        )
         return self.norm(x), cache
 
     def _unstacked(self) -> list[DecoderLayer]:
         # A scan over layers would copy the whole cache at every token; a loop updates it in place.
-        stacked = self.variables["params"]["layers"]
+        layers = self.variables["params"]["layers"]
+        if not isinstance(layers, tuple):
+            layers = [
+                jax.tree.map(operator.itemgetter(i), layers) for i in range(self.config.num_layers)
+            ]
         layer = DecoderLayer(self.config, parent=None)
-        return [
-            layer.bind({"params": jax.tree.map(operator.itemgetter(i), stacked)})
-            for i in range(self.config.num_layers)
-        ]
+        return [layer.bind({"params": params}) for params in layers]
 
 
 class Transformer(nn.Module):
@@ -164,11 +205,19 @@ class Transformer(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Creates the stacks, the one shared embedding, and the positions."""
+        """Creates the stacks, the embeddings, one and the same if tied, and the positions."""
         c = self.config
         # Unit variance once multiplied by sqrt(d_model), like the sinusoids' own scale.
         initializer = nn.initializers.normal(stddev=c.d_model**-0.5)
-        self.embedding = self.param("embedding", initializer, (c.vocab_size, c.d_model))
+        names = ["embedding"] * 3
+        if c.embeddings == "separate":
+            names = ["src_embedding", "tgt_embedding", "output_embedding"]
+        shape = (c.vocab_size, c.d_model)
+        tables = {name: self.param(name, initializer, shape) for name in dict.fromkeys(names)}
+        self.src_table, self.tgt_table, self.output_table = (tables[name] for name in names)
+        self.logits_bias = (
+            self.param("logits_bias", nn.initializers.zeros, (c.vocab_size,)) if c.biases else None
+        )
         if c.positions == "learned":
             learned = nn.initializers.normal(stddev=c.d_model**-0.5)
             shape = (c.max_length, c.d_model)
@@ -236,7 +285,7 @@ class Transformer(nn.Module):
         """Encodes source sentences; the arguments are those of ``__call__``."""
         how = {"rows": rows, "deterministic": deterministic}
         segments = _segments(src) if segments is None else segments
-        x = self.src_dropout(self._embed(src, positions, self.src_positions), **how)
+        x = self.src_dropout(self._embed(src, positions, self.src_table, self.src_positions), **how)
         return self.encoder(x, segment_mask(segments, segments), **how)
 
     def decode(
@@ -255,17 +304,24 @@ class Transformer(nn.Module):
         segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
         self_mask = segment_mask(segments, segments) & causal_mask(tgt_in.shape[1])
         cross_mask = segment_mask(segments, src_segments)
-        x = self.tgt_dropout(self._embed(tgt_in, tgt_positions, self.tgt_positions), **how)
+        x = self._embed(tgt_in, tgt_positions, self.tgt_table, self.tgt_positions)
+        x = self.tgt_dropout(x, **how)
         return self.decoder(x, encoded, self_mask, cross_mask, **how)
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Pre-softmax projection with the transposed embedding (section 3.4), float32."""
-        dtype = self.config.compute_dtype
-        flat = features.reshape(-1, features.shape[-1]).astype(dtype)
-        product = jnp.matmul(
-            flat, self.embedding.T.astype(dtype), preferred_element_type=jnp.float32
-        )
-        return product.reshape(*features.shape[:-1], -1)
+        product = project_to_rows(features, self.output_table, self.config.dtype)
+        return product if self.logits_bias is None else product + self.logits_bias
+
+    def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """What :meth:`logits` multiplies with and adds, for losses that never hold the logits.
+
+        Raises:
+          ValueError: The parameters are rounded to int8, which nothing can be trained with.
+        """
+        if isinstance(self.output_table, Int8Matrix):
+            raise ValueError("parameters are rounded to int8: expected those they were made from")
+        return self.output_table, self.logits_bias
 
     def init_cache(
         self,
@@ -287,7 +343,7 @@ class Transformer(nn.Module):
         The first step takes the beginning-of-sentence token.
         """
         positions = jnp.broadcast_to(cache.index, tokens.shape)
-        x = self._embed(tokens, positions, self.tgt_positions)
+        x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions)
         x, cache = self.decoder.step(x, cache)
         return self.logits(x), cache
 
@@ -295,16 +351,21 @@ class Transformer(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"] | None,
-        table: Float[Array, "M D"] | Float[np.ndarray, "M D"],
+        table: Float[Array, "V D"] | Int8Matrix,
+        encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"],
     ) -> Float[Array, "B T D"]:
         """Embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5)."""
         if positions is None:
             _check_length("sequence", tokens.shape[1], self.config.max_length)
-            encoding = jnp.asarray(table)[: tokens.shape[1]]
+            encoding = jnp.asarray(encodings)[: tokens.shape[1]]
         else:
-            encoding = jnp.asarray(table)[positions]
-        embedded = self.embedding[tokens] * math.sqrt(self.config.d_model)
-        return (embedded + encoding).astype(self.config.compute_dtype)
+            encoding = jnp.asarray(encodings)[positions]
+        embedded = look_up(table, tokens) * math.sqrt(self.config.d_model)
+        return (embedded + encoding).astype(self.config.dtype)
+
+
+def _final_norm(config: ModelConfig) -> Callable:
+    return LayerNorm(config.norm_epsilon) if config.norm_position == "pre" else lambda x: x
 
 
 def _segments(tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -13,54 +13,63 @@ therefore never changes the result, n-best lists included. From then on nothing 
 
 Ties go to what was found first: an older finished hypothesis, then the continuation of the better
 alive one, then the greater logit, then the smaller token id. Sentences never look at one another.
+
+A diverse beam search (Vijayakumar et al. 2016) is several small ones, the groups, that keep out of
+each other's way: each avoids tokens that earlier groups go on with at the same step. Every group
+keeps its own finished hypotheses, and a sentence is over when it is for all its groups.
+
+:func:`beam_search` does all of it. For more control compose it of its three verbs: between calls
+of :func:`advance` a caller may make room in ``state.cache``, or drop sentences that are ``done``.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from jaxformer.errors import UserError
-from jaxformer.search.cache import check_cache, gather_beams, reorder_cache
-from jaxformer.search.penalties import gnmt_penalty
-from jaxformer.search.state import BeamResult, BeamState, Candidates, Rules, initial_state
-
-StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
-
-# Steps of one scan, which is one round of the outer loop.
-STEPS_PER_CHUNK = 8
+from jaxformer.search.cache import gather_beams, reorder_cache
+from jaxformer.search.constraints import constrain
+from jaxformer.search.continuations import choose, freeze
+from jaxformer.search.penalties import Penalty, length_penalties
+from jaxformer.search.rules import EarlyStop, EndsWithin, Rules, Unfinished
+from jaxformer.search.state import BeamResult, BeamState, Candidates, best_first, prepare
+from jaxformer.search.stepping import StepFn, append, call, repeat
 
 
 def beam_search(
     step_fn: StepFn,
     cache: Any,
     *,
-    batch_size: int,
-    beam_size: int,
-    max_length: int,
     limits: Int[Array, " B"],
+    max_length: int,
+    beam_size: int,
     length_penalty: float,
     bos_id: int,
     eos_id: int,
     pad_id: int,
-    early_stop: bool = True,
+    prefix: Int[Array, "B P"] | None = None,
+    penalty: Penalty = "gnmt",
+    min_length: int = 0,
+    no_repeat_ngram: int = 0,
+    diversity_groups: int = 1,
+    diversity_penalty: float = 0.0,
+    ends_within: EndsWithin = "2N",
+    unfinished: Unfinished = "fallback",
+    early_stop: EarlyStop = "proven",
 ) -> BeamResult:
     """The best hypotheses under ``step_fn`` that beam search finds; greedy with ``beam_size=1``.
 
     Works inside the caller's ``jit`` and ``vmap``; outside, wrap it in ``jax.jit`` to compile once.
-    Hypotheses that reach the limit without EOS are returned only for sentences that have no
-    finished hypothesis at all.
+    Arguments not described here are the attributes of :class:`~jaxformer.search.rules.Rules`.
 
     >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
     >>> step_fn = lambda tokens, cache: (log_probs[tokens], cache)  # a Markov chain; 1 is EOS
     >>> result = beam_search(
-    ...     step_fn, (), batch_size=1, beam_size=2, max_length=4, limits=jnp.array([4]),
-    ...     length_penalty=0.0, bos_id=0, eos_id=1, pad_id=0)
+    ...     step_fn, (), limits=jnp.array([4]), max_length=4, beam_size=2, length_penalty=0.0,
+    ...     bos_id=0, eos_id=1, pad_id=0)
     >>> result.tokens[0].tolist()
     [[1, 0, 0, 0], [2, 1, 0, 0]]
 
@@ -72,16 +81,25 @@ def beam_search(
         Arrays lead with axes ``[B, N]`` and follow their hypotheses when these move; arrays that
         lead with ``[B, 1]`` are shared by the hypotheses of a sentence, and scalars by all: these
         are never copied or reordered.
-      batch_size: Sentences, B.
-      beam_size: Hypotheses kept per sentence, N.
-      max_length: Room for tokens, EOS included, T.
       limits: The most tokens that each sentence may get, EOS included; more than ``max_length``
         counts as ``max_length``. A sentence with limit 0 costs no step and comes out empty.
-      length_penalty: alpha of :func:`~jaxformer.search.penalties.gnmt_penalty`, 0 or more.
+      max_length: Room for tokens, EOS included, T.
+      beam_size: Hypotheses kept per sentence, N.
+      length_penalty: alpha of the penalty, 0 or more.
       bos_id: Token that starts every hypothesis; not part of the result.
       eos_id: Token that ends a hypothesis.
       pad_id: Fills the result after EOS; also fed to ``step_fn`` for sentences that are over.
-      early_stop: False decodes every sentence to its limit: the same result, later.
+      prefix: Tokens that every hypothesis of a sentence starts with, padded on the right with
+        ``pad_id``; they count for length, score and limit. A limit that is not longer cuts them:
+        the hypothesis is unfinished.
+      penalty: See Rules, like all that follow.
+      min_length: Fewest tokens before EOS.
+      no_repeat_ngram: Longest repetition, plus one.
+      diversity_groups: Groups of a diverse beam search.
+      diversity_penalty: How much these avoid each other's tokens.
+      ends_within: Which continuations may end.
+      unfinished: What hypotheses at the limit are worth.
+      early_stop: When to stop before the limit.
 
     Returns:
       The N best hypotheses per sentence.
@@ -89,58 +107,102 @@ def beam_search(
     Raises:
       UserError: An argument is out of range, or the cache or the logits have other axes.
     """
-    _check_arguments(batch_size, beam_size, max_length, limits, length_penalty)
-    cache = jax.tree.map(jnp.asarray, cache)
-    check_cache(cache, batch_size, beam_size)
     rules = Rules(
-        limits=jnp.clip(limits, 0, max_length).astype(jnp.int32),
-        # In float64 on the host, so that rounding never lets the penalty fall with the length.
-        penalties=jnp.asarray(gnmt_penalty(np.arange(max_length + 1), length_penalty), jnp.float32),
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        bos_id=bos_id,
         eos_id=eos_id,
         pad_id=pad_id,
+        penalty=penalty,
+        min_length=min_length,
+        no_repeat_ngram=no_repeat_ngram,
+        diversity_groups=diversity_groups,
+        diversity_penalty=diversity_penalty,
+        ends_within=ends_within,
+        unfinished=unfinished,
         early_stop=early_stop,
     )
-
-    def advance_chunk(state: BeamState) -> BeamState:
-        def step(state: BeamState, _: None) -> tuple[BeamState, None]:
-            # A loop of at most one round, since the branches of lax.cond would copy the cache.
-            end = state.step + 1
-            return lax.while_loop(
-                lambda state: ~state.done.all() & (state.step < end),
-                lambda state: advance(state, step_fn, rules),
-                state,
-            ), None
-
-        return lax.scan(step, state, length=STEPS_PER_CHUNK)[0]
-
-    state = initial_state(cache, rules.limits, beam_size, max_length, bos_id, pad_id)
-    state = lax.while_loop(lambda state: ~state.done.all(), advance_chunk, state)
-    return finalise(state, rules)
+    state = start(rules, cache, limits, max_length, prefix)
+    return finalise(rules, advance(rules, step_fn, state, max_length))
 
 
-def advance(state: BeamState, step_fn: StepFn, rules: Rules) -> BeamState:
+def start(
+    rules: Rules,
+    cache: Any,
+    limits: Int[Array, " B"],
+    max_length: int,
+    prefix: Int[Array, "B P"] | None = None,
+) -> BeamState:
+    """One alive hypothesis per sentence, the empty one, and none finished.
+
+    Arguments and errors are those of :func:`beam_search`.
+    """
+    cache, limits, prefix = prepare(cache, limits, rules.beam_size, max_length, prefix)
+    shape = (limits.shape[0], rules.beam_size)
+    tokens = jnp.full((*shape, max_length), rules.pad_id, jnp.int32)
+    impossible = jnp.full(shape, -jnp.inf, jnp.float32)
+    none = jnp.zeros(shape, jnp.int32)
+    # Each group starts with an empty hypothesis of its own.
+    firsts = slice(None, None, rules.beam_size // rules.diversity_groups)
+    return BeamState(
+        step=jnp.zeros((), jnp.int32),
+        limits=limits,
+        prefix=prefix,
+        done=limits == 0,
+        alive=Candidates(
+            log_probs=impossible.at[:, firsts].set(0.0),
+            tokens=jnp.full(shape, rules.bos_id, jnp.int32),
+            parents=none,
+        ),
+        alive_tokens=tokens,
+        finished=BeamResult(tokens=tokens, lengths=none, scores=impossible, log_probs=impossible),
+        cache=cache,
+    )
+
+
+def advance(
+    rules: Rules, step_fn: StepFn, state: BeamState, until: int | Int[Array, ""]
+) -> BeamState:
+    """Steps until hypotheses have ``until`` tokens, or every sentence is over.
+
+    Args:
+      rules: Those of :func:`start`.
+      step_fn: As for :func:`beam_search`.
+      state: From :func:`start`, or an earlier call; its cache may have been given more room.
+      until: Value of ``state.step`` to stop at.
+
+    Raises:
+      UserError: The logits have other axes than expected, or EOS is not among them.
+    """
+    return repeat(lambda state: step(rules, step_fn, state), state, until)
+
+
+def step(rules: Rules, step_fn: StepFn, state: BeamState) -> BeamState:
     """One step: every sentence that is not over gets its hypotheses continued by one token."""
-    logits, cache = step_fn(state.alive.tokens, state.cache)
-    _check_logits(logits, state.alive.tokens.shape, rules.eos_id)
+    logits, cache = call(step_fn, state.alive.tokens, state.cache, rules.eos_id)
+    allowed = constrain(rules, logits, state.alive_tokens, state.prefix, state.step)
     length = state.step + 1
-    alive, ended = split(expand(logits, state.alive.log_probs), logits.shape[1], rules.eos_id)
-    alive, ended = freeze(state, alive, ended, rules.pad_id)
-    ended_tokens = append(gather_beams(state.alive_tokens, ended.parents), ended.tokens, state.step)
+    at_limit = length >= state.limits
+    alive, ended = choose(rules, logits, allowed, state.alive.log_probs, at_limit)
+    alive, ended = freeze(state.done, state.alive, alive, ended, rules.pad_id)
+    penalties = _penalties(rules, state)
     finished = merge_finished(
         state.finished,
         BeamResult(
-            tokens=ended_tokens,
+            tokens=append(
+                gather_beams(state.alive_tokens, ended.parents), ended.tokens, state.step
+            ),
             lengths=jnp.full_like(ended.tokens, length),
-            scores=ended.log_probs / rules.penalties[length],
+            scores=ended.log_probs / penalties[length],
             log_probs=ended.log_probs,
         ),
+        rules.diversity_groups,
     )
-    # No score still to come exceeds this: log probabilities only fall, penalties only grow.
-    bound = alive.log_probs[:, 0] / rules.penalties[rules.limits]
-    decided = (bound <= finished.scores[:, -1]) & rules.early_stop
-    return BeamState(
+    bounds = penalties[state.limits], penalties[length]
+    return dataclasses.replace(
+        state,
         step=length,
-        done=state.done | (length >= rules.limits) | decided,
+        done=state.done | at_limit | decided(rules, alive, finished, *bounds),
         alive=alive,
         alive_tokens=append(
             gather_beams(state.alive_tokens, alive.parents), alive.tokens, state.step
@@ -150,117 +212,64 @@ def advance(state: BeamState, step_fn: StepFn, rules: Rules) -> BeamState:
     )
 
 
-def expand(logits: Float[Array, "B N V"], log_probs: Float[Array, "B N"]) -> Candidates:
-    """The best 2N one-token continuations (1 if N = 1) of hypotheses with these log probabilities.
+def merge_finished(finished: BeamResult, ended: BeamResult, groups: int) -> BeamResult:
+    """The best of the finished hypotheses and those that just ended, as many per group."""
+    batch, size = finished.scores.shape[0], finished.scores.shape[1] // groups
 
-    Top-k per hypothesis, then over hypotheses: XLA sorts all N * V when asked in one go, since
-    it must then divide the indices by V. On raw logits, so that greedy search is exactly argmax.
-    """
-    batch, beams, vocabulary = logits.shape
-    wanted = 2 * beams if beams > 1 else 1
-    logits = logits.astype(jnp.float32)
-    best, tokens = lax.top_k(logits, min(wanted, vocabulary))
-    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    # Rounding must not yield a probability above one, nor an impossible token NaN (-inf + inf).
-    best = jnp.where(best == -jnp.inf, -jnp.inf, jnp.minimum(best - total, 0.0))
-    best, index = lax.top_k((log_probs[:, :, None] + best).reshape(batch, -1), wanted)
-    return Candidates(
-        log_probs=best,
-        tokens=jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1),
-        parents=index // tokens.shape[-1],
+    def merge(old: Array, new: Array) -> Array:
+        rows = (batch * groups, size, *old.shape[2:])
+        return jnp.concatenate([old.reshape(rows), new.reshape(rows)], axis=1)
+
+    merged = jax.tree.map(merge, finished, ended)
+    _, index = lax.top_k(merged.scores, size)
+    return jax.tree.map(
+        lambda rows, old: gather_beams(rows, index).reshape(old.shape), merged, finished
     )
 
 
-def split(candidates: Candidates, beam_size: int, eos_id: int) -> tuple[Candidates, Candidates]:
-    """The best N of the candidates that go on, and the best N of those that end in EOS."""
-    ends = candidates.tokens == eos_id
-
-    def best(keep: Bool[Array, "B M"]) -> Candidates:
-        log_probs = jnp.where(keep, candidates.log_probs, -jnp.inf)
-        log_probs, index = lax.top_k(log_probs, beam_size)
-        return Candidates(
-            log_probs=log_probs,
-            tokens=jnp.take_along_axis(candidates.tokens, index, axis=1),
-            parents=jnp.take_along_axis(candidates.parents, index, axis=1),
-        )
-
-    return best(~ends), best(ends)
-
-
-def freeze(
-    state: BeamState, alive: Candidates, ended: Candidates, pad_id: int
-) -> tuple[Candidates, Candidates]:
-    """For sentences that are over: alive hypotheses stay in place, and none ends."""
-    over = state.done[:, None]
-    in_place = jnp.arange(alive.parents.shape[1], dtype=jnp.int32)[None]
-    alive = Candidates(
-        log_probs=jnp.where(over, state.alive.log_probs, alive.log_probs),
-        tokens=jnp.where(over, pad_id, alive.tokens),
-        parents=jnp.where(over, in_place, alive.parents),
-    )
-    return alive, dataclasses.replace(ended, log_probs=jnp.where(over, -jnp.inf, ended.log_probs))
+def decided(
+    rules: Rules,
+    alive: Candidates,
+    finished: BeamResult,
+    penalties_at_limit: Array,
+    penalty_now: Array,
+) -> Bool[Array, " B"]:
+    """Whether the rules let a sentence stop before its limit, for what is alive and finished."""
+    groups = (-1, rules.diversity_groups, rules.beam_size // rules.diversity_groups)
+    best = alive.log_probs.reshape(groups).max(axis=2)
+    worst = finished.scores.reshape(groups)[:, :, -1]
+    if rules.early_stop == "never":
+        return jnp.zeros(best.shape[0], jnp.bool_)
+    if rules.early_stop == "proven":
+        # No score still to come exceeds this: log probabilities only fall, penalties only grow.
+        bound = best / penalties_at_limit[:, None]
+    else:
+        bound = best / penalty_now
+    over = bound <= worst
+    if rules.early_stop == "full":
+        over |= worst > -jnp.inf
+    return over.all(axis=1)
 
 
-def merge_finished(finished: BeamResult, ended: BeamResult) -> BeamResult:
-    """The N best by score of the finished hypotheses and those that just ended."""
-    merged = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), finished, ended)
-    _, index = lax.top_k(merged.scores, finished.scores.shape[1])
-    return jax.tree.map(lambda rows: gather_beams(rows, index), merged)
-
-
-def finalise(state: BeamState, rules: Rules) -> BeamResult:
-    """The finished hypotheses; where there are none, those alive at the limit."""
-    alive, limits = state.alive, rules.limits[:, None]
+def finalise(rules: Rules, state: BeamState) -> BeamResult:
+    """The finished hypotheses, best first; where there are none, those alive at the limit."""
+    alive, length = state.alive, jnp.minimum(state.step, state.limits)[:, None]
     unfinished = BeamResult(
         tokens=state.alive_tokens,
-        lengths=jnp.broadcast_to(limits, alive.tokens.shape),
-        scores=alive.log_probs / rules.penalties[limits],
+        lengths=jnp.broadcast_to(length, alive.tokens.shape),
+        scores=alive.log_probs / _penalties(rules, state)[length],
         log_probs=alive.log_probs,
     )
-    none_finished = state.finished.scores[:, 0] == -jnp.inf
+    none_finished = (state.finished.scores == -jnp.inf).all(axis=1)
 
-    def choose(unfinished: Array, finished: Array) -> Array:
+    def pick(unfinished: Array, finished: Array) -> Array:
         return jnp.where(
             jnp.expand_dims(none_finished, range(1, finished.ndim)), unfinished, finished
         )
 
-    result = jax.tree.map(choose, unfinished, state.finished)
-    exists = result.scores != -jnp.inf
-    return result._replace(
-        tokens=jnp.where(exists[:, :, None], result.tokens, rules.pad_id),
-        lengths=jnp.where(exists, result.lengths, 0),
-    )
+    return best_first(jax.tree.map(pick, unfinished, state.finished), rules.pad_id)
 
 
-def append(
-    tokens: Int[Array, "B N T"], new: Int[Array, "B N"], step: Int[Array, ""]
-) -> Int[Array, "B N T"]:
-    """The token histories with ``new`` at position ``step``."""
-    return lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], step, axis=2)
-
-
-def _check_arguments(
-    batch_size: int, beam_size: int, max_length: int, limits: Array, length_penalty: float
-) -> None:
-    sizes = {"batch_size": batch_size, "beam_size": beam_size, "max_length": max_length}
-    for name, size in sizes.items():
-        if size < 1:
-            raise UserError(f"{name} must be at least 1: got {size}")
-    if limits.shape != (batch_size,):
-        raise UserError(
-            f"limits must hold one number per sentence, shape ({batch_size},): got {limits.shape}"
-        )
-    if length_penalty < 0:
-        raise UserError(f"length_penalty must be 0 or more: got {length_penalty}")
-
-
-def _check_logits(logits: Array, beams: tuple[int, ...], eos_id: int) -> None:
-    if logits.ndim != 3 or logits.shape[:2] != beams or logits.shape[2] < 2:
-        raise UserError(
-            f"step_fn must return logits [batch, beams, vocabulary] = [{beams[0]}, {beams[1]}, "
-            f"2 or more]: got shape {logits.shape}"
-        )
-    if not 0 <= eos_id < logits.shape[2]:
-        raise UserError(
-            f"eos_id must be a token of the vocabulary, 0 to {logits.shape[2] - 1}: got {eos_id}"
-        )
+def _penalties(rules: Rules, state: BeamState) -> Array:
+    room = state.alive_tokens.shape[2]
+    return jnp.asarray(length_penalties(rules.penalty, rules.length_penalty, room))

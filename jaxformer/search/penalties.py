@@ -1,14 +1,22 @@
 """Length penalties: what a log probability is divided by before hypotheses are compared.
 
 A longer hypothesis is a product of more probabilities, so raw log probabilities favour short ones.
+Of ``n`` tokens, end of sentence included:
+
+- "gnmt": ``((5 + n) / 6) ** alpha``, Wu et al. (2016), equation 14; section 6.1 of the paper.
+- "power": ``n ** alpha``; what Marian, fairseq and Hugging Face divide by. 1 for the empty one.
+- "none": 1, whatever alpha.
+
+None ever falls with the length, which is what makes it sound to stop a search early.
 """
 
-from typing import TypeVar, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
 
 Length = TypeVar("Length", float, np.ndarray, jax.Array)
+Penalty: TypeAlias = Literal["gnmt", "power", "none"]
 
 
 def gnmt_penalty(length: Length, alpha: float) -> Length:
@@ -29,3 +37,21 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
       The penalty, in the shape of ``length``.
     """
     return cast(Length, ((5.0 + length) / 6.0) ** alpha)
+
+
+def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> np.ndarray:
+    """The penalty of every length from 0 to ``max_length``, float32.
+
+    In float64 on the host, so that rounding never lets the penalty fall with the length.
+
+    >>> length_penalties("power", 2.0, 3).tolist()
+    [1.0, 1.0, 4.0, 9.0]
+    """
+    lengths = np.arange(max_length + 1, dtype=np.float64)
+    if penalty == "none":
+        values = np.ones_like(lengths)
+    elif penalty == "power":
+        values = np.maximum(lengths, 1.0) ** alpha
+    else:
+        values = gnmt_penalty(lengths, alpha)
+    return values.astype(np.float32)

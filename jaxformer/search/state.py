@@ -1,18 +1,23 @@
-"""What a beam search holds from step to step, and what it returns.
+"""What a search holds from step to step, and what it returns.
 
-Axes: B sentences, N hypotheses of a sentence, M candidates of a sentence, T room for tokens.
+Axes: B sentences, N hypotheses of a sentence, M candidates of a sentence, P tokens of a prefix,
+T room for tokens. Every array of a state leads with B, or is a scalar.
 """
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flax.struct
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxformer.errors import UserError
+from jaxformer.search.cache import check_cache, gather_beams
 
 
 class BeamResult(NamedTuple):
-    """The N best hypotheses of each sentence, best first.
+    """N hypotheses of each sentence, best first.
 
     A hypothesis that does not exist has score and log probability -inf, length 0 and only padding.
     """
@@ -20,12 +25,12 @@ class BeamResult(NamedTuple):
     tokens: Int[Array, "B N T"]  # int32; without BOS, with EOS, padding after
     lengths: Int[Array, "B N"]  # int32; tokens that are not padding, EOS included
     scores: Float[Array, "B N"]  # float32; log probability / length penalty
-    log_probs: Float[Array, "B N"]  # float32
+    log_probs: Float[Array, "B N"]  # float32; as the step function has it, whatever the rules
 
 
 @flax.struct.dataclass
 class Candidates:
-    """One-token continuations of alive hypotheses, best first."""
+    """One-token continuations of alive hypotheses, in the order of preference."""
 
     log_probs: Float[Array, "B M"]  # float32; of the whole hypothesis; -inf: does not exist
     tokens: Int[Array, "B M"]  # int32; the token that is added
@@ -34,44 +39,85 @@ class Candidates:
 
 @flax.struct.dataclass
 class BeamState:
-    """Everything that one step hands to the next."""
+    """Everything that one step of beam search hands to the next."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
+    limits: Int[Array, " B"]  # int32; most tokens of the sentence, at most T
+    prefix: Int[Array, "B P"]  # int32; tokens to start with, padding leaves a position free
     done: Bool[Array, " B"]  # the sentence is over and stays as it is
     alive: Candidates  # axes B N; the newest token of each alive hypothesis
     alive_tokens: Int[Array, "B N T"]  # int32; all their tokens, padding after
-    finished: BeamResult  # axes B N; the best hypotheses with EOS so far
+    finished: BeamResult  # axes B N; the best finished hypotheses of each group so far, in order
     cache: Any  # the step function's own
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """What stays the same from step to step."""
+@flax.struct.dataclass
+class SampleState:
+    """Everything that one step of sampling hands to the next."""
 
-    limits: Int[Array, " B"]  # int32; most tokens per sentence, at most T
-    penalties: Float[Array, " lengths"]  # float32; length penalty of 0 to T tokens, never falling
-    eos_id: int
-    pad_id: int
-    early_stop: bool
+    step: Int[Array, ""]  # int32; tokens decoded so far
+    limits: Int[Array, " B"]  # int32; most tokens of the sentence, at most T
+    prefix: Int[Array, "B P"]  # int32; tokens to start with, padding leaves a position free
+    done: Bool[Array, " B"]  # the sentence is over and stays as it is
+    keys: Key[Array, " B"]  # of the sentence, not of the step
+    newest: Int[Array, "B N"]  # int32; the token to feed next
+    tokens: Int[Array, "B N T"]  # int32; without BOS, padding after
+    lengths: Int[Array, "B N"]  # int32; tokens that are not padding
+    ended: Bool[Array, "B N"]  # with EOS, or because nothing could follow
+    log_probs: Float[Array, "B N"]  # float32; -inf: does not exist
+    cache: Any  # the step function's own
 
 
-def initial_state(
-    cache: Any, limits: Int[Array, " B"], beam_size: int, max_length: int, bos_id: int, pad_id: int
-) -> BeamState:
-    """One alive hypothesis per sentence, the empty one, and none finished."""
-    shape = (limits.shape[0], beam_size)
-    tokens = jnp.full((*shape, max_length), pad_id, jnp.int32)
-    impossible = jnp.full(shape, -jnp.inf, jnp.float32)
-    none = jnp.zeros(shape, jnp.int32)
-    return BeamState(
-        step=jnp.zeros((), jnp.int32),
-        done=limits == 0,
-        alive=Candidates(
-            log_probs=impossible.at[:, 0].set(0.0),
-            tokens=jnp.full(shape, bos_id, jnp.int32),
-            parents=none,
-        ),
-        alive_tokens=tokens,
-        finished=BeamResult(tokens=tokens, lengths=none, scores=impossible, log_probs=impossible),
-        cache=cache,
+State = TypeVar("State", BeamState, SampleState)
+
+
+def take_sentences(state: State, rows: Int[Array, " R"]) -> State:
+    """The state of these sentences only, in this order; the others may be gone, or come twice.
+
+    Args:
+      state: Of beam search or sampling, between two calls of ``advance``.
+      rows: int32; numbers of the sentences to keep.
+    """
+    return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, state)
+
+
+def prepare(
+    cache: Any,
+    limits: Array,
+    hypotheses: int,
+    max_length: int,
+    prefix: Array | None,
+) -> tuple[Any, Int[Array, " B"], Int[Array, "B P"]]:
+    """The cache, limits and prefix of a new state, checked, in the types it keeps them in.
+
+    Raises:
+      UserError: An argument is out of range or has other axes than the others.
+    """
+    if max_length < 1:
+        raise UserError(f"max_length must be at least 1: got {max_length}")
+    if limits.ndim != 1 or not limits.size:
+        raise UserError(
+            f"limits must hold one number per sentence, of one at least: got shape {limits.shape}"
+        )
+    (batch,) = limits.shape
+    if prefix is None:
+        prefix = jnp.zeros((batch, 0), jnp.int32)
+    if prefix.ndim != 2 or prefix.shape[0] != batch:
+        raise UserError(
+            f"prefix must hold one row per sentence, shape [{batch}, tokens]: got {prefix.shape}"
+        )
+    cache = jax.tree.map(jnp.asarray, cache)
+    check_cache(cache, batch, hypotheses)
+    limits = jnp.clip(limits, 0, max_length).astype(jnp.int32)
+    return cache, limits, prefix.astype(jnp.int32)
+
+
+def best_first(result: BeamResult, pad_id: int) -> BeamResult:
+    """The hypotheses sorted by score, and what does not exist blanked."""
+    scores, index = lax.top_k(result.scores, result.scores.shape[1])
+    result = jax.tree.map(lambda rows: gather_beams(rows, index), result)
+    exists = scores != -jnp.inf
+    return result._replace(
+        tokens=jnp.where(exists[:, :, None], result.tokens, pad_id),
+        lengths=jnp.where(exists, result.lengths, 0),
     )

@@ -225,10 +225,10 @@ def batch_sums(
 ) -> Metrics:
     """Loss and counts of one batch on one device, as sums."""
 
-    def features(module: Transformer) -> Float[Array, "B T D"]:
+    def forward(module: Transformer) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
         how: dict[str, Any] = {"rows": rows, "deterministic": deterministic}
         encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **how)
-        return module.decode(
+        decoded = module.decode(
             batch.tgt_in,
             encoded,
             batch.src_segments,
@@ -236,12 +236,21 @@ def batch_sums(
             batch.tgt_positions,
             **how,
         )
+        features = decoded.reshape(-1, decoded.shape[-1])
+        projection, bias = module.output_projection()
+        if bias is None:
+            return features, projection
+        # A bias is one more input that is always one.
+        ones = jnp.ones((features.shape[0], 1), features.dtype)
+        return jnp.hstack([features, ones]), jnp.hstack([projection, bias[:, None]])
 
-    outputs = jnp.asarray(model.apply({"params": params}, rngs=rngs, method=features))
+    features, projection = map(
+        jnp.asarray, model.apply({"params": params}, rngs=rngs, method=forward)
+    )
     real = batch.tgt_segments != 0
     loss, nll = cross_entropy(
-        outputs.reshape(-1, outputs.shape[-1]),
-        params["embedding"],
+        features,
+        projection,
         batch.tgt_out.reshape(-1),
         real.reshape(-1).astype(jnp.float32),
         smoothing,

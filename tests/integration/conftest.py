@@ -50,3 +50,18 @@ def tiny_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("run") / "tiny"
     train(TINY, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def learned_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of a run that spells number words, if often wrong ones; not to be changed."""
+    from jaxformer.training.loop import train
+
+    folder = tmp_path_factory.mktemp("run") / "learned"
+    model = dataclasses.replace(TINY.model, d_model=64, d_ff=128)
+    training = dataclasses.replace(
+        TINY.training, steps=300, warmup_steps=100, log_every=100, checkpoint_every=300,
+        eval_every=300,
+    )  # fmt: skip
+    train(dataclasses.replace(TINY, model=model, training=training), folder)
+    return folder

@@ -189,14 +189,19 @@ def test_evaluate_missing_file(tiny_workdir, tmp_path, capsys):
     refused(capsys, ["evaluate", "--workdir", tiny_workdir, *files], "nowhere.en", "cannot be read")
 
 
+def embedding(translator):
+    ((_, params),) = translator.models
+    return params["embedding"]
+
+
 def test_average_is_the_mean_and_is_used_from_then_on(copy, feed, capsys):
-    parts = [Translator.load(copy, weights=step).params["embedding"] for step in ("2", "4", "6")]
+    parts = [embedding(Translator.load(copy, weights=step)) for step in ("2", "4", "6")]
     assert main(["average", "--workdir", str(copy), "--last", "3"]) == 0
     assert "average of steps 2, 4, 6" in capsys.readouterr().out
     averaged = Translator.load(copy)
     assert averaged.weights == "average of steps 2, 4, 6"
     np.testing.assert_allclose(
-        averaged.params["embedding"], np.mean(parts, axis=0, dtype=np.float64), rtol=1e-6
+        embedding(averaged), np.mean(parts, axis=0, dtype=np.float64), rtol=1e-6
     )
     assert Translator.load(copy, weights="latest").weights == "step 6"
     assert Translator.load(copy, weights="best").weights == "step 6"

@@ -12,6 +12,7 @@ from jaxformer.config import Config, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch, make_batch
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.step import (
+    batch_sums,
     data_sharded,
     init_state,
     make_eval_step,
@@ -162,3 +163,20 @@ def test_validation_sums_do_not_depend_on_devices():
         state = init_state(Transformer(CONFIG.model), optax.sgd(1.0), mesh, seed=0)
         results.append(jax.device_get(make_eval_step(CONFIG, mesh)(state.params, batch)))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"biases": True, "embeddings": "separate"}])
+def test_the_loss_is_that_of_the_models_own_logits(changes):
+    config = dataclasses.replace(CONFIG.model, dropout_rate=0.0, **changes)
+    model, batch = Transformer(config), jax.tree.map(jnp.asarray, ragged_batch())
+    params = jax.jit(model.init)(jax.random.key(0), batch.src, batch.tgt_in)["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(0, 0.3, a.shape), a.dtype), params)
+    sums = jax.jit(lambda p: batch_sums(model, p, batch, 0.1))(params)
+    logits = jax.jit(model.apply)({"params": params}, batch.src, batch.tgt_in)
+    log_probs = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    picked = np.take_along_axis(log_probs, np.asarray(batch.tgt_out)[..., None], axis=-1)[..., 0]
+    real = np.asarray(batch.tgt_segments) != 0
+    smooth = 0.9 * picked + 0.1 * log_probs.mean(axis=-1)
+    assert float(sums.nll) == pytest.approx(-picked[real].sum(), rel=1e-5)
+    assert float(sums.loss) == pytest.approx(-smooth[real].sum(), rel=1e-5)

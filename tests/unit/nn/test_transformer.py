@@ -154,10 +154,18 @@ def test_packed_segments_leak_nothing_and_equal_unpacked():
     assert (together[second] != changed[second]).any()
 
 
-@pytest.mark.parametrize("norm_position", ["post", "pre"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_cached_decoding_equals_the_full_pass(norm_position, positions):
-    model, variables = make(variant(norm_position=norm_position, positions=positions))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_position": "pre"},
+        {"positions": "learned"},
+        {"norm_position": "pre", "positions": "learned"},
+        {"activation": "swish", "biases": True, "embeddings": "separate"},
+    ],
+)
+def test_cached_decoding_equals_the_full_pass(changes):
+    model, variables = make(variant(**changes))
     src, tgt = random_tokens(0, 2, 6), random_tokens(1, 6, 7)
     src = src.at[1, 4:].set(0)
     beams = 3
@@ -189,11 +197,45 @@ def test_embedding_is_shared_three_ways():
     assert {i for i in range(37) if embedding[i].any()} == used
 
 
+def test_separate_embeddings_serve_one_purpose_each():
+    model, variables = make(variant(embeddings="separate"))
+    src, tgt = random_tokens(0, 1, 4), random_tokens(1, 1, 4)
+    gradient = jax.grad(lambda v: model.apply(v, src, tgt)[0, :, 3].sum())(variables)["params"]
+    used = {
+        name: {i for i in range(37) if np.asarray(gradient[f"{name}_embedding"])[i].any()}
+        for name in ("src", "tgt", "output")
+    }
+    assert used == {"src": {*src[0].tolist()}, "tgt": {*tgt[0].tolist()}, "output": {3}}
+
+
+def test_biases_are_added_to_what_they_are_named_after():
+    model, variables = make(variant(biases=True))
+    plain, _ = make(TINY)
+    params = variables["params"]
+    features = jnp.ones((1, 2, 16))
+    np.testing.assert_allclose(
+        model.apply(variables, features, method="logits"),
+        plain.apply(variables, features, method="logits") + params["logits_bias"],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    without = jax.tree.map_with_path(
+        lambda path, leaf: 0 * leaf if path[-1].key.endswith("_bias") else leaf, variables
+    )
+    src, tgt = random_tokens(0, 1, 4), random_tokens(1, 1, 4)
+    # Neutral without them, but for those of the feed-forward network, which the paper has too.
+    np.testing.assert_allclose(
+        model.apply(without, src, tgt), plain.apply(without, src, tgt), rtol=1e-5, atol=1e-5
+    )
+    assert (model.apply(variables, src, tgt) != model.apply(without, src, tgt)).all()
+
+
 def test_embeddings_are_scaled_by_sqrt_d_model():
     model, variables = make(variant(dropout_rate=0.0))
     tokens = random_tokens(0, 1, 4)
-    embedded = model.apply(variables, tokens, None, jnp.zeros((32, 16)), method="_embed")
-    expected = np.asarray(variables["params"]["embedding"])[tokens] * 4.0
+    table = variables["params"]["embedding"]
+    embedded = model.apply(variables, tokens, None, table, jnp.zeros((32, 16)), method="_embed")
+    expected = np.asarray(table)[tokens] * 4.0
     np.testing.assert_allclose(embedded, expected, rtol=1e-6)
 
 

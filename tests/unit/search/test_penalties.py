@@ -1,10 +1,11 @@
-"""The length penalty against values worked out by hand."""
+"""Length penalties against values worked out by hand."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.search import gnmt_penalty
+from jaxformer.search.penalties import length_penalties
 
 
 # ((5 + length) / 6)^alpha: (6/6)^0.6, (12/6)^0.5, (24/6)^0.5, (54/6)^1.5 and no penalty.
@@ -20,3 +21,21 @@ def test_arrays_give_arrays_of_their_kind():
     expected = [1.0, 2.0, 3.0]  # lengths 1, 19, 49: the square roots of 1, 4, 9
     assert gnmt_penalty(np.array([1, 19, 49]), 0.5).tolist() == pytest.approx(expected)
     assert gnmt_penalty(jnp.array([1.0, 19.0, 49.0]), 0.5).tolist() == pytest.approx(expected)
+
+
+def test_penalties_by_name():
+    # n^alpha of 0 to 4 tokens, but 1 for none; ((5 + 4) / 6)^2; 1 whatever alpha.
+    assert length_penalties("power", 2.0, 4).tolist() == [1.0, 1.0, 4.0, 9.0, 16.0]
+    assert length_penalties("power", 0.0, 3).tolist() == [1.0] * 4
+    assert length_penalties("gnmt", 2.0, 4)[-1] == 2.25
+    assert length_penalties("none", 2.0, 3).tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("penalty", ["gnmt", "power", "none"])
+@pytest.mark.parametrize("alpha", [0.0, 1e-9, 1e-3, 0.6, 1.0, 10.0])
+def test_no_penalty_falls_with_the_length(penalty, alpha: float):
+    penalties = length_penalties(penalty, alpha, 5000)
+    assert penalties.dtype == np.float32
+    assert np.isfinite(penalties).all()
+    assert (penalties > 0).all()
+    assert (np.diff(penalties) >= 0).all()

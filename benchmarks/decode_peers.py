@@ -1,0 +1,123 @@
+"""The peers of ``decode.py``: a process in their own interpreter that decodes on request.
+
+It reads a Marian model in the Hugging Face layout, converts it for CTranslate2, and answers
+requests, one JSON line each, with the token ids and the seconds they took. ``decode.py`` starts it;
+the interpreter needs torch, transformers and ctranslate2.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+import types
+from collections.abc import Callable
+
+import ctranslate2
+import torch
+import transformers
+from ctranslate2.converters import TransformersConverter
+
+# Source ids, beam size and number of tokens, to the ids of the best hypotheses.
+Decoder = Callable[[list[list[int]], int, int], list[list[int]]]
+
+
+def main() -> None:
+    """Prepares the models, then answers requests until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=pathlib.Path, help="folder in the Hugging Face layout")
+    parser.add_argument("converted", type=pathlib.Path, help="where to put CTranslate2's model")
+    parser.add_argument("--threads", type=int, required=True)
+    options = parser.parse_args()
+    # What the libraries print must not get between the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    torch.set_num_threads(options.threads)
+    transformers.utils.logging.disable_progress_bar()
+    Converter(str(options.model)).convert(str(options.converted))
+    modules = (torch, transformers, ctranslate2)
+    print(json.dumps({module.__name__: module.__version__ for module in modules}), file=answers)
+    decoders: dict[str, Decoder] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        name = request["system"]
+        if name not in decoders:
+            decoders[name] = load(name, options)
+        print(json.dumps(answer(decoders[name], request)), file=answers)
+
+
+def answer(decode: Decoder, request: dict) -> dict:
+    """Decodes the batches of a request one after the other."""
+    began = time.perf_counter()
+    tokens = [
+        row
+        for sources in request["batches"]
+        for row in decode(sources, request["beam"], request["length"])
+    ]
+    return {"seconds": time.perf_counter() - began, "tokens": tokens}
+
+
+def load(name: str, options: argparse.Namespace) -> Decoder:
+    """The decoder of a name such as ``ctranslate2 int8``."""
+    system, dtype = name.split()
+    if system == "ctranslate2":
+        return load_ctranslate2(options.converted, dtype, options.threads)
+    return load_huggingface(options.model, dtype)
+
+
+def load_huggingface(folder: pathlib.Path, dtype: str) -> Decoder:
+    """``MarianMTModel.generate``, the weights kept in ``dtype``."""
+    model = transformers.MarianMTModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+
+    @torch.inference_mode()
+    def decode(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
+        ids = torch.tensor(sources)
+        generated = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=beam,
+            do_sample=False,
+            min_new_tokens=length,
+            max_new_tokens=length,
+        )
+        return generated[:, 1:].tolist()  # without the token that starts the decoder
+
+    return decode
+
+
+def load_ctranslate2(folder: pathlib.Path, dtype: str, threads: int) -> Decoder:
+    """``Translator.translate_batch``; int8 weights are quantised while they are loaded."""
+    translator = ctranslate2.Translator(
+        str(folder), device="cpu", compute_type=dtype, inter_threads=1, intra_threads=threads
+    )
+    vocabulary = json.loads((folder / "shared_vocabulary.json").read_text())
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+
+    def decode(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
+        results = translator.translate_batch(
+            [[vocabulary[number] for number in source] for source in sources],
+            beam_size=beam,
+            min_decoding_length=length,
+            max_decoding_length=length,
+        )
+        return [[numbers[word] for word in result.hypotheses[0]] for result in results]
+
+    return decode
+
+
+class Converter(TransformersConverter):
+    """CTranslate2's own converter, without the tokenizer: it needs no more than the vocabulary."""
+
+    def load_tokenizer(
+        self, tokenizer_class: type, model_name_or_path: str, **kwargs: object
+    ) -> types.SimpleNamespace:
+        """What the converter asks of a tokenizer."""
+        vocabulary = json.loads((pathlib.Path(model_name_or_path) / "vocab.json").read_text())
+        return types.SimpleNamespace(
+            get_vocab=lambda: vocabulary, bos_token=None, eos_token="</s>", unk_token="<unk>"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""From options to a Translator, and a bar that shows how far it is."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from tqdm import tqdm
+
+from jaxformer.cli.decoding import search_settings
+from jaxformer.config import SearchConfig
+from jaxformer.errors import UserError
+from jaxformer.inference.translator import Translator
+from jaxformer.workdir import use_compilation_cache
+
+
+def load(options: argparse.Namespace, search: SearchConfig | None = None) -> Translator:
+    """The model or ensemble that the options ask for; says on standard error which it is.
+
+    Args:
+      options: With those of :func:`~jaxformer.cli.decoding.add_model_options`.
+      search: Settings of the search; those that the options ask for when None.
+
+    Raises:
+      UserError: A model is missing or damaged, or models do not go together.
+    """
+    use_compilation_cache()
+    search = search_settings(options) if search is None else search
+    folders = [options.workdir, *options.ensemble]
+    how = {"weights": options.weights, "search": search, "compute_dtype": options.dtype}
+    parts = [Translator.load(folder, **how) for folder in folders]
+    translator = parts[0]
+    for folder, part in zip(folders, parts, strict=True):
+        if part.tokenizer.sha256 != translator.tokenizer.sha256:
+            raise UserError(
+                f"{folder}: expected the tokenizer of {options.workdir}, to make an ensemble with "
+                "it, but it has another; train both with the same vocabulary"
+            )
+        print(f"{folder}: {part.weights}", file=sys.stderr)
+    return translator.with_others(*parts[1:])
+
+
+@contextlib.contextmanager
+def progress(total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar of finished sentences, how many in a second, and the time left.
+
+    Args:
+      total: How many there are; None: not known, and no time left is shown.
+      hidden: Show none even if standard error is a terminal.
+
+    Yields:
+      What to call with the number of those that have just been finished.
+    """
+    # smoothing=0 shows the mean rate: batches of long sentences come first and take longer.
+    with tqdm(total=total, unit="sentence", smoothing=0, disable=hidden or None) as bar:
+
+        def report(finished: int) -> None:
+            bar.update(finished)
+
+        yield report

@@ -1,0 +1,29 @@
+"""Commands that make models out of models: ``average``, ``quantize``, ``import``."""
+
+import argparse
+
+from jaxformer.inference import quantization, weights
+from jaxformer.workdir import Workdir
+
+
+def average(options: argparse.Namespace) -> None:
+    """Averages the newest checkpoints of a run."""
+    folder = Workdir(options.workdir)
+    steps = weights.average(folder, options.last)
+    print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
+
+
+def quantize(options: argparse.Namespace) -> None:
+    """Rounds a model's parameters to int8."""
+    before, after = quantization.quantize(options.workdir, options.output, weights=options.weights)
+    print(
+        f"{options.output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
+        f"({before / after:.2f} times smaller)"
+    )
+
+
+def import_model(options: argparse.Namespace) -> None:
+    """Turns another system's model into a workdir."""
+    from jaxformer.interop.marian import import_marian
+
+    print(f"{options.workdir}: {import_marian(options.directory, options.workdir)}")

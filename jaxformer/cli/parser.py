@@ -1,0 +1,271 @@
+"""What can be said on the command line: every command, its options, their help.
+
+Nothing heavy is imported here, so that ``--help`` and mistakes are answered at once.
+"""
+
+import argparse
+import difflib
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from jaxformer.cli import decoding
+from jaxformer.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says a mistake in one line, without the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses the arguments.
+
+        Raises:
+          UserError: Always.
+        """
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command; ``run`` names what carries it out: a module and its function.
+
+    Raises:
+      UserError: There is no such command or option, or a value is missing or of the wrong type.
+    """
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        known = re.findall(r"--[a-z][a-z-]*", options.parser.format_help())
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"see {options.parser.prog} --help"
+        raise UserError(f"unknown argument {unknown[0]}; {hint}")
+    return options
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="jaxformer",
+        description="Uses a Transformer that train.py has trained.",
+        epilog="Every command has its own --help, with an example.",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (
+        _add_translate,
+        _add_score,
+        _add_evaluate,
+        _add_average,
+        _add_quantize,
+        _add_attention,
+        _add_plot,
+        _add_import,
+    ):
+        add(commands)
+    return parser
+
+
+def _add_translate(commands) -> None:
+    command = _command(
+        commands,
+        "translate",
+        "translate.translate",
+        "translate lines of text, from standard input or a file",
+        """
+        jaxformer translate --workdir runs/multi30k --input in.txt --output out.txt
+
+        echo "A dog runs." | jaxformer translate --workdir runs/multi30k --n-best 2
+        0 ||| Ein Hund rennt. ||| -0.412345
+        0 ||| Ein Hund läuft. ||| -0.523456
+
+        jaxformer translate --workdir runs/multi30k     # type a line, press Enter; Ctrl-D ends
+        """,
+    )
+    files = command.add_argument_group(
+        "text",
+        "One line of output for each line of input, blank lines included. --output is written as "
+        "OUTPUT.<process id>.partial and renamed when all is done: what an interrupted run has "
+        "finished stays there.",
+    )
+    files.add_argument("--input", type=_file, metavar="FILE", help="default: standard input")
+    files.add_argument("--output", type=_file, metavar="FILE", help="default: standard output")
+    formats = command.add_argument_group(
+        "format", "A score is the log probability divided by the length penalty."
+    )
+    how = formats.add_mutually_exclusive_group()
+    how.add_argument("--scores", action="store_true", help="lines of score, tab, translation")
+    how.add_argument(
+        "--json",
+        action="store_true",
+        help="lines of JSON: the source, and text, score, log_prob and tokens of each hypothesis",
+    )
+    formats.add_argument(
+        "--n-best",
+        type=int,
+        metavar="N",
+        help='the N best of the beam, as "line ||| translation ||| score", lines from 0; with '
+        "--json: that many hypotheses in each",
+    )
+    formats.add_argument(
+        "--alignments",
+        type=_file,
+        metavar="FILE",
+        help="write, for each line, the words that the best translation's words come from: "
+        '"source-target" pairs, words from 0',
+    )
+    formats.add_argument(
+        "--alignment-layer",
+        type=int,
+        metavar="N",
+        help="decoder layer whose attention aligns, from 1 (default: the last but one)",
+    )
+    decoding.add_model_options(command)
+    decoding.add_search_options(command)
+    decoding.add_prefix_options(command)
+
+
+def _add_score(commands) -> None:
+    command = _command(
+        commands,
+        "score",
+        "score.score",
+        "score given translations: log probability divided by the length penalty, line by line",
+        """
+        jaxformer score --workdir runs/multi30k --source test.en --target test.de
+        -0.512345
+        -0.734567
+        """,
+    )
+    files = command.add_argument_group(
+        "text",
+        "A blank target is scored as the empty translation; a blank source is never translated: "
+        "0 if the target is blank, too, else -inf.",
+    )
+    files.add_argument("--source", type=_file, required=True, metavar="FILE", help="source text")
+    files.add_argument(
+        "--target", type=_file, required=True, metavar="FILE", help="translation, line by line"
+    )
+    files.add_argument("--output", type=_file, metavar="FILE", help="default: standard output")
+    files.add_argument(
+        "--json",
+        action="store_true",
+        help="lines of JSON: score, log_prob (null for -inf) and length in tokens",
+    )
+    decoding.add_model_options(command)
+    decoding.add_penalty_options(command.add_argument_group("score"))
+
+
+def _add_evaluate(commands) -> None:
+    command = _command(
+        commands,
+        "evaluate",
+        "evaluate.evaluate",
+        "translate a file and compare the translations with a reference",
+        "jaxformer evaluate --workdir runs/multi30k --source test.en --reference test.de",
+    )
+    files = command.add_argument_group("text")
+    files.add_argument(
+        "--source", type=_file, required=True, metavar="FILE", help="text to translate"
+    )
+    files.add_argument(
+        "--reference", type=_file, required=True, metavar="FILE", help="its translation"
+    )
+    files.add_argument("--output", type=_file, metavar="FILE", help="keep the translations here")
+    files.add_argument("--json", action="store_true", help="print the report as JSON")
+    decoding.add_model_options(command)
+    decoding.add_search_options(command)
+    decoding.add_prefix_options(command)
+
+
+def _add_average(commands) -> None:
+    command = _command(
+        commands,
+        "average",
+        "models.average",
+        "average the newest checkpoints, as the paper does; other commands then use the average",
+        "jaxformer average --workdir runs/multi30k --last 5",
+    )
+    command.add_argument("--last", type=int, default=5, help="how many (default: %(default)s)")
+
+
+def _add_attention(commands) -> None:
+    command = _command(
+        commands,
+        "attention",
+        "pictures.attention",
+        "translate a sentence and draw where each head looks, as a PNG",
+        'jaxformer attention --workdir runs/numerals "two hundred and seven"',
+    )
+    command.add_argument("sentence", help="source sentence")
+    command.add_argument(
+        "--kind",
+        choices=("encoder", "decoder", "cross"),
+        default="cross",
+        help="encoder or decoder self-attention, or from decoder to encoder (default: %(default)s)",
+    )
+    command.add_argument("--layer", type=int, help="layer, from 1 (default: the last)")
+    command.add_argument(
+        "--output", type=_file, help="PNG to write (default: attention.png in the workdir)"
+    )
+    decoding.add_model_options(command)
+    decoding.add_search_options(command)
+
+
+def _add_plot(commands) -> None:
+    command = _command(
+        commands,
+        "plot",
+        "pictures.plot",
+        "draw the learning curve of a run, as a PNG",
+        "jaxformer plot --workdir runs/numerals",
+    )
+    command.add_argument(
+        "--output", type=_file, help="PNG (default: learning_curve.png in the workdir)"
+    )
+
+
+def _add_quantize(commands) -> None:
+    command = _command(
+        commands,
+        "quantize",
+        "models.quantize",
+        "round a model's parameters to int8, in a new workdir that every command accepts",
+        "jaxformer quantize --workdir runs/multi30k --output runs/multi30k-int8",
+    )
+    command.add_argument(
+        "--output", type=_file, required=True, metavar="DIR", help="folder to make"
+    )
+    command.add_argument("--weights", default="auto", help="as for translate")
+
+
+def _add_import(commands) -> None:
+    command = _command(
+        commands,
+        "import",
+        "models.import_model",
+        "turn another system's model into a workdir that every command accepts",
+        "jaxformer import marian opus-mt-en-de --workdir runs/opus-mt-en-de",
+    )
+    command.add_argument(
+        "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face hub"
+    )
+    command.add_argument("directory", type=_file, help="folder of the model")
+
+
+def _command(commands, name: str, run: str, summary: str, example: str) -> Parser:
+    lines = [line.removeprefix(8 * " ") for line in example.strip().split("\n")]
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog="\n".join(["Example:", *(f"  {line}".rstrip() for line in lines)]),
+        # Argparse would join the lines of the example.
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation that works today is ambiguous once there is another option.
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "--workdir", type=_file, required=True, metavar="DIR", help="folder of a run of train.py"
+    )
+    command.set_defaults(run=run, parser=command)
+    return command
+
+
+_file = pathlib.Path

@@ -1,0 +1,148 @@
+"""The tokenizer of Marian models: a SentencePiece model for each side, and one list of pieces.
+
+Marian numbers pieces by a list of its own, and so does not use SentencePiece's ids.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxformer.data.tokenizer import UNK, Tokenizer
+from jaxformer.errors import UserError
+
+_SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
+# Of the language to translate into, at the beginning of a sentence for a model of several.
+_LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
+
+
+class MarianTokenizer(Tokenizer):
+    """Text to token ids and back, as transformers' tokenizer of the same name.
+
+    The ids 0 to 3 are padding, end, beginning and unknown, as everywhere in jaxformer; the pieces
+    follow. In a file it is one JSON object, which has both SentencePiece models in it.
+
+    Attributes:
+      vocab_size: Number of ids.
+      serialized: The JSON object.
+      sha256: Hash of the JSON object, hexadecimal.
+    """
+
+    def __init__(self, serialized: bytes) -> None:
+        """Takes the JSON object.
+
+        Raises:
+          UserError: These bytes are no such object.
+        """
+        values = _parse(serialized)
+        self._source = _processor(values, "source")
+        self._target = _processor(values, "target")
+        pieces = values.get("pieces")
+        if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+            raise UserError("expected a Marian tokenizer with a list of strings as pieces")
+        self._pieces = [*_SPECIAL, *pieces]
+        self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
+        if len(self._ids) != len(pieces):
+            raise UserError("expected a Marian tokenizer with different pieces: some are the same")
+        self.serialized = serialized
+        self.vocab_size = len(self._pieces)
+        self.sha256 = hashlib.sha256(serialized).hexdigest()
+
+    @classmethod
+    def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str]) -> "MarianTokenizer":
+        """Makes one.
+
+        Args:
+          source: SentencePiece model of the source side, serialised.
+          target: That of the target side.
+          pieces: The pieces with ids 4, 5, ..., all different.
+
+        Raises:
+          UserError: These are no SentencePiece models, or the pieces are not all different.
+        """
+        values = {
+            "source": base64.b64encode(source).decode(),
+            "target": base64.b64encode(target).decode(),
+            "pieces": list(pieces),
+        }
+        return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a source sentence, without EOS; empty for a blank one.
+
+        A language code such as ``>>fra<<`` at its beginning is one token. Other words in angle
+        brackets are text, also those that look like special tokens.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many source sentences, on all cores."""
+        return self._encode(texts, self._source)
+
+    def encode_target(self, text: str) -> list[int]:
+        """Token ids of a target sentence, without BOS and EOS; empty for a blank one."""
+        return self._encode([text], self._target)[0]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids of the target side; special ids leave no trace."""
+        pieces = [self._pieces[i] for i in ids if i > UNK]
+        # SentencePiece leaves alone what it does not know, such as a piece of the source side.
+        return self._target.decode_pieces(pieces).replace("▁", " ").strip()
+
+    def piece(self, token: int) -> str:
+        """How a token is written, as a label; "▁" stands for a space."""
+        return self._pieces[int(token)]
+
+    def _encode(self, texts: Sequence[str], processor: Any) -> list[list[int]]:
+        codes = [_LANGUAGE_CODE.match(text) for text in texts]
+        rest = [
+            text[code.end() :] if code else text for code, text in zip(codes, texts, strict=True)
+        ]
+        rows = processor.encode(rest, out_type=str)
+        return [
+            [self._ids.get(piece, UNK) for piece in ([code[0], *row] if code else row)]
+            for code, row in zip(codes, rows, strict=True)
+        ]
+
+
+def load_tokenizer(path: pathlib.Path) -> Tokenizer:
+    """Reads a tokenizer of either kind, which its first byte tells.
+
+    Raises:
+      UserError: There is no such file, or it is no tokenizer.
+    """
+    try:
+        with path.open("rb") as file:
+            marian = file.read(1) == b"{"
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    return MarianTokenizer.load(path) if marian else Tokenizer.load(path)
+
+
+def _parse(serialized: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(serialized)
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
+        raise UserError(f"expected a Marian tokenizer, a JSON object: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(
+            f"expected a Marian tokenizer, a JSON object: found {type(values).__name__}"
+        )
+    return values
+
+
+def _processor(values: dict[str, Any], side: str) -> Any:
+    import sentencepiece
+
+    try:
+        model = base64.b64decode(values[side], validate=True)
+        # SentencePiece takes no bytes at all for a model that is yet to come.
+        if model:
+            return sentencepiece.SentencePieceProcessor(model_proto=model)
+    except (KeyError, TypeError, binascii.Error, RuntimeError, ValueError):
+        pass
+    raise UserError(f"expected a Marian tokenizer with a SentencePiece model as {side}: found none")

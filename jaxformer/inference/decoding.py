@@ -1,0 +1,274 @@
+"""Decoding many sentences: in few shapes, in bounded memory, without work for what is finished.
+
+Sentences are sorted by length and decoded in batches. A batch begins with room for about as many
+tokens as its sources have. Sentences that need more go on in smaller batches with room up to the
+limit, so neither memory nor time is spent on the limit before it is needed, nor on sentences that
+are over. Every batch has one of a few shapes, two programs each, whatever the input.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxformer.config import ModelConfig, SearchConfig
+from jaxformer.data.tokenizer import BOS, EOS, PAD
+from jaxformer.nn.transformer import Cache, Transformer, grow_cache, unstack_decoder
+from jaxformer.search import BeamResult, Rules, SamplingRules, ensemble, take_sentences
+from jaxformer.search import beam as beam_verbs
+from jaxformer.search import sampling as sampling_verbs
+
+Configs: TypeAlias = tuple[ModelConfig, ...]
+Params: TypeAlias = tuple[PyTree, ...]
+
+# Source lengths that batches are padded to, with their sentences: fewer the longer they are.
+_BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
+# A call with few sentences, one that is typed say, does not pay for a whole batch.
+_FEW = (1, 8)
+
+
+class Shape(NamedTuple):
+    """What a batch's programs are compiled for.
+
+    Attributes:
+      rows: Sentences in the first stage.
+      source: Source tokens.
+      first: Room for target tokens in the first stage.
+      room: Room in the second stage: the longest translation.
+    """
+
+    rows: int
+    source: int
+    first: int
+    room: int
+
+    @property
+    def rows_left(self) -> int:
+        """Sentences in the second stage."""
+        return max(1, self.rows // 4)
+
+
+class Decoded(NamedTuple):
+    """The hypotheses of one sentence, best first; those that do not exist are left out."""
+
+    tokens: list[list[int]]
+    scores: list[float]
+    log_probs: list[float]
+
+
+def decode(
+    configs: Configs,
+    settings: SearchConfig,
+    params: Params,
+    sources: Sequence[Sequence[int]],
+    prefixes: Sequence[Sequence[int]] | None = None,
+    *,
+    first: int = 0,
+    report: Callable[[int], None] = lambda finished: None,
+) -> list[Decoded]:
+    """Searches the translations of every source, in the order given; none for an empty one.
+
+    Args:
+      configs: The model's architecture, or those of an ensemble.
+      settings: How to search.
+      params: The model's parameters, or those of each member of the ensemble.
+      sources: Token ids with end-of-sentence, at most ``max_length`` of each model.
+      prefixes: Token ids that each translation starts with.
+      first: Number of the first sentence: samples depend on it, and on nothing else of the batch.
+      report: Called with the number of sentences that are finished.
+    """
+    decoded = [Decoded([], [], [])] * len(sources)
+    report(sum(not source for source in sources))
+    longest = min(config.max_length for config in configs)
+    for numbers, shape in batches([len(source) for source in sources], longest, settings):
+        rows = [sources[n] for n in numbers]
+        targets = None if prefixes is None else [prefixes[n] for n in numbers]
+        batch = Batch(
+            src=_padded(rows, shape.rows, shape.source),
+            prefix=None if targets is None else _padded(targets, shape.rows, shape.room),
+            numbers=np.resize(np.asarray([first + n for n in numbers], np.int32), shape.rows),
+            seed=np.int32(settings.seed),
+        )
+        for row, result in _search(configs, settings, params, shape, batch):
+            if row < len(numbers):
+                decoded[numbers[row]] = result
+        report(len(numbers))
+    return decoded
+
+
+def batches(
+    lengths: Sequence[int], longest: int, settings: SearchConfig
+) -> Iterator[tuple[list[int], Shape]]:
+    """Numbers of the sentences to decode together, and their shape.
+
+    Longest first, so that too little memory shows at once and not after an hour.
+    """
+    numbers = sorted((n for n, length in enumerate(lengths) if length), key=lambda n: -lengths[n])
+    few = next((rows for rows in _FEW if len(numbers) <= rows), None)
+    while numbers:
+        buckets = [(source, rows) for source, rows in _BUCKETS if source < longest]
+        buckets.append((longest, next((r for s, r in _BUCKETS if s >= longest), 1)))
+        source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
+        rows = rows if few is None else min(rows, few)
+        room = min(source + settings.max_extra_length, longest)
+        room = room if settings.max_length is None else min(room, settings.max_length)
+        yield numbers[:rows], Shape(rows, source, min(source, room), room)
+        numbers = numbers[rows:]
+
+
+class Batch(NamedTuple):
+    """What a search starts from: rows of sentences, padded.
+
+    Attributes:
+      src: int32.
+      prefix: int32, or None if nothing is forced.
+      numbers: int32; the number of each sentence in the whole input.
+      seed: int32; of sampling.
+    """
+
+    src: Int[np.ndarray, "B S"]
+    prefix: Int[np.ndarray, "B P"] | None
+    numbers: Int[np.ndarray, " B"]
+    seed: np.int32
+
+
+def _search(
+    configs: Configs, settings: SearchConfig, params: Params, shape: Shape, batch: Batch
+) -> Iterator[tuple[int, Decoded]]:
+    """The rows of a batch with their hypotheses, as they are finished."""
+    settings = dataclasses.replace(settings, seed=0)  # one program serves every seed
+    # Where most translations end: from here on sentences go on in smaller batches.
+    longest = int((batch.src != PAD).sum(axis=1).max())
+    until = min(shape.first, longest + longest // 4 + 4)
+    state, done, result = _begin(configs, settings, shape, params, batch, np.int32(until))
+    done, result = jax.device_get((done, result))
+    yield from _hypotheses(result, np.flatnonzero(done))
+    left = np.flatnonzero(~done)
+    for start in range(0, len(left), shape.rows_left):
+        rows = left[start : start + shape.rows_left]
+        # The last sentence fills the batch up: what is over already would need a row to be told.
+        padded = np.resize(rows, shape.rows_left).astype(np.int32)
+        result = jax.device_get(_go_on(configs, settings, shape, params, state, padded))
+        for i, found in _hypotheses(result, np.arange(len(rows))):
+            yield int(rows[i]), found
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _begin(
+    configs: Configs,
+    settings: SearchConfig,
+    shape: Shape,
+    params: Params,
+    batch: Batch,
+    until: Int[Array, ""],
+) -> tuple[Any, Bool[Array, " B"], BeamResult]:
+    """Encodes a batch and decodes ``until`` tokens: the state, what is over, and its result."""
+    models = [Transformer(config) for config in configs]
+    segments = (batch.src != PAD).astype(jnp.int32)
+    caches = []
+    for model, own in zip(models, params, strict=True):
+        variables = {"params": own}
+        encoded = model.apply(variables, batch.src, segments, method="encode")
+        how = {"num_beams": settings.beam_size, "max_length": shape.first, "method": "init_cache"}
+        caches.append(model.apply(variables, encoded, segments, **how))
+    lengths = segments.sum(axis=1)
+    limits = jnp.where(lengths > 0, lengths + settings.max_extra_length, 0)
+    verbs, rules = _verbs(settings)
+    state = verbs.start(
+        rules, tuple(caches), *_keys(settings, batch), limits, shape.room, batch.prefix
+    )
+    state = verbs.advance(rules, _step_fn(configs, params), state, until)
+    return state, state.done, verbs.finalise(rules, state)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _go_on(
+    configs: Configs,
+    settings: SearchConfig,
+    shape: Shape,
+    params: Params,
+    state: Any,
+    rows: Int[Array, " R"],
+) -> BeamResult:
+    """Decodes some sentences of a batch to their end."""
+    verbs, rules = _verbs(settings)
+    state = take_sentences(state, rows)
+    caches: tuple[Cache, ...] = state.cache
+    state = state.replace(cache=tuple(grow_cache(cache, shape.room) for cache in caches))
+    state = verbs.advance(rules, _step_fn(configs, params), state, shape.room)
+    return verbs.finalise(rules, state)
+
+
+def _step_fn(configs: Configs, params: Params) -> Callable:
+    def member(config: ModelConfig, own: PyTree) -> Callable:
+        model = Transformer(config)
+        # Outside the loop of the search, which would slice the layers again at every token.
+        variables = {"params": unstack_decoder(own, config.num_layers)}
+
+        def step(tokens: Int[Array, "B N"], cache: Cache) -> tuple[Float[Array, "B N V"], Cache]:
+            return cast(Any, model.apply(variables, tokens, cache, method="decode_step"))
+
+        return step
+
+    return ensemble([member(*model) for model in zip(configs, params, strict=True)])
+
+
+def _verbs(settings: SearchConfig) -> tuple[Any, Rules | SamplingRules]:
+    """The module with start, advance and finalise, and its rules."""
+    common = {
+        "length_penalty": settings.length_penalty,
+        "penalty": settings.penalty,
+        "min_length": settings.min_length,
+        "no_repeat_ngram": settings.no_repeat_ngram,
+        "bos_id": BOS,
+        "eos_id": EOS,
+        "pad_id": PAD,
+    }
+    if settings.method == "sampling":
+        return sampling_verbs, SamplingRules(
+            num_samples=settings.beam_size,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            **common,
+        )
+    return beam_verbs, Rules(
+        beam_size=settings.beam_size,
+        diversity_groups=settings.diversity_groups,
+        diversity_penalty=settings.diversity_penalty,
+        **common,
+    )
+
+
+def _keys(settings: SearchConfig, batch: Batch) -> tuple[Array, ...]:
+    """The random keys of each sentence, which only sampling takes."""
+    if settings.method != "sampling":
+        return ()
+    fold_in = functools.partial(jax.random.fold_in, jax.random.key(batch.seed))
+    return (jax.vmap(fold_in)(batch.numbers),)
+
+
+def _hypotheses(result: BeamResult, rows: Int[np.ndarray, " R"]) -> Iterator[tuple[int, Decoded]]:
+    for row in rows.tolist():
+        exist = np.flatnonzero(result.scores[row] != -np.inf)
+        lengths = result.lengths[row]
+        yield (
+            row,
+            Decoded(
+                tokens=[result.tokens[row, i, : lengths[i]].tolist() for i in exist],
+                scores=result.scores[row, exist].tolist(),
+                log_probs=result.log_probs[row, exist].tolist(),
+            ),
+        )
+
+
+def _padded(sentences: Sequence[Sequence[int]], rows: int, length: int) -> Int[np.ndarray, "B T"]:
+    padded = np.full((rows, length), PAD, np.int32)
+    for row, sentence in enumerate(sentences):
+        padded[row, : len(sentence)] = sentence[:length]
+    return padded

@@ -1,0 +1,58 @@
+"""Rounding the parameters of a trained model to eight bits: a quarter of the size, faster."""
+
+import dataclasses
+import pathlib
+
+import jax
+from jaxtyping import PyTree
+
+from jaxformer import config as config_lib
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import UserError
+from jaxformer.files import write_file
+from jaxformer.inference.precision import prepare_params
+from jaxformer.inference.weights import load_params
+from jaxformer.workdir import Workdir, read_json
+
+
+def quantize(
+    workdir: str | pathlib.Path, output: str | pathlib.Path, *, weights: str = "auto"
+) -> tuple[int, int]:
+    """Writes a workdir with the parameters rounded to int8, which every command accepts.
+
+    Each matrix keeps 8 bits a weight, and a float32 scale for each of its outputs. Biases and
+    layer norms stay as they are. Inputs of the products are rounded while decoding, row by row.
+
+    Args:
+      workdir: The folder of a run.
+      output: The folder to write; there must be nothing of that name.
+      weights: Which parameters, as for :meth:`Translator.load`.
+
+    Returns:
+      Bytes of the parameters before and after.
+
+    Raises:
+      UserError: The run is damaged or rounded already, or ``output`` exists.
+    """
+    folder, target = Workdir(pathlib.Path(workdir)), Workdir(pathlib.Path(output))
+    config = folder.load_config()
+    if config.model.compute_dtype == "int8":
+        raise UserError(f"{workdir}: expected a model to round to int8, but this one is already")
+    if target.path.exists():
+        raise UserError(f"{output}: expected the name of a new folder, but it exists")
+    folder.check_tokenizer()
+    params, name = load_params(folder, config.model, weights)
+    model = dataclasses.replace(config.model, compute_dtype="int8")
+    rounded = prepare_params(model, params)
+    identity = read_json(folder.identity)
+    metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
+    target.path.mkdir(parents=True)
+    Checkpoints.write_single(target.checkpoints, 0, {"params": rounded}, metadata)
+    write_file(target.tokenizer, folder.tokenizer.read_bytes())
+    write_file(target.identity, folder.identity.read_bytes())
+    config_lib.save(dataclasses.replace(config, model=model), target.config)  # now it is a workdir
+    return _bytes(params), _bytes(rounded)
+
+
+def _bytes(params: PyTree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))

@@ -1,0 +1,240 @@
+"""Marian models (OPUS-MT) in the Hugging Face layout, as a workdir of ours.
+
+A Marian model is the Transformer of the paper with biases in its attention and its logits,
+"swish" for an activation as a rule, and a layout of its own:
+
+- its translations begin with the padding token. Our beginning of sentence is a copy of that row,
+  and neither can be generated, since their bias is -inf: probabilities are those of transformers
+  with ``bad_words_ids=[[pad]]`` and ``renormalize_logits=True``, as OPUS-MT has it, and of Marian
+  itself, which has no padding to generate;
+- its positions have all sines before all cosines, where ours alternate as in section 3.5. A
+  permutation of the features of every layer makes them ours;
+- its vocabulary is numbered otherwise.
+"""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxformer import config as config_lib
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import ModelConfig
+from jaxformer.data.marian_tokenizer import MarianTokenizer
+from jaxformer.data.tokenizer import BOS, PAD
+from jaxformer.errors import UserError
+from jaxformer.files import write_file
+from jaxformer.interop.arrays import NamedArrays, read_safetensors
+from jaxformer.interop.layers import Params, attention, feed_forward, stack
+from jaxformer.interop.marian_config import MarianConfig, read_object
+from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.workdir import Workdir
+
+_SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+_SHARED, _OUTPUT = "model.shared.weight", "lm_head.weight"
+
+
+def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
+    """Makes a workdir, which every command accepts, of a Marian model.
+
+    Args:
+      directory: Has config.json, model.safetensors, source.spm, target.spm and vocab.json; its
+        generation_config.json and tokenizer_config.json are read if it has them.
+      workdir: A folder without a run, made if need be.
+
+    Returns:
+      One line about the model.
+
+    Raises:
+      UserError: A file is missing or damaged, the model is not one that ours can be, or the
+        workdir has a run already.
+    """
+    folder = Workdir(workdir)
+    if folder.config.exists():
+        raise UserError(f"{workdir}: expected a new workdir, but it has a run; name another one")
+    marian = MarianConfig(directory)
+    settings = {}
+    if (directory / "tokenizer_config.json").exists():
+        settings = read_object(directory / "tokenizer_config.json")
+    if settings.get("separate_vocabs"):
+        raise UserError(
+            f"{directory / 'tokenizer_config.json'}: expected one vocabulary for both sides: got "
+            f"separate_vocabs={settings['separate_vocabs']!r}"
+        )
+    config = marian.config(
+        (_language(settings, "source_lang", "en"), _language(settings, "target_lang", "de"))
+    )
+    pieces, order = _vocabulary(directory / "vocab.json", marian)
+    tokenizer = MarianTokenizer.assemble(
+        _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
+    )
+    params = _read_params(_weights_file(directory), marian, config.model, order)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder.tokenizer)
+    identity = {"tokenizer": tokenizer.sha256}
+    write_file(folder.identity, (json.dumps(identity, indent=2) + "\n").encode())
+    Checkpoints.write_single(folder.checkpoints, 0, {"params": params}, identity)
+    config_lib.save(config, folder.config)  # last: without it this is no workdir
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
+
+
+def _language(settings: dict, name: str, default: str) -> str:
+    language = settings.get(name)
+    return language if isinstance(language, str) and language else default
+
+
+def _read(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _weights_file(directory: pathlib.Path) -> pathlib.Path:
+    path = directory / "model.safetensors"
+    if not path.exists() and (directory / "pytorch_model.bin").exists():
+        raise UserError(
+            f"{path}: no such file, and pytorch_model.bin is a pickle, which could run any code "
+            f"and is never read; convert it where you trust it: MarianMTModel.from_pretrained"
+            f"({str(directory)!r}).save_pretrained({str(directory)!r})"
+        )
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; models in several parts are not read")
+    return path
+
+
+def _vocabulary(
+    path: pathlib.Path, marian: MarianConfig
+) -> tuple[list[str], Int[np.ndarray, " V"]]:
+    """Our pieces from id 4, and for every id of ours Marian's."""
+    ids = read_object(path)
+    if sorted(map(repr, ids.values())) != sorted(map(repr, range(marian.vocab_size))):
+        raise UserError(
+            f"{path}: expected the ids 0 to {marian.vocab_size - 1} (vocab_size in config.json), "
+            f"each for one piece: got {len(ids)} pieces with other ids"
+        )
+    for piece, name, number in (
+        ("<pad>", "pad_token_id", marian.pad),
+        ("</s>", "eos_token_id", marian.eos),
+    ):
+        if ids.get(piece) != number:
+            raise UserError(
+                f"{path}: expected {piece} to have the id {number} ({name} in config.json): got "
+                f"{ids.get(piece, 'none')}"
+            )
+    if "<unk>" not in ids:
+        raise UserError(f"{path}: expected an id for <unk>: none")
+    special = [marian.pad, marian.eos, marian.pad, ids["<unk>"]]
+    rest = [piece for piece in sorted(ids, key=ids.__getitem__) if ids[piece] not in special]
+    return rest, np.array(special + [ids[piece] for piece in rest])
+
+
+def _read_params(
+    path: pathlib.Path, marian: MarianConfig, config: ModelConfig, vocabulary: Int[np.ndarray, " V"]
+) -> Params:
+    """The parameters of our Transformer, float32 numpy arrays."""
+    width = config.d_model
+    features = np.arange(width).reshape(2, -1).T.ravel()  # 0, D/2, 1, D/2 + 1, ...
+    arrays = NamedArrays(
+        read_safetensors(path),
+        sizes={
+            "1": 1,
+            "D": width,
+            "F": config.d_ff,
+            "M": config.max_length,
+            "P": width,
+            "V": marian.vocab_size,
+        },
+        orders={"D": features, "V": vocabulary},
+        place=str(path),
+    )
+
+    def layers(which: str) -> Params:
+        return stack(
+            lambda n: _layer(arrays, f"model.{which}.layers.{n}", config.num_heads),
+            config.num_layers,
+        )
+
+    bias = arrays.array("final_logits_bias", "1V")[0]
+    bias[[PAD, BOS]] = -np.inf
+    params = {
+        "encoder": {"layers": layers("encoder")},
+        "decoder": {"layers": layers("decoder")},
+        "logits_bias": bias,
+        **_embeddings(arrays, marian, width),
+    }
+    _check_positions(arrays, config)
+    arrays.check_all_read()
+    return params
+
+
+def _layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
+    def attend(which: str) -> Params:
+        query, key, value = (arrays.linear(f"{name}.{which}.{p}_proj", "PD") for p in "qkv")
+        output = arrays.linear(f"{name}.{which}.out_proj", "DP")
+        return attention(query, key, value, output, num_heads)
+
+    params = {
+        "self_attention": attend("self_attn"),
+        "self_attention_residual": {"norm": arrays.norm(f"{name}.self_attn_layer_norm")},
+        "feed_forward": feed_forward(
+            arrays.linear(f"{name}.fc1", "FD"), arrays.linear(f"{name}.fc2", "DF")
+        ),
+        "feed_forward_residual": {"norm": arrays.norm(f"{name}.final_layer_norm")},
+    }
+    if ".decoder." in name:
+        params["cross_attention"] = attend("encoder_attn")
+        params["cross_attention_residual"] = {
+            "norm": arrays.norm(f"{name}.encoder_attn_layer_norm")
+        }
+    return params
+
+
+def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params:
+    """Embeddings under our names. A file has those that are tied under one name or several."""
+    shared = [_SHARED] if marian.shared else []
+    names = {
+        "src_embedding": [_SOURCE, *shared],
+        "tgt_embedding": [_TARGET, *shared],
+        "output_embedding": [_OUTPUT],
+    }
+    if marian.output_tied and marian.shared:
+        names = {name: [_SHARED, _SOURCE, _TARGET, _OUTPUT] for name in names}
+    elif marian.output_tied:
+        names["tgt_embedding"] = names["output_embedding"] = [_TARGET, _OUTPUT]
+    else:  # transformers then saves a "shared" one too, and uses it where there is no other
+        arrays.skip(_SHARED)
+    tables = {name: _first(arrays, found, marian.output_tied) for name, found in names.items()}
+    if marian.all_tied:
+        return {"embedding": tables["src_embedding"]}
+    if not marian.scaled:  # ours are always multiplied by sqrt(d_model)
+        for name in ("src_embedding", "tgt_embedding"):
+            tables[name] = tables[name] / np.sqrt(np.float32(width))
+    return tables
+
+
+def _first(arrays: NamedArrays, names: list[str], tied: bool) -> Float[np.ndarray, "V D"]:
+    """The first of the arrays that exists; if they are tied, the others must be the same."""
+    found = [name for name in names if name in arrays] or names[:1]
+    first, *others = (arrays.array(name, "VD") for name in (found if tied else found[:1]))
+    if not all(np.array_equal(first, other) for other in others):
+        raise UserError(
+            f"{arrays.place}: expected {' and '.join(found)} to be the same, as config.json says"
+        )
+    return first
+
+
+def _check_positions(arrays: NamedArrays, config: ModelConfig) -> None:
+    """Old files hold the sinusoids; anything else would be learned positions."""
+    for which in ("encoder", "decoder"):
+        name = f"model.{which}.embed_positions.weight"
+        if name not in arrays:
+            continue
+        found = arrays.array(name, "MD")
+        if np.abs(found - sinusoidal_positions(*found.shape)).max() > 1e-3:
+            raise UserError(
+                f"{arrays.place}: expected {name} to hold sinusoids: learned positions are not read"
+            )

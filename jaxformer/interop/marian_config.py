@@ -1,0 +1,236 @@
+"""The configuration of a Marian model in the Hugging Face layout, in our words.
+
+Fields that are missing have the defaults of transformers' ``MarianConfig``, which leaves out of
+its files what has them. Whatever our Transformer does not do is refused by name.
+"""
+
+import json
+import pathlib
+from typing import Any, Literal
+
+from jaxformer.config import Config, DataConfig, ModelConfig, SearchConfig
+from jaxformer.errors import UserError
+
+_DEFAULTS: dict[str, Any] = {
+    "activation_function": "gelu",
+    "d_model": 1024,
+    "decoder_attention_heads": 16,
+    "decoder_ffn_dim": 4096,
+    "decoder_layers": 12,
+    "decoder_start_token_id": 58100,
+    "dropout": 0.1,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "encoder_layers": 12,
+    "eos_token_id": 0,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 58100,
+    "scale_embedding": False,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+    "vocab_size": 58101,
+}
+_ACTIVATIONS: dict[str, Literal["relu", "swish"]] = {
+    "relu": "relu",
+    "swish": "swish",
+    "silu": "swish",
+}
+# What a model may say of itself, and the one value that our layers stand for.
+_ONLY = {
+    "model_type": "marian",
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": True,
+    "is_encoder_decoder": True,
+}
+# Of the settings of a search, those that would change its result; None stands for "not set".
+_ONLY_IN_SEARCH = {
+    "do_sample": (False, None),
+    "num_beam_groups": (1, None),
+    "repetition_penalty": (1.0, None),
+    "encoder_no_repeat_ngram_size": (0, None),
+    "forced_bos_token_id": (None,),
+    "suppress_tokens": (None,),
+    "begin_suppress_tokens": (None,),
+}
+
+
+class MarianConfig:
+    """A config.json, and the generation_config.json beside it.
+
+    Attributes:
+      place: The config.json, for messages.
+      pad: Id of the padding, which also starts every translation.
+      eos: Id of the end of sentence.
+      vocab_size: Number of pieces.
+      scaled: Whether embeddings are multiplied by sqrt(d_model).
+      shared: Whether encoder and decoder have one embedding.
+      output_tied: Whether the output projection is the decoder's embedding.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        """Reads both files.
+
+        Raises:
+          UserError: A file is missing or damaged, or describes a model that ours cannot be.
+        """
+        self.place = directory / "config.json"
+        self._values = _DEFAULTS | read_object(self.place)
+        self._search_place = directory / "generation_config.json"
+        if not self._search_place.exists():  # older models have these settings in config.json
+            self._search_place = self.place
+        self._search = read_object(self._search_place)
+        self.vocab_size = self._integer("vocab_size")
+        self.pad = self._integer("pad_token_id")
+        self.eos = self._integer("eos_token_id")
+        self.scaled = self._boolean("scale_embedding")
+        self.shared = self._boolean("share_encoder_decoder_embeddings")
+        self.output_tied = self._boolean("tie_word_embeddings")
+        self._check()
+
+    def config(self, languages: tuple[str, str]) -> Config:
+        """Ours, for source and target of these languages.
+
+        Raises:
+          UserError: A value is out of range.
+        """
+        model = self._model()
+        return Config(
+            model=model,
+            data=DataConfig(
+                source_language=languages[0],
+                target_language=languages[1],
+                max_length=min(DataConfig.max_length, model.max_length),
+            ),
+            search=self._search_config(model.max_length),
+        )
+
+    def _model(self) -> ModelConfig:
+        try:
+            return ModelConfig(
+                # Beginning of sentence is one token more: Marian starts with its padding.
+                vocab_size=self.vocab_size + 1,
+                d_model=self._integer("d_model"),
+                d_ff=self._integer("encoder_ffn_dim"),
+                num_heads=self._integer("encoder_attention_heads"),
+                num_layers=self._integer("encoder_layers"),
+                dropout_rate=self._fraction("dropout"),
+                activation=_ACTIVATIONS[self._values["activation_function"]],
+                biases=True,
+                embeddings="tied" if self.all_tied else "separate",
+                norm_epsilon=1e-5,
+                max_length=self._integer("max_position_embeddings"),
+            )
+        except UserError as error:
+            raise UserError(f"{self.place}: {error}") from None
+
+    @property
+    def all_tied(self) -> bool:
+        """Whether our one embedding, which is scaled on its way in, can be all of theirs."""
+        return self.shared and self.output_tied and self.scaled
+
+    def _search_config(self, longest: int) -> SearchConfig:
+        """Their lengths count the token that starts a translation; ours do not."""
+        max_length = min(longest, int(self._number("max_length", longest + 1)) - 1)
+        try:
+            return SearchConfig(
+                beam_size=int(self._number("num_beams", 1)),
+                penalty="power",
+                length_penalty=self._number("length_penalty", 1.0),
+                max_extra_length=max_length,
+                max_length=max_length,
+                min_length=max(0, int(self._number("min_length", 0)) - 1),
+                no_repeat_ngram=int(self._number("no_repeat_ngram_size", 0)),
+            )
+        except UserError as error:
+            raise UserError(f"{self._search_place}: {error}") from None
+
+    def _check(self) -> None:
+        values = self._values
+        for name, only in _ONLY.items():
+            if name in values and values[name] != only:
+                raise self._refusal(name, repr(only))
+        for what in ("layers", "ffn_dim", "attention_heads"):
+            if values[f"decoder_{what}"] != values[f"encoder_{what}"]:
+                same = f"encoder_{what}={values[f'encoder_{what}']!r}"
+                raise self._refusal(f"decoder_{what}", f"the same as {same}")
+        if values["activation_function"] not in list(_ACTIVATIONS):
+            raise self._refusal("activation_function", " or ".join(_ACTIVATIONS))
+        if values.get("decoder_vocab_size") not in (None, self.vocab_size):
+            raise self._refusal(
+                "decoder_vocab_size", f"vocab_size={self.vocab_size}: one vocabulary for both sides"
+            )
+        if values["decoder_start_token_id"] != self.pad:
+            raise self._refusal("decoder_start_token_id", f"pad_token_id={self.pad}")
+        self._check_search()
+
+    def _check_search(self) -> None:
+        for name, allowed in _ONLY_IN_SEARCH.items():
+            if (value := self._search.get(name)) not in allowed:
+                raise UserError(
+                    f"{self._search_place}: expected {name} to be {allowed[0]!r} or left out: got "
+                    f"{value!r}; jaxformer's search has no such setting for an import"
+                )
+        if (words := self._search.get("bad_words_ids")) not in (None, [[self.pad]]):
+            raise UserError(
+                f"{self._search_place}: expected bad_words_ids to be the padding, "
+                f"{[[self.pad]]}, or left out: got {words!r}"
+            )
+
+    def _refusal(self, name: str, expected: str) -> UserError:
+        return UserError(
+            f"{self.place}: expected {name} to be {expected}: got {self._values[name]!r}; "
+            "jaxformer's Transformer cannot be such a model"
+        )
+
+    def _integer(self, name: str) -> int:
+        value = self._values[name]
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**20:
+            raise UserError(
+                f"{self.place}: expected {name} to be a whole number below {2**20}: got {value!r}"
+            )
+        return value
+
+    def _boolean(self, name: str) -> bool:
+        value = self._values[name]
+        if not isinstance(value, bool):
+            raise UserError(f"{self.place}: expected {name} to be true or false: got {value!r}")
+        return value
+
+    def _fraction(self, name: str) -> float:
+        value = self._values[name]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise UserError(f"{self.place}: expected {name} to be a number: got {value!r}")
+        return float(value)
+
+    def _number(self, name: str, default: float) -> float:
+        """A setting of the search."""
+        value = self._search.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
+            raise UserError(f"{self._search_place}: expected {name} to be a number: got {value!r}")
+        return float(value)
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object of a Marian model.
+
+    Raises:
+      UserError: The file is missing or is not a JSON object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file; expected a folder of a Marian model in the Hugging Face "
+            "layout: config.json, model.safetensors, source.spm, target.spm, vocab.json"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
+        raise UserError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object: found {type(values).__name__}")
+    return values

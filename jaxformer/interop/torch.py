@@ -1,0 +1,109 @@
+"""Weights of ``torch.nn.Transformer`` for our encoder and decoder (section 3.1)."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxformer.errors import UserError
+from jaxformer.interop.arrays import Linear, NamedArrays
+from jaxformer.interop.layers import Params, attention, feed_forward, stack
+
+
+def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -> Params:
+    """The parameters of :class:`~jaxformer.nn.transformer.Encoder` and ``Decoder``.
+
+    ``state = {name: array.numpy() for name, array in model.state_dict().items()}`` of a
+    ``torch.nn.Transformer`` gives ``params``, and ``Encoder(config).apply({"params":
+    params["encoder"]}, x, mask, rows=None, deterministic=True)`` what ``model.encoder`` does. The
+    config needs ``biases=True`` and ``norm_epsilon=1e-5``; its ``norm_position`` is "pre" for
+    ``norm_first=True``, and its ``activation`` is "swish" for ``torch.nn.functional.silu``.
+
+    PyTorch ends both stacks with a layer norm of their own, after post-norm layers too, which the
+    paper does not have: then the caller applies ``LayerNorm(1e-5)`` with
+    ``params["encoder"]["norm"]``, which our Encoder has no use for.
+
+    Args:
+      state: Arrays of a state dictionary, by name. Embeddings are not a part of
+        ``torch.nn.Transformer``.
+      num_heads: Its ``nhead``, which the arrays do not tell.
+
+    Returns:
+      {"encoder": {"layers": ..., "norm": ...}, "decoder": {"layers": ..., "norm": ...}}, float32
+      numpy arrays.
+
+    Raises:
+      UserError: An array is missing, of another shape, or unknown.
+    """
+    name = "encoder.layers.0.linear1.weight"
+    if name not in state or state[name].ndim != 2:
+        raise UserError(
+            f"expected the state dictionary of a torch.nn.Transformer, with a matrix {name}: got "
+            f"{', '.join(sorted(state)[:3]) or 'nothing'}, ..."
+        )
+    d_ff, d_model = state[name].shape
+    if num_heads < 1 or d_model % num_heads:
+        raise UserError(f"num_heads must divide the width of the model, {d_model}: got {num_heads}")
+    arrays = NamedArrays(
+        state,
+        sizes={"D": d_model, "P": d_model, "Q": 3 * d_model, "F": d_ff},
+        orders={},
+        place="torch.nn.Transformer",
+    )
+    params = {
+        "encoder": {
+            "layers": stack(
+                lambda n: _encoder_layer(arrays, f"encoder.layers.{n}", num_heads),
+                _num_layers(state, "encoder"),
+            ),
+            "norm": arrays.norm("encoder.norm"),
+        },
+        "decoder": {
+            "layers": stack(
+                lambda n: _decoder_layer(arrays, f"decoder.layers.{n}", num_heads),
+                _num_layers(state, "decoder"),
+            ),
+            "norm": arrays.norm("decoder.norm"),
+        },
+    }
+    arrays.check_all_read()
+    return params
+
+
+def _num_layers(state: Mapping[str, np.ndarray], which: str) -> int:
+    numbers = [re.match(rf"{which}\.layers\.(\d+)\.", name) for name in state]
+    return 1 + max((int(found[1]) for found in numbers if found), default=0)
+
+
+def _encoder_layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
+    return {
+        "self_attention": _attention(arrays, f"{name}.self_attn", num_heads),
+        "self_attention_residual": {"norm": arrays.norm(f"{name}.norm1")},
+        "feed_forward": _feed_forward(arrays, name),
+        "feed_forward_residual": {"norm": arrays.norm(f"{name}.norm2")},
+    }
+
+
+def _decoder_layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
+    return {
+        "self_attention": _attention(arrays, f"{name}.self_attn", num_heads),
+        "self_attention_residual": {"norm": arrays.norm(f"{name}.norm1")},
+        "cross_attention": _attention(arrays, f"{name}.multihead_attn", num_heads),
+        "cross_attention_residual": {"norm": arrays.norm(f"{name}.norm2")},
+        "feed_forward": _feed_forward(arrays, name),
+        "feed_forward_residual": {"norm": arrays.norm(f"{name}.norm3")},
+    }
+
+
+def _attention(arrays: NamedArrays, name: str, num_heads: int) -> Params:
+    """PyTorch keeps the three input projections as one."""
+    kernels = np.split(arrays.array(f"{name}.in_proj_weight", "QD").T, 3, axis=1)
+    biases = np.split(arrays.array(f"{name}.in_proj_bias", "Q"), 3)
+    query, key, value = map(Linear, kernels, biases)
+    return attention(query, key, value, arrays.linear(f"{name}.out_proj", "DP"), num_heads)
+
+
+def _feed_forward(arrays: NamedArrays, name: str) -> Params:
+    return feed_forward(
+        arrays.linear(f"{name}.linear1", "FD"), arrays.linear(f"{name}.linear2", "DF")
+    )

@@ -1,0 +1,109 @@
+"""Matrix products with parameters: the one place that says in which precision they run.
+
+Inputs are in the compute dtype, sums are float32, always. On CPUs it is asking for a float32
+result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int8
+
+
+class Int8Matrix(NamedTuple):
+    """A parameter rounded to eight bits, with a scale for each output: values * scale.
+
+    Attributes:
+      values: int8, from -127 to 127, in the shape of the parameter.
+      scale: float32, in the same shape but for the inputs' axis, which is 1.
+    """
+
+    values: Int8[Array, "..."]
+    scale: Float[Array, "..."]
+
+
+def project(
+    x: Float[Array, "*rows D"],
+    kernel: Float[Array, "D ..."] | Int8Matrix,
+    bias: Float[Array, "..."] | None,
+    dtype: DTypeLike,
+) -> Float[Array, "..."]:
+    """Matrix product of the last axis of ``x`` with the first of ``kernel``, plus ``bias``.
+
+    Rows are flattened to two dimensions first: the weight gradient that autodiff derives from
+    a three-dimensional product is much slower on CPUs, and equal elsewhere.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    if isinstance(kernel, Int8Matrix):
+        matrix = Int8Matrix(*(part.reshape(part.shape[0], -1) for part in kernel))
+        product, outputs = _int8_product(flat, matrix).astype(dtype), kernel.values.shape[1:]
+    else:
+        matrix = kernel.reshape(kernel.shape[0], -1).astype(dtype)
+        product, outputs = _product(flat.astype(dtype), matrix).astype(dtype), kernel.shape[1:]
+    product = product.reshape(*x.shape[:-1], *outputs)
+    return product if bias is None else product + bias.astype(dtype)
+
+
+def project_to_rows(
+    x: Float[Array, "*rows D"], table: Float[Array, "V D"] | Int8Matrix, dtype: DTypeLike
+) -> Float[Array, "*rows V"]:
+    """Dot products of ``x`` with every row of ``table``, float32."""
+    flat = x.reshape(-1, x.shape[-1])
+    if isinstance(table, Int8Matrix):
+        product = _int8_product(flat, Int8Matrix(*(part.T for part in table)))
+    else:
+        product = _product(flat.astype(dtype), table.T.astype(dtype))
+    return product.reshape(*x.shape[:-1], -1)
+
+
+def look_up(table: Float[Array, "V D"] | Int8Matrix, rows: Array) -> Float[Array, "*rows D"]:
+    """Rows of a table, float32."""
+    if isinstance(table, Int8Matrix):
+        return table.values[rows] * table.scale[rows]
+    return table[rows].astype(jnp.float32)
+
+
+def quantise(parameter: Float[Array, "..."], inputs_axis: int) -> Int8Matrix:
+    """The nearest 8-bit matrix: each output's largest weight becomes 127 or -127.
+
+    >>> matrix = quantise(jnp.array([[0.5, 254.0], [-1.0, 2.0]]), inputs_axis=0)
+    >>> matrix.values.tolist(), (matrix.values * matrix.scale)[:, 1].tolist()
+    ([[64, 127], [-127, 1]], [254.0, 2.0])
+    """
+    return _rounded(parameter.astype(jnp.float32), inputs_axis)
+
+
+@jax.custom_vjp
+def _product(x: Float[Array, "R D"], matrix: Float[Array, "D F"]) -> Float[Array, "R F"]:
+    return jnp.matmul(x, matrix, preferred_element_type=jnp.float32)
+
+
+def _product_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _product(x, matrix), (x, matrix)
+
+
+def _product_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    # Autodiff would multiply the float32 gradient with widened inputs, which is slow in bfloat16.
+    x, matrix = saved
+    gradient = gradient.astype(x.dtype)
+    to_x = jnp.matmul(gradient, matrix.T, preferred_element_type=jnp.float32)
+    to_matrix = jnp.matmul(x.T, gradient, preferred_element_type=jnp.float32)
+    return to_x.astype(x.dtype), to_matrix.astype(matrix.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _int8_product(x: Float[Array, "R D"], matrix: Int8Matrix) -> Float[Array, "R F"]:
+    # Inputs are rounded row by row, so that a row's result does not depend on the others.
+    inputs = _rounded(x.astype(jnp.float32), 1)
+    sums = jnp.matmul(inputs.values, matrix.values, preferred_element_type=jnp.int32)
+    return sums.astype(jnp.float32) * (inputs.scale * matrix.scale)
+
+
+def _rounded(values: Float[Array, "..."], axis: int) -> Int8Matrix:
+    largest = jnp.abs(values).max(axis=axis, keepdims=True)
+    scale = jnp.where(largest == 0, 1.0, largest / 127.0)
+    return Int8Matrix(jnp.round(values / scale).astype(jnp.int8), scale)

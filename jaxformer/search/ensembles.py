@@ -1,0 +1,67 @@
+"""Several models as one: a step function like any other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxformer.errors import UserError
+from jaxformer.search.stepping import StepFn
+
+
+def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
+    """A step function whose probabilities are the arithmetic mean of those of several.
+
+    ``log((p_1 + ... + p_n) / n)``, computed as the logsumexp of the log-softmaxes minus log n, in
+    float32: a token is impossible only if all say so. (The mean of log probabilities, which some
+    toolkits take, lets a single model rule a token out.)
+
+    >>> one = lambda tokens, cache: (jnp.log(jnp.array([[[0.5, 0.5]]])), cache)
+    >>> other = lambda tokens, cache: (jnp.log(jnp.array([[[0.1, 0.9]]])), cache)
+    >>> log_probs, _ = ensemble([one, other])(jnp.array([[0]]), ((), ()))
+    >>> [round(p, 6) for p in jnp.exp(log_probs)[0, 0].tolist()]
+    [0.3, 0.7]
+
+    Args:
+      step_fns: Of models with one vocabulary.
+
+    Returns:
+      A step function. Its cache is a tuple, one cache for each of ``step_fns``.
+
+    Raises:
+      UserError: There is no step function; from the result: another number of caches, or logits
+        of different shapes.
+    """
+    step_fns = tuple(step_fns)
+    if not step_fns:
+        raise UserError("an ensemble needs at least one step function: got none")
+
+    def step_fn(
+        tokens: Int[Array, "B N"], caches: tuple[Any, ...]
+    ) -> tuple[Float[Array, "B N V"], tuple[Any, ...]]:
+        if len(caches) != len(step_fns):
+            raise UserError(
+                f"an ensemble of {len(step_fns)} needs as many caches: got {len(caches)}"
+            )
+        outputs = [one(tokens, cache) for one, cache in zip(step_fns, caches, strict=True)]
+        if len(outputs) == 1:
+            return outputs[0][0], (outputs[0][1],)
+        shapes = {logits.shape for logits, _ in outputs}
+        if len(shapes) > 1:
+            raise UserError(
+                "models of an ensemble must have one vocabulary: got logits of shapes "
+                f"{', '.join(map(str, sorted(shapes)))}"
+            )
+        log_probs = jnp.stack([_log_softmax(logits) for logits, _ in outputs])
+        mean = jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(step_fns))
+        return mean, tuple(cache for _, cache in outputs)
+
+    return step_fn
+
+
+def _log_softmax(logits: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
+    logits = logits.astype(jnp.float32)
+    # Where nothing is possible, all is -inf, and not NaN.
+    return jnp.where(logits == -jnp.inf, -jnp.inf, jax.nn.log_softmax(logits, axis=-1))

@@ -1,0 +1,71 @@
+"""What every search does with a step function: calls it until its sentences are over."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxformer.errors import UserError
+from jaxformer.search.state import BeamState, SampleState
+
+StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
+State = TypeVar("State", BeamState, SampleState)
+
+# Steps of one scan, which is one round of the outer loop.
+STEPS_PER_CHUNK = 8
+
+
+def repeat(step: Callable[[State], State], state: State, until: int | Int[Array, ""]) -> State:
+    """Applies ``step`` until ``state.step`` is ``until`` or every sentence is over."""
+
+    def chunk(state: State) -> State:
+        def at_most_once(state: State, _: None) -> tuple[State, None]:
+            # A loop of at most one round, since the branches of lax.cond would copy the cache.
+            end = jnp.minimum(state.step + 1, until)
+            return lax.while_loop(lambda state: _goes_on(state, end), step, state), None
+
+        return lax.scan(at_most_once, state, length=STEPS_PER_CHUNK)[0]
+
+    return lax.while_loop(lambda state: _goes_on(state, until), chunk, state)
+
+
+def _goes_on(state: BeamState | SampleState, until: int | Array) -> Array:
+    return ~state.done.all() & (state.step < until)
+
+
+def call(
+    step_fn: StepFn, tokens: Int[Array, "B N"], cache: Any, eos_id: int
+) -> tuple[Float[Array, "B N V"], Any]:
+    """Logits in float32, and the new cache.
+
+    Raises:
+      UserError: The logits have other axes, or EOS is not among them.
+    """
+    logits, cache = step_fn(tokens, cache)
+    if logits.ndim != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < 2:
+        raise UserError(
+            f"step_fn must return logits [batch, beams, vocabulary] = [{tokens.shape[0]}, "
+            f"{tokens.shape[1]}, 2 or more]: got shape {logits.shape}"
+        )
+    if not 0 <= eos_id < logits.shape[2]:
+        raise UserError(
+            f"eos_id must be a token of the vocabulary, 0 to {logits.shape[2] - 1}: got {eos_id}"
+        )
+    return logits.astype(jnp.float32), cache
+
+
+def log_probs_of(chosen: Float[Array, "B N K"], logits: Float[Array, "B N V"]) -> Array:
+    """Log probabilities, [B, N, K], of tokens with logits ``chosen`` out of all ``logits``."""
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    # Rounding must not yield a probability above one, nor an impossible token NaN (-inf + inf).
+    return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - total, 0.0))
+
+
+def append(
+    tokens: Int[Array, "B N T"], new: Int[Array, "B N"], step: Int[Array, ""]
+) -> Int[Array, "B N T"]:
+    """The token histories with ``new`` at position ``step``."""
+    return lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], step, axis=2)

@@ -1,0 +1,114 @@
+"""The command ``score``: the numbers that ``translate`` prints, from force-decoding."""
+
+import io
+import json
+import math
+import sys
+
+import pytest
+
+from jaxformer.cli import main
+from jaxformer.cli import score as command
+from jaxformer.inference.scoring import score_pairs
+from jaxformer.inference.translator import Translator
+
+SOURCES = ["two hundred and one", "nine", "forty-two thousand", "seven hundred", "eleven"]
+
+
+@pytest.fixture
+def score(learned_workdir, tmp_path, capsys):
+    """Scores pairs of lines; gives what is printed."""
+
+    def run(sources, targets, *flags, code=0):
+        files = []
+        for name, lines in (("source", sources), ("target", targets)):
+            path = tmp_path / name
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            files += [f"--{name}", str(path)]
+        assert main(["score", "--workdir", str(learned_workdir), *files, *map(str, flags)]) == code
+        out, err = capsys.readouterr()
+        return out.split("\n")[:-1] if code == 0 else err
+
+    return run
+
+
+def test_a_translation_scores_what_the_search_said(learned_workdir):
+    """Of every hypothesis, from the very tokens."""
+    translator = Translator.load(learned_workdir)
+    found = translator.hypotheses(SOURCES)
+    pairs, hypotheses = [], []
+    for source, rows in zip(SOURCES, found, strict=True):
+        for row in rows:
+            pairs.append((translator.encode(source), row.tokens))
+            hypotheses.append(row)
+    assert len(pairs) > 2 * len(SOURCES)
+    for result, hypothesis in zip(score_pairs(translator, pairs), hypotheses, strict=True):
+        assert result.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-5, rel=1e-6)
+        assert result.score == pytest.approx(hypothesis.score, abs=1e-5)
+        assert result.length == len(hypothesis.tokens)
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--penalty", "power", "--length-penalty", "1"], ["--penalty", "none"]]
+)
+def test_the_command_gives_the_number_that_translate_prints(
+    learned_workdir, score, flags, monkeypatch, capsys
+):
+    content = "".join(f"{line}\n" for line in SOURCES).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+    assert main(["translate", "--workdir", str(learned_workdir), "--scores", *flags]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")[:-1]]
+    given = [float(number) for number, _ in rows]
+    result = [float(line) for line in score(SOURCES, [words for _, words in rows], *flags)]
+    translator = Translator.load(learned_workdir)
+    compared = 0
+    for source, (_, words), printed, scored in zip(SOURCES, rows, given, result, strict=True):
+        # The text says neither how the model spelled it nor whether it ended by itself.
+        tokens = translator.hypotheses([source])[0][0].tokens
+        if translator.encode(words) == tokens:
+            assert scored == pytest.approx(printed, abs=1e-5)
+            compared += 1
+    assert compared > 2
+
+
+def test_the_formula(score, learned_workdir):
+    """JSON has the parts that the score is made of."""
+    rows = [json.loads(line) for line in score(["one", "two"], ["eins", "zwei drei"], "--json")]
+    encode = Translator.load(learned_workdir).encode
+    for row, target in zip(rows, ["eins", "zwei drei"], strict=True):
+        assert row["length"] == len(encode(target))
+        penalty = ((5 + row["length"]) / 6) ** 0.6
+        assert row["score"] == pytest.approx(row["log_prob"] / penalty, rel=1e-6)
+        assert row["log_prob"] < 0
+
+
+def test_blank_lines(score):
+    lines = score(["", "one", "", " "], ["", "", "eins", "\t"])
+    assert [float(n) for n in lines[:1] + lines[2:]] == [0.0, -math.inf, -math.inf]
+    # One token, end-of-sentence, which has a penalty of 1.
+    (empty,) = [json.loads(line) for line in score(["one"], [""], "--json")]
+    assert empty["length"] == 1
+    assert empty["score"] == empty["log_prob"] == pytest.approx(float(lines[1]), abs=1e-6)
+    (impossible,) = [json.loads(line) for line in score([""], ["eins"], "--json")]
+    assert impossible["score"] is impossible["log_prob"] is None
+
+
+def test_blocks_leave_no_trace(score, monkeypatch):
+    pairs = (SOURCES, ["eins", "zwei", "", "drei", "vier"])
+    whole = score(*pairs)
+    monkeypatch.setattr(command, "BLOCK", 2)
+    assert [float(n) for n in score(*pairs)] == pytest.approx([float(n) for n in whole], abs=2e-6)
+
+
+def test_output(score, tmp_path):
+    expected = score(SOURCES, SOURCES)
+    assert score(SOURCES, SOURCES, "--output", tmp_path / "out") == []
+    assert (tmp_path / "out").read_text().split("\n")[:-1] == expected
+
+
+def test_mistakes(score, tmp_path):
+    assert "expected as many lines in" in score(["one", "two"], ["eins"], code=2)
+    assert "got 2 and 1" in score(["one", "two"], ["eins"], code=2)
+    assert "target:2: expected at most 63 tokens" in score(["a", "b"], ["c", "d " * 99], code=2)
+    error = score(["a"], ["b"], "--output", tmp_path / "source", code=2)
+    assert "is an input; name another file" in error

@@ -1,0 +1,215 @@
+"""The command ``translate``: formats, files, streams, and what it refuses, on a tiny model."""
+
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer.cli import main
+from jaxformer.cli import translate as command
+from jaxformer.inference.alignment import align, pharaoh
+from jaxformer.inference.translator import Translator
+
+SOURCES = ["two hundred and one", "nine", "", "forty-two thousand", "  ", "seven hundred"]
+
+
+@pytest.fixture
+def run(learned_workdir, monkeypatch, capsys):
+    """Translates lines from standard input; gives what is printed."""
+
+    def translate(*arguments, lines=SOURCES):
+        content = "".join(f"{line}\n" for line in lines).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+        assert main(["translate", "--workdir", str(learned_workdir), *map(str, arguments)]) == 0
+        return capsys.readouterr().out.split("\n")[:-1]
+
+    return translate
+
+
+@pytest.fixture
+def refused(learned_workdir, capsys):
+    """Words of the one line that refuses options."""
+
+    def refuse(*arguments):
+        assert main(["translate", "--workdir", str(learned_workdir), *map(str, arguments)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        (error,) = [line for line in err.split("\n") if line.startswith("error: ")]
+        return error
+
+    return refuse
+
+
+@pytest.fixture(scope="module")
+def best(learned_workdir):
+    """All hypotheses of every source, best first."""
+    return Translator.load(learned_workdir).hypotheses(SOURCES)
+
+
+def test_plain_text(run, best):
+    assert run() == [h[0].text if h else "" for h in best]
+
+
+def test_scores(run, best):
+    rows = [line.split("\t") for line in run("--scores")]
+    assert [row[1] for row in rows] == run()
+    expected = [h[0].score if h else 0.0 for h in best]
+    assert [float(row[0]) for row in rows] == pytest.approx(expected, abs=1e-6)
+
+
+def test_n_best_is_in_the_format_of_moses(run, best):
+    rows = [line.split(" ||| ") for line in run("--n-best", 3)]
+    expected = [(number, h.text, h.score) for number, hyps in enumerate(best) for h in hyps[:3]]
+    expected = sorted([*expected, (2, "", 0.0), (4, "", 0.0)], key=lambda row: row[0])
+    assert [(int(n), words) for n, words, _ in rows] == [(n, words) for n, words, _ in expected]
+    assert [float(score) for *_, score in rows] == pytest.approx(
+        [score for *_, score in expected], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(("flags", "count"), [([], 1), (["--n-best", "4"], 4)])
+def test_json(run, best, learned_workdir, flags, count):
+    tokenizer = Translator.load(learned_workdir).tokenizer
+    rows = [json.loads(line) for line in run("--json", *flags)]
+    assert rows == [
+        {
+            "source": source,
+            "hypotheses": [
+                {
+                    "text": h.text,
+                    "score": pytest.approx(h.score, abs=1e-6),
+                    "log_prob": pytest.approx(h.log_prob, abs=1e-5),
+                    "tokens": [tokenizer.piece(token) for token in h.tokens],
+                }
+                for h in hypotheses[:count]
+            ],
+        }
+        for source, hypotheses in zip(SOURCES, best, strict=True)
+    ]
+
+
+def test_files(run, tmp_path, capsys):
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes("\r\n".join(SOURCES).encode())
+    expected = run()
+    assert run("--input", source) == expected
+    assert run("--output", output) == []
+    assert output.read_text(encoding="utf-8").split("\n") == [*expected, ""]
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
+
+
+def test_alignments_point_from_source_words_to_target_words(run, best, learned_workdir, tmp_path):
+    output = tmp_path / "alignments"
+    run("--alignments", output)
+    lines = output.read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(lines) == len(SOURCES)
+    translator = Translator.load(learned_workdir)
+    for source, hypotheses, line in zip(SOURCES, best, lines, strict=True):
+        pairs = [tuple(map(int, pair.split("-"))) for pair in line.split()]
+        words = hypotheses[0].text.split() if hypotheses else []
+        assert [target for _, target in pairs] == list(range(len(words)))
+        assert all(0 <= s < len(source.split()) for s, _ in pairs)
+        if hypotheses:  # alone as in the batch
+            target = (hypotheses[0].text, hypotheses[0].tokens)
+            assert pharaoh(align(translator, [source], [target])[0]) == line
+    assert any(lines)
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_blocks_leave_no_trace(run, monkeypatch, tmp_path, size):
+    expected = run("--alignments", tmp_path / "whole")
+    monkeypatch.setattr(command, "BLOCK", size)
+    assert run("--alignments", tmp_path / "blocks") == expected
+    assert (tmp_path / "blocks").read_text() == (tmp_path / "whole").read_text()
+
+
+def test_an_interrupted_job_leaves_what_it_finished(
+    learned_workdir, tmp_path, monkeypatch, capsys, best
+):
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("".join(f"{line}\n" for line in SOURCES))
+    monkeypatch.setattr(command, "BLOCK", 2)
+    hypotheses = Translator.hypotheses
+
+    def interrupted(self, sentences, **rest):
+        if sentences[0] == SOURCES[2]:
+            raise KeyboardInterrupt
+        return hypotheses(self, sentences, **rest)
+
+    monkeypatch.setattr(Translator, "hypotheses", interrupted)
+    arguments = ["translate", "--workdir", learned_workdir, "--input", source, "--output", output]
+    assert main([str(argument) for argument in arguments]) == 130
+    partial = tmp_path / f"out.txt.{os.getpid()}.partial"
+    assert f"{partial}: what was finished so far" in capsys.readouterr().err
+    assert partial.read_text(encoding="utf-8") == "".join(f"{h[0].text}\n" for h in best[:2])
+    assert not output.exists()
+
+
+def test_a_mistake_in_a_file_shows_before_any_work(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "BLOCK", 1)
+    monkeypatch.delattr(Translator, "hypotheses")  # never reached
+    source = tmp_path / "in.txt"
+    source.write_bytes(b"one\ntwo\ncaf\xe9\n")
+    assert f"{source}:3: not UTF-8" in refused("--input", source)
+    source.write_text("one\n" + "nine " * 200 + "\n")
+    assert f"{source}:2: expected at most 63 tokens" in refused("--input", source)
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_text("eins\n")
+    error = refused("--input", source, "--prefixes", prefixes)
+    assert f"expected as many lines in {source} as in {prefixes}: got 2 and 1" in error
+    assert "nowhere: cannot be read" in refused("--input", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--n-best 5", "--n-best must be from 1 to the beam size, 4: got 5; use --beam-size 5"),
+        ("--n-best 0", "--n-best must be from 1 to the beam size, 4: got 0"),
+        ("--n-best 2 --scores", "--scores is not needed with --n-best, which prints them"),
+        ("--alignment-layer 1", "--alignment-layer needs --alignments FILE"),
+        ("--input a --output a", "--output a is an input; name another file"),
+        ("--output a --alignments a", "--alignments a is that of --output; name another file"),
+        ("--top-k 3", "--top-k 3 works with --sampling only"),
+    ],
+)
+def test_combinations_that_make_no_sense(refused, flags, words):
+    assert words in refused(*flags.split())
+
+
+def test_a_layer_that_is_not_there(run, refused, tmp_path, monkeypatch):
+    flags = ["--alignments", tmp_path / "a", "--alignment-layer", 2]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n"), "utf-8"))
+    assert "expected a decoder layer from 1 to 1: got 2" in refused(*flags)
+
+
+@pytest.mark.slow
+def test_a_stream_is_answered_line_by_line(learned_workdir):
+    """As a person at the keyboard, or a program at the other end of two pipes, needs it."""
+    project = pathlib.Path(__file__).parents[2]
+    arguments = [sys.executable, "-m", "jaxformer.cli", "translate", "--workdir", learned_workdir]
+    with subprocess.Popen(
+        [*map(str, arguments), "--beam-size", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=project,
+        bufsize=0,
+    ) as process:
+        answers = []
+        for line in ("one", "", "two"):
+            process.stdin.write(f"{line}\n".encode())
+            answers.append(process.stdout.readline().decode())
+        process.stdin.write(b"two\n" + b"nine " * 200 + b"\n")
+        # It ends at the mistake, though standard input is still open.
+        assert process.wait(timeout=60) == 2
+        answers.append(process.stdout.read().decode())
+        error = process.stderr.read().decode()
+    assert answers[1] == "\n"
+    assert answers[3] == answers[2] != answers[0]
+    assert "error: standard input:5: expected at most 63 tokens" in error
+    assert "Traceback" not in error
+    assert "Fatal" not in error

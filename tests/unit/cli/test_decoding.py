@@ -1,0 +1,92 @@
+"""From flags to search settings: what is asked for, on top of the run's, or refused."""
+
+import dataclasses
+
+import pytest
+
+from jaxformer import config as config_lib
+from jaxformer.cli.decoding import search_settings
+from jaxformer.cli.parser import parse
+from jaxformer.config import Config, SearchConfig
+from jaxformer.errors import UserError
+
+RUN = SearchConfig(beam_size=5, length_penalty=1.0)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """The settings that flags of a command lead to."""
+    config_lib.save(Config(search=RUN), tmp_path / "config.json")
+
+    def ask(flags, command="translate"):
+        return search_settings(parse([command, "--workdir", str(tmp_path), *flags.split()]))
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ("", {}),
+        ("--beam-size 8", {"beam_size": 8}),
+        ("--penalty power --length-penalty 0.5", {"penalty": "power", "length_penalty": 0.5}),
+        ("--penalty none", {"penalty": "none"}),
+        ("--min-length 3 --max-length 9", {"min_length": 3, "max_length": 9}),
+        ("--no-repeat-ngram 2", {"no_repeat_ngram": 2}),
+        (
+            "--beam-size 6 --diversity-groups 3 --diversity-penalty 0.5",
+            {"beam_size": 6, "diversity_groups": 3, "diversity_penalty": 0.5},
+        ),
+        ("--sampling", {"method": "sampling"}),
+        ("--sampling --seed 0", {"method": "sampling"}),
+        (
+            "--sampling --temperature 0.7 --top-k 10 --top-p 0.9 --seed 3 --beam-size 2",
+            {
+                **{"method": "sampling", "temperature": 0.7, "top_k": 10, "top_p": 0.9, "seed": 3},
+                "beam_size": 2,
+            },
+        ),
+    ],
+)
+def test_flags_change_the_settings_of_the_run(flags, changes, settings):
+    assert settings(flags) == dataclasses.replace(RUN, **changes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--temperature 0.5", "--temperature 0.5 works with --sampling only; add it"),
+        ("--top-k 5", "--top-k 5 works with --sampling only"),
+        ("--top-p 0.9", "--top-p 0.9 works with --sampling only"),
+        ("--seed 0", "--seed 0 works with --sampling only"),
+        (
+            "--sampling --diversity-groups 5 --diversity-penalty 1",
+            "--diversity-groups 5 works with beam search only, not --sampling",
+        ),
+        (
+            "--penalty none --length-penalty 0.6",
+            "--length-penalty 0.6 has no effect with --penalty none; leave one of them out",
+        ),
+        ("--diversity-groups 2 --diversity-penalty 1", "must divide search.beam_size: got 2 and 5"),
+        ("--diversity-groups 5", "go together: got 5 and 0.0"),
+        ("--diversity-penalty 0.5", "go together: got 1 and 0.5"),
+        ("--min-length 5 --max-length 5", "search.max_length must exceed search.min_length"),
+        ("--min-length -1", "search.min_length must be 0 or more: got -1"),
+        ("--sampling --top-p 0", "search.top_p must be above 0 and at most 1: got 0.0"),
+        ("--sampling --temperature 0", "search.temperature must be greater than 0: got 0.0"),
+        ("--sampling --seed -1", "search.seed must be from 0 to 2147483647: got -1"),
+    ],
+)
+def test_combinations_that_make_no_sense(flags, words, settings):
+    with pytest.raises(UserError) as error:
+        settings(flags)
+    assert words in str(error.value)
+
+
+def test_scoring_takes_the_length_penalty_alone(settings):
+    files = "--source a --target b"
+    assert settings(f"{files} --length-penalty 0", "score") == dataclasses.replace(
+        RUN, length_penalty=0.0
+    )
+    with pytest.raises(UserError, match="unknown argument --beam-size"):
+        settings(f"{files} --beam-size 4", "score")

@@ -1,0 +1,89 @@
+"""What is said on the command line: refused in one line, explained by --help."""
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer.cli import main
+from jaxformer.cli.parser import parse
+
+COMMANDS = ["translate", "score", "evaluate", "average", "attention", "plot", "import"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "the following arguments are required: COMMAND; see jaxformer --help"),
+        ("transalte", "invalid choice: 'transalte'"),
+        ("translate", "the following arguments are required: --workdir; see jaxformer translate"),
+        ("translate --workdir w --beamsize 4", "unknown argument --beamsize; did you mean --beam"),
+        ("translate --workdir w --topp=0.5", "unknown argument --topp=0.5; did you mean --top-p?"),
+        ("translate --workdir w --xyz", "unknown argument --xyz; see jaxformer translate --help"),
+        ("translate --workdir w in.txt", "unknown argument in.txt; see jaxformer translate --help"),
+        ("translate --workdir w --beam-s 4", "unknown argument --beam-s; did you mean --beam-size"),
+        ("translate --workdir w --beam-size x", "argument --beam-size: invalid int value: 'x'"),
+        ("translate --workdir w --penalty google", "argument --penalty: invalid choice: 'google'"),
+        ("translate --workdir w --json --scores", "argument --scores: not allowed with argument"),
+        ("translate --workdir w --prefix a --prefixes f", "--prefixes: not allowed with argument"),
+        ("translate --workdir", "argument --workdir: expected one argument"),
+        ("score --workdir w --source f", "the following arguments are required: --target"),
+        ("import torch d --workdir w", "argument system: invalid choice: 'torch'"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(arguments, words, capsys):
+    assert main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"error: [^\n]+\n", err)
+    assert words in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_example(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert f"\nExample:\n  jaxformer {command} " in text
+    examples = re.findall(r"^  (?:.* \| )?jaxformer (.*)$", text, re.MULTILINE)
+    for example in examples:  # each of them is one that the parser accepts
+        arguments = re.split(r" +#", example)[0]
+        parse([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', arguments)])
+
+
+def test_options_of_decoding_stand_under_headings(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["translate", "--help"])
+    headings = re.findall(r"^(\w[\w ]*):$", capsys.readouterr().out, re.MULTILINE)
+    assert headings == [
+        *("options", "text", "format", "model", "search", "constraints", "sampling"),
+        *("forced prefix", "Example"),
+    ]
+
+
+def test_every_command_is_carried_out_by_a_function():
+    needed = {
+        "score": ["--source", "f", "--target", "f"],
+        "evaluate": ["--source", "f", "--reference", "f"],
+        "attention": ["one"],
+        "import": ["marian", "d"],
+    }
+    for command in COMMANDS:
+        options = parse([command, "--workdir", "w", *needed.get(command, [])])
+        module, function = options.run.split(".")
+        assert callable(getattr(importlib.import_module(f"jaxformer.cli.{module}"), function))
+
+
+def test_help_does_not_wait_for_jax():
+    code = (
+        "import sys, jaxformer.cli\n"
+        "try: jaxformer.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('jax', 'numpy', 'tqdm', 'sentencepiece') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.endswith("\n[]\n")

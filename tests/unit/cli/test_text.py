@@ -1,0 +1,210 @@
+"""Lines in and out: streams are answered as they arrive, and files get their name when whole."""
+
+import io
+import itertools
+import os
+import queue
+import sys
+import threading
+
+import pytest
+
+from jaxformer.cli.text import (
+    Line,
+    Text,
+    blocks,
+    blocks_as_they_arrive,
+    check_outputs,
+    lines_with_prefixes,
+    paired,
+    writing,
+)
+from jaxformer.errors import UserError
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """Standard input that is a pipe; what to write into it."""
+    reading, writing_end = os.pipe()
+    with open(reading, encoding="utf-8") as stdin, open(writing_end, "wb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield file
+
+
+def test_blocks():
+    assert list(blocks(iter(range(7)), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(blocks(iter(range(6)), 3)) == [[0, 1, 2], [3, 4, 5]]
+    assert list(blocks(iter([]), 3)) == []
+
+
+def test_a_line_that_is_typed_is_answered_before_the_next(pipe):
+    arriving = blocks_as_they_arrive(Text(None).lines(), 100)
+    for line in ("one", "two", ""):
+        pipe.write(f"{line}\n".encode())
+        assert next(arriving) == [line]
+    pipe.write(b"the last without its end")
+    pipe.close()
+    assert list(arriving) == [["the last without its end"]]
+
+
+def test_what_arrives_together_is_one_block(pipe):
+    lines = [f"{n}" for n in range(1000)]
+    pipe.write("".join(f"{line}\n" for line in lines).encode())
+    pipe.close()
+    arriving = list(blocks_as_they_arrive(Text(None).lines(), 400))
+    assert [len(block) for block in arriving] == [400, 400, 200]
+    assert list(itertools.chain.from_iterable(arriving)) == lines
+
+
+def test_no_more_is_taken_than_there_is_room_for():
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield taken
+
+    arriving = blocks_as_they_arrive(endless(), 10)
+    for n in range(5):
+        block = next(arriving)
+        assert block == list(range(10 * n + 1, 10 * n + 11))
+        # The block, the queue, and the one that waits for a place in it.
+        assert taken <= 10 * n + 10 + 10 + 1
+    taken_at_the_end = taken
+    assert threading.Event().wait(0.1) is False
+    assert taken <= taken_at_the_end + 11
+
+
+def test_lines_before_a_mistake_come_first(pipe):
+    pipe.write(b"one\ntwo\ncaf\xe9\nfour\n")
+    pipe.close()
+    arriving = blocks_as_they_arrive(Text(None).lines(), 100)
+    assert next(arriving) == ["one", "two"]
+    with pytest.raises(UserError, match="standard input:3: not UTF-8"):
+        next(arriving)
+
+
+def test_a_slow_source_does_not_delay_what_is_there():
+    source = queue.Queue()
+    arriving = blocks_as_they_arrive(iter(source.get, None), 100)
+    for item in ("a", "b"):
+        source.put(item)
+    # They come together or one by one, without a third being waited for.
+    seen = next(arriving)
+    while len(seen) < 2:
+        seen += next(arriving)
+    assert seen == ["a", "b"]
+    source.put(None)
+    assert list(arriving) == []
+
+
+def test_a_file_can_be_read_twice_and_a_pipe_once(tmp_path, monkeypatch, pipe):
+    assert Text(None).stream
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"one\r\n\ntwo")
+    text = Text(path)
+    assert not text.stream
+    assert list(text.lines()) == list(text.lines()) == ["one", "", "two"]
+    with path.open(encoding="utf-8") as stdin:
+        stdin.buffer.readline()  # somebody else has read a line
+        monkeypatch.setattr(sys, "stdin", stdin)
+        text = Text(None)
+        assert not text.stream
+        assert list(text.lines()) == list(text.lines()) == ["", "two"]
+    named = tmp_path / "pipe"
+    os.mkfifo(named)
+    assert Text(named).stream
+
+
+def test_standard_input_that_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="expected text on standard input, but it is closed"):
+        Text(None)
+
+
+def test_prefixes(tmp_path):
+    text, prefixes = tmp_path / "in", tmp_path / "prefixes"
+    text.write_text("one\ntwo\n", encoding="utf-8")
+    prefixes.write_text("eins\n\n", encoding="utf-8")
+    assert list(lines_with_prefixes(Text(text), None, None)) == [Line("one", ""), Line("two", "")]
+    assert list(lines_with_prefixes(Text(text), "Der", None))[1] == Line("two", "Der")
+    assert list(lines_with_prefixes(Text(text), None, prefixes)) == [
+        Line("one", "eins"),
+        Line("two", ""),
+    ]
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 5), (5, 3), (0, 2), (2, 0), (4, 5), (5, 4)])
+def test_texts_of_different_length(first, second):
+    texts = (iter("x" * first), iter("y" * second))
+    words = f"expected as many lines in a as in b: got {first} and {second}"
+    with pytest.raises(UserError, match=words):
+        list(paired(*texts, "a", "b"))
+
+
+def test_pairs():
+    assert list(paired(iter("ab"), iter("cd"), "", "")) == [("a", "c"), ("b", "d")]
+    assert list(paired(iter(""), iter(""), "", "")) == []
+
+
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path):
+    path = tmp_path / "new" / "out.txt"
+    with writing(path) as write:
+        write(["eins", "", "größer"])
+        assert not path.exists()
+        (partial,) = path.parent.iterdir()
+        assert partial.name == f"out.txt.{os.getpid()}.partial"
+        # What a kill would leave behind is there already, in whole lines.
+        assert partial.read_text(encoding="utf-8") == "eins\n\ngrößer\n"
+    assert path.read_bytes() == "eins\n\ngrößer\n".encode()
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+def test_what_was_finished_is_kept_beside_the_old_file(tmp_path, capsys, error):
+    path = tmp_path / "out.txt"
+    path.write_text("from last time\n")
+
+    def fail_after(lines):
+        with writing(path) as write:
+            write(lines)
+            raise error("")
+
+    with pytest.raises(error):
+        fail_after([])
+    assert list(tmp_path.iterdir()) == [path]
+    assert capsys.readouterr().err == ""
+    with pytest.raises(error):
+        fail_after(["eins"])
+    partial = tmp_path / f"out.txt.{os.getpid()}.partial"
+    assert capsys.readouterr().err == f"{partial}: what was finished so far\n"
+    assert partial.read_text() == "eins\n"
+    assert path.read_text() == "from last time\n"
+
+
+def test_only_files_are_written(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path, tmp_path / "link", tmp_path / ".."):
+        with pytest.raises(UserError, match="expected the name of a file to write"), writing(path):
+            pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_standard_output_is_utf8_whatever_the_locale(monkeypatch):
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, "latin-1"))
+    with writing(None) as write:
+        write(["漢字"])
+    assert content.getvalue() == "漢字\n".encode()
+
+
+def test_outputs_are_not_inputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here, there = tmp_path / "a", tmp_path / "b"
+    relative = here.relative_to(tmp_path)
+    check_outputs([here, None], {"--output": there, "--alignments": None})
+    with pytest.raises(UserError, match="--output a is an input; name another file"):
+        check_outputs([None, here], {"--output": relative})
+    with pytest.raises(UserError, match="--alignments a is that of --output; name another file"):
+        check_outputs([None], {"--output": here, "--alignments": relative})

@@ -1,0 +1,142 @@
+"""Marian's tokenizer against transformers' MarianTokenizer.
+
+The fixture is made by ``tests/fixtures/make_marian.py``.
+"""
+
+import base64
+import json
+import pathlib
+
+import pytest
+
+from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
+from jaxformer.errors import UserError
+
+FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "marian"
+MODEL = FIXTURES / "swish_tied"
+SPECIAL = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> list[str]:
+    ids = json.loads((MODEL / "vocab.json").read_text())
+    return sorted(ids, key=ids.__getitem__)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary) -> MarianTokenizer:
+    pieces = [piece for piece in vocabulary if piece not in SPECIAL]
+    source, target = ((MODEL / f"{side}.spm").read_bytes() for side in ("source", "target"))
+    return MarianTokenizer.assemble(source, target, pieces)
+
+
+@pytest.fixture(scope="module")
+def ours(tokenizer, vocabulary) -> list[int]:
+    """For each id of Marian's, ours: looked up by piece."""
+    of_piece = {tokenizer.piece(i): i for i in range(UNK + 1, tokenizer.vocab_size)}
+    return [SPECIAL.get(piece, of_piece.get(piece, -1)) for piece in vocabulary]
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict:
+    return json.loads((FIXTURES / "texts.json").read_text())
+
+
+def test_encodes_as_transformers_does(tokenizer, ours, texts):
+    for entry in texts["encode"]:
+        assert [*tokenizer.encode(entry["text"]), EOS] == [ours[i] for i in entry["ids"]], entry
+    batch = tokenizer.encode_batch([entry["text"] for entry in texts["encode"]])
+    assert batch == [tokenizer.encode(entry["text"]) for entry in texts["encode"]]
+
+
+def test_encodes_targets_as_transformers_does(tokenizer, ours, texts):
+    for entry in texts["encode_target"]:
+        found = [*tokenizer.encode_target(entry["text"]), EOS]
+        assert found == [ours[i] for i in entry["ids"]], entry
+    assert any(
+        tokenizer.encode(entry["text"]) != tokenizer.encode_target(entry["text"])
+        for entry in texts["encode_target"]
+    )
+
+
+def test_decodes_as_transformers_does(tokenizer, ours, texts):
+    for entry in texts["decode"]:
+        assert tokenizer.decode([ours[i] for i in entry["ids"]]) == entry["text"], entry
+    assert len(texts["decode"]) > 60
+
+
+def test_a_language_code_is_one_token_at_the_beginning_only(tokenizer):
+    code, *rest = tokenizer.encode(">>deu<< the cat")
+    assert tokenizer.piece(code) == ">>deu<<"
+    assert rest == tokenizer.encode("the cat")
+    assert code not in tokenizer.encode("the >>deu<< cat")
+    assert tokenizer.encode(">>xyz<<the cat") == [UNK, *rest]
+
+
+def test_special_tokens_are_never_made_from_text(tokenizer):
+    ids = tokenizer.encode("</s> <pad> <s> >>deu<<")
+    assert not {PAD, EOS, BOS} & set(ids)
+
+
+def test_blank_text_has_no_tokens(tokenizer):
+    assert tokenizer.encode("") == tokenizer.encode("   ") == []
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.decode([]) == tokenizer.decode([PAD, EOS, BOS, UNK]) == ""
+
+
+def test_a_file_keeps_everything(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    tokenizer.save(path)
+    loaded = load_tokenizer(path)
+    assert isinstance(loaded, MarianTokenizer)
+    assert loaded.sha256 == tokenizer.sha256
+    assert loaded.vocab_size == tokenizer.vocab_size
+    text = ">>deu<< the cat sees a dog"
+    assert loaded.encode(text) == tokenizer.encode(text)
+    assert load_tokenizer(path).decode(range(20)) == tokenizer.decode(range(20))
+
+
+def test_a_file_of_the_other_kind_is_recognised(tmp_path):
+    path = tmp_path / "tokenizer.model"
+    trained = train_tokenizer(["a few words"], 270)
+    trained.save(path)
+    loaded = load_tokenizer(path)
+    assert type(loaded) is Tokenizer
+    assert loaded.encode("words") == trained.encode("words")
+    with pytest.raises(UserError, match="missing: cannot be read: No such file"):
+        load_tokenizer(tmp_path / "missing")
+    (tmp_path / "empty").touch()
+    with pytest.raises(UserError, match="empty: expected a SentencePiece model"):
+        load_tokenizer(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": None}, "a SentencePiece model as source: found none"),
+        ({"source": 3}, "a SentencePiece model as source: found none"),
+        ({"source": ""}, "a SentencePiece model as source: found none"),
+        ({"target": "???"}, "a SentencePiece model as target: found none"),
+        ({"target": "ä"}, "a SentencePiece model as target: found none"),
+        ({"target": base64.b64encode(b"x" * 9).decode()}, "SentencePiece model as target: found"),
+        ({"pieces": None}, "a list of strings as pieces"),
+        ({"pieces": "abc"}, "a list of strings as pieces"),
+        ({"pieces": ["a", 1]}, "a list of strings as pieces"),
+        ({"pieces": ["a", "a"]}, "different pieces"),
+    ],
+)
+def test_hostile_values_are_refused(tokenizer, change, message):
+    values = json.loads(tokenizer.serialized) | change
+    with pytest.raises(UserError, match=message):
+        MarianTokenizer(json.dumps(values).encode())
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"{}", b"[]", b'{"a": \xff}', b'{"a":' * 100_000, b"", b"{\x00"]
+)
+def test_files_that_are_no_tokenizer_are_refused(content, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"tokenizer\.model: expected a (Marian|Sentence)"):
+        load_tokenizer(path)

@@ -1,0 +1,128 @@
+"""Word alignment: hand-made attention, hand-split words, and a model that copies."""
+
+import itertools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.data.tokenizer import BOS, train_tokenizer
+from jaxformer.inference.alignment import (
+    align_words,
+    cross_attention,
+    pharaoh,
+    words_of_pieces,
+)
+from jaxformer.nn.transformer import Transformer
+
+
+def test_pieces_of_a_source_word_are_added_and_of_a_target_word_averaged():
+    # Source: "a b|b c" and end of sentence; target: "x y|y" and end of sentence.
+    weights = np.array(
+        [
+            # a    b    b    c    </s>
+            [0.30, 0.20, 0.20, 0.25, 0.05],  # x: b by the sum of its pieces, though a is highest
+            [0.60, 0.00, 0.00, 0.30, 0.10],  # y, first piece: a
+            [0.05, 0.00, 0.00, 0.75, 0.20],  # y, second piece: c; on average c
+            [0.00, 0.00, 0.00, 0.00, 1.00],
+        ],
+        np.float32,
+    )
+    assert align_words(weights, [0, 1, 1, 2, -1], [0, 1, 1, -1]) == [(1, 0), (2, 1)]
+
+
+def test_end_of_sentence_is_never_aligned_to():
+    assert align_words(np.array([[0.1, 0.9]]), [0, -1], [0]) == [(0, 0)]
+    assert align_words(np.array([[1.0]]), [-1], [0]) == []
+    assert align_words(np.array([[0.5, 0.5]]), [0, -1], [-1]) == []
+
+
+def test_of_equal_source_words_the_first():
+    assert align_words(np.full((1, 3), 1 / 3), [0, 1, 2], [0]) == [(0, 0)]
+
+
+def test_against_loops_over_words():
+    random_numbers = np.random.default_rng(0)
+    source, target = [0, 0, 1, 2, 2, 2, 3, -1], [0, 1, 1, 1, 2, 3, 3, -1]
+    for _ in range(50):
+        weights = random_numbers.dirichlet(np.ones(8), size=8)
+        expected = []
+        for word in range(4):
+            totals = []
+            for other in range(4):
+                pieces = [t for t in range(8) if target[t] == word]
+                sums = [sum(weights[t, s] for s in range(8) if source[s] == other) for t in pieces]
+                totals.append(sum(sums) / len(pieces))
+            expected.append((totals.index(max(totals)), word))
+        assert align_words(weights, source, target) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "words"),
+    [
+        (["▁Ein", "▁Hu", "nd", "."], "Ein Hund.", [0, 1, 1, 1]),
+        (["▁", "a", "▁", "b"], "a b", [0, 0, 1, 1]),
+        (["a", "▁b"], "a b", [0, 1]),  # no dummy space at the beginning
+        (["▁a", None, "▁b", None], "a b", [0, -1, 1, -1]),
+        # Four bytes of one character are one word, and so is what follows them.
+        (["▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "x", "▁y"], "😀x y", [0] * 6 + [1]),
+        # A tab is a byte to the tokenizer; whitespace of any kind separates words.
+        (["▁a", "<0x09>", "b"], "a\tb", [0, 1, 1]),
+        (["▁a", "<0xE3>", "<0x80>", "<0x80>", "b"], "a\u3000b", [0, 1, 1, 1, 1]),
+        # A byte that is no character.
+        (["▁a", "<0xFF>", "▁b"], "a\ufffd b", [0, 0, 1]),
+        # The normalisation of an imported tokenizer: another character, other lengths, no space.
+        (["▁1/2", "▁pound"], "½ pound", [0, 1]),
+        (["▁...", "▁he", "▁said"], "… he said", [0, 1, 2]),
+        (["▁foo", "▁bar", "▁baz"], "foo\u200bbar baz", [0, 0, 1]),
+        (["▁a", "▁\ufffd", "▁b"], "a 漢字 b", [0, 1, 2]),
+        (["▁a", "▁"], "a", [0, -1]),  # a space that introduces nothing
+        (["▁"], "", [-1]),
+        ([], "", []),
+    ],
+)
+def test_words_of_pieces(pieces, text, words):
+    assert words_of_pieces(pieces, text) == words
+
+
+def test_words_of_a_real_tokenizer():
+    """Every word of random text is spelled by its own pieces, in order."""
+    lines = ["the man and the woman", "a dog jumps over the red fence", "two men are here"] * 50
+    tokenizer = train_tokenizer(lines, 300)
+    generator = random.Random(0)
+    vocabulary = ["the", "fence", "Ärger", "😀", "naïve", "½", "...", "x", "漢字", "<0x41>"]
+    for _ in range(200):
+        words = generator.choices(vocabulary, k=generator.randint(1, 9))
+        text = generator.choice([" ", "  ", "\t", " \u00a0"]).join(words)
+        pieces = [tokenizer.piece(i) for i in tokenizer.encode(text)]
+        numbers = words_of_pieces(pieces, text)
+        assert numbers == sorted(numbers)
+        groups = itertools.groupby(
+            zip(numbers, tokenizer.encode(text), strict=True), lambda p: p[0]
+        )
+        spelled = [tokenizer.decode(i for _, i in group).strip() for _, group in groups]
+        assert spelled == words
+
+
+def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
+    config = ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=3, max_length=16)
+    model = Transformer(config)
+    src, tgt_in = jnp.array([[3, 4, 5, 1]]), jnp.array([[BOS, 6, 7]])
+    params = [model.init(jax.random.key(seed), src, tgt_in)["params"] for seed in (0, 1)]
+    expected = []
+    for weights, layer in zip(params, (1, 2), strict=True):
+        _, recorded = model.apply({"params": weights}, src, tgt_in, mutable="intermediates")
+        stack = recorded["intermediates"]["decoder"]["layers"]["cross_attention"]["weights"][0]
+        expected.append(np.asarray(stack)[layer, 0].mean(axis=0))
+    # Padding takes part in nothing.
+    padded = (np.pad(src, ((0, 1), (0, 3))), np.pad(tgt_in, ((0, 1), (0, 2))))
+    result = cross_attention((config, config), (1, 2), tuple(params), *padded)
+    np.testing.assert_allclose(result[0, :3, :4], np.mean(expected, axis=0), rtol=1e-5)
+    assert not np.asarray(result)[0, :3, 4:].any()
+
+
+def test_pharaoh_of_nothing():
+    assert pharaoh([]) == ""

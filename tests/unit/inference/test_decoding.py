@@ -1,0 +1,51 @@
+"""How sentences are grouped: every one once, in few shapes, of bounded size."""
+
+import pytest
+
+from jaxformer.config import SearchConfig
+from jaxformer.inference.decoding import batches
+
+SETTINGS = SearchConfig()
+
+
+@pytest.mark.parametrize(
+    "lengths", [[], [0, 0], [1], [5, 0, 900, 17, 16, 64, 65], list(range(1, 1000)), [3] * 200]
+)
+def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
+    seen = []
+    for numbers, shape in batches(lengths, 1024, SETTINGS):
+        assert 1 <= len(numbers) <= shape.rows
+        assert max(lengths[n] for n in numbers) <= shape.source <= 1024
+        assert shape.rows == 1 or shape.rows * shape.source <= 4096
+        seen += numbers
+    assert sorted(seen) == [n for n, length in enumerate(lengths) if length]
+
+
+@pytest.mark.parametrize("longest", [10, 16, 100, 256, 1000, 1024, 2000])
+def test_shapes_are_few_whatever_the_input(longest):
+    shapes = set()
+    for size in (9, 70, 999, 3000):
+        lengths = [min(n, longest) for n in range(1, size + 1)]
+        shapes |= {shape for _, shape in batches(lengths, longest, SETTINGS)}
+    assert len(shapes) <= 6
+    assert max(shape.source for shape in shapes) == min(longest, 2000)
+
+
+def test_few_sentences_pay_for_few():
+    for count, rows in [(1, 1), (2, 8), (8, 8), (9, 64)]:
+        ((_, shape),) = batches([5] * count, 1024, SETTINGS)
+        assert shape.rows == rows
+
+
+def test_longest_come_first():
+    grouped = batches([2, 500, 30], 1024, SETTINGS)
+    assert [n for numbers, _ in grouped for n in numbers] == [1, 2, 0]
+
+
+def test_room_is_what_the_settings_allow():
+    ((_, shape),) = batches([20], 1024, SearchConfig(max_extra_length=5))
+    assert (shape.source, shape.first, shape.room) == (32, 32, 37)
+    ((_, shape),) = batches([20], 1024, SearchConfig(max_length=9))
+    assert (shape.source, shape.first, shape.room) == (32, 9, 9)
+    ((_, shape),) = batches([20], 25, SETTINGS)
+    assert (shape.source, shape.first, shape.room) == (25, 25, 25)

@@ -1,0 +1,105 @@
+"""Force-decoding against the plain formula: the product of the softmax's entries, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.data.tokenizer import BOS
+from jaxformer.inference import scoring
+from jaxformer.inference.scoring import log_probabilities, pair_batches
+from jaxformer.nn.transformer import Transformer
+
+CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=2, max_length=40)
+PAIRS = [([5, 6, 1], [7, 8, 9, 1]), ([4, 1], [1]), ([9] * 30 + [1], [3, 1]), ([7, 1], [5] * 20)]
+
+
+def parameters(seed, config=CONFIG):
+    tokens = jnp.ones((1, 1), jnp.int32)
+    params = Transformer(config).init(jax.random.key(seed), tokens, tokens)["params"]
+    # Sharper than at initialisation, so that probabilities differ by orders of magnitude.
+    return jax.tree.map(lambda leaf: 3 * leaf, params)
+
+
+def probabilities(params, source, target, config=CONFIG):
+    """Of each target token, in float64, without padding, batch or chunks."""
+    tgt_in = jnp.array([[BOS, *target[:-1]]])
+    logits = Transformer(config).apply({"params": params}, jnp.array([source]), tgt_in)
+    weights = np.exp(np.asarray(logits[0], np.float64))
+    return (weights / weights.sum(axis=1, keepdims=True))[range(len(target)), target]
+
+
+def scored(configs, params, pairs, tokens_per_batch=4096):
+    result = np.full(len(pairs), np.nan)
+    for batch in pair_batches(pairs, CONFIG.max_length, tokens_per_batch):
+        rows = log_probabilities(configs, params, batch.src, batch.tgt_in, batch.tgt_out)
+        result[batch.numbers] = rows[: len(batch.numbers)]
+    return result
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 64, 4096])
+def test_log_probability_is_that_of_the_formula(tokens_per_batch):
+    params = parameters(0)
+    expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
+    result = scored((CONFIG,), (params,), PAIRS, tokens_per_batch)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_ensemble_averages_probabilities_token_by_token():
+    other = ModelConfig(vocab_size=23, d_model=4, d_ff=8, num_heads=1, num_layers=1, max_length=50)
+    params = (parameters(0), parameters(1), parameters(2, other))
+    configs = (CONFIG, CONFIG, other)
+    expected = [
+        np.log(
+            np.mean([probabilities(p, *pair, c) for p, c in zip(params, configs, strict=True)], 0)
+        ).sum()
+        for pair in PAIRS
+    ]
+    np.testing.assert_allclose(scored(configs, params, PAIRS), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_projecting_in_chunks_changes_nothing(monkeypatch):
+    params = parameters(0)
+    whole = scored((CONFIG,), (params,), PAIRS)
+    # Seven tokens at a time: they divide no batch evenly.
+    monkeypatch.setattr(scoring, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
+    log_probabilities.clear_cache()
+    np.testing.assert_allclose(scored((CONFIG,), (params,), PAIRS), whole, rtol=1e-6)
+    log_probabilities.clear_cache()
+
+
+def test_memory_does_not_hold_the_logits_of_a_batch():
+    """64 x 64 tokens of 37,000 words would be 606 MB of logits."""
+    config = ModelConfig(d_model=8, d_ff=8, num_heads=1, num_layers=1, max_length=64)
+    params = jax.eval_shape(lambda: parameters(0, config))
+    tokens = jax.ShapeDtypeStruct((64, 64), jnp.int32)
+    compiled = log_probabilities.lower((config,), (params,), tokens, tokens, tokens).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 150e6
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [],
+        [(0, 3), (3, 0), (0, 0)],
+        [(1, 1)],
+        [(5, 900), (900, 5), (0, 4), (17, 16), (64, 65), (1000, 1000)],
+        [(n, 1001 - n) for n in range(1, 1000)],
+        [(3, 4)] * 500,
+    ],
+)
+def test_every_pair_with_two_sides_is_in_one_batch(lengths):
+    pairs = [([3] * source, [4] * target) for source, target in lengths]
+    seen, shapes = [], set()
+    for batch in pair_batches(pairs, 1000, 4096):
+        assert batch.src.size <= 4096 or len(batch.src) == 1
+        for row, number in enumerate(batch.numbers):
+            source, target = pairs[number]
+            assert batch.src[row][batch.src[row] != 0].tolist() == source
+            assert batch.tgt_out[row][batch.tgt_out[row] != 0].tolist() == target
+            assert batch.tgt_in[row][batch.tgt_in[row] != 0].tolist() == [BOS, *target[:-1]]
+        seen += batch.numbers
+        shapes.add(batch.src.shape)
+    assert sorted(seen) == [n for n, pair in enumerate(lengths) if all(pair)]
+    assert len(shapes) <= 14

@@ -1,0 +1,240 @@
+"""What searches are compared with: exhaustive search and a beam in plain Python, over trees.
+
+In a tree every prefix has prescribed logits of its own, so a token, a cache row or a score that
+ends up with the wrong hypothesis shows.
+"""
+
+import collections
+import functools
+import itertools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.search import BeamResult, Rules
+from jaxformer.search.beam import advance, finalise, start
+from jaxformer.search.state import BeamState
+
+PAD, EOS, BOS = 0, 1, 0  # both share an id with a token: it must never be taken for them
+ROOM = 6
+INFINITY = float("inf")
+
+Tokens = tuple[int, ...]
+Hypothesis = tuple[float, float, Tokens]  # score, log probability, tokens
+
+
+def rules(**changes) -> Rules:
+    settings = {
+        "beam_size": 2,
+        "length_penalty": 0.0,
+        "bos_id": BOS,
+        "eos_id": EOS,
+        "pad_id": PAD,
+    }
+    return Rules(**{**settings, **changes})
+
+
+def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int, exact: bool) -> np.ndarray:
+    """Logits [sentences, prefixes, vocabulary], float32; prefix (a, b) is row (a + 1) * V + b + 1.
+
+    Exact ones have one token of probability one (to float32) and others of exp(-32 k): then log
+    probabilities are integers, their sums exact, and ties frequent. Both kinds contain -inf, and
+    prefixes that nothing can continue.
+    """
+    random = np.random.default_rng(seed)
+    shape = (sentences, sum(vocabulary**level for level in range(depth)), vocabulary)
+    logits = -32.0 * random.integers(1, 4, shape) if exact else 2.0 * random.normal(size=shape)
+    logits[random.random(shape) < random.choice([0.0, 0.1, 0.4])] = -INFINITY
+    if exact:
+        np.put_along_axis(logits, random.integers(0, vocabulary, (*shape[:2], 1)), 0.0, axis=2)
+    logits[random.random(shape[:2]) < random.choice([0.0, 0.1])] = -INFINITY
+    return logits.astype(np.float32)
+
+
+def tree_step(tokens: jax.Array, cache: dict) -> tuple[jax.Array, dict]:
+    """Logits of the prefix each hypothesis stands at; the logits are shared by its beams."""
+    vocabulary = cache["logits"].shape[-1]
+    prefix = jnp.where(cache["position"] == 0, 0, cache["prefix"] * vocabulary + tokens + 1)
+    logits = jnp.take_along_axis(cache["logits"][:, 0], prefix[:, :, None], axis=1, mode="clip")
+    return logits, {**cache, "prefix": prefix, "position": cache["position"] + 1}
+
+
+def tree_cache(logits: jax.Array, beams: int) -> dict:
+    return {
+        "logits": logits[:, None],
+        "prefix": jnp.zeros((logits.shape[0], beams), jnp.int32),
+        "position": jnp.zeros((), jnp.int32),
+    }
+
+
+@functools.partial(jax.jit, static_argnames="rules")
+def advance_tree(rules: Rules, state: BeamState, until: jax.Array) -> tuple[BeamState, BeamResult]:
+    state = advance(rules, tree_step, state, until)
+    return state, finalise(rules, state)
+
+
+@functools.partial(jax.jit, static_argnames="rules")
+def start_tree(rules: Rules, logits, limits, prefix=None) -> BeamState:
+    return start(rules, tree_cache(logits, rules.beam_size), limits, ROOM, prefix)
+
+
+def search_tree(rules: Rules, logits, limits, prefix=None) -> BeamResult:
+    return advance_tree(rules, start_tree(rules, logits, limits, prefix), ROOM)[1]
+
+
+def search_patiently(rules: Rules, logits, limits, prefix=None) -> BeamResult:
+    """The search step by step, with every decision to stop before the limit undone."""
+    state = start_tree(rules, logits, limits, prefix)
+    for length in range(1, ROOM + 1):
+        state, _ = advance_tree(rules, state, length)
+        state = state.replace(done=state.limits <= state.step)
+    return advance_tree(rules, state, ROOM)[1]
+
+
+class Tree:
+    """One sentence's tree in plain Python."""
+
+    def __init__(self, logits: np.ndarray):
+        self.logits = logits
+        with np.errstate(all="ignore"):  # in float32, in which exact ones become integers
+            log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        self.log_probs = np.where(logits == -INFINITY, -INFINITY, log_probs)
+
+    def row(self, prefix: Tokens) -> int:
+        vocabulary = self.logits.shape[1]
+        return functools.reduce(lambda row, token: row * vocabulary + token + 1, prefix, 0)
+
+    def next_log_probs(self, prefix: Tokens) -> list[float]:
+        return self.log_probs[self.row(prefix)].tolist()
+
+    def log_prob(self, tokens: Tokens) -> float:
+        return sum(self.next_log_probs(tokens[:i])[token] for i, token in enumerate(tokens))
+
+
+def score(rules: Rules, log_prob: float, length: int) -> float:
+    """In float32, like ours: else hypotheses of different length would tie in one but not both."""
+    alpha = rules.length_penalty
+    penalty = {
+        "gnmt": ((5 + length) / 6) ** alpha,
+        "power": max(length, 1) ** alpha,
+        "none": 1.0,
+    }[rules.penalty]
+    return float(np.float32(log_prob) / np.float32(penalty))
+
+
+def permitted(rules: Rules, forced: Tokens, tokens: Tokens) -> bool:
+    """Whether the rules allow a hypothesis: said of it as a whole, not token by token."""
+    if any(token != must for token, must in zip(tokens, forced, strict=False)):
+        return False
+    free = range(len(forced), len(tokens))
+    if any(tokens[i] == EOS and i < rules.min_length for i in free):
+        return False
+    if n := rules.no_repeat_ngram:
+        grams = {i: tokens[i - n + 1 : i + 1] for i in range(n - 1, len(tokens))}
+        return not any(grams[i] == grams[j] for i in grams for j in grams if j < i and i in free)
+    return True
+
+
+def exhaustive(tree: Tree, rules: Rules, limit: int, forced: Tokens) -> list[Hypothesis]:
+    """All that is possible and permitted, best first: with EOS; of full length if there is none.
+
+    If those of full length may compete, then both.
+    """
+    others = [token for token in range(tree.logits.shape[1]) if token != EOS]
+
+    def found(candidates: Iterator[Tokens]) -> list[Hypothesis]:
+        allowed = [tokens for tokens in candidates if permitted(rules, forced, tokens)]
+        scored = [(tree.log_prob(tokens), tokens) for tokens in allowed]
+        return [(score(rules, p, len(t)), p, t) for p, t in scored if p > -INFINITY]
+
+    ended = found(
+        (*before, EOS)
+        for length in range(limit)
+        for before in itertools.product(others, repeat=length)
+    )
+    unfinished = []
+    if rules.unfinished == "compete" or not ended:
+        unfinished = found(itertools.product(others, repeat=limit))
+    return sorted(ended + unfinished, reverse=True)
+
+
+class Group:
+    """One group of a beam in plain Python; every sort is stable."""
+
+    def __init__(self):
+        self.alive: list[tuple[float, Tokens]] = [(0.0, ())]
+        self.finished: list[Hypothesis] = []
+
+    def candidates(
+        self, tree: Tree, rules: Rules, forced: Tokens, cost: dict[int, float]
+    ) -> list[tuple[float, Tokens]]:
+        """Continuations by log probability less the cost of their token; ties as we break them."""
+        found = []
+        for log_prob, prefix in self.alive:
+            added = tree.next_log_probs(prefix)
+            logits = tree.logits[tree.row(prefix)].tolist()
+            for token in sorted(range(len(added)), key=lambda t: cost[t] - logits[t]):
+                tokens = (*prefix, token)
+                if added[token] > -INFINITY and permitted(rules, forced, tokens):
+                    total = log_prob + added[token]
+                    found.append((total - cost[token], total, tokens))
+        return [found[1:] for found in sorted(found, key=lambda candidate: -candidate[0])]
+
+    def over(self, rules: Rules, size: int, length: int) -> bool:
+        """Whether it may stop by a rule that can change the result; we never stop by others."""
+        if rules.early_stop in ("never", "proven"):
+            return False
+        full = len(self.finished) == size
+        worst = self.finished[-1][0] if full else -INFINITY
+        best = max((log_prob for log_prob, _ in self.alive), default=-INFINITY)
+        return score(rules, best, length) <= worst or (rules.early_stop == "full" and full)
+
+
+def plain_beam(tree: Tree, rules: Rules, limit: int, forced: Tokens) -> list[Hypothesis]:
+    """Beam search as the docstrings of beam.py and rules.py say it."""
+    size = rules.beam_size // rules.diversity_groups
+    groups = [Group() for _ in range(rules.diversity_groups)]
+    length = 0
+    while length < limit and not all(group.over(rules, size, length) for group in groups):
+        length += 1
+        cost = collections.defaultdict(float)
+        for group in groups:
+            best = group.candidates(tree, rules, forced, cost)[: 2 * size if size > 1 else 1]
+            cut = rules.unfinished == "compete" and length == limit
+            ends = [tokens[-1] == EOS or cut for _, tokens in best]
+            group.alive = [c for c, end in zip(best, ends, strict=True) if not end][:size]
+            eligible = size if rules.ends_within == "N" else 2 * size
+            ended = [c for c, end in zip(best[:eligible], ends, strict=False) if end][:size]
+            group.finished += [(score(rules, p, length), p, tokens) for p, tokens in ended]
+            group.finished = sorted(group.finished, key=lambda h: -h[0])[:size]
+            for _, tokens in group.alive:
+                cost[tokens[-1]] += rules.diversity_penalty
+    finished = [h for group in groups for h in group.finished]
+    alive = [(score(rules, p, length), p, t) for group in groups for p, t in group.alive]
+    return sorted(finished or alive, key=lambda hypothesis: -hypothesis[0])
+
+
+def hypotheses(result: BeamResult, sentence: int) -> list[Hypothesis]:
+    """The existing hypotheses of one sentence; checks the form of all."""
+    rows = zip(*(np.asarray(field[sentence]) for field in jax.tree.leaves(result)), strict=True)
+    found = []
+    for tokens, length, value, log_prob in rows:
+        assert (tokens[length:] == PAD).all()
+        if value == -INFINITY:
+            assert length == 0
+            assert log_prob == -INFINITY
+        else:
+            found.append((float(value), float(log_prob), tuple(tokens[:length].tolist())))
+    values = np.asarray(result.scores[sentence])
+    assert (values[:-1] >= values[1:]).all()  # best first, and those that do not exist last
+    return found
+
+
+def numbers(found: list[Hypothesis]) -> np.ndarray:
+    return np.array([hypothesis[:2] for hypothesis in found]).reshape(-1, 2)
+
+
+def tokens_of(found: list[Hypothesis]) -> list[Tokens]:
+    return [tokens for _, _, tokens in found]

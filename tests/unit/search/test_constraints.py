@@ -1,0 +1,56 @@
+"""What is forbidden, against plain Python."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.search.constraints import constrain, repeating
+
+from .oracles import EOS, INFINITY, PAD, rules
+
+NO_PREFIX = jnp.zeros((1, 0), jnp.int32)
+LOGITS = jnp.arange(4.0).reshape(1, 1, 4)
+EMPTY = jnp.full((1, 1, 5), PAD, jnp.int32)
+
+
+def forbidden(prefix=NO_PREFIX, step: int = 0, tokens=EMPTY, **changes) -> list[int]:
+    allowed = constrain(rules(**changes), LOGITS, tokens, prefix, jnp.array(step))
+    kept = allowed > -INFINITY
+    np.testing.assert_array_equal(allowed[kept], LOGITS[kept])  # forbids, never changes
+    return np.flatnonzero(~kept).tolist()
+
+
+def test_nothing_is_done_when_nothing_is_asked_for():
+    assert constrain(rules(), LOGITS, EMPTY, NO_PREFIX, jnp.array(0)) is LOGITS
+
+
+def test_minimum_length_holds_back_the_end_only():
+    assert [forbidden(min_length=2, step=step) for step in range(4)] == [[EOS], [EOS], [], []]
+
+
+def test_a_prefix_leaves_its_token_only_and_then_everything():
+    prefix = jnp.array([[2, 3, PAD]])
+    assert [forbidden(prefix, step) for step in range(5)] == [[0, 1, 3], [0, 1, 2], [], [], []]
+
+
+def test_a_prefix_is_never_forbidden():
+    tokens = jnp.array([[[2, 2, PAD, PAD, PAD]]], jnp.int32)
+    prefix = jnp.array([[2, 2, EOS]])
+    assert forbidden(prefix, 1, tokens, no_repeat_ngram=1) == [0, 1, 3]
+    assert forbidden(prefix, 2, tokens, min_length=4) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_repeats_are_those_of_a_search_for_them(n: int):
+    room, vocabulary = 6, 3
+    histories = np.array(list(itertools.product(range(vocabulary), repeat=room)), np.int32)
+    for step in range(room + 1):
+        found = repeating(jnp.array(histories[:, None]), jnp.array(step), n, vocabulary)
+        for history, repeats in zip(histories.tolist(), found[:, 0].tolist(), strict=True):
+            said = history[:step]
+            grams = [said[i : i + n] for i in range(step - n + 1)]
+            newest = said[step - n + 1 :] if step >= n else []
+            expected = [[*newest, token] in grams for token in range(vocabulary)]
+            assert repeats == expected

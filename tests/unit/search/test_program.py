@@ -1,0 +1,50 @@
+"""The program of a search: nothing is sorted whole, and what is off leaves no trace."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformer.search.beam import advance, start, step
+
+from .oracles import rules
+
+
+TABLE = jax.random.normal(jax.random.key(0), (997, 997))
+
+
+def table_step(tokens, cache):
+    return TABLE[tokens], cache
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"min_length": 2, "no_repeat_ngram": 2},
+        {"diversity_groups": 2, "diversity_penalty": 0.5},
+    ],
+)
+def test_nothing_is_sorted_whole(changes: dict):
+    """XLA must keep its top-k, not fall back to sorting all N * V candidates of every step."""
+    settings = rules(beam_size=4, **changes)
+    run = jax.jit(
+        lambda limits: advance(settings, table_step, start(settings, (), limits, 6), until=6)
+    )
+    program = run.lower(jnp.array([6])).compile().as_text()
+    assert " sort(" not in program
+    assert "TopK" in program
+
+
+def program_of_a_step(**changes) -> str:
+    settings = rules(beam_size=4, **changes)
+    state = start(settings, (), jnp.array([6]), 6)
+    return str(jax.make_jaxpr(functools.partial(step, settings, table_step))(state))
+
+
+def test_options_that_are_off_leave_no_trace():
+    assert "scatter" not in program_of_a_step()
+    assert "scatter" in program_of_a_step(min_length=1)
+    assert "scatter" in program_of_a_step(no_repeat_ngram=1)
+    assert "scatter" in program_of_a_step(diversity_groups=2)

@@ -1,0 +1,59 @@
+"""States: what they are made of is checked, and sentences can be taken from them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.search import BeamResult, take_sentences
+from jaxformer.search.beam import start
+from jaxformer.search.state import best_first, prepare
+
+from .oracles import INFINITY, PAD, rules
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_length": 0}, "max_length must be at least 1: got 0"),
+        ({"limits": jnp.ones((1, 1), int)}, r"limits must hold one number .* shape \(1, 1\)"),
+        ({"limits": jnp.ones((0,), int)}, r"limits must hold one number .* shape \(0,\)"),
+        ({"prefix": jnp.ones((2, 3), int)}, r"prefix must hold .* \[1, tokens\]: got \(2, 3\)"),
+        ({"prefix": jnp.ones((1,), int)}, r"prefix must hold .* \[1, tokens\]: got \(1,\)"),
+        ({"cache": jnp.ones((1, 3))}, r"cache must lead with axes \[batch, beams\] = \[1, 2\]"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(arguments: dict, message: str):
+    right = {"cache": (), "limits": jnp.array([3]), "max_length": 6, "prefix": None}
+    with pytest.raises(UserError, match=message):
+        prepare(**{**right, **arguments}, hypotheses=2)
+
+
+def test_limits_are_cut_to_what_there_is_room_for():
+    _, limits, prefix = prepare((), jnp.array([-1, 0, 3, 99]), 2, 6, None)
+    assert limits.tolist() == [0, 0, 3, 6]
+    assert prefix.shape == (4, 0)
+
+
+def test_sentences_are_taken_from_every_leaf():
+    cache = {"own": jnp.arange(12.0).reshape(3, 2, 2), "shared": jnp.ones((3, 1)), "step": 7}
+    state = start(rules(), cache, jnp.array([3, 2, 1]), 6, jnp.array([[4], [5], [6]]))
+    rows = np.array([2, 0])
+    taken = take_sentences(state, jnp.array(rows))
+    leaves = zip(jax.tree.leaves(state), jax.tree.leaves(taken), strict=True)
+    for before, after in leaves:
+        np.testing.assert_array_equal(after, before[rows] if before.ndim else before)
+
+
+def test_best_first_blanks_what_does_not_exist():
+    result = BeamResult(
+        tokens=jnp.array([[[5, 6], [7, 8], [9, 9]]]),
+        lengths=jnp.array([[2, 1, 2]]),
+        scores=jnp.array([[-2.0, -INFINITY, -1.0]]),
+        log_probs=jnp.array([[-3.0, -INFINITY, -4.0]]),
+    )
+    sorted_result = best_first(result, PAD)
+    assert sorted_result.tokens.tolist() == [[[9, 9], [5, 6], [PAD, PAD]]]
+    assert sorted_result.lengths.tolist() == [[2, 2, 0]]
+    assert sorted_result.log_probs.tolist() == [[-4.0, -3.0, -INFINITY]]

@@ -112,11 +112,6 @@ class ModelConfig:
         return self.d_model // self.num_heads if self.d_k is None else self.d_k
 
     @property
-    def dtype(self) -> str:
-        """Type of activations."""
-        return "bfloat16" if self.compute_dtype == "bfloat16" else "float32"
-
-    @property
     def value_size(self) -> int:
         """Size of one head's values, with the default filled in."""
         return self.d_model // self.num_heads if self.d_v is None else self.d_v

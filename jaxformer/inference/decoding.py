@@ -170,11 +170,11 @@ def _begin(
     """Encodes a batch and decodes ``until`` tokens: the state, what is over, and its result."""
     models = [Transformer(config) for config in configs]
     segments = (batch.src != PAD).astype(jnp.int32)
-    caches = []
+    caches, half = [], max(1, shape.first // 2)
     for model, own in zip(models, params, strict=True):
         variables = {"params": own}
         encoded = model.apply(variables, batch.src, segments, method="encode")
-        how = {"num_beams": settings.beam_size, "max_length": shape.first, "method": "init_cache"}
+        how = {"num_beams": settings.beam_size, "max_length": half, "method": "init_cache"}
         caches.append(model.apply(variables, encoded, segments, **how))
     lengths = segments.sum(axis=1)
     limits = jnp.where(lengths > 0, lengths + settings.max_extra_length, 0)
@@ -182,7 +182,11 @@ def _begin(
     state = verbs.start(
         rules, tuple(caches), *_keys(settings, batch), limits, shape.room, batch.prefix
     )
-    state = verbs.advance(rules, _step_fn(configs, params), state, until)
+    # Attention reads all the room there is, so half is enough for the first half.
+    step_fn = _step_fn(configs, params)
+    state = verbs.advance(rules, step_fn, state, jnp.minimum(until, half))
+    state = _grow(state, shape.first)
+    state = verbs.advance(rules, step_fn, state, until)
     return state, state.done, verbs.finalise(rules, state)
 
 
@@ -197,11 +201,14 @@ def _go_on(
 ) -> BeamResult:
     """Decodes some sentences of a batch to their end."""
     verbs, rules = _verbs(settings)
-    state = take_sentences(state, rows)
-    caches: tuple[Cache, ...] = state.cache
-    state = state.replace(cache=tuple(grow_cache(cache, shape.room) for cache in caches))
+    state = _grow(take_sentences(state, rows), shape.room)
     state = verbs.advance(rules, _step_fn(configs, params), state, shape.room)
     return verbs.finalise(rules, state)
+
+
+def _grow(state: Any, room: int) -> Any:
+    caches: tuple[Cache, ...] = state.cache
+    return state.replace(cache=tuple(grow_cache(cache, room) for cache in caches))
 
 
 def _step_fn(configs: Configs, params: Params) -> Callable:

@@ -3,11 +3,10 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.projection import Int8Matrix, quantise
+from jaxformer.nn.projection import Int8Matrix, product_dtype, quantise
 
 # Every parameter that a matrix product takes: in attention, in the feed-forward networks, and the
 # embeddings. In all of them axis 1 is summed over; axis 0 is the layer, or the token.
@@ -33,7 +32,7 @@ def prepare_params(config: ModelConfig, params: PyTree) -> PyTree:
             return leaf
         if config.compute_dtype == "int8":
             return quantise(leaf, _INPUTS_AXIS)
-        return jnp.asarray(leaf, config.dtype)
+        return leaf.astype(product_dtype(config))
 
     return jax.tree.map_with_path(
         convert, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix)

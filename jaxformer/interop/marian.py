@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import ModelConfig
+from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
@@ -55,17 +55,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     if folder.config.exists():
         raise UserError(f"{workdir}: expected a new workdir, but it has a run; name another one")
     marian = MarianConfig(directory)
-    settings = {}
-    if (directory / "tokenizer_config.json").exists():
-        settings = read_object(directory / "tokenizer_config.json")
-    if settings.get("separate_vocabs"):
-        raise UserError(
-            f"{directory / 'tokenizer_config.json'}: expected one vocabulary for both sides: got "
-            f"separate_vocabs={settings['separate_vocabs']!r}"
-        )
-    config = marian.config(
-        (_language(settings, "source_lang", "en"), _language(settings, "target_lang", "de"))
-    )
+    config = marian.config(_languages(directory / "tokenizer_config.json"))
     pieces, order = _vocabulary(directory / "vocab.json", marian)
     tokenizer = MarianTokenizer.assemble(
         _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
@@ -81,9 +71,17 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
 
 
-def _language(settings: dict, name: str, default: str) -> str:
-    language = settings.get(name)
-    return language if isinstance(language, str) and language else default
+def _languages(path: pathlib.Path) -> tuple[str, str]:
+    """Codes of source and target, the defaults of DataConfig for a model that does not say."""
+    settings = read_object(path) if path.exists() else {}
+    if settings.get("separate_vocabs"):
+        raise UserError(
+            f"{path}: expected one vocabulary for both sides: got "
+            f"separate_vocabs={settings['separate_vocabs']!r}"
+        )
+    source = settings.get("source_lang") or DataConfig.source_language
+    target = settings.get("target_lang") or DataConfig.target_language
+    return str(source), str(target)
 
 
 def _read(path: pathlib.Path) -> bytes:

@@ -127,9 +127,8 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
         """The keys and values of every head."""
-        dtype = self.config.dtype
-        keys = project(x, self.key, self.key_bias, dtype)
-        return keys, project(x, self.value, self.value_bias, dtype)
+        keys = project(x, self.key, self.key_bias, self.config)
+        return keys, project(x, self.value, self.value_bias, self.config)
 
     def attend(
         self,
@@ -139,11 +138,10 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Array, "#B 1 #T S"],
     ) -> Float[Array, "B T D"]:
         """Attends from ``x`` to keys and values that are already projected."""
-        dtype = self.config.dtype
-        queries = project(x, self.query, self.query_bias, dtype)
+        queries = project(x, self.query, self.query_bias, self.config)
         heads, weights = dot_product_attention(queries, keys, values, mask)
         self.sow("intermediates", "weights", weights)
-        return project(heads.reshape(*x.shape[:-1], -1), self.output, self.output_bias, dtype)
+        return project(heads.reshape(*x.shape[:-1], -1), self.output, self.output_bias, self.config)
 
     def attend_cached(
         self,
@@ -153,7 +151,6 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Array, "#B #N S"],
     ) -> Float[Array, "B N D"]:
         """Attends from the newest token of every beam; see :func:`cached_attention`."""
-        dtype = self.config.dtype
-        queries = project(x, self.query, self.query_bias, dtype)
+        queries = project(x, self.query, self.query_bias, self.config)
         heads = cached_attention(queries, keys, values, mask)
-        return project(heads.reshape(*x.shape[:-1], -1), self.output, self.output_bias, dtype)
+        return project(heads.reshape(*x.shape[:-1], -1), self.output, self.output_bias, self.config)

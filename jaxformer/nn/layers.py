@@ -41,7 +41,6 @@ class FeedForward(nn.Module):
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Applies the network to every position separately."""
         c = self.config
-        dtype = c.dtype
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         zeros = nn.initializers.zeros
         inner = self.param("inner", glorot, (c.d_model, c.d_ff))
@@ -49,8 +48,8 @@ class FeedForward(nn.Module):
         outer = self.param("outer", glorot, (c.d_ff, c.d_model))
         outer_bias = self.param("outer_bias", zeros, (c.d_model,))
         activation = nn.relu if c.activation == "relu" else nn.swish
-        hidden = activation(project(x, inner, inner_bias, dtype))
-        return project(hidden, outer, outer_bias, dtype)
+        hidden = activation(project(x, inner, inner_bias, c))
+        return project(hidden, outer, outer_bias, c)
 
 
 class Residual(nn.Module):

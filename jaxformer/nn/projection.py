@@ -1,15 +1,17 @@
 """Matrix products with parameters: the one place that says in which precision they run.
 
-Inputs are in the compute dtype, sums are float32, always. On CPUs it is asking for a float32
-result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway.
+What goes in is rounded to ``config.compute_dtype``, sums are float32, always, and what comes out is
+in the type of the activations. On CPUs it is asking for a float32 result that brings the fast
+bfloat16 and int8 instructions; accelerators sum in float32 anyway.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8
+
+from jaxformer.config import ModelConfig
 
 
 class Int8Matrix(NamedTuple):
@@ -24,11 +26,25 @@ class Int8Matrix(NamedTuple):
     scale: Float[Array, "..."]
 
 
+def product_dtype(config: ModelConfig) -> str:
+    """Type that parameters and inputs have in a matrix product, unless they are rounded to int8."""
+    return "bfloat16" if config.compute_dtype == "bfloat16" else "float32"
+
+
+def activation_dtype(config: ModelConfig) -> str:
+    """Type of what goes from layer to layer, and of the keys and values that decoding keeps.
+
+    That of the products, but float32 on CPUs, where converting takes longer than reading twice
+    as much.
+    """
+    return "float32" if jax.default_backend() == "cpu" else product_dtype(config)
+
+
 def project(
     x: Float[Array, "*rows D"],
     kernel: Float[Array, "D ..."] | Int8Matrix,
     bias: Float[Array, "..."] | None,
-    dtype: DTypeLike,
+    config: ModelConfig,
 ) -> Float[Array, "..."]:
     """Matrix product of the last axis of ``x`` with the first of ``kernel``, plus ``bias``.
 
@@ -38,22 +54,29 @@ def project(
     flat = x.reshape(-1, x.shape[-1])
     if isinstance(kernel, Int8Matrix):
         matrix = Int8Matrix(*(part.reshape(part.shape[0], -1) for part in kernel))
-        product, outputs = _int8_product(flat, matrix).astype(dtype), kernel.values.shape[1:]
+        product, outputs = _int8_product(flat, matrix), kernel.values.shape[1:]
     else:
+        dtype = product_dtype(config)
         matrix = kernel.reshape(kernel.shape[0], -1).astype(dtype)
-        product, outputs = _product(flat.astype(dtype), matrix).astype(dtype), kernel.shape[1:]
-    product = product.reshape(*x.shape[:-1], *outputs)
-    return product if bias is None else product + bias.astype(dtype)
+        product, outputs = _product(flat.astype(dtype), matrix), kernel.shape[1:]
+    product = product.astype(x.dtype).reshape(*x.shape[:-1], *outputs)
+    return product if bias is None else product + bias.astype(x.dtype)
 
 
 def project_to_rows(
-    x: Float[Array, "*rows D"], table: Float[Array, "V D"] | Int8Matrix, dtype: DTypeLike
+    x: Float[Array, "*rows D"], table: Float[Array, "V D"] | Int8Matrix, config: ModelConfig
 ) -> Float[Array, "*rows V"]:
     """Dot products of ``x`` with every row of ``table``, float32."""
     flat = x.reshape(-1, x.shape[-1])
     if isinstance(table, Int8Matrix):
-        product = _int8_product(flat, Int8Matrix(*(part.T for part in table)))
+        # Not as the product with a transpose, which XLA would widen to int32 and then transpose.
+        inputs = _rounded(flat.astype(jnp.float32), 1)
+        sums = jnp.einsum(
+            "rd,vd->rv", inputs.values, table.values, preferred_element_type=jnp.int32
+        )
+        product = sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
     else:
+        dtype = product_dtype(config)
         product = _product(flat.astype(dtype), table.T.astype(dtype))
     return product.reshape(*x.shape[:-1], -1)
 

@@ -16,7 +16,7 @@ from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
 from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.positions import sinusoidal_positions
-from jaxformer.nn.projection import Int8Matrix, look_up, project_to_rows
+from jaxformer.nn.projection import Int8Matrix, activation_dtype, look_up, project_to_rows
 
 
 class Cache(NamedTuple):
@@ -136,8 +136,8 @@ class Decoder(nn.Module):
         c = self.config
         layers = [layer.cross_attention.keys_values(encoded) for layer in self._unstacked()]
         batch, beams, room = encoded.shape[0], num_beams, max_length
-        keys = jnp.zeros((batch, 1, c.num_heads, c.key_size, room, beams), c.dtype)
-        values = jnp.zeros((batch, 1, c.num_heads, room, beams, c.value_size), c.dtype)
+        keys = jnp.zeros((batch, 1, c.num_heads, c.key_size, room, beams), encoded.dtype)
+        values = jnp.zeros((batch, 1, c.num_heads, room, beams, c.value_size), encoded.dtype)
         return Cache(
             keys=(keys,) * c.num_layers,
             values=(values,) * c.num_layers,
@@ -310,7 +310,7 @@ class Transformer(nn.Module):
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Pre-softmax projection with the transposed embedding (section 3.4), float32."""
-        product = project_to_rows(features, self.output_table, self.config.dtype)
+        product = project_to_rows(features, self.output_table, self.config)
         return product if self.logits_bias is None else product + self.logits_bias
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
@@ -361,7 +361,7 @@ class Transformer(nn.Module):
         else:
             encoding = jnp.asarray(encodings)[positions]
         embedded = look_up(table, tokens) * math.sqrt(self.config.d_model)
-        return (embedded + encoding).astype(self.config.dtype)
+        return (embedded + encoding).astype(activation_dtype(self.config))
 
 
 def _final_norm(config: ModelConfig) -> Callable:

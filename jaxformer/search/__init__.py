@@ -6,6 +6,7 @@
 - :mod:`jaxformer.search.rules`: the settings of a search.
 - :mod:`jaxformer.search.constraints`: what hypotheses may not go on with.
 - :mod:`jaxformer.search.continuations`: how beam search chooses among what they may go on with.
+- :mod:`jaxformer.search.top_k`: the best few of a vocabulary.
 - :mod:`jaxformer.search.penalties`: how scores of hypotheses of different length compare.
 - :mod:`jaxformer.search.state`: what a search holds from step to step, and what it returns.
 - :mod:`jaxformer.search.cache`: what a step function remembers, and how it follows hypotheses.

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from jaxformer.search.rules import Rules
 from jaxformer.search.state import Candidates
 from jaxformer.search.stepping import log_probs_of
+from jaxformer.search.top_k import top_k
 
 
 def choose(
@@ -69,7 +70,7 @@ def expand(
     """
     batch, beams, vocabulary = logits.shape
     wanted = 2 * beams if beams > 1 else 1
-    best, tokens = lax.top_k(preferred, min(wanted, vocabulary))
+    best, tokens = top_k(preferred, min(wanted, vocabulary))
     totals = log_probs[:, :, None] + log_probs_of(best, logits)
     _, index = lax.top_k(totals.reshape(batch, -1), wanted)
     if preferred is not logits:  # else the totals are the log probabilities

@@ -46,7 +46,7 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
                 f"an ensemble of {len(step_fns)} needs as many caches: got {len(caches)}"
             )
         outputs = [one(tokens, cache) for one, cache in zip(step_fns, caches, strict=True)]
-        if len(outputs) == 1:
+        if len(outputs) == 1:  # to be normalised by the search, like the logits of any model
             return outputs[0][0], (outputs[0][1],)
         shapes = {logits.shape for logits, _ in outputs}
         if len(shapes) > 1:

@@ -3,6 +3,7 @@
 The fixtures are made by ``tests/fixtures/make_marian.py``.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -18,6 +19,7 @@ from jaxformer.config import Config
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
+from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params, average, load_params
 from jaxformer.interop.marian import import_marian
 from jaxformer.nn.transformer import Transformer
@@ -153,6 +155,25 @@ def test_an_import_is_a_workdir_like_any_other(model):
     assert average(model.folder, 1) == [0]
     averaged, _ = load_params(model.folder, model.config.model, "auto")
     np.testing.assert_array_equal(averaged["logits_bias"], model.params["logits_bias"])
+
+
+@pytest.mark.slow
+def test_text_goes_through_the_translator_as_ids_go_through_transformers(model):
+    """The search that the tests above compare with transformers' gives the same tokens."""
+    search = dataclasses.replace(model.config.search, beam_size=1)
+    translator = Translator.load(model.folder.path, search=search)
+    texts = ["the cat sees a dog", ">>deu<< two cats", "a man reads books", "", "she has seen"]
+    src = np.full((len(texts), 24), PAD, np.int32)
+    for row, text in zip(src, texts, strict=True):
+        ids = [*translator.tokenizer.encode(text), EOS]
+        row[: len(ids)] = ids
+    result = _search(model.config.model, 1, model.params, jnp.asarray(src))
+    found = translator.hypotheses(texts)
+    assert found[3] == []
+    for n in (0, 1, 2, 4):
+        expected = result.tokens[n, 0, : result.lengths[n, 0]].tolist()
+        # At the limit, transformers puts an end in the place of the last token.
+        assert found[n][0].tokens[: MAX_LENGTH - 1] == expected[: MAX_LENGTH - 1]
 
 
 def test_the_whole_vocabulary_keeps_its_pieces(model):

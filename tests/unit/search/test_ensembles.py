@@ -22,7 +22,7 @@ def caches(*logits: np.ndarray) -> tuple[dict, ...]:
     return tuple({"logits": jnp.asarray(one), "calls": jnp.array(0)} for one in logits)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [2, 3])
 def test_probabilities_are_averaged(number: int):
     logits = 5 * np.random.default_rng(0).normal(size=(number, 2, 3, 7)).astype(np.float32)
     logits[:, 0, 0, 1] = -INFINITY  # impossible for all
@@ -43,9 +43,16 @@ def test_a_model_that_has_nothing_to_say_is_no_nan():
     assert (found == -INFINITY).all()
 
 
+def test_one_alone_is_left_as_it_is():
+    logits = np.random.default_rng(0).normal(size=(2, 3, 7)).astype(np.float32)
+    found, (after,) = ensemble([model])(TOKENS, caches(logits))
+    np.testing.assert_array_equal(found, logits)
+    assert after["calls"] == 1
+
+
 def test_bfloat16_logits_are_normalised_in_float32():
     logits = jax.random.normal(jax.random.key(1), (2, 3, 500), jnp.bfloat16)
-    found, _ = ensemble([model])(TOKENS, caches(logits))
+    found, _ = ensemble([model, model])(TOKENS, caches(logits, logits))
     exact = np.asarray(logits, np.float64)
     exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
     np.testing.assert_allclose(found, exact, rtol=1e-5)

@@ -10,7 +10,6 @@ from jaxformer.search.beam import advance, start, step
 
 from .oracles import rules
 
-
 TABLE = jax.random.normal(jax.random.key(0), (997, 997))
 
 

@@ -1,0 +1,22 @@
+"""The k greatest by way of blocks against XLA's own."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxformer.search.top_k import top_k
+
+
+@pytest.mark.parametrize("size", [5, 128, 1000, 1024, 8001])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_equals_lax_top_k_with_ties_and_impossible_values(size, k):
+    random = np.random.default_rng(size + k)
+    values = random.integers(-3, 4, (2, 3, size)).astype(np.float32)  # full of ties
+    values[random.random(values.shape) < 0.3] = -np.inf
+    values[0, 0] = -np.inf
+    values[0, 1] = random.normal(size=size)
+    values[0, 2, :] = -np.inf
+    values[0, 2, size - 1] = 1.0
+    for found, expected in zip(top_k(jnp.asarray(values), k), lax.top_k(values, k), strict=True):
+        np.testing.assert_array_equal(found, expected)

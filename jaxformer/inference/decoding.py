@@ -28,8 +28,10 @@ Params: TypeAlias = tuple[PyTree, ...]
 
 # Source lengths that batches are padded to, with their sentences: fewer the longer they are.
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
-# A call with few sentences, one that is typed say, does not pay for a whole batch.
-_FEW = (1, 8)
+# A call with few sentences, one that is typed say, does not pay for a whole batch. But on CPUs a
+# matrix product of fewer than four rows takes longer than one of four.
+_FEW = (1, 4, 8)
+_FEWEST_HYPOTHESES = 4
 
 
 class Shape(NamedTuple):
@@ -109,7 +111,14 @@ def batches(
     Longest first, so that too little memory shows at once and not after an hour.
     """
     numbers = sorted((n for n, length in enumerate(lengths) if length), key=lambda n: -lengths[n])
-    few = next((rows for rows in _FEW if len(numbers) <= rows), None)
+    few = next(
+        (
+            rows
+            for rows in _FEW
+            if len(numbers) <= rows and rows * settings.beam_size >= _FEWEST_HYPOTHESES
+        ),
+        None,
+    )
     while numbers:
         buckets = [(source, rows) for source, rows in _BUCKETS if source < longest]
         buckets.append((longest, next((r for s, r in _BUCKETS if s >= longest), 1)))

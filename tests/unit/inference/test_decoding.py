@@ -32,8 +32,8 @@ def test_shapes_are_few_whatever_the_input(longest):
 
 
 def test_few_sentences_pay_for_few():
-    for count, rows in [(1, 1), (2, 8), (8, 8), (9, 64)]:
-        ((_, shape),) = batches([5] * count, 1024, SETTINGS)
+    for count, beams, rows in [(1, 4, 1), (1, 1, 4), (2, 4, 4), (5, 4, 8), (8, 1, 8), (9, 4, 64)]:
+        ((_, shape),) = batches([5] * count, 1024, SearchConfig(beam_size=beams))
         assert shape.rows == rows
 
 

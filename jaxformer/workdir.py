@@ -30,7 +30,7 @@ class Workdir:
 
     @property
     def tokenizer(self) -> pathlib.Path:
-        """The SentencePiece model."""
+        """The tokenizer: a SentencePiece model, or an imported model's two with their pieces."""
         return self.path / "tokenizer.model"
 
     @property

@@ -10,6 +10,7 @@ takes only the best continuation, so that it is greedy search: argmax until EOS.
 A sentence is over at its length limit, or earlier, when its best alive hypothesis could not
 displace its worst finished one even if everything to come had probability one. Stopping early
 therefore never changes the result, n-best lists included. From then on nothing of it changes.
+(So by default: :attr:`~jaxformer.search.rules.Rules.early_stop` has other toolkits' ways too.)
 
 Ties go to what was found first: an older finished hypothesis, then the continuation of the better
 alive one, then the greater logit, then the smaller token id. Sentences never look at one another.
@@ -28,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.search.cache import gather_beams, reorder_cache
 from jaxformer.search.constraints import constrain
@@ -198,11 +199,11 @@ def step(rules: Rules, step_fn: StepFn, state: BeamState) -> BeamState:
         ),
         rules.diversity_groups,
     )
-    bounds = penalties[state.limits], penalties[length]
+    over = decided(rules, alive, finished, penalties[length], penalties[state.limits])
     return dataclasses.replace(
         state,
         step=length,
-        done=state.done | at_limit | decided(rules, alive, finished, *bounds),
+        done=state.done | at_limit | over,
         alive=alive,
         alive_tokens=append(
             gather_beams(state.alive_tokens, alive.parents), alive.tokens, state.step
@@ -231,20 +232,19 @@ def decided(
     rules: Rules,
     alive: Candidates,
     finished: BeamResult,
-    penalties_at_limit: Array,
-    penalty_now: Array,
+    penalty_now: Float[Array, ""],
+    penalty_at_limit: Float[Array, " B"],
 ) -> Bool[Array, " B"]:
-    """Whether the rules let a sentence stop before its limit, for what is alive and finished."""
+    """Whether a sentence may stop before its limit, given what is alive and finished."""
     groups = (-1, rules.diversity_groups, rules.beam_size // rules.diversity_groups)
     best = alive.log_probs.reshape(groups).max(axis=2)
     worst = finished.scores.reshape(groups)[:, :, -1]
     if rules.early_stop == "never":
         return jnp.zeros(best.shape[0], jnp.bool_)
+    bound = best / penalty_now
     if rules.early_stop == "proven":
         # No score still to come exceeds this: log probabilities only fall, penalties only grow.
-        bound = best / penalties_at_limit[:, None]
-    else:
-        bound = best / penalty_now
+        bound = best / penalty_at_limit[:, None]
     over = bound <= worst
     if rules.early_stop == "full":
         over |= worst > -jnp.inf

@@ -45,9 +45,7 @@ def choose(
         alive, ended = split(rules, candidates, at_limit)
         exists = (alive.log_probs > -jnp.inf).astype(jnp.float32)
         times_chosen = times_chosen.at[sentences, alive.tokens].add(exists)
-        parts.append(
-            [dataclasses.replace(c, parents=c.parents + first) for c in (alive, ended)],
-        )
+        parts.append([dataclasses.replace(c, parents=c.parents + first) for c in (alive, ended)])
     alive, ended = jax.tree.map(lambda *part: jnp.concatenate(part, axis=1), *parts)
     return alive, ended
 

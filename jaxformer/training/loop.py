@@ -68,6 +68,11 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
     folder = Workdir(pathlib.Path(workdir))
     if jax.process_count() > 1:
         raise UserError(f"training runs in one process for now: got {jax.process_count()}")
+    if config.model.compute_dtype == "int8":
+        raise UserError(
+            "model.compute_dtype=int8 is only to decode with: train in float32 or bfloat16, then "
+            "round the parameters with jaxformer quantize"
+        )
     use_compilation_cache()
     _check_claim(folder, config)
     data = open_dataset(config, folder)

@@ -1,0 +1,208 @@
+"""Decoding does not depend on batches, costs few compilations, and is what its parts say."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig, SearchConfig
+from jaxformer.data.numerals import english
+from jaxformer.errors import UserError
+from jaxformer.inference import decoding
+from jaxformer.inference.decoding import Decoded, decode
+from jaxformer.inference.precision import prepare_params
+from jaxformer.inference.quantization import quantize
+from jaxformer.inference.translator import Translator
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.loop import train
+
+SENTENCES = [english(n) for n in np.random.default_rng(0).integers(0, 100_000, 200).tolist()]
+
+
+def same(found: list[Decoded], expected: list[Decoded]) -> None:
+    assert [f.tokens[0] for f in found] == [e.tokens[0] for e in expected]
+    for f, e in zip(found, expected, strict=True):
+        np.testing.assert_allclose(f.scores[0], e.scores[0], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, monkeypatch):
+    translator = Translator.load(learned_workdir)
+    sources = [translator.encode(sentence) for sentence in SENTENCES]
+    expected = translator.search(sources)
+    assert len({tuple(e.tokens[0]) for e in expected}) > 50
+    order = np.random.default_rng(1).permutation(len(sources))
+    shuffled = translator.search([sources[n] for n in order])
+    same([shuffled[n] for n in np.argsort(order)], expected)
+    for size in (1, 2, 7, 32):
+        # A batch of 7 is what 7 sentences are given; of 32 in rows for 32, padded further.
+        buckets = ((32 if size < 32 else 64, size),)
+        monkeypatch.setattr(decoding, "_BUCKETS", buckets)
+        monkeypatch.setattr(decoding, "_FEW", ())
+        jax.clear_caches()
+        found = translator.search(sources if size > 1 else sources[:40])
+        same(found, expected[: len(found)])
+
+
+def biased_model(longest: int, ending: float):
+    """A random model that ends a translation at any token with some probability."""
+    config = ModelConfig(
+        vocab_size=50,
+        d_model=16,
+        d_ff=16,
+        num_heads=2,
+        num_layers=1,
+        max_length=longest,
+        biases=True,
+    )
+    tokens = jnp.ones((1, 1), jnp.int32)
+    params = jax.jit(Transformer(config).init)(jax.random.key(0), tokens, tokens)["params"]
+    # Never padding: force-decoding takes it for what it is.
+    params["logits_bias"] = params["logits_bias"].at[1].set(ending).at[0].set(-1e9)
+    return config, prepare_params(config, params)
+
+
+class Compilations:
+    """Counts programs that XLA compiles while it is open."""
+
+    def __init__(self) -> None:
+        self.count, self.open = 0, False
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, seconds: float, **_: object) -> None:
+        self.count += self.open and event.endswith("backend_compile_duration")
+
+    def __enter__(self) -> "Compilations":
+        self.open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open = False
+
+
+@pytest.mark.slow
+def test_a_thousand_sentences_of_any_length_need_few_compilations():
+    config, params = biased_model(1024, ending=3.0)
+    random = np.random.default_rng(0)
+    sources = [[*random.integers(4, 50, n - 1).tolist(), 1] for n in range(1, 1001)]
+    settings = SearchConfig(beam_size=2)
+    compilations = Compilations()
+    with compilations:
+        decode((config,), settings, (params,), sources[:10])
+    assert 1 <= compilations.count <= 4  # the listener hears, and the warm-up is no cheating
+    compilations.count = 0
+    with compilations:
+        found = decode((config,), settings, (params,), sources)
+    assert all(f.tokens for f in found)
+    assert compilations.count <= 8
+    compilations.count = 0
+    with compilations:
+        decode((config,), settings, (params,), sources[::-7])
+    assert compilations.count == 0
+
+
+def test_stages_do_not_change_what_is_found():
+    """Translations longer than the first room are those of a search that had all of it at once."""
+    config, params = biased_model(64, ending=-1.0)
+    sources = [[5, 6, 1]] * 3 + [[7, 1]] * 9
+    settings = SearchConfig(beam_size=3, max_extra_length=40)
+    found = decode((config,), settings, (params,), sources)
+    assert max(len(f.tokens[0]) for f in found) > 16
+    whole = decode((config,), settings, (params,), sources, prefixes=[[]] * 12)
+    same(found, whole)
+    model = Transformer(config)
+    for source, decoded in zip(sources[2:5], found[2:5], strict=True):
+        for tokens, log_prob in zip(decoded.tokens, decoded.log_probs, strict=True):
+            tgt_in = jnp.array([[2, *tokens[:-1]]])
+            logits = model.apply({"params": params}, jnp.array([source]), tgt_in)
+            forced = jax.nn.log_softmax(jnp.asarray(logits))[
+                0, jnp.arange(len(tokens)), jnp.array(tokens)
+            ]
+            assert log_prob == pytest.approx(float(forced.sum()), abs=1e-4)
+
+
+def test_settings_reach_the_search():
+    config, params = biased_model(64, ending=1.0)
+    sources = [[5, 6, 7, 8, 1], [9, 10, 1]]
+
+    def found(prefixes=None, **settings):
+        search = SearchConfig(beam_size=4, **settings)
+        return decode((config,), search, (params,), sources, prefixes)
+
+    plain = found()
+    assert all(len(tokens) > 6 for f in found(min_length=6) for tokens in f.tokens)
+    assert all(len(tokens) <= 3 for f in found(max_length=3) for tokens in f.tokens)
+    forced = found(prefixes=[[20, 21], []])
+    assert all(tokens[:2] == [20, 21] for tokens in forced[0].tokens)
+    assert forced[1] == plain[1]
+    repeats = found(min_length=10, no_repeat_ngram=1)
+    assert all(len(set(tokens)) == len(tokens) for f in repeats for tokens in f.tokens)
+    diverse = found(min_length=3, diversity_groups=4, diversity_penalty=5.0)
+    assert len({tokens[0] for tokens in diverse[0].tokens}) == 4
+    by_length = found(penalty="power", length_penalty=1.0)
+    for f in by_length:
+        for tokens, score, log_prob in zip(*f, strict=True):
+            assert score == pytest.approx(log_prob / len(tokens), rel=1e-5)
+    draws = [found(method="sampling", seed=seed)[0].tokens for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_samples_do_not_depend_on_the_batch():
+    config, params = biased_model(64, ending=1.0)
+    settings = SearchConfig(method="sampling", beam_size=2, seed=3)
+    sources = [[n, n + 1, 1] for n in range(4, 14)]
+    together = decode((config,), settings, (params,), sources)
+    for n in (0, 3, 9):
+        (alone,) = decode((config,), settings, (params,), [sources[n]], first=n)
+        assert alone.tokens == together[n].tokens
+    assert (
+        together[0].tokens != decode((config,), settings, (params,), sources[:1], first=5)[0].tokens
+    )
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model():
+    config, params = biased_model(64, ending=1.0)
+    sources = [[5, 6, 1], [], [7, 8, 9, 1]]
+    alone = decode((config,), SearchConfig(), (params,), sources)
+    twice = decode((config, config), SearchConfig(), (params, params), sources)
+    assert alone[1] == twice[1] == Decoded([], [], [])
+    same([alone[0], alone[2]], [twice[0], twice[2]])
+
+
+def test_rounded_parameters_translate_as_the_exact_ones_do(learned_workdir, tmp_path):
+    output = tmp_path / "int8"
+    before, after = quantize(learned_workdir, output)
+    assert 3.0 < before / after < 4.0
+    exact, rounded = Translator.load(learned_workdir), Translator.load(output)
+    assert rounded.config.model.compute_dtype == "int8"
+    assert rounded.weights == "step 0"
+    sentences = SENTENCES[:40]
+    found, expected = rounded.hypotheses(sentences), exact.hypotheses(sentences)
+    pairs = [(f[0], e[0]) for f, e in zip(found, expected, strict=True)]
+    agreeing = [f.log_prob - e.log_prob for f, e in pairs if f.text == e.text]
+    assert len(agreeing) >= 30
+    assert 0 < np.abs(agreeing).max() < 0.5
+    on_the_fly = Translator.load(learned_workdir, compute_dtype="int8").hypotheses(sentences)
+    assert on_the_fly == found
+
+
+def test_what_cannot_be_rounded_or_undone_is_refused(learned_workdir, tmp_path):
+    output = tmp_path / "int8"
+    quantize(learned_workdir, output)
+    with pytest.raises(UserError, match="expected the name of a new folder, but it exists"):
+        quantize(learned_workdir, output)
+    with pytest.raises(UserError, match="but this one is already"):
+        quantize(output, tmp_path / "again")
+    with pytest.raises(
+        UserError, match="rounded to int8: expected to compute in int8, got float32"
+    ):
+        Translator.load(output, compute_dtype="float32")
+
+
+def test_training_in_int8_is_refused(tiny_config, tmp_path):
+    config = tiny_config()
+    model = dataclasses.replace(config.model, compute_dtype="int8")
+    with pytest.raises(UserError, match="int8 is only to decode with: train in float32"):
+        train(dataclasses.replace(config, model=model), tmp_path / "run")

@@ -1,0 +1,87 @@
+"""Products in every precision against float64, and their gradients against autodiff's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.nn.projection import look_up, project, project_to_rows, quantise
+
+CONFIGS = {dtype: ModelConfig(compute_dtype=dtype) for dtype in ("float32", "bfloat16", "int8")}
+# Errors of rounding, relative to the norms: half a unit in the last of 24, 8 or (about) 8 bits.
+TOLERANCE = {"float32": 1e-6, "bfloat16": 2**-8, "int8": 2**-7}
+
+
+def operands(rows=6, inputs=64, heads=4, size=8):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, rows, inputs)).astype(np.float32)
+    kernel = random.normal(size=(inputs, heads, size)).astype(np.float32)
+    return x, kernel
+
+
+@pytest.mark.parametrize("dtype", CONFIGS)
+def test_products_are_as_exact_as_their_precision(dtype):
+    x, kernel = operands()
+    bias = np.full(kernel.shape[1:], 3.0, np.float32)
+    stored = quantise(jnp.asarray(kernel), 0) if dtype == "int8" else jnp.asarray(kernel)
+    found = project(jnp.asarray(x), stored, jnp.asarray(bias), CONFIGS[dtype])
+    exact = np.einsum("brd,dhk->brhk", x.astype(np.float64), kernel) + 3.0
+    assert found.shape == exact.shape
+    norms = np.linalg.norm(x, axis=-1)[..., None, None] * np.linalg.norm(kernel, axis=0)
+    errors = np.abs(found - exact) / norms
+    assert errors.max() < TOLERANCE[dtype]
+    if dtype != "float32":
+        assert errors.max() > 1e-5  # it is rounded, after all
+
+
+@pytest.mark.parametrize("dtype", CONFIGS)
+def test_products_with_rows_of_a_table(dtype):
+    x, kernel = operands(heads=1, size=11)
+    table = kernel[:, 0].T.copy()
+    stored = quantise(jnp.asarray(table), 1) if dtype == "int8" else jnp.asarray(table)
+    found = project_to_rows(jnp.asarray(x), stored, CONFIGS[dtype])
+    assert found.dtype == jnp.float32
+    norms = np.linalg.norm(x, axis=-1)[..., None] * np.linalg.norm(table, axis=1)
+    assert (np.abs(found - x.astype(np.float64) @ table.T) / norms).max() < TOLERANCE[dtype]
+    rows = look_up(stored, jnp.array([[3, 0]]))
+    np.testing.assert_allclose(rows[0], table[[3, 0]], atol=np.abs(table).max() / 200)
+
+
+def test_rounding_is_to_the_nearest_and_outputs_have_scales_of_their_own():
+    random = np.random.default_rng(1)
+    kernel = random.normal(size=(3, 50, 7)) * 10.0 ** random.integers(-3, 4, (3, 1, 7))
+    kernel[1, :, 2] = 0.0  # an output without weights
+    matrix = quantise(jnp.asarray(kernel, jnp.float32), 1)
+    assert (matrix.values.dtype, matrix.scale.shape) == (jnp.int8, (3, 1, 7))
+    assert np.isfinite(matrix.scale).all()
+    steps = np.abs(kernel).max(axis=1, keepdims=True) / 127
+    assert (np.abs(matrix.values * matrix.scale - kernel) <= 0.5001 * steps).all()
+
+
+def test_a_row_does_not_depend_on_the_others():
+    x, kernel = operands()
+    matrix = quantise(jnp.asarray(kernel), 0)
+    together = project(jnp.asarray(x), matrix, None, CONFIGS["int8"])
+    x[0, 1:] *= 1000.0
+    np.testing.assert_array_equal(
+        project(jnp.asarray(x), matrix, None, CONFIGS["int8"])[0, 0], together[0, 0]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_are_those_of_autodiff(dtype):
+    x, kernel = map(jnp.asarray, operands())
+    weights = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6, 4, 8)), jnp.float32)
+
+    def ours(x, kernel):
+        return (project(x, kernel, None, CONFIGS[dtype]) * weights).sum()
+
+    def plain(x, kernel):
+        return (jnp.einsum("brd,dhk->brhk", x, kernel, precision="highest") * weights).sum()
+
+    found, expected = jax.grad(ours, (0, 1))(x, kernel), jax.grad(plain, (0, 1))(x, kernel)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == jnp.float32
+        scale = float(jnp.abs(b).max())
+        np.testing.assert_allclose(a, b, atol=(1e-5 if dtype == "float32" else 0.02) * scale)

@@ -6,10 +6,10 @@ none of the libraries for text, files and pictures.
 Config       Config, ModelConfig, DataConfig, TrainingConfig, SearchConfig, UserError
 Model        Transformer, Cache, EncoderLayer, DecoderLayer, MultiHeadAttention, FeedForward,
              dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
-Search       beam_search, BeamResult, gnmt_penalty
+Search       beam_search, sample, ensemble, Rules, SamplingRules, BeamResult, gnmt_penalty
 Training     train, TrainState, make_train_step, make_optimizer, inverse_sqrt_schedule,
              cross_entropy
-Use          Translator, Tokenizer, Batch, Checkpoints
+Use          Translator, Hypothesis, quantize, Tokenizer, Batch, Checkpoints
 """
 
 import importlib
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxformer.data.batch import Batch as Batch
     from jaxformer.data.tokenizer import Tokenizer as Tokenizer
     from jaxformer.errors import UserError as UserError
+    from jaxformer.inference.quantization import quantize as quantize
+    from jaxformer.inference.translator import Hypothesis as Hypothesis
     from jaxformer.inference.translator import Translator as Translator
     from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
     from jaxformer.nn.attention import dot_product_attention as dot_product_attention
@@ -37,8 +39,12 @@ if TYPE_CHECKING:
     from jaxformer.nn.transformer import Cache as Cache
     from jaxformer.nn.transformer import Transformer as Transformer
     from jaxformer.search import BeamResult as BeamResult
+    from jaxformer.search import Rules as Rules
+    from jaxformer.search import SamplingRules as SamplingRules
     from jaxformer.search import beam_search as beam_search
+    from jaxformer.search import ensemble as ensemble
     from jaxformer.search import gnmt_penalty as gnmt_penalty
+    from jaxformer.search import sample as sample
     from jaxformer.training.loop import train as train
     from jaxformer.training.losses import cross_entropy as cross_entropy
     from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
@@ -52,13 +58,22 @@ _ROOMS = {
     "data.batch": ["Batch"],
     "data.tokenizer": ["Tokenizer"],
     "errors": ["UserError"],
-    "inference.translator": ["Translator"],
+    "inference.quantization": ["quantize"],
+    "inference.translator": ["Hypothesis", "Translator"],
     "nn.attention": ["MultiHeadAttention", "dot_product_attention"],
     "nn.layers": ["DecoderLayer", "EncoderLayer", "FeedForward"],
     "nn.masks": ["causal_mask", "segment_mask"],
     "nn.positions": ["sinusoidal_positions"],
     "nn.transformer": ["Cache", "Transformer"],
-    "search": ["BeamResult", "beam_search", "gnmt_penalty"],
+    "search": [
+        "BeamResult",
+        "Rules",
+        "SamplingRules",
+        "beam_search",
+        "ensemble",
+        "gnmt_penalty",
+        "sample",
+    ],
     "training.loop": ["train"],
     "training.losses": ["cross_entropy"],
     "training.optimizer": ["inverse_sqrt_schedule", "make_optimizer"],

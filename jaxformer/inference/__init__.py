@@ -1,1 +1,11 @@
-"""A trained model in use: translating, looking at attention, averaging checkpoints."""
+"""A trained model in use.
+
+- :mod:`jaxformer.inference.translator`: text in, text out.
+- :mod:`jaxformer.inference.decoding`: many sentences in few shapes.
+- :mod:`jaxformer.inference.scoring`: what the model makes of given translations.
+- :mod:`jaxformer.inference.alignment`: which words belong together.
+- :mod:`jaxformer.inference.attention`: where the heads look.
+- :mod:`jaxformer.inference.weights`: choosing a checkpoint, averaging several.
+- :mod:`jaxformer.inference.precision`: parameters in the type that the model computes in.
+- :mod:`jaxformer.inference.quantization`: a workdir of parameters in int8.
+"""

@@ -151,9 +151,12 @@ def _search(
 ) -> Iterator[tuple[int, Decoded]]:
     """The rows of a batch with their hypotheses, as they are finished."""
     settings = dataclasses.replace(settings, seed=0)  # one program serves every seed
-    # Where most translations end: from here on sentences go on in smaller batches.
+    # Where most translations end: from here on sentences go on in smaller batches. Not if there is
+    # no more room to give them, which would be one more program for nothing.
     longest = int((batch.src != PAD).sum(axis=1).max())
-    until = min(shape.first, longest + longest // 4 + 4)
+    until = shape.first
+    if until < shape.room:
+        until = min(until, longest + longest // 4 + 4)
     state, done, result = _begin(configs, settings, shape, params, batch, np.int32(until))
     done, result = jax.device_get((done, result))
     yield from _hypotheses(result, np.flatnonzero(done))

@@ -9,6 +9,7 @@ import pytest
 
 from jaxformer.cli import main
 from jaxformer.cli import score as command
+from jaxformer.data.numerals import english
 from jaxformer.inference.scoring import score_pairs
 from jaxformer.inference.translator import Translator
 
@@ -54,15 +55,16 @@ def test_a_translation_scores_what_the_search_said(learned_workdir):
 def test_the_command_gives_the_number_that_translate_prints(
     learned_workdir, score, flags, monkeypatch, capsys
 ):
-    content = "".join(f"{line}\n" for line in SOURCES).encode()
+    sources = [*SOURCES, *map(english, range(60, 100))]
+    content = "".join(f"{line}\n" for line in sources).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
     assert main(["translate", "--workdir", str(learned_workdir), "--scores", *flags]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")[:-1]]
     given = [float(number) for number, _ in rows]
-    result = [float(line) for line in score(SOURCES, [words for _, words in rows], *flags)]
+    result = [float(line) for line in score(sources, [words for _, words in rows], *flags)]
     translator = Translator.load(learned_workdir)
     compared = 0
-    for source, (_, words), printed, scored in zip(SOURCES, rows, given, result, strict=True):
+    for source, (_, words), printed, scored in zip(sources, rows, given, result, strict=True):
         # The text says neither how the model spelled it nor whether it ended by itself.
         tokens = translator.hypotheses([source])[0][0].tokens
         if translator.encode(words) == tokens:

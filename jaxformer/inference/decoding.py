@@ -32,6 +32,8 @@ _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
 # matrix product of fewer than four rows takes longer than one of four.
 _FEW = (1, 4, 8)
 _FEWEST_HYPOTHESES = 4
+# Of a batch, so that wide beams need no more memory than eight hypotheses of 64 sentences.
+_MOST_HYPOTHESES = 512
 
 
 class Shape(NamedTuple):
@@ -123,6 +125,7 @@ def batches(
         buckets = [(source, rows) for source, rows in _BUCKETS if source < longest]
         buckets.append((longest, next((r for s, r in _BUCKETS if s >= longest), 1)))
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
+        rows = min(rows, max(1, _MOST_HYPOTHESES // settings.beam_size))
         rows = rows if few is None else min(rows, few)
         room = min(source + settings.max_extra_length, longest)
         room = room if settings.max_length is None else min(room, settings.max_length)

@@ -37,6 +37,12 @@ def test_few_sentences_pay_for_few():
         assert shape.rows == rows
 
 
+def test_wide_beams_have_smaller_batches():
+    for beams, rows in [(8, 64), (9, 56), (21, 24), (600, 1)]:
+        _, shape = next(batches([5] * 100, 1024, SearchConfig(beam_size=beams)))
+        assert shape.rows == rows
+
+
 def test_longest_come_first():
     grouped = batches([2, 500, 30], 1024, SETTINGS)
     assert [n for numbers, _ in grouped for n in numbers] == [1, 2, 0]

@@ -91,7 +91,7 @@ def test_project_is_a_product_over_the_last_axis():
     rng = np.random.default_rng(2)
     x, kernel = rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5, 6))
     np.testing.assert_allclose(
-        project(jnp.asarray(x), jnp.asarray(kernel), None, jnp.float32),
+        project(jnp.asarray(x), jnp.asarray(kernel), None, ModelConfig()),
         np.einsum("btd,dhk->bthk", x, kernel),
         rtol=1e-5,
         atol=1e-6,

@@ -49,6 +49,10 @@ UNUSUAL = Config(
         dropout_rate=0.25,
         norm_position="pre",
         positions="learned",
+        activation="swish",
+        biases=True,
+        embeddings="separate",
+        norm_epsilon=1e-5,
         max_length=64,
         compute_dtype="bfloat16",
     ),
@@ -78,8 +82,23 @@ UNUSUAL = Config(
         checkpoint_every=2,
         keep_checkpoints=1,
     ),
-    search=SearchConfig(beam_size=1, length_penalty=0.0, max_extra_length=5),
+    search=SearchConfig(
+        method="sampling",
+        beam_size=1,
+        length_penalty=0.0,
+        penalty="power",
+        max_extra_length=5,
+        max_length=40,
+        min_length=2,
+        no_repeat_ngram=3,
+        temperature=0.7,
+        top_k=10,
+        top_p=0.9,
+        seed=5,
+    ),
 )
+# What goes with beam search only.
+DIVERSE = Config(search=SearchConfig(diversity_groups=2, diversity_penalty=0.5))
 
 
 def test_defaults_are_the_base_model_of_the_paper():
@@ -101,12 +120,13 @@ def test_head_sizes_given_and_by_default():
 @pytest.mark.parametrize("part", PARTS.values())
 def test_unusual_covers_every_field(part: type):
     """Else the round trips below could lose a field unseen."""
-    unusual = next(p for p in vars(UNUSUAL).values() if type(p) is part)
+    unusual = [p for c in (UNUSUAL, DIVERSE) for p in vars(c).values() if type(p) is part]
     for field in dataclasses.fields(part):
-        assert getattr(unusual, field.name) != getattr(part(), field.name), field.name
+        default = getattr(part(), field.name)
+        assert any(getattr(p, field.name) != default for p in unusual), field.name
 
 
-@pytest.mark.parametrize("config", [Config(), UNUSUAL])
+@pytest.mark.parametrize("config", [Config(), UNUSUAL, DIVERSE])
 def test_round_trips(config: Config, tmp_path: pathlib.Path):
     assert from_dict(to_dict(config)) == config
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
@@ -184,6 +204,24 @@ def test_replace_validates():
         ("training", {"eval_sentences": -1}, r"eval_sentences must be 0 or more: got -1"),
         ("training", {"eval_every": 1000}, r"multiple of .*checkpoint_every.*: got 1000 and 1500"),
         ("search", {"beam_size": 0}, r"search\.beam_size must be greater than 0: got 0"),
+        ("search", {"beam_size": 1001}, r"search\.beam_size must be at most 1000: got 1001"),
+        ("search", {"min_length": -1}, r"search\.min_length must be 0 or more: got -1"),
+        ("search", {"max_length": 3, "min_length": 3}, r"must exceed search\.min_length.*3 and 3"),
+        ("search", {"top_p": 0.0}, r"search\.top_p must be above 0 and at most 1: got 0\.0"),
+        ("search", {"seed": -1}, r"search\.seed must be from 0 to \d+: got -1"),
+        ("search", {"temperature": 0.0}, r"search\.temperature must be greater than 0: got 0\.0"),
+        (
+            "search",
+            {"top_k": 5},
+            r"search\.top_k needs search\.method=sampling: got 5 with .*=beam",
+        ),
+        ("search", {"diversity_groups": 3}, r"must divide search\.beam_size: got 3 and 4"),
+        ("search", {"diversity_groups": 2}, r"go together: got 2 and 0\.0"),
+        (
+            "search",
+            {"method": "sampling", "diversity_groups": 2, "diversity_penalty": 1.0},
+            r"search\.diversity_groups needs search\.method=beam",
+        ),
         ("search", {"length_penalty": -0.5}, r"length_penalty must be 0 to 10: got -0\.5"),
     ],
 )
@@ -225,7 +263,7 @@ def test_the_number_of_heads_that_a_message_offers_works(d_model: int, num_heads
     [
         ({"modle": {}}, r"unknown config field modle; did you mean model\?"),
         ({"model": {"num_layer": 3}}, r"field model\.num_layer; did you mean model\.num_layers\?"),
-        ({"search": {"xyzzy": 1}}, r"search\.xyzzy; known: beam_size, length_penalty, max_extra"),
+        ({"search": {"xyzzy": 1}}, r"search\.xyzzy; known: method, beam_size, length_penalty, "),
         ({"model": None}, r"model: expected fields, got None"),
         ({"data": ["text"]}, r"data: expected fields, got \['text'\]"),
         ({"model": {"d_model": "512"}}, r"model\.d_model must be of type int: got '512'"),
@@ -236,6 +274,7 @@ def test_the_number_of_heads_that_a_message_offers_works(d_model: int, num_heads
         ({"search": {"beam_size": True}}, r"search\.beam_size must be of type int: got True"),
         ({"search": {"length_penalty": False}}, r"length_penalty must be of type float: got False"),
         ({"training": {"clip_norm": "1"}}, r"training\.clip_norm must be of type float: got '1'"),
+        ({"model": {"biases": 1}}, r"model\.biases must be of type bool: got 1"),
         ({"data": {"train": 5}}, r"data\.train must be of type str: got 5"),
     ],
 )

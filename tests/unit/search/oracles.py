@@ -36,20 +36,22 @@ def rules(**changes) -> Rules:
     return Rules(**{**settings, **changes})
 
 
-def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int, exact: bool) -> np.ndarray:
+def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.ndarray:
     """Logits [sentences, prefixes, vocabulary], float32; prefix (a, b) is row (a + 1) * V + b + 1.
 
-    Exact ones have one token of probability one (to float32) and others of exp(-32 k): then log
-    probabilities are integers, their sums exact, and ties frequent. Both kinds contain -inf, and
-    prefixes that nothing can continue.
+    In about half of the sentences they are normal, in the others exact: one token of probability
+    one (to float32) and others of exp(-32 k), so that log probabilities are integers, their sums
+    exact, and ties frequent. Both kinds contain -inf, and prefixes that nothing can continue.
     """
     random = np.random.default_rng(seed)
     shape = (sentences, sum(vocabulary**level for level in range(depth)), vocabulary)
-    logits = -32.0 * random.integers(1, 4, shape) if exact else 2.0 * random.normal(size=shape)
-    logits[random.random(shape) < random.choice([0.0, 0.1, 0.4])] = -INFINITY
-    if exact:
-        np.put_along_axis(logits, random.integers(0, vocabulary, (*shape[:2], 1)), 0.0, axis=2)
-    logits[random.random(shape[:2]) < random.choice([0.0, 0.1])] = -INFINITY
+    exact = random.random((sentences, 1, 1)) < 0.5
+    logits = np.where(exact, -32.0 * random.integers(1, 4, shape), 2.0 * random.normal(size=shape))
+    logits[random.random(shape) < random.choice([0.0, 0.1, 0.4], (sentences, 1, 1))] = -INFINITY
+    certain = np.arange(vocabulary) == random.integers(0, vocabulary, (*shape[:2], 1))
+    logits = np.where(exact & certain, 0.0, logits)
+    dead_ends = random.random(shape[:2]) < random.choice([0.0, 0.1], (sentences, 1))
+    logits[dead_ends] = -INFINITY
     return logits.astype(np.float32)
 
 

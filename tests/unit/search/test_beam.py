@@ -181,7 +181,7 @@ def test_no_step_is_taken_that_cannot_matter(changes: dict, limit: int, steps: i
 
 def test_in_pieces_as_in_one():
     """Between calls of advance the cache may grow, and sentences may be dropped or reordered."""
-    logits = tree_logits(11, 6, 4, 5, exact=False)
+    logits = tree_logits(11, 6, 4, 5)
     limits = np.array([5, 2, 5, 1, 4, 5], np.int32)
     settings = rules(beam_size=3, length_penalty=0.6, early_stop="never")
     whole = search_tree(settings, logits, limits)
@@ -226,7 +226,7 @@ def test_a_result_can_be_had_at_any_time():
 
 
 def test_result_does_not_depend_on_the_batch():
-    logits = tree_logits(7, 7, 4, 5, exact=False)
+    logits = tree_logits(7, 7, 4, 5)
     limits = np.array([5, 1, 4, 5, 2, 3, 5], np.int32)
     settings = rules(beam_size=4, length_penalty=0.6, diversity_groups=2, diversity_penalty=0.5)
     together = search_tree(settings, logits, limits)
@@ -240,7 +240,7 @@ def test_result_does_not_depend_on_the_batch():
 
 
 def test_a_sentence_of_nan_spoils_no_other():
-    logits = tree_logits(8, 3, 4, 5, exact=False)
+    logits = tree_logits(8, 3, 4, 5)
     limits = np.full(3, 5, np.int32)
     settings = rules(beam_size=3, length_penalty=0.6)
     clean = search_tree(settings, logits, limits)
@@ -287,7 +287,7 @@ def test_cache_follows_its_hypothesis():
 
 
 def test_works_under_vmap():
-    logits = np.stack([tree_logits(seed, 2, 3, 5, exact=False) for seed in range(3)])
+    logits = np.stack([tree_logits(seed, 2, 3, 5) for seed in range(3)])
     limits = np.array([[5, 5], [3, 1], [4, 5]], np.int32)
     run = functools.partial(search_tree, rules(length_penalty=0.6))
     together = jax.vmap(run)(logits, limits)
@@ -310,7 +310,7 @@ def test_beam_search_is_its_three_verbs():
         "early_stop": "full",
     }
     settings = rules(beam_size=4, length_penalty=0.6, **options)
-    logits = jnp.asarray(tree_logits(5, 3, 4, 5, exact=False))
+    logits = jnp.asarray(tree_logits(5, 3, 4, 5))
     limits, prefix = jnp.array([5, 4, 3]), jnp.array([[2, 0], [0, 0], [3, 2]])
 
     def verbs(logits):

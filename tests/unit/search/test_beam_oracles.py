@@ -1,7 +1,7 @@
 """Beam search against exhaustive search and against a beam in plain Python, with every option.
 
-A case is one sentence: its own tree, its own limit, its own prefix to start with. Fifty of them
-are searched at a time under rules drawn for them together: 500 cases per test, 5,000 at night.
+A case is one sentence: its own tree, its own limit, its own prefix to start with. Twenty-five are
+searched at a time, under rules drawn for them together: 500 cases per test, 5,000 at night.
 """
 
 from typing import NamedTuple
@@ -32,9 +32,19 @@ from .oracles import (
     tree_logits,
 )
 
-SENTENCES = 50
-BY_DAY = hypothesis.settings(max_examples=10, derandomize=True)
-AT_NIGHT = hypothesis.settings(max_examples=100, derandomize=True)
+SENTENCES = 25
+BY_DAY = hypothesis.settings(max_examples=20, derandomize=True)
+AT_NIGHT = hypothesis.settings(max_examples=200, derandomize=True)
+
+# All else follows from the seed. Choices that hypothesis itself draws come out too much alike for
+# so few examples, and a sentence with a failing one is small as it is.
+seeds = st.integers(0, 2**32 - 1)
+
+# Vocabulary, greatest limit, and beams enough to lose nothing:
+# 2 * beams >= vocabulary * (vocabulary - 1)^(limit - 1).
+WIDE = [(2, 5, 4), (3, 4, 12), (4, 3, 18), (5, 4, 160), (5, 5, 640)]
+# Hypotheses and groups.
+NARROW = [(1, 1), (2, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3)]
 
 
 class Cases(NamedTuple):
@@ -44,62 +54,54 @@ class Cases(NamedTuple):
     forced: list[Tokens]  # the same without padding
 
 
-@st.composite
-def constraints(draw) -> dict:
-    penalty = draw(st.sampled_from(["gnmt", "power", "none"]))
-    return {
-        "penalty": penalty,
-        "length_penalty": draw(st.sampled_from([0.0, 0.6, 1.0, 2.0])),
-        "min_length": draw(st.sampled_from([0, 0, 1, 3])),
-        "no_repeat_ngram": draw(st.sampled_from([0, 0, 1, 2, 3])),
-        "unfinished": draw(st.sampled_from(["fallback", "compete"])),
-    }
-
-
-@st.composite
-def any_rules(draw) -> Rules:
-    size, groups = draw(
-        st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3)])
-    )
-    cost = draw(st.sampled_from([0.0, 0.5, 32.0])) if groups > 1 else 0.0
-    return rules(
-        **draw(constraints()),
-        beam_size=size,
-        diversity_groups=groups,
-        diversity_penalty=cost,
-        ends_within=draw(st.sampled_from(["2N", "N"])),
-        early_stop=draw(st.sampled_from(["proven", "proven", "likely", "full"])),
-    )
-
-
-def cases(vocabulary: int, depth: int, seed: int, exact: bool, prefixes: bool) -> Cases:
-    random = np.random.default_rng(seed)
-    limits = random.integers(0, depth + 1, SENTENCES).astype(np.int32)
-    lengths = random.integers(0, 4, SENTENCES) if prefixes else np.zeros(SENTENCES, int)
+def any_cases(seed: int, vocabulary: int, depth: int) -> Cases:
+    random = np.random.default_rng([seed, 0])
+    limits = np.minimum(random.integers(0, depth + 3, SENTENCES), depth).astype(np.int32)
+    lengths = random.integers(0, 4, SENTENCES) * random.integers(0, 2)
     prefix = random.integers(1, vocabulary, (SENTENCES, 3)).astype(np.int32)  # never padding
     prefix[np.arange(3) >= lengths[:, None]] = PAD
     return Cases(
-        logits=tree_logits(seed, SENTENCES, vocabulary, depth, exact),
+        logits=tree_logits(seed, SENTENCES, vocabulary, depth),
         limits=limits,
-        prefix=prefix if prefixes else None,
+        prefix=prefix if lengths.any() else None,
         forced=[tuple(row[:n].tolist()) for row, n in zip(prefix, lengths, strict=True)],
     )
 
 
-data = {"seed": st.integers(0, 2**32 - 1), "exact": st.booleans(), "prefixes": st.booleans()}
+def any_rules(seed: int, sizes: list[tuple[int, int]]) -> Rules:
+    """With one of these numbers of hypotheses and groups; only narrow beams get every option."""
+    random = np.random.default_rng([seed, 1])
+
+    def one_of(*choices):
+        return choices[random.integers(len(choices))]
+
+    beam_size, groups = one_of(*sizes)
+    narrow = {
+        "diversity_groups": groups,
+        "diversity_penalty": one_of(0.0, 0.5, 2.0, 32.0) if groups > 1 else 0.0,
+        "ends_within": one_of("2N", "N"),
+        "early_stop": one_of("proven", "proven", "likely", "full"),
+    }
+    return rules(
+        beam_size=beam_size,
+        penalty=one_of("gnmt", "gnmt", "power", "none"),
+        length_penalty=one_of(0.0, 0.6, 1.0, 2.0, 4.0),
+        min_length=one_of(0, 0, 0, 1, 3),
+        no_repeat_ngram=one_of(0, 0, 0, 1, 2, 3),
+        unfinished=one_of("fallback", "compete"),
+        **(narrow if sizes is NARROW else {}),
+    )
 
 
-def check_wide_beam(shape: tuple[int, int, int], settings: dict, **drawn) -> None:
-    vocabulary, depth, beams = shape
-    wide = rules(beam_size=beams, **settings)
-    sentences = cases(vocabulary, depth, **drawn)
-    result = search_tree(wide, *sentences[:3])
-    patient = search_patiently(wide, *sentences[:3])
-    jax.tree.map(np.testing.assert_array_equal, result, patient)
-    for sentence, limit in enumerate(sentences.limits.tolist()):
-        tree = Tree(sentences.logits[sentence])
+def check_wide_beam(seed: int) -> None:
+    vocabulary, depth, beams = WIDE[seed % len(WIDE)]
+    cases, wide = any_cases(seed, vocabulary, depth), any_rules(seed, [(beams, 1)])
+    result = search_tree(wide, *cases[:3])
+    jax.tree.map(np.testing.assert_array_equal, result, search_patiently(wide, *cases[:3]))
+    for sentence, limit in enumerate(cases.limits.tolist()):
+        tree = Tree(cases.logits[sentence])
         found = hypotheses(result, sentence)
-        expected = exhaustive(tree, wide, limit, sentences.forced[sentence])[:beams]
+        expected = exhaustive(tree, wide, limit, cases.forced[sentence])[:beams]
         # Any order among equal scores is right: compare the scores, then each with its tokens.
         np.testing.assert_allclose(
             [h[0] for h in found], [h[0] for h in expected], rtol=1e-5, atol=1e-5
@@ -110,58 +112,71 @@ def check_wide_beam(shape: tuple[int, int, int], settings: dict, **drawn) -> Non
             assert value == pytest.approx(score(wide, log_prob, len(tokens)), rel=1e-5)
 
 
-def check_narrow_beam(vocabulary: int, narrow: Rules, **drawn) -> None:
-    sentences = cases(vocabulary, 5, **drawn)
-    result = search_tree(narrow, *sentences[:3])
+def check_narrow_beam(seed: int) -> None:
+    cases, narrow = any_cases(seed, 2 + seed % 4, 5), any_rules(seed, NARROW)
+    result = search_tree(narrow, *cases[:3])
     if narrow.early_stop == "proven":
-        patient = search_patiently(narrow, *sentences[:3])
-        jax.tree.map(np.testing.assert_array_equal, result, patient)
-    for sentence, limit in enumerate(sentences.limits.tolist()):
-        tree = Tree(sentences.logits[sentence])
+        jax.tree.map(np.testing.assert_array_equal, result, search_patiently(narrow, *cases[:3]))
+    for sentence, limit in enumerate(cases.limits.tolist()):
         found = hypotheses(result, sentence)
-        expected = plain_beam(tree, narrow, limit, sentences.forced[sentence])
+        expected = plain_beam(Tree(cases.logits[sentence]), narrow, limit, cases.forced[sentence])
         assert tokens_of(found) == tokens_of(expected)
         np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5, atol=1e-5)
 
 
-# Vocabulary, greatest limit, and beams enough to lose nothing:
-# 2 * beams >= vocabulary * (vocabulary - 1)^(limit - 1).
-wide = st.sampled_from([(2, 5, 4), (3, 4, 12), (4, 3, 18), (5, 4, 160), (5, 5, 640)])
-
-
 @pytest.mark.slow
 @BY_DAY
-@hypothesis.given(shape=wide, settings=constraints(), **data)
-def test_a_beam_wide_enough_is_exhaustive(shape, settings, seed, exact, prefixes):
-    check_wide_beam(shape, settings, seed=seed, exact=exact, prefixes=prefixes)
+@hypothesis.given(seed=seeds)
+def test_a_beam_wide_enough_is_exhaustive(seed: int):
+    check_wide_beam(seed)
 
 
 @pytest.mark.nightly
 @AT_NIGHT
-@hypothesis.given(shape=wide, settings=constraints(), **data)
-def test_a_beam_wide_enough_is_exhaustive_at_night(shape, settings, seed, exact, prefixes):
-    check_wide_beam(shape, settings, seed=seed, exact=exact, prefixes=prefixes)
+@hypothesis.given(seed=seeds)
+def test_a_beam_wide_enough_is_exhaustive_at_night(seed: int):
+    check_wide_beam(seed)
 
 
 @pytest.mark.slow
 @BY_DAY
-@hypothesis.given(vocabulary=st.integers(2, 5), narrow=any_rules(), **data)
-def test_equals_a_beam_in_plain_python(vocabulary, narrow, seed, exact, prefixes):
-    check_narrow_beam(vocabulary, narrow, seed=seed, exact=exact, prefixes=prefixes)
+@hypothesis.given(seed=seeds)
+def test_equals_a_beam_in_plain_python(seed: int):
+    check_narrow_beam(seed)
 
 
 @pytest.mark.nightly
 @AT_NIGHT
-@hypothesis.given(vocabulary=st.integers(2, 5), narrow=any_rules(), **data)
-def test_equals_a_beam_in_plain_python_at_night(vocabulary, narrow, seed, exact, prefixes):
-    check_narrow_beam(vocabulary, narrow, seed=seed, exact=exact, prefixes=prefixes)
+@hypothesis.given(seed=seeds)
+def test_equals_a_beam_in_plain_python_at_night(seed: int):
+    check_narrow_beam(seed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"penalty": "gnmt", "length_penalty": 2.0},
+        {"penalty": "power", "length_penalty": 1.0, "unfinished": "compete"},
+        {"penalty": "power", "length_penalty": 1.0, "beam_size": 4, "diversity_groups": 2},
+    ],
+)
+def test_stopping_early_changes_nothing_where_stopping_hastily_does(changes: dict):
+    # From the third token on nearly all is certain: what is behind by then may still win by length.
+    logits = tree_logits(1, 500, 3, 5)
+    logits[:, 1 + 3 :] *= 8
+    limits = np.full(500, 5, np.int32)
+    careful, hasty = rules(**changes), rules(**changes, early_stop="likely")
+    result = search_tree(careful, logits, limits)
+    jax.tree.map(np.testing.assert_array_equal, result, search_patiently(careful, logits, limits))
+    other = search_tree(hasty, logits, limits)
+    assert (np.asarray(result.scores) != np.asarray(other.scores)).any(axis=1).sum() >= 30
 
 
 @hypothesis.settings(max_examples=12, derandomize=True)
-@hypothesis.given(seed=st.integers(0, 2**32 - 1), exact=st.booleans())
-def test_greedy_is_argmax(seed, exact):
+@hypothesis.given(seed=st.integers(0, 2**32 - 1))
+def test_greedy_is_argmax(seed):
     # To halves, so that the greatest logit is often shared by several tokens.
-    logits = np.round(2 * tree_logits(seed, 8, 5, 4, exact)) / 2 + 0.0  # no -0.0
+    logits = np.round(2 * tree_logits(seed, 8, 5, 4)) / 2 + 0.0  # no -0.0
     greedy = rules(beam_size=1, length_penalty=0.6)
     result = search_tree(greedy, logits, np.full(8, 4, np.int32))
     for sentence in range(8):

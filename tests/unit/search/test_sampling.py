@@ -110,7 +110,7 @@ def test_draws_have_the_exact_distribution(cut: dict):
 
 def test_whole_hypotheses_have_the_exact_distribution():
     """Over all sequences of a small tree: draws of different steps are independent."""
-    logits = tree_logits(3, 1, 3, 3, exact=False)
+    logits = tree_logits(3, 1, 3, 3)
     tree, draws = Tree(logits[0]), 20_000
     many = jnp.broadcast_to(logits, (draws // 100, *logits.shape[1:]))
     limits = jnp.full((draws // 100,), 3)
@@ -145,7 +145,7 @@ def test_equally_probable_ones_at_the_edge_go_by_their_ids():
 
 
 def test_scores_are_the_models_own_whatever_is_forbidden():
-    logits = tree_logits(5, 30, 4, 5, exact=False)
+    logits = tree_logits(5, 30, 4, 5)
     settings = rules(
         num_samples=4, temperature=2.0, top_k=3, top_p=0.9, min_length=1, no_repeat_ngram=2,
         length_penalty=1.0, penalty="power",
@@ -167,7 +167,7 @@ def test_scores_are_the_models_own_whatever_is_forbidden():
 
 
 def test_a_sample_depends_on_its_key_and_number_only():
-    logits = tree_logits(9, 5, 4, 5, exact=False)
+    logits = tree_logits(9, 5, 4, 5)
     limits = np.array([5, 3, 5, 0, 4], np.int32)
     together = sample_tree(rules(num_samples=4), keys(5), logits, limits)
     order = np.array([3, 0, 4, 2, 1])
@@ -193,7 +193,7 @@ def test_samples_that_came_to_a_dead_end_do_not_exist():
 
 
 def test_in_pieces_as_in_one():
-    logits = tree_logits(9, 5, 4, 5, exact=False)
+    logits = tree_logits(9, 5, 4, 5)
     limits = jnp.array([5, 1, 5, 2, 4])
     settings = rules(num_samples=4)
     whole = sample_tree(settings, keys(5), logits, limits)
@@ -216,7 +216,7 @@ def test_sample_is_its_three_verbs():
         "top_p": 0.9,
     }
     settings = rules(num_samples=4, **options)
-    logits = jnp.asarray(tree_logits(5, 3, 4, 5, exact=False))
+    logits = jnp.asarray(tree_logits(5, 3, 4, 5))
     limits, prefix = jnp.array([5, 4, 3]), jnp.array([[2, 0], [0, 0], [3, 2]])
 
     def verbs(logits):

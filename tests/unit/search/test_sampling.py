@@ -110,7 +110,7 @@ def test_draws_have_the_exact_distribution(cut: dict):
 
 def test_whole_hypotheses_have_the_exact_distribution():
     """Over all sequences of a small tree: draws of different steps are independent."""
-    logits = tree_logits(3, 1, 3, 3)
+    logits = 1.5 * np.random.default_rng(3).normal(size=(1, 13, 3)).astype(np.float32)
     tree, draws = Tree(logits[0]), 20_000
     many = jnp.broadcast_to(logits, (draws // 100, *logits.shape[1:]))
     limits = jnp.full((draws // 100,), 3)

@@ -77,8 +77,20 @@ def project_to_rows(
         product = sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
     else:
         dtype = product_dtype(config)
-        product = _product(flat.astype(dtype), table.T.astype(dtype))
+        product = rows_by_rows(flat.astype(dtype), table.astype(dtype))
     return product.reshape(*x.shape[:-1], -1)
+
+
+def rows_by_rows(a: Float[Array, "R D"], b: Float[Array, "V D"]) -> Float[Array, "R V"]:
+    """``a @ b.T``, float32. Written with a transpose, XLA would not use the CPU's bfloat16 units."""
+    return jnp.einsum("rd,vd->rv", a, b, preferred_element_type=jnp.float32)
+
+
+def columns_by_columns(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
+    """``a.T @ b``, float32. Contracting two axes, XLA uses the CPU's bfloat16 units; one, not."""
+    halves = 2 if a.shape[0] % 2 == 0 else 1
+    a, b = (m.reshape(halves, -1, m.shape[1]) for m in (a, b))
+    return jnp.einsum("hrd,hrf->df", a, b, preferred_element_type=jnp.float32)
 
 
 def look_up(table: Float[Array, "V D"] | Int8Matrix, rows: Array) -> Float[Array, "*rows D"]:
@@ -111,8 +123,8 @@ def _product_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Arra
     # Autodiff would multiply the float32 gradient with widened inputs, which is slow in bfloat16.
     x, matrix = saved
     gradient = gradient.astype(x.dtype)
-    to_x = jnp.matmul(gradient, matrix.T, preferred_element_type=jnp.float32)
-    to_matrix = jnp.matmul(x.T, gradient, preferred_element_type=jnp.float32)
+    to_x = rows_by_rows(gradient, matrix)
+    to_matrix = columns_by_columns(x, gradient)
     return to_x.astype(x.dtype), to_matrix.astype(matrix.dtype)
 
 

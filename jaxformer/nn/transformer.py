@@ -390,4 +390,6 @@ def _scan_layers(layer: Callable, num_layers: int) -> Callable:
         variable_axes={"params": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         length=num_layers,
+        # On CPUs, stacking what the backward pass needs takes longer than compiling every layer.
+        unroll=num_layers if jax.default_backend() == "cpu" else 1,
     )

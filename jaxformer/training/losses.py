@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.nn.projection import columns_by_columns, rows_by_rows
+
 # Logits held at a time: enough rows to fill the matrix units, few enough to stay near the caches.
 _LOGITS_PER_CHUNK = 2**23
 
@@ -52,7 +54,7 @@ def cross_entropy(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _chunked(features, embedding, targets, weights, smoothing):
     """The two sums, for callers that take no gradient."""
-    kernel = embedding.astype(features.dtype)
+    kernel = _transposed(embedding, features.dtype)
 
     def chunk_sums(chunk):
         rows, targets, weights = chunk
@@ -64,18 +66,21 @@ def _chunked(features, embedding, targets, weights, smoothing):
 
 def _forward(features, embedding, targets, weights, smoothing):
     """The two sums and the gradients of the loss, in one pass over the chunks."""
-    kernel = embedding.astype(features.dtype)
+    kernel = _transposed(embedding, features.dtype)
 
     def chunk_gradients(kernel_gradient, chunk):
         rows, targets, weights = chunk
         loss, nll, logits_gradient = _chunk(rows, targets, weights, kernel, smoothing)
         logits_gradient = logits_gradient.astype(kernel.dtype)
-        kernel_gradient += jnp.matmul(logits_gradient.T, rows, preferred_element_type=jnp.float32)
-        return kernel_gradient, (loss, nll, logits_gradient @ kernel)
+        kernel_gradient += columns_by_columns(rows, logits_gradient)
+        features_gradient = rows_by_rows(logits_gradient, kernel).astype(rows.dtype)
+        return kernel_gradient, (loss, nll, features_gradient)
 
     kernel_gradient, (loss, nll, features_gradient) = jax.lax.scan(
-        chunk_gradients, jnp.zeros_like(embedding), (features, targets, weights)
+        chunk_gradients, jnp.zeros_like(embedding.T), (features, targets, weights)
     )
+    # The barrier keeps XLA from folding the transpose into a product that CPUs have no kernel for.
+    kernel_gradient = jax.lax.optimization_barrier(kernel_gradient).T
     return (loss.sum(), nll.sum()), (features_gradient, kernel_gradient)
 
 
@@ -94,10 +99,15 @@ def _backward(smoothing, gradients, cotangents):
 _chunked.defvjp(_forward, _backward)
 
 
+def _transposed(embedding, dtype):
+    """The embedding as [D, V], in which all three products of a chunk are fast on CPUs."""
+    return jax.lax.optimization_barrier(embedding.astype(dtype).T)
+
+
 def _chunk(features, targets, weights, kernel, smoothing):
     """Loss, likelihood, and the loss's gradient by the logits, of one chunk of rows."""
-    vocab_size = kernel.shape[0]
-    logits = jnp.matmul(features, kernel.T, preferred_element_type=jnp.float32)
+    vocab_size = kernel.shape[1]
+    logits = jnp.matmul(features, kernel, preferred_element_type=jnp.float32)
     log_total = jax.nn.logsumexp(logits, axis=-1)
     target_logits = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
     nll = log_total - target_logits

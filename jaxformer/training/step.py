@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.config import Config
 from jaxformer.data.batch import Batch
+from jaxformer.nn.projection import product_dtype
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.losses import cross_entropy
 
@@ -236,7 +237,7 @@ def batch_sums(
             batch.tgt_positions,
             **how,
         )
-        features = decoded.reshape(-1, decoded.shape[-1])
+        features = decoded.reshape(-1, decoded.shape[-1]).astype(product_dtype(module.config))
         projection, bias = module.output_projection()
         if bias is None:
             return features, projection

@@ -16,6 +16,14 @@ CONFIG = config_flags.DEFINE_config_file(
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run: config, tokenizer, checkpoints, metrics."
 )
+COORDINATOR = flags.DEFINE_string(
+    "coordinator",
+    None,
+    "With several processes: HOST:PORT of the first one, or 'auto' where the cluster tells "
+    "(Cloud TPU, SLURM, GKE). The same command runs on every host.",
+)
+PROCESSES = flags.DEFINE_integer("processes", None, "How many processes; not with auto.")
+PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0; not with auto.")
 
 
 def main(argv: list[str]) -> None:
@@ -30,6 +38,7 @@ def main(argv: list[str]) -> None:
         if len(argv) > 1:
             raise UserError(f"expected only --flags: got {argv[1]!r}")
         assert WORKDIR.value is not None  # parse has seen to it
+        _join_processes()
         train(from_dict(CONFIG.value.to_dict()), WORKDIR.value)
     except UserError as error:
         sys.exit(_complain(str(error)))
@@ -53,6 +62,24 @@ def parse(argv: list[str]) -> list[str]:
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         sys.exit(_complain(_one_line(error)))
     return rest
+
+
+def _join_processes() -> None:
+    """Connects the processes of a run on several hosts, if the flags say that there are any."""
+    import jax
+
+    from jaxformer.errors import UserError
+
+    numbers = (PROCESSES.value, PROCESS.value)
+    if COORDINATOR.value in (None, "auto"):
+        if numbers != (None, None):
+            raise UserError("--processes and --process need --coordinator=HOST:PORT")
+        if COORDINATOR.value == "auto":
+            jax.distributed.initialize()
+        return
+    if None in numbers:
+        raise UserError("--coordinator=HOST:PORT needs --processes=N and --process=0 to N-1")
+    jax.distributed.initialize(COORDINATOR.value, *numbers)
 
 
 def _complain(message: str) -> int:

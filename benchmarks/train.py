@@ -1,21 +1,38 @@
-"""Training steps per second, ours and PyTorch's, in one run on one machine; prints one JSON line.
+"""Speed of training, ours and the peers', in one run on one machine: a JSON line per system.
 
-    python benchmarks/train.py --size small --peer /path/to/environment/bin/python
+    python benchmarks/train.py --size base --peers /path/to/environment/bin/python
 
-The peer is an interpreter that has torch (never a dependency of ours). Steps alternate, so that
-both see the same machine. Each is forward, backward and Adam on the same shapes, all tokens real,
-with label smoothing 0.1 and dropout 0.1. ``torch.nn.Transformer`` cannot be built without dropout
-inside attention and feed-forward network, which the paper's model does not have: the peer does that
-little more.
+A step is forward, backward and Adam, with label smoothing 0.1 and dropout 0.1, on the same shapes
+for all, every token real; ours takes its batches from the real loader. Systems wait in processes
+of their own and take turns, step by step, so that all see the same machine. The peers, PyTorch's
+nn.Transformer and Hugging Face's Marian (never dependencies of ours), run under the interpreter
+that --peers names. nn.Transformer also has dropout in attention and feed-forward network, which the
+paper's model does not have and which it cannot be built without: it does that little more.
+
+All get the same settings of malloc: glibc gives large arrays back to the system after every
+operation otherwise, and half of a step is page faults. --malloc default leaves them alone.
+
+A line has, for one system:
+  tokens_per_second  source and target tokens without padding: median, least and most of the steps
+  ratio              the median over that of each peer; above 1 is faster
+  flops_per_second   of the matrix products, counted from the sizes (jaxformer/training/flops.py)
+  mfu                those over the best matrix product of 2,048 x 2,048 seen in this process
+  padding_efficiency, compile_seconds, compilations, peak_memory_mb (of the process), and
+  waiting_for_data   the share of time: ours only
 """
 
 import argparse
 import json
+import os
+import pathlib
+import platform
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 SIZES = {
     "base": {
@@ -26,122 +43,210 @@ SIZES = {
         "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 3,
         "vocab_size": 8_000, "rows": 128, "length": 24,
     },
+    "tiny": {
+        "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1,
+        "vocab_size": 50, "rows": 4, "length": 6,
+    },
 }  # fmt: skip
+OURS = ("ours float32", "ours bfloat16")
+PEERS = ("torch float32", "torch bfloat16", "huggingface float32", "huggingface bfloat16")
+MALLOC = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**35),
+}
+WARM_UP = 3
 
 
 def main() -> None:
-    """Alternates steps of both and prints medians."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--steps", type=int, default=7, help="timed steps (default: %(default)s)")
-    parser.add_argument("--peer", help="a Python interpreter that has torch")
-    parser.add_argument("--be-the-peer", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    size = SIZES[options.size]
-    if options.be_the_peer:
-        serve_torch(size, options.dtype)
+    """Takes steps of all systems in turn and prints a line for each."""
+    options = parse_arguments()
+    if options.worker:
+        serve(our_steps(options.worker, SIZES[options.size]))
         return
-    contestants = {"ours": our_step(size, options.dtype)}
-    if options.peer:
-        contestants["torch"] = torch_step(options)
+    size = SIZES[options.size]
+    contestants = {name: Contestant(name, options) for name in options.systems}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for round_ in range(2 + options.steps):
-        for name, step in contestants.items():
-            taken = step()
-            if round_ >= 2:  # the first two warm up
+    for round_ in range(WARM_UP + options.steps):
+        for name, contestant in contestants.items():
+            taken = contestant.step()
+            if round_ >= WARM_UP:
                 seconds[name].append(taken)
     tokens = 2 * size["rows"] * size["length"]
-    speed = {name: tokens / statistics.median(times) for name, times in seconds.items()}
-    result = {
-        "benchmark": "train",
-        "size": options.size,
-        "dtype": options.dtype,
-        "tokens_per_second": {name: round(value) for name, value in speed.items()},
+    speeds = {name: [tokens / s for s in sorted(taken)] for name, taken in seconds.items()}
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    for name, contestant in contestants.items():
+        line = {"benchmark": "train", "size": options.size, "system": name}
+        line["tokens_per_second"] = {
+            "median": round(medians[name]),
+            "min": round(speeds[name][-1]),
+            "max": round(speeds[name][0]),
+        }
+        peers = [peer for peer in contestants if peer in PEERS and peer != name]
+        line["ratio"] = {peer: round(medians[name] / medians[peer], 3) for peer in peers}
+        print(json.dumps(line | contestant.facts(medians[name] / tokens) | machine(options)))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the model (%(default)s)")
+    parser.add_argument("--steps", type=int, default=7, help="timed steps (%(default)s)")
+    parser.add_argument("--peers", metavar="PYTHON", help="interpreter with torch, transformers")
+    parser.add_argument(
+        "--systems", nargs="+", choices=OURS + PEERS, metavar="NAME", help="only some of them: "
+        + ", ".join(f'"{name}"' for name in OURS + PEERS),
+    )  # fmt: skip
+    parser.add_argument("--malloc", choices=("tuned", "default"), default="tuned")
+    parser.add_argument("--worker", choices=OURS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.systems = options.systems or (OURS + PEERS if options.peers else OURS)
+    if not options.peers and set(options.systems) & set(PEERS):
+        parser.error("these --systems need --peers, the interpreter that has them")
+    return options
+
+
+def machine(options: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "malloc": options.malloc,
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
     }
-    if options.peer:
-        result["ratio"] = round(speed["ours"] / speed["torch"], 3)
-    print(json.dumps(result))
 
 
-def our_step(size: dict[str, int], dtype: str) -> Callable[[], float]:
-    """A function that takes one of our steps and returns the seconds it took."""
+class Contestant:
+    """A system in a process of its own, which takes a step for every line it is sent."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        """Starts it."""
+        here = pathlib.Path(__file__)
+        if name in OURS:
+            command = [sys.executable, str(here), "--worker", name, "--size", options.size]
+        else:
+            peers = here.with_name("train_peers.py")
+            command = [options.peers, str(peers), name, json.dumps(SIZES[options.size])]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | (MALLOC if options.malloc == "tuned" else {}),
+        )
+
+    def step(self) -> float:
+        """The seconds a step took."""
+        return self._ask("step")["seconds"]
+
+    def facts(self, steps_per_second: float) -> dict[str, Any]:
+        """What the process knows about itself."""
+        facts = self._ask("facts")
+        if "flops" in facts:
+            flops = facts.pop("flops") * steps_per_second
+            facts["flops_per_second"] = float(f"{flops:.3g}")
+            facts["mfu"] = round(flops / facts["peak_flops_per_second"], 3)
+        self._process.stdin.close()
+        self._process.wait()
+        return facts
+
+    def _ask(self, what: str) -> dict[str, Any]:
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def serve(system: tuple[Callable[[], None], Callable[[], dict[str, Any]]]) -> None:
+    """Answers lines on standard input until it ends; for the process of a contestant."""
+    step, facts = system
+    for line in sys.stdin:
+        began = time.perf_counter()
+        if line.strip() == "step":
+            step()
+            answer = {"seconds": time.perf_counter() - began}
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            answer = {"peak_memory_mb": peak} | facts()
+        print(json.dumps(answer), flush=True)
+
+
+def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
+    """Functions that take one of our steps, and that tell about them."""
     import jax
     import numpy as np
 
     from jaxformer.config import Config, ModelConfig
-    from jaxformer.data.batch import Batch
+    from jaxformer.data.loader import load_batches
+    from jaxformer.data.plan import bucket_plan
     from jaxformer.nn.transformer import Transformer
+    from jaxformer.training.flops import training_flops
+    from jaxformer.training.mesh import make_mesh, to_devices
     from jaxformer.training.optimizer import make_optimizer
-    from jaxformer.training.step import init_state, make_mesh, make_train_step, to_devices
+    from jaxformer.training.step import init_state, make_train_step
 
-    architecture = {name: size[name] for name in ModelConfig.__dataclass_fields__ if name in size}
+    dtype = name.split()[1]
+    architecture = {
+        field: size[field] for field in ModelConfig.__dataclass_fields__ if field in size
+    }
     config = Config(model=ModelConfig(**architecture, compute_dtype=dtype))
+    rows, length = size["rows"], size["length"]
+    # Pairs as a token store gives them, without BOS and EOS; a few batches of them, over and over.
+    rng = np.random.default_rng(0)
+    store = [
+        rng.integers(4, size["vocab_size"], (2, length - 1), np.int32) for _ in range(4 * rows)
+    ]
+    lengths = np.full(len(store), length)
+    plan = bucket_plan(lengths, lengths, tokens_per_batch=rows * length, seed=0)
+    batches = load_batches(store, plan)
     optimizer, mesh = make_optimizer(config), make_mesh()
     state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
-    train_step = make_train_step(config, optimizer, mesh)
-    shape = (size["rows"], size["length"])
-    rng = np.random.default_rng(0)
-    src, tgt_in, tgt_out = rng.integers(4, size["vocab_size"], (3, *shape), dtype=np.int32)
-    ones = np.ones(shape, np.int32)
-    positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-    batch = to_devices(mesh, Batch(src, ones, positions, tgt_in, tgt_out, ones, positions))
+    first = to_devices(mesh, next(batches))
+    began = time.perf_counter()
+    train_step = make_train_step(config, optimizer, mesh).lower(state, first).compile()
+    compile_seconds = time.perf_counter() - began
+    waited = took = 0.0
 
-    def step() -> float:
-        nonlocal state
+    def step() -> None:
+        nonlocal state, waited, took
         began = time.perf_counter()
+        batch = to_devices(mesh, next(batches))
+        waited += time.perf_counter() - began
         state, metrics = train_step(state, batch)
         jax.block_until_ready(metrics)
-        return time.perf_counter() - began
+        took += time.perf_counter() - began
 
-    return step
+    def facts() -> dict[str, Any]:
+        return {
+            "flops": training_flops(config.model, rows, length, length),
+            "peak_flops_per_second": matrix_product_peak(dtype),
+            "padding_efficiency": plan.efficiency,
+            "compile_seconds": round(compile_seconds, 1),
+            "compilations": 1,  # any other shape would be an error of the compiled program
+            "waiting_for_data": round(waited / took, 4),
+            "jax": jax.__version__,
+        }
 
-
-def torch_step(options: argparse.Namespace) -> Callable[[], float]:
-    """The same of the peer, which waits in a process of its own for its turn."""
-    process = subprocess.Popen(
-        [options.peer, __file__, "--be-the-peer", "--size", options.size, "--dtype", options.dtype],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def step() -> float:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
-
-    return step
+    return step, facts
 
 
-def serve_torch(size: dict[str, int], dtype: str) -> None:
-    """Takes a step of PyTorch for every line on standard input, and prints the seconds."""
-    import torch
+def matrix_product_peak(dtype: str, size: int = 2048) -> float:
+    """Operations a second of the best of twenty products of two square matrices."""
+    import jax
+    import jax.numpy as jnp
 
-    torch.manual_seed(0)
-    embedding = torch.nn.Embedding(size["vocab_size"], size["d_model"])
-    layers = size["num_layers"]
-    model = torch.nn.Transformer(
-        size["d_model"], size["num_heads"], layers, layers, size["d_ff"], 0.1, batch_first=True
-    )
-    parameters = [*embedding.parameters(), *model.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
-    src, tgt_in, tgt_out = torch.randint(
-        4, size["vocab_size"], (3, size["rows"], size["length"])
-    ).unbind()
-    mask = model.generate_square_subsequent_mask(size["length"])
-    for _ in sys.stdin:
+    a = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
+    product(a).block_until_ready()
+    times = []
+    for _ in range(20):
         began = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            features = model(embedding(src), embedding(tgt_in), tgt_mask=mask, tgt_is_causal=True)
-            logits = features @ embedding.weight.T
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), tgt_out.flatten(), label_smoothing=0.1
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(time.perf_counter() - began, flush=True)
+        product(a).block_until_ready()
+        times.append(time.perf_counter() - began)
+    return float(f"{2 * size**3 / min(times):.3g}")
 
 
 if __name__ == "__main__":

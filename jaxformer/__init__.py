@@ -3,11 +3,11 @@
 Names are imported when they are first used, so that ``import jaxformer`` costs nothing and needs
 none of the libraries for text, files and pictures.
 
-Config       Config, ModelConfig, DataConfig, TrainingConfig, SearchConfig, UserError
+Config       Config, ModelConfig, DataConfig, TrainingConfig, MeshConfig, SearchConfig, UserError
 Model        Transformer, Cache, EncoderLayer, DecoderLayer, MultiHeadAttention, FeedForward,
              dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
 Search       beam_search, sample, ensemble, Rules, SamplingRules, BeamResult, gnmt_penalty
-Training     train, TrainState, make_train_step, make_optimizer, inverse_sqrt_schedule,
+Training     train, TrainState, make_train_step, make_mesh, make_optimizer, inverse_sqrt_schedule,
              cross_entropy
 Use          Translator, Hypothesis, quantize, Tokenizer, Batch, Checkpoints
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxformer.checkpoint import Checkpoints as Checkpoints
     from jaxformer.config import Config as Config
     from jaxformer.config import DataConfig as DataConfig
+    from jaxformer.config import MeshConfig as MeshConfig
     from jaxformer.config import ModelConfig as ModelConfig
     from jaxformer.config import SearchConfig as SearchConfig
     from jaxformer.config import TrainingConfig as TrainingConfig
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from jaxformer.search import sample as sample
     from jaxformer.training.loop import train as train
     from jaxformer.training.losses import cross_entropy as cross_entropy
+    from jaxformer.training.mesh import make_mesh as make_mesh
     from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
     from jaxformer.training.optimizer import make_optimizer as make_optimizer
     from jaxformer.training.step import TrainState as TrainState
@@ -54,7 +56,14 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "checkpoint": ["Checkpoints"],
-    "config": ["Config", "ModelConfig", "DataConfig", "TrainingConfig", "SearchConfig"],
+    "config": [
+        "Config",
+        "ModelConfig",
+        "DataConfig",
+        "TrainingConfig",
+        "MeshConfig",
+        "SearchConfig",
+    ],
     "data.batch": ["Batch"],
     "data.tokenizer": ["Tokenizer"],
     "errors": ["UserError"],
@@ -76,6 +85,7 @@ _ROOMS = {
     ],
     "training.loop": ["train"],
     "training.losses": ["cross_entropy"],
+    "training.mesh": ["make_mesh"],
     "training.optimizer": ["inverse_sqrt_schedule", "make_optimizer"],
     "training.step": ["TrainState", "make_train_step"],
 }

@@ -172,6 +172,10 @@ class TrainingConfig:
       label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
       clip_norm: Largest global gradient norm; None, as in the paper, clips nothing.
       accumulation: Micro-batches that one step is computed in. The result does not depend on it.
+      remat: What the backward pass computes again instead of keeping: "none"; "dots", all but the
+        products with parameters; "layer", all but the inputs of layers. Slower, and less memory.
+        The result does not depend on it.
+      moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
       eval_every: Steps between two validations (loss and BLEU); a multiple of checkpoint_every.
@@ -186,6 +190,8 @@ class TrainingConfig:
     label_smoothing: float = 0.1
     clip_norm: float | None = None
     accumulation: int = 1
+    remat: Literal["none", "dots", "layer"] = "none"
+    moments: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     log_every: int = 100
     eval_every: int = 1500
@@ -195,6 +201,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuses a run that could not start or would never report."""
+        _check_choices(self, "training")
         _check_positive(
             self,
             "training",
@@ -221,6 +228,33 @@ class TrainingConfig:
             raise UserError(
                 f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How many ways devices share the work; the product is the number of devices.
+
+    The result of a run does not depend on it. ``docs/scaling.md`` says when which is fast.
+
+    Attributes:
+      data: Parts of the batch; every one has a whole copy of the parameters. -1: all devices that
+        the other two leave.
+      fsdp: Parts of the batch that also share parameters and Adam's moments among them.
+      tensor: Parts of heads, inner layer and vocabulary.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that are no sizes."""
+        sizes = {name: getattr(self, name) for name in ("data", "fsdp", "tensor")}
+        for name, size in sizes.items():
+            if size < 1 and size != -1:
+                raise UserError(f"mesh.{name} must be at least 1, or -1 for the rest: got {size}")
+        if list(sizes.values()).count(-1) > 1:
+            raise UserError(f"only one size of the mesh may be -1: got {sizes}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -325,6 +359,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

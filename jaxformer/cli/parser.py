@@ -52,6 +52,7 @@ def _parser() -> Parser:
         _add_translate,
         _add_score,
         _add_evaluate,
+        _add_evalb,
         _add_average,
         _add_quantize,
         _add_attention,
@@ -174,6 +175,41 @@ def _add_evaluate(commands) -> None:
     decoding.add_prefix_options(command)
 
 
+def _add_evalb(commands) -> None:
+    command = _command(
+        commands,
+        "evalb",
+        "evalb.evalb",
+        "score parse trees, one a line, as the program EVALB does",
+        """
+        jaxformer evalb gold.trees parsed.trees
+
+        jaxformer evalb gold.trees parsed.trees --params COLLINS.prm --json
+        """,
+        workdir=False,
+    )
+    command.add_argument(
+        "gold",
+        type=_file,
+        metavar="GOLD",
+        help="the right trees; an outermost pair of brackets without a label counts as a "
+        "constituent, one labelled TOP does not",
+    )
+    command.add_argument(
+        "test",
+        type=_file,
+        metavar="TEST",
+        help="the parser's, line by line; a blank line for a sentence without a parse",
+    )
+    command.add_argument(
+        "--params",
+        type=_file,
+        metavar="FILE",
+        help="what counts, as a .prm file of EVALB (default: as COLLINS.prm)",
+    )
+    command.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
 def _add_average(commands) -> None:
     command = _command(
         commands,
@@ -190,20 +226,40 @@ def _add_attention(commands) -> None:
         commands,
         "attention",
         "pictures.attention",
-        "translate a sentence and draw where each head looks, as a PNG",
-        'jaxformer attention --workdir runs/numerals "two hundred and seven"',
+        "translate a sentence and show where each head looks, as a web page or a picture",
+        """
+        jaxformer attention --workdir runs/multi30k "A dog runs."     # a page, for a browser
+
+        jaxformer attention --workdir runs/multi30k "A dog runs." --figure 3 --output figure3.svg
+
+        jaxformer attention --workdir runs/multi30k "A dog runs." --heads 1,3 --output heads.png
+        """,
     )
     command.add_argument("sentence", help="source sentence")
     command.add_argument(
+        "--output",
+        type=_file,
+        help="file to write, by its ending: .html, a page of all layers, heads and kinds that "
+        "needs no network; .png or .svg, a picture (default: attention.html in the workdir)",
+    )
+    shown = command.add_argument_group("what to draw, or what the page shows first")
+    shown.add_argument(
         "--kind",
         choices=("encoder", "decoder", "cross"),
-        default="cross",
-        help="encoder or decoder self-attention, or from decoder to encoder (default: %(default)s)",
+        help="encoder or decoder self-attention, or from decoder to encoder (default: cross)",
     )
-    command.add_argument("--layer", type=int, help="layer, from 1 (default: the last)")
-    command.add_argument(
-        "--output", type=_file, help="PNG to write (default: attention.png in the workdir)"
+    shown.add_argument("--layer", type=int, help="layer, from 1 (default: the last)")
+    shown.add_argument(
+        "--heads", type=_numbers, metavar="N,N,...", help="heads, from 1 (default: all)"
     )
+    shown.add_argument(
+        "--figure",
+        type=int,
+        choices=(3, 4, 5),
+        help="the counterpart of this figure of the paper: encoder self-attention as lines, layer "
+        "(default: the last but one), heads and word chosen to resemble it",
+    )
+    shown.add_argument("--word", help="the word that looks, in figures 3 and 4: a source token")
     decoding.add_model_options(command)
     decoding.add_search_options(command)
 
@@ -249,7 +305,9 @@ def _add_import(commands) -> None:
     command.add_argument("directory", type=_file, help="folder of the model")
 
 
-def _command(commands, name: str, run: str, summary: str, example: str) -> Parser:
+def _command(
+    commands, name: str, run: str, summary: str, example: str, *, workdir: bool = True
+) -> Parser:
     lines = [line.removeprefix(8 * " ") for line in example.strip().split("\n")]
     command = commands.add_parser(
         name,
@@ -261,11 +319,23 @@ def _command(commands, name: str, run: str, summary: str, example: str) -> Parse
         # An abbreviation that works today is ambiguous once there is another option.
         allow_abbrev=False,
     )
-    command.add_argument(
-        "--workdir", type=_file, required=True, metavar="DIR", help="folder of a run of train.py"
-    )
+    if workdir:
+        command.add_argument(
+            "--workdir",
+            type=_file,
+            required=True,
+            metavar="DIR",
+            help="folder of a run of train.py",
+        )
     command.set_defaults(run=run, parser=command)
     return command
 
 
 _file = pathlib.Path
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas, in order, each once."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
+    return sorted({int(number) for number in text.split(",")})

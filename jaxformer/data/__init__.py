@@ -5,4 +5,6 @@ Text goes through five stations, a module each: :mod:`~jaxformer.data.corpus` re
 memory-mapped files, :mod:`~jaxformer.data.plan` says which pairs are in which batch, and
 :mod:`~jaxformer.data.loader` reads those pairs and lays them out as a
 :class:`~jaxformer.data.batch.Batch`.
+
+:mod:`~jaxformer.data.trees` turns parse trees into token sequences and back (section 6.3).
 """

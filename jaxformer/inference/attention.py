@@ -1,6 +1,7 @@
 """Looking at attention: the weights of every layer and head on one sentence."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,16 @@ from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
+from jaxformer.plots.attention_page import attention_page, in_frame
+from jaxformer.plots.paper_figures import PaperFigure
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionView:
-    """A translation and the attention behind it.
+    """A translation and the attention behind it; in a notebook, a page to explore it.
 
     Attributes:
+      sentence: The source text.
       translation: The translation, as text.
       source: Source pieces, S, end-of-sentence included.
       target: Target pieces as the decoder was fed them, T, beginning of sentence included.
@@ -26,6 +30,7 @@ class AttentionView:
       cross: Encoder-decoder attention, float32.
     """
 
+    sentence: str
     translation: str
     source: list[str]
     target: list[str]
@@ -42,6 +47,39 @@ class AttentionView:
             keys,
             {"encoder": self.encoder, "decoder": self.decoder}.get(kind, self.cross),
         )
+
+    def page(
+        self,
+        *,
+        kind: str = "cross",
+        layer: int | None = None,
+        heads: Sequence[int] | None = None,
+        figures: Mapping[int, PaperFigure] | None = None,
+        figure: int | None = None,
+    ) -> str:
+        """One HTML file, to be explored in a browser.
+
+        Arguments and errors are those of
+        :func:`~jaxformer.plots.attention_page.attention_page`.
+        """
+        return attention_page(
+            self.source,
+            self.target,
+            self.encoder,
+            self.decoder,
+            self.cross,
+            sentence=self.sentence,
+            translation=self.translation,
+            kind=kind,
+            layer=layer,
+            heads=heads,
+            figures=figures,
+            figure=figure,
+        )
+
+    def _repr_html_(self) -> str:
+        """The page in a sandboxed frame: how notebooks show a view."""
+        return in_frame(self.page())
 
 
 def look(translator: Translator, sentence: str) -> AttentionView:
@@ -68,6 +106,7 @@ def look(translator: Translator, sentence: str) -> AttentionView:
     stacks = jax.device_get(recorded["intermediates"])
     decoder = stacks["decoder"]["layers"]
     return AttentionView(
+        sentence=sentence,
         translation=translator.decode(translation),
         source=[tokenizer.piece(i) for i in source],
         target=[tokenizer.piece(i) for i in target],

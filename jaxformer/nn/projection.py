@@ -9,9 +9,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int8
 
 from jaxformer.config import ModelConfig
+from jaxformer.nn.sharding import whole
+
+# What rematerialisation calls results of :func:`project`, which may be kept while the cheap rest
+# is computed again.
+PRODUCT = "product"
 
 
 class Int8Matrix(NamedTuple):
@@ -59,7 +65,7 @@ def project(
         dtype = product_dtype(config)
         matrix = kernel.reshape(kernel.shape[0], -1).astype(dtype)
         product, outputs = _product(flat.astype(dtype), matrix), kernel.shape[1:]
-    product = product.astype(x.dtype).reshape(*x.shape[:-1], *outputs)
+    product = checkpoint_name(product.astype(x.dtype).reshape(*x.shape[:-1], *outputs), PRODUCT)
     return product if bias is None else product + bias.astype(x.dtype)
 
 
@@ -82,7 +88,7 @@ def project_to_rows(
 
 
 def rows_by_rows(a: Float[Array, "R D"], b: Float[Array, "V D"]) -> Float[Array, "R V"]:
-    """``a @ b.T``, float32. Written with a transpose, XLA would not use the CPU's bfloat16 units."""
+    """``a @ b.T``, float32. With a transpose, XLA would not use the CPU's bfloat16 units."""
     return jnp.einsum("rd,vd->rv", a, b, preferred_element_type=jnp.float32)
 
 
@@ -97,7 +103,7 @@ def look_up(table: Float[Array, "V D"] | Int8Matrix, rows: Array) -> Float[Array
     """Rows of a table, float32."""
     if isinstance(table, Int8Matrix):
         return table.values[rows] * table.scale[rows]
-    return table[rows].astype(jnp.float32)
+    return whole(table)[rows].astype(jnp.float32)
 
 
 def quantise(parameter: Float[Array, "..."], inputs_axis: int) -> Int8Matrix:

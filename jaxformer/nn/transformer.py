@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,10 @@ from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
 from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.positions import sinusoidal_positions
-from jaxformer.nn.projection import Int8Matrix, activation_dtype, look_up, project_to_rows
+from jaxformer.nn.projection import PRODUCT, Int8Matrix, activation_dtype, look_up, project_to_rows
+from jaxformer.nn.sharding import keep_rows_apart
+
+Remat = Literal["none", "dots", "layer"]
 
 
 class Cache(NamedTuple):
@@ -75,6 +78,7 @@ class Encoder(nn.Module):
     """A stack of N encoder layers; their parameters lead with a layer axis."""
 
     config: ModelConfig
+    remat: Remat = "none"
 
     def setup(self) -> None:
         """Creates the layers, and the final norm that pre-norm needs."""
@@ -92,15 +96,19 @@ class Encoder(nn.Module):
         """Runs the stack."""
 
         def layer(module: EncoderLayer, x: Float[Array, "B S D"]):
-            return module(x, mask, rows=rows, deterministic=deterministic), None
+            how = {"rows": rows, "deterministic": deterministic}
+            return module(keep_rows_apart(x), mask, **how), None
 
-        return self.norm(_scan_layers(layer, self.config.num_layers)(self.layers, x)[0])
+        return keep_rows_apart(
+            self.norm(_scan_layers(layer, self.config.num_layers, self.remat)(self.layers, x)[0])
+        )
 
 
 class Decoder(nn.Module):
     """A stack of N decoder layers; their parameters lead with a layer axis."""
 
     config: ModelConfig
+    remat: Remat = "none"
 
     def setup(self) -> None:
         """Creates the layers, and the final norm that pre-norm needs."""
@@ -121,9 +129,11 @@ class Decoder(nn.Module):
 
         def layer(module: DecoderLayer, x: Float[Array, "B T D"]):
             how = {"rows": rows, "deterministic": deterministic}
-            return module(x, encoded, self_mask, cross_mask, **how), None
+            return module(keep_rows_apart(x), encoded, self_mask, cross_mask, **how), None
 
-        return self.norm(_scan_layers(layer, self.config.num_layers)(self.layers, x)[0])
+        return keep_rows_apart(
+            self.norm(_scan_layers(layer, self.config.num_layers, self.remat)(self.layers, x)[0])
+        )
 
     def init_cache(
         self,
@@ -200,9 +210,14 @@ class Transformer(nn.Module):
     >>> params = model.init(jax.random.key(0), src, tgt_in)["params"]
     >>> model.apply({"params": params}, src, tgt_in).shape
     (1, 2, 11)
+
+    Attributes:
+      config: Its sizes.
+      remat: What a backward pass computes again instead of keeping it; see ``TrainingConfig``.
     """
 
     config: ModelConfig
+    remat: Remat = "none"
 
     def setup(self) -> None:
         """Creates the stacks, the embeddings, one and the same if tied, and the positions."""
@@ -227,8 +242,8 @@ class Transformer(nn.Module):
             self.src_positions = self.tgt_positions = sinusoidal_positions(c.max_length, c.d_model)
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)
-        self.encoder = Encoder(c)
-        self.decoder = Decoder(c)
+        self.encoder = Encoder(c, self.remat)
+        self.decoder = Decoder(c, self.remat)
 
     def __call__(
         self,
@@ -384,12 +399,17 @@ def _check_length(what: str, length: int, longest: int) -> None:
         )
 
 
-def _scan_layers(layer: Callable, num_layers: int) -> Callable:
+def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
+    if remat != "none":
+        policy = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+        layer = nn.remat(layer, prevent_cse=False, policy=policy if remat == "dots" else None)
+    # On CPUs, stacking what the backward pass needs takes longer than compiling every layer. But
+    # in one piece of code the compiler would find that what is computed again is there already.
+    unrolled = jax.default_backend() == "cpu" and remat == "none"
     return nn.scan(
         layer,
         variable_axes={"params": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         length=num_layers,
-        # On CPUs, stacking what the backward pass needs takes longer than compiling every layer.
-        unroll=num_layers if jax.default_backend() == "cpu" else 1,
+        unroll=num_layers if unrolled else 1,
     )

@@ -26,8 +26,9 @@ def attention_map(
     keys: Sequence[str],
     path: pathlib.Path,
     title: str,
+    names: Sequence[int] | None = None,
 ) -> None:
-    """Draws the attention weights of one layer as a PNG, one panel for each head.
+    """Draws the attention weights of one layer as a PNG or SVG, one panel for each head.
 
     Rows are the positions that look, columns those that are looked at. All heads share one colour
     scale, from 0 to the largest weight. SentencePiece's mark for a space, U+2581, is shown as a
@@ -37,8 +38,9 @@ def attention_map(
       weights: Probabilities over keys for each query.
       queries: T labels, from the top.
       keys: S labels, from the left.
-      path: The PNG; replaced as a whole.
+      path: The picture, an SVG if it ends in ``.svg``, else a PNG; replaced as a whole.
       title: Written above; may have several lines.
+      names: Numbers of the heads, for the titles of the panels; None: from 1.
 
     Raises:
       ValueError: The labels do not fit the weights.
@@ -49,6 +51,7 @@ def attention_map(
             f"labels, at least one of each: got {list(weights.shape)}"
         )
     heads = len(weights)
+    names = range(1, heads + 1) if names is None else names
     across = min(heads, _ACROSS)
     width, height = (_side(len(labels), across) for labels in (keys, queries))
     largest = np.max(weights, initial=0.0, where=np.isfinite(weights)) or 1.0
@@ -60,7 +63,7 @@ def attention_map(
                 axes.remove()
                 continue
             image = axes.imshow(weights[head], "magma_r", aspect="auto", vmin=0, vmax=largest)
-            axes.set_title(f"head {head + 1}", fontsize=8, color=figure.GREY)
+            axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GREY)
             _label(axes.xaxis, keys if head + across >= heads else [], width, rotation=90)
             _label(axes.yaxis, queries if head % across == 0 else [], height, rotation=0)
         page_width, page_height = page.get_size_inches()
@@ -78,7 +81,7 @@ def _side(labels: int, across: int) -> float:
 def _page_size(heads: int, queries: Sequence[str], keys: Sequence[str]) -> tuple[float, float]:
     """Width and height in inches: the panels, their labels, colour bar and title."""
     across = min(heads, _ACROSS)
-    left, below = (_CHARACTER * max(map(len, map(_readable, side))) for side in (queries, keys))
+    left, below = (_CHARACTER * max(map(len, map(readable, side))) for side in (queries, keys))
     labelled = 2 if heads % across else 1  # rows with labels below: a short last row bares two
     return (
         across * (_side(len(keys), across) + 0.1) + left + 1.0,
@@ -93,7 +96,7 @@ def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> Non
     shown = range(0, len(pieces), every)
     axis.set_ticks(
         list(shown),
-        [_readable(pieces[i]) for i in shown],
+        [readable(pieces[i]) for i in shown],
         fontsize=min(7.0, 0.8 * points * every),
         rotation=rotation,
         parse_math=False,
@@ -101,7 +104,8 @@ def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> Non
     axis.set_tick_params(length=0)
 
 
-def _readable(piece: str) -> str:
+def readable(piece: str) -> str:
+    """A label that can be drawn, of at most 16 characters; a space is shown as a middle dot."""
     label = figure.drawable(piece.replace("▁", "·"))
     return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
 

@@ -70,14 +70,21 @@ def drawable(text: str) -> str:
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Writes the figure as PNG for print (200 dots per inch), whole or not at all.
+    """Writes the figure for print, whole or not at all: SVG if the name says so, else PNG.
+
+    A PNG has 200 dots per inch. The letters of an SVG are outlines, so that it looks the same
+    everywhere, and the same figure gives the same file.
 
     Raises:
       OSError: The file cannot be written; an older one stays as it was.
     """
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=200)
-    write_file(path, png.getvalue())
+    content = io.BytesIO()
+    if path.suffix.lower() == ".svg":
+        with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "jaxformer"}):
+            figure.savefig(content, format="svg", metadata={"Date": None})
+    else:
+        figure.savefig(content, format="png", dpi=200)
+    write_file(path, content.getvalue())
 
 
 @functools.cache

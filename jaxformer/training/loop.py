@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxformer import config as config_lib
@@ -26,7 +28,9 @@ from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.nn.transformer import Transformer
+from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset, open_dataset
+from jaxformer.training.mesh import make_mesh, row_part, row_shards, to_devices
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.step import (
@@ -34,19 +38,17 @@ from jaxformer.training.step import (
     TrainState,
     abstract_state,
     init_state,
-    make_mesh,
     make_train_step,
-    to_devices,
 )
 from jaxformer.training.validation import Validation
-from jaxformer.workdir import Workdir, use_compilation_cache
+from jaxformer.workdir import Workdir, code_digest, use_compilation_cache
 
 # A run in which this many steps in a row had NaN or Inf gradients does not recover by itself.
 _MOST_SKIPPED_IN_ROW = 10
 
 # What may differ when a run goes on.
 _MAY_CHANGE = {
-    *("train", "valid", "directory", "steps", "accumulation", "keep_checkpoints"),
+    *("train", "valid", "directory", "steps", "accumulation", "remat", "keep_checkpoints"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
 }
 
@@ -66,17 +68,18 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
     folder = Workdir(pathlib.Path(workdir))
-    if jax.process_count() > 1:
-        raise UserError(f"training runs in one process for now: got {jax.process_count()}")
     if config.model.compute_dtype == "int8":
         raise UserError(
             "model.compute_dtype=int8 is only to decode with: train in float32 or bfloat16, then "
             "round the parameters with jaxformer quantize"
         )
     use_compilation_cache()
+    hosts.check_agreement({"config": _digest(config), "jaxformer": code_digest()})
     _check_claim(folder, config)
-    data = open_dataset(config, folder)
-    mesh = make_mesh()
+    with hosts.first_before_others("data"):
+        data = open_dataset(config, folder)
+    hosts.check_agreement(data.identity)
+    mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config)
     model = Transformer(config.model)
     with Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints:
@@ -86,7 +89,8 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         else:
             _check_vocabulary(folder, data, restored.metadata)
             state = restored.state
-        _claim(folder, config, data)
+        if hosts.is_first():
+            _claim(folder, config, data)
         start = int(state.step)
         with Reporter(folder, start=start, steps=config.training.steps) as reporter:
             _introduce(reporter, config, data, mesh, state, start)
@@ -120,7 +124,7 @@ class Run:
                 self.checkpoints.check()
                 window.add(step, metrics)
                 self.reporter.advance(step)
-                last, stop = step == training.steps, bool(stopped)
+                last, stop = step == training.steps, _asked_to_stop(stopped, step)
                 if step % training.log_every == 0 or last:
                     self.report(state, window)
                 if step % training.checkpoint_every == 0 or last or stop:
@@ -134,8 +138,9 @@ class Run:
                         self.save(step, state, score)
                 if stop:
                     self.checkpoints.wait()
+                    name = stopped[0].name if stopped else "SIGTERM"
                     raise KeyboardInterrupt(
-                        f"{stopped[0].name}: step {step} is saved; the same command goes on there"
+                        f"{name}: step {step} is saved; the same command goes on there"
                     )
         self.checkpoints.wait()
         return state
@@ -164,16 +169,19 @@ class Run:
     @property
     def row_multiple(self) -> int:
         """What the rows of a batch must be divisible by."""
-        return self.mesh.size * self.config.training.accumulation
+        return row_shards(self.mesh) * self.config.training.accumulation
 
     def batches(self, start: int) -> Iterator[Batch]:
         """The batches of the remaining steps, on the devices."""
+        part, parts = row_part(self.mesh)
         local = load_batches(
             self.data.train,
             self.data.plan,
             start=start,
             stop=self.config.training.steps,
             row_multiple=self.row_multiple,
+            process_index=part,
+            process_count=parts,
         )
         return map(functools.partial(to_devices, self.mesh), local)
 
@@ -271,11 +279,23 @@ def _skipped(store: TokenStore, max_length: int) -> str:
     )
 
 
+def _digest(config: Config) -> str:
+    return hashlib.sha256(json.dumps(config_lib.to_dict(config)).encode()).hexdigest()
+
+
+def _asked_to_stop(stopped: list[signal.Signals], step: int) -> bool:
+    """Whether the run ends after this step: on several hosts, the same step for all of them."""
+    if jax.process_count() == 1:
+        return bool(stopped)
+    return multihost_utils.reached_preemption_sync_point(step)
+
+
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[signal.Signals]]:
     """A list into which SIGTERM (preemption) or SIGINT goes, instead of ending the process.
 
-    A second signal ends the process all the same.
+    A second signal ends the process all the same. With several processes jax watches for SIGTERM,
+    and lets them agree on a step.
     """
     received: list[signal.Signals] = []
 
@@ -284,8 +304,9 @@ def _stop_signals() -> Iterator[list[signal.Signals]]:
             raise KeyboardInterrupt("stopped at once; the same command goes on")
         received.append(signal.Signals(number))
 
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # only the main thread may install handlers
+    # Only the main thread may install handlers.
+    if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
+        yield received
         return
     old = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -42,13 +42,11 @@ def cross_entropy(
     padding = -rows % chunk
     features = jnp.pad(features, ((0, padding), (0, 0)))
     targets, weights = jnp.pad(targets, (0, padding)), jnp.pad(weights, (0, padding))
-    return _chunked(
-        features.reshape(-1, chunk, features.shape[1]),
-        embedding,
-        targets.reshape(-1, chunk),
-        weights.reshape(-1, chunk),
-        smoothing,
+    # A chunk takes rows from end to end: on several devices, each then has its part of every chunk.
+    features, targets, weights = (
+        a.reshape(chunk, -1, *a.shape[1:]).swapaxes(0, 1) for a in (features, targets, weights)
     )
+    return _chunked(features, embedding, targets, weights, smoothing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -109,10 +107,10 @@ def _chunk(features, targets, weights, kernel, smoothing):
     vocab_size = kernel.shape[1]
     logits = jnp.matmul(features, kernel, preferred_element_type=jnp.float32)
     log_total = jax.nn.logsumexp(logits, axis=-1)
-    target_logits = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    nll = log_total - target_logits
-    loss = (1 - smoothing) * nll + smoothing * (log_total - logits.mean(axis=-1))
+    # A sum instead of an index: where the vocabulary is split over devices, none has all of it.
     is_target = jnp.arange(vocab_size) == targets[:, None]
+    nll = log_total - jnp.where(is_target, logits, 0.0).sum(axis=-1)
+    loss = (1 - smoothing) * nll + smoothing * (log_total - logits.mean(axis=-1))
     probabilities = jnp.exp(logits - log_total[:, None])
     gradient = probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
     return (weights * loss).sum(), (weights * nll).sum(), weights[:, None] * gradient

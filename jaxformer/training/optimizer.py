@@ -1,7 +1,9 @@
 """Adam and the learning rate of section 5.3, as an optax chain."""
 
+import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 
 from jaxformer.config import Config
 
@@ -33,10 +35,29 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     schedule = inverse_sqrt_schedule(
         config.model.d_model, training.warmup_steps, training.learning_rate_scale
     )
+    adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
     parts = [
-        optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9),
+        adam if training.moments == "float32" else _kept_in_bfloat16(adam),
         optax.scale_by_learning_rate(schedule),
     ]
     if training.clip_norm is not None:
         parts.insert(0, optax.clip_by_global_norm(training.clip_norm))
     return optax.chain(*parts)
+
+
+def _kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Rounds the state of ``inner`` between steps; what it computes stays float32."""
+
+    def cast(state: PyTree, dtype: str) -> PyTree:
+        return jax.tree.map(
+            lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, state
+        )
+
+    def init(params: PyTree) -> PyTree:
+        return cast(inner.init(params), "bfloat16")
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        updates, state = inner.update(updates, cast(state, "float32"), params)
+        return updates, cast(state, "bfloat16")
+
+    return optax.GradientTransformation(init, update)

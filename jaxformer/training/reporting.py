@@ -3,6 +3,8 @@
 import contextlib
 import json
 import math
+import os
+import pathlib
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from tqdm import tqdm
 
 from jaxformer.config import Config
 from jaxformer.files import write_file
+from jaxformer.training.hosts import is_first
 from jaxformer.training.optimizer import inverse_sqrt_schedule
 from jaxformer.training.step import Metrics
 from jaxformer.workdir import Workdir
@@ -22,7 +25,8 @@ from jaxformer.workdir import Workdir
 class Reporter:
     """Reports to the terminal, to ``metrics.jsonl`` and, with the extra, to TensorBoard.
 
-    A terminal gets a bar; a file or a pipe gets plain lines.
+    A terminal gets a bar; a file or a pipe gets plain lines. Of several processes only the first
+    reports.
     """
 
     def __init__(self, folder: Workdir, *, start: int, steps: int) -> None:
@@ -33,10 +37,10 @@ class Reporter:
             initial=start,
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=not (sys.stderr.isatty() and is_first()),
         )
         self._lines = _open_metrics(folder, start)
-        self._tensorboard = _open_tensorboard(folder, start)
+        self._tensorboard = _open_tensorboard(folder, start) if is_first() else None
 
     def __enter__(self) -> "Reporter":
         """Nothing to do: files were opened on construction."""
@@ -51,7 +55,8 @@ class Reporter:
 
     def say(self, message: str) -> None:
         """Prints one line, above the bar if there is one."""
-        tqdm.write(message, file=sys.stderr)
+        if is_first():
+            tqdm.write(message, file=sys.stderr)
 
     def advance(self, step: int) -> None:
         """Moves the bar."""
@@ -158,6 +163,8 @@ def loss_means(metrics: list[Metrics]) -> dict[str, float]:
 
 def _open_metrics(folder: Workdir, start: int) -> IO[str]:
     """Drops reports from after the checkpoint that the run resumes from, and a torn last line."""
+    if not is_first():
+        return pathlib.Path(os.devnull).open("w", encoding="utf-8")
     kept = []
     if folder.metrics.exists():
         for line in folder.metrics.read_text(encoding="utf-8", errors="replace").split("\n"):

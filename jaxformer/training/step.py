@@ -6,13 +6,14 @@ same step, also on batches whose rows are of uneven length.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from flax import linen as nn
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.config import Config
@@ -20,8 +21,14 @@ from jaxformer.data.batch import Batch
 from jaxformer.nn.projection import product_dtype
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.losses import cross_entropy
-
-DATA_AXIS = "data"
+from jaxformer.training.mesh import (
+    DATA_AXIS,
+    RULES,
+    replicated,
+    rows_split,
+    split_over,
+    sum_over_data,
+)
 
 
 class TrainState(NamedTuple):
@@ -60,36 +67,12 @@ class Metrics(NamedTuple):
     skipped: Int[Array, ""]
 
 
-def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """All devices (or those given) along one axis, "data"."""
-    devices = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), (DATA_AXIS,), (AxisType.Auto,), devices=devices)
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of parameters and optimizer state: a whole copy on every device."""
-    return NamedSharding(mesh, PartitionSpec())
-
-
-def data_sharded(mesh: Mesh) -> NamedSharding:
-    """The sharding of batches: rows split over the devices."""
-    return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
-
-
-def to_devices(mesh: Mesh, batch: Batch) -> Batch:
-    """This process's rows of a batch, as its part of the global batch on the devices."""
-    sharding = data_sharded(mesh)
-    return jax.tree.map(
-        lambda local: jax.make_array_from_process_local_data(sharding, local), batch
-    )
-
-
 def init_state(
     model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
 ) -> TrainState:
-    """Fresh parameters and optimizer state on every device of the mesh."""
+    """Fresh parameters and optimizer state, split over the mesh; the values do not depend on it."""
     create = functools.partial(_create_state, model, optimizer, seed)
-    return jax.jit(create, out_shardings=replicated(mesh))()
+    return jax.jit(create, out_shardings=split_over(mesh, jax.eval_shape(create)))()
 
 
 def abstract_state(
@@ -98,7 +81,9 @@ def abstract_state(
     """Shapes, dtypes and shardings of :func:`init_state`; nothing is computed."""
     shapes = jax.eval_shape(functools.partial(_create_state, model, optimizer, seed=0))
     return jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=replicated(mesh)), shapes
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        split_over(mesh, shapes),
     )
 
 
@@ -116,24 +101,20 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The jitted step: forward, backward, one psum, Adam. The given state is donated.
 
-    The batch's rows must be divisible by devices times ``config.training.accumulation``. A step
-    whose gradients are not finite leaves parameters and optimizer state as they were, on all
-    devices alike.
+    The batch's rows must be divisible by the mesh's parts of rows (:func:`row_shards`) times
+    ``config.training.accumulation``. A step whose gradients are not finite leaves parameters and
+    optimizer state as they were, on all devices alike.
     """
     training = config.training
 
-    def gradients_over_devices(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
+    def gradients_on_part(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
         size = batch.src.shape[0]
         rows = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
-        sums = _local_gradients(config, _varying(params), batch, rows, key)
-        return jax.lax.psum(sums, DATA_AXIS)
+        with nn.logical_axis_rules(tuple(RULES.items())):
+            return _local_gradients(config, params, batch, rows, key)
 
-    gradients_and_metrics = jax.shard_map(
-        gradients_over_devices,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec(DATA_AXIS), PartitionSpec()),
-        out_specs=PartitionSpec(),
-        axis_names={DATA_AXIS},
+    gradients_and_metrics = sum_over_data(
+        mesh, gradients_on_part, (PartitionSpec(DATA_AXIS), PartitionSpec())
     )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -158,20 +139,25 @@ def make_train_step(
         )
         return state, metrics._replace(skipped=now)
 
-    whole = replicated(mesh)
+    layout = _layout(abstract_state(Transformer(config.model), optimizer, mesh))
     return jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(whole, data_sharded(mesh)),
-        out_shardings=(whole, whole),
+        in_shardings=(layout, rows_split(mesh)),
+        out_shardings=(layout, replicated(mesh)),
     )
+
+
+def _layout(state: PyTree) -> PyTree:
+    return jax.tree.map(lambda shape: shape.sharding, state)
 
 
 def _local_gradients(
     config: Config, params: PyTree, batch: Batch, rows: Int[Array, " B"], key: Array
 ) -> tuple[PyTree, Metrics]:
     """Sums of gradients and metrics over this device's micro-batches."""
-    model, training = Transformer(config.model), config.training
+    training = config.training
+    model = Transformer(config.model, training.remat)
 
     def sums(params: PyTree, batch: Batch, rows: Int[Array, " B"]) -> tuple[Array, Metrics]:
         dropout = {"rows": rows, "deterministic": False, "rngs": {"dropout": key}}
@@ -186,8 +172,9 @@ def _local_gradients(
         gradients, metrics = gradients_of(params, *part)
         return jax.tree.map(jnp.add, total, gradients), metrics
 
+    # Every so-many-th row, so that each part has rows of every device.
     parts = jax.tree.map(
-        lambda a: a.reshape(training.accumulation, -1, *a.shape[1:]), (batch, rows)
+        lambda a: a.reshape(-1, training.accumulation, *a.shape[1:]).swapaxes(0, 1), (batch, rows)
     )
     total, metrics = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), parts)
     return total, jax.tree.map(lambda a: a.sum(0), metrics)
@@ -198,18 +185,12 @@ def make_eval_step(config: Config, mesh: Mesh) -> Callable[[PyTree, Batch], Metr
     model, smoothing = Transformer(config.model), config.training.label_smoothing
 
     def sums(params: PyTree, batch: Batch) -> Metrics:
-        metrics = batch_sums(model, _varying(params), batch, smoothing)
-        return jax.lax.psum(metrics, DATA_AXIS)
+        with nn.logical_axis_rules(tuple(RULES.items())):
+            return batch_sums(model, params, batch, smoothing)
 
     return jax.jit(
-        jax.shard_map(
-            sums,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(DATA_AXIS)),
-            out_specs=PartitionSpec(),
-            axis_names={DATA_AXIS},
-        ),
-        in_shardings=(replicated(mesh), data_sharded(mesh)),
+        sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),
+        in_shardings=(None, rows_split(mesh)),
         out_shardings=replicated(mesh),
     )
 
@@ -259,15 +240,3 @@ def batch_sums(
     source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
     target_tokens = real.sum(dtype=jnp.int32)
     return Metrics(loss, nll, target_tokens, source_tokens, jnp.zeros_like(target_tokens))
-
-
-def _varying(params: PyTree) -> PyTree:
-    """Marks replicated values as differing between devices, so that gradients stay local.
-
-    Otherwise autodiff inside shard_map sums them over the devices by itself, and our own psum
-    would count everything once per device.
-    """
-    if hasattr(jax.lax, "pcast"):
-        return jax.tree.map(lambda a: jax.lax.pcast(a, DATA_AXIS, to="varying"), params)
-    pvary = vars(jax.lax)["pvary"]  # its name before jax 0.8
-    return jax.tree.map(lambda a: pvary(a, DATA_AXIS), params)

@@ -1,6 +1,7 @@
 """Validation while training: loss, perplexity, BLEU and exact matches."""
 
 import operator
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -10,9 +11,11 @@ from jaxformer.config import Config
 from jaxformer.data.loader import load_batches
 from jaxformer.evaluation.report import corpus_bleu
 from jaxformer.inference.translator import Translator
+from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset
+from jaxformer.training.mesh import row_part, row_shards, to_devices
 from jaxformer.training.reporting import loss_means
-from jaxformer.training.step import make_eval_step, to_devices
+from jaxformer.training.step import make_eval_step
 
 
 class Validation:
@@ -26,19 +29,31 @@ class Validation:
     def __call__(self, params: PyTree) -> dict[str, float]:
         """Loss and perplexity; BLEU and exact match in %, if sentences are set aside for them."""
         plan = self._data.valid_plan
+        part, parts = row_part(self._mesh)
         batches = load_batches(
             self._data.valid,
             plan,
             stop=plan.batches_per_epoch,
-            row_multiple=self._mesh.size,
+            row_multiple=row_shards(self._mesh),
+            process_index=part,
+            process_count=parts,
         )
         metrics = [self._eval_step(params, to_devices(self._mesh, batch)) for batch in batches]
         values = loss_means(jax.device_get(metrics))
         if self._data.valid_text:
             sources, references = zip(*self._data.valid_text, strict=True)
-            translator = Translator(self._config, params, self._data.tokenizer)
-            translations = translator.translate(sources, name="validation")
+            translations = self._translate(params, sources)
             values["bleu"] = corpus_bleu(translations, references)
             same = sum(map(operator.eq, translations, references))
             values["exact_match"] = 100 * same / len(references)
         return values
+
+    def _translate(self, params: PyTree, sources: Sequence[str]) -> list[str]:
+        """Translates on one device of each process, each its share of the sentences."""
+        if self._mesh.size > 1:
+            params = hosts.on_this_host(params)
+        translator = Translator(self._config, params, self._data.tokenizer)
+        share = -(-len(sources) // jax.process_count())
+        first = jax.process_index() * share
+        mine = translator.translate(sources[first : first + share], name="validation")
+        return [text for texts in hosts.everyones(mine) for text in texts]

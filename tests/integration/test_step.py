@@ -1,6 +1,8 @@
 """Any number of devices, and any accumulation, computes the same step: on ragged batches."""
 
 import dataclasses
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.config import Config, ModelConfig, TrainingConfig
+from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch, make_batch
+from jaxformer.errors import UserError
 from jaxformer.nn.transformer import Transformer
+from jaxformer.training.mesh import make_mesh, rows_split
+from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import (
+    abstract_state,
     batch_sums,
-    data_sharded,
     init_state,
     make_eval_step,
-    make_mesh,
     make_train_step,
 )
 
@@ -43,16 +47,16 @@ def ragged_batch(seed=0):
     return Batch(*src, tgt[0], tgt_out, *tgt[1:])
 
 
-def one_step(devices, accumulation=1, config=CONFIG, batch=None):
+def one_step(devices, accumulation=1, config=CONFIG, batch=None, mesh=None):
     """The state after one step on that many devices; plain SGD shows the gradients themselves."""
     config = dataclasses.replace(
         config, training=dataclasses.replace(config.training, accumulation=accumulation)
     )
     optimizer = optax.sgd(1.0)
-    mesh = make_mesh(jax.devices()[:devices])
+    mesh = make_mesh(mesh, jax.devices()[:devices])
     state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
     before = jax.device_get(state.params)
-    batch = jax.device_put(ragged_batch() if batch is None else batch, data_sharded(mesh))
+    batch = jax.device_put(ragged_batch() if batch is None else batch, rows_split(mesh))
     state, metrics = make_train_step(config, optimizer, mesh)(state, batch)
     gradients = jax.tree.map(np.subtract, before, jax.device_get(state.params))
     return state, gradients, jax.device_get(metrics)
@@ -87,6 +91,102 @@ def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accu
     assert_same(gradients, reference[1])
 
 
+@pytest.mark.parametrize("remat", ["dots", "layer"])
+def test_rematerialisation_changes_memory_and_nothing_else(reference, remat):
+    training = dataclasses.replace(CONFIG.training, remat=remat)
+    config = dataclasses.replace(CONFIG, training=training)
+    _, gradients, metrics = one_step(2, config=config)
+    np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
+    assert_same(gradients, reference[1])
+
+
+def test_rematerialisation_saves_memory():
+    """Of a deep model, whose activations are what fills the memory."""
+    needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]
+    assert needed[0] > 1.3 * needed[1] > 1.5 * needed[2], needed
+
+
+def temporary_memory(remat):
+    config = dataclasses.replace(
+        CONFIG,
+        model=dataclasses.replace(CONFIG.model, num_layers=8, d_model=64, d_ff=256),
+        training=dataclasses.replace(CONFIG.training, remat=remat),
+    )
+    mesh, optimizer = make_mesh(devices=jax.devices()[:1]), optax.sgd(1.0)
+    state = abstract_state(Transformer(config.model), optimizer, mesh)
+    ids = jax.ShapeDtypeStruct((16, 32), np.int32)
+    step = make_train_step(config, optimizer, mesh).lower(state, Batch(*[ids] * 7)).compile()
+    return step.memory_analysis().temp_size_in_bytes
+
+
+# Every split of eight devices, and some of four and two.
+SPLITS = [
+    *((d, f, 8 // d // f) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if d * f <= 8),
+    *((2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 4, 1), (1, 1, 4), (1, 2, 1), (1, 1, 2)),
+]
+DIVISIBLE = dataclasses.replace(
+    CONFIG, model=dataclasses.replace(CONFIG.model, vocab_size=40, num_heads=8)
+)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("data", "fsdp", "tensor"), SPLITS)
+def test_the_mesh_does_not_change_loss_or_gradients(data, fsdp, tensor):
+    mesh = MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
+    _, expected, expected_metrics = divisible_reference()
+    state, gradients, metrics = one_step(data * fsdp * tensor, config=DIVISIBLE, mesh=mesh)
+    np.testing.assert_allclose(metrics.loss, expected_metrics.loss, rtol=1e-6)
+    assert_same(gradients, expected)
+    inner = state.params["decoder"]["layers"]["feed_forward"]["inner"]
+    assert inner.addressable_shards[0].data.shape == (2, 16 // fsdp, 24 // tensor)
+
+
+@functools.cache
+def divisible_reference():
+    return one_step(1, config=DIVISIBLE)
+
+
+@pytest.mark.parametrize("tensor", [4, 8])
+def test_what_cannot_be_split_evenly_is_not_split(reference, tensor):
+    mesh = MeshConfig(data=-1, fsdp=1, tensor=tensor)  # for 37 words, and for 4 heads
+    state, gradients, _ = one_step(8, mesh=mesh)
+    assert_same(gradients, reference[1])
+    assert state.params["embedding"].addressable_shards[0].data.shape == (37, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (4, 2, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8), (2, 1, 4)])
+def test_weights_after_twenty_steps_do_not_depend_on_the_mesh(mesh):
+    np.testing.assert_array_less(
+        relative_distance(twenty_steps(mesh), twenty_steps((1, 1, 1))), 1e-4
+    )
+
+
+@functools.cache
+def twenty_steps(sizes):
+    """Parameters after twenty steps of Adam with dropout."""
+    optimizer = make_optimizer(DIVISIBLE)
+    mesh = make_mesh(
+        MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]), jax.devices()[: math.prod(sizes)]
+    )
+    state = init_state(Transformer(DIVISIBLE.model), optimizer, mesh, seed=0)
+    train_step = make_train_step(DIVISIBLE, optimizer, mesh)
+    for seed in range(20):
+        state, _ = train_step(state, jax.device_put(ragged_batch(seed), rows_split(mesh)))
+    return jax.device_get(state.params)
+
+
+def relative_distance(actual, expected):
+    """The norm of the difference of two trees over the norm of one of them."""
+    difference = optax.tree.norm(jax.tree.map(np.subtract, actual, expected))
+    return float(difference / optax.tree.norm(expected))
+
+
+def test_a_mesh_that_does_not_fit_the_devices_is_refused():
+    with pytest.raises(UserError, match=r"mesh.tensor=3 do not fit 8 device"):
+        make_mesh(MeshConfig(data=-1, tensor=3))
+
+
 @pytest.mark.smoke
 def test_gradient_is_that_of_the_mean_over_all_tokens():
     """The step's gradient against autodiff of the loss written down in one line, no dropout."""
@@ -101,7 +201,7 @@ def test_gradient_is_that_of_the_mean_over_all_tokens():
         smoothed = 0.9 * jax.nn.one_hot(batch.tgt_out, 37) + 0.1 / 37
         return -((smoothed * log_p).sum(-1) * batch.tgt_segments).sum() / batch.tgt_segments.sum()
 
-    params = init_state(model, optax.sgd(1.0), make_mesh(jax.devices()[:1]), seed=0).params
+    params = init_state(model, optax.sgd(1.0), make_mesh(devices=jax.devices()[:1]), seed=0).params
     loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
     _, gradients, metrics = one_step(8, config=config)
     np.testing.assert_allclose(metrics.loss / metrics.target_tokens, loss, rtol=1e-5)
@@ -123,7 +223,7 @@ def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
 def test_dropout_changes_with_the_step():
     batch = ragged_batch()
     optimizer = optax.sgd(0.0)
-    mesh = make_mesh(jax.devices()[:1])
+    mesh = make_mesh(devices=jax.devices()[:1])
     state = init_state(Transformer(CONFIG.model), optimizer, mesh, seed=0)
     train_step = make_train_step(CONFIG, optimizer, mesh)
     state, first = train_step(state, batch)
@@ -135,7 +235,7 @@ def test_dropout_changes_with_the_step():
 @pytest.mark.parametrize("devices", [1, 8])
 def test_step_with_nan_is_skipped_on_all_devices_and_counted(devices):
     optimizer = optax.adam(1e-3)
-    mesh = make_mesh(jax.devices()[:devices])
+    mesh = make_mesh(devices=jax.devices()[:devices])
     state = init_state(Transformer(CONFIG.model), optimizer, mesh, seed=0)
     # A poisoned embedding of one token makes the gradients of the row that has it NaN.
     batch = ragged_batch()
@@ -159,7 +259,7 @@ def test_validation_sums_do_not_depend_on_devices():
     batch = ragged_batch()
     results = []
     for devices in (1, 8):
-        mesh = make_mesh(jax.devices()[:devices])
+        mesh = make_mesh(devices=jax.devices()[:devices])
         state = init_state(Transformer(CONFIG.model), optax.sgd(1.0), mesh, seed=0)
         results.append(jax.device_get(make_eval_step(CONFIG, mesh)(state.params, batch)))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-6)

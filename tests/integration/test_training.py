@@ -145,7 +145,7 @@ def test_kill_and_termination_lose_nothing(tmp_path):
         checkpoints = Checkpoints(run / "checkpoints")
         assert checkpoints.steps()[-1] == 400
         config = loop.config_lib.load(run / "config.json")
-        mesh = loop.make_mesh(jax.devices()[:1])
+        mesh = loop.make_mesh(devices=jax.devices()[:1])
         template = loop.init_state(
             loop.Transformer(config.model), loop.make_optimizer(config), mesh, seed=1
         )

@@ -17,6 +17,7 @@ from jaxformer import config as config_lib
 from jaxformer.config import (
     Config,
     DataConfig,
+    MeshConfig,
     ModelConfig,
     SearchConfig,
     TrainingConfig,
@@ -33,6 +34,7 @@ PARTS = {
     "model": ModelConfig,
     "data": DataConfig,
     "training": TrainingConfig,
+    "mesh": MeshConfig,
     "search": SearchConfig,
 }
 
@@ -75,6 +77,8 @@ UNUSUAL = Config(
         label_smoothing=0.0,
         clip_norm=1.5,
         accumulation=2,
+        remat="dots",
+        moments="bfloat16",
         seed=7,
         log_every=1,
         eval_every=4,
@@ -82,6 +86,7 @@ UNUSUAL = Config(
         checkpoint_every=2,
         keep_checkpoints=1,
     ),
+    mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
     search=SearchConfig(
         method="sampling",
         beam_size=1,

@@ -134,3 +134,10 @@ def test_no_window_system_is_touched(tmp_path: pathlib.Path):
 
     attention_map(softmax((1, 2, 2)), ["a", "b"], ["c", "d"], tmp_path / "map.png", "")
     assert plt.get_fignums() == []
+
+
+def test_chosen_heads_keep_their_numbers(tmp_path: pathlib.Path, pages: list[Figure]):
+    weights = softmax((2, 2, 2))
+    attention_map(weights, ["a", "b"], ["c", "d"], tmp_path / "map.svg", "", names=[3, 7])
+    assert [axes.get_title(loc="left") for axes in pages[-1].axes[:-1]] == ["head 3", "head 7"]
+    assert b"<svg " in (tmp_path / "map.svg").read_bytes()

@@ -1,6 +1,8 @@
 """The schedule of equation 3 and the paper's Adam, against hand-written ones."""
 
+import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,12 +25,13 @@ def test_equation_3(step, rate):
     assert float(inverse_sqrt_schedule(512, 4000)(step - 1)) == pytest.approx(rate, rel=1e-4)
 
 
-def adam_by_formula(gradients, rates):
+def adam_by_formula(gradients, rates, keep=float):
     """Kingma and Ba 2015, Algorithm 1, with the paper's beta1 0.9, beta2 0.98, eps 1e-9."""
     x, m, v = 1.0, 0.0, 0.0
     for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
         m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
         x -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
+        m, v = keep(m), keep(v)
     return x
 
 
@@ -42,14 +45,30 @@ def run(config, gradients):
     return float(params)
 
 
-def test_adam_and_schedule_together():
+def bfloat16(x):
+    return float(ml_dtypes.bfloat16(x))
+
+
+@pytest.mark.parametrize(("moments", "keep"), [("float32", float), ("bfloat16", bfloat16)])
+def test_adam_and_schedule_together(moments, keep):
     config = Config(
         model=ModelConfig(d_model=4, num_heads=1),
-        training=TrainingConfig(warmup_steps=2, learning_rate_scale=0.5),
+        training=TrainingConfig(warmup_steps=2, learning_rate_scale=0.5, moments=moments),
     )
     gradients = [0.3, -2.0, 5.0, 0.01]
     rates = [0.5 * 4**-0.5 * min(s**-0.5, s * 2**-1.5) for s in (1, 2, 3, 4)]
-    assert run(config, gradients) == pytest.approx(adam_by_formula(gradients, rates), rel=1e-5)
+    expected = adam_by_formula(gradients, rates, keep)
+    assert run(config, gradients) == pytest.approx(expected, rel=1e-5)
+
+
+def test_moments_in_bfloat16_take_half_the_memory():
+    params = {"a": jnp.ones((10, 10))}
+    sizes = {
+        moments: sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        for moments in ("float32", "bfloat16")
+        for state in [make_optimizer(Config(training=TrainingConfig(moments=moments))).init(params)]
+    }
+    assert sizes == {"float32": 808, "bfloat16": 408}  # and two int32 counts
 
 
 def test_clipping_scales_large_gradients_only():

@@ -1,0 +1,384 @@
+"""Constituency trees (section 6.3): brackets in files, tokens for the decoder, and back.
+
+A treebank writes a sentence as ``(S (NP-SBJ (DT The) (NN gene)) (VP (VBZ works)))``. For parsing,
+the source of the Transformer is the words, and its target the tree in the tokens of Vinyals et al.,
+2015, "Grammar as a Foreign Language": an opening and a closing token for each constituent, and
+``XX`` for each word, whatever its tag:
+
+    (S (NP XX XX )NP (VP XX )VP )S
+
+A decoder may write anything. :func:`delinearise` makes a tree over exactly the sentence's words of
+any list of tokens.
+
+No function here is recursive, so that no depth of brackets is too much. Only ASCII white space
+separates words: text has others, such as the hair space U+200A, inside of words.
+"""
+
+import collections
+import dataclasses
+import itertools
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from jaxformer.data.corpus import read_file
+from jaxformer.errors import UserError
+
+# Stands for a word in a linearised tree, and for the tag of a word whose tag is not known.
+XX = "XX"
+# The constituent above a whole sentence, if there is need of one.
+TOP = "TOP"
+# What treebanks and parsers call it: nothing (Penn), ROOT (Stanford), S1 (Charniak).
+_TOPS = ("", TOP, "ROOT", "S1")
+# The tag of what is not in the text: traces, dropped subjects and other empty elements.
+_EMPTY = "-NONE-"
+
+_BRACKET_OR_TEXT = re.compile(r"[()]|[^()\s]+", re.ASCII)
+_TEXT = re.compile(r"[^()\s]+", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """A word and its part of speech; brackets in the text are written as ``escape`` does.
+
+    Raises:
+      UserError: One of them is empty, or has white space or a round bracket in it.
+    """
+
+    tag: str
+    word: str
+
+    def __post_init__(self) -> None:
+        """Refuses what could not be read back."""
+        for what, text in (("tag", self.tag), ("word", self.word)):
+            if not _TEXT.fullmatch(text):
+                raise UserError(
+                    f"expected a {what} without white space and round brackets, got {text!r}; "
+                    "write -LRB- and -RRB- for brackets"
+                )
+
+    def __str__(self) -> str:
+        """As in a file: ``(NN gene)``."""
+        return f"({self.tag} {self.word})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Tree:
+    """A constituent: its label, which only the top of a sentence may lack, and what it is made of.
+
+    Trees are values: they cannot be changed, and are equal if they are written alike.
+
+    Raises:
+      UserError: The label has white space or a round bracket in it, or there are no children.
+    """
+
+    label: str
+    children: "tuple[Tree | Leaf, ...]"
+
+    def __post_init__(self) -> None:
+        """Refuses what could not be read back."""
+        if self.label and not _TEXT.fullmatch(self.label):
+            raise UserError(
+                f"expected a label without white space and round brackets, got {self.label!r}"
+            )
+        if not self.children:
+            raise UserError(f"expected a constituent of words, got an empty one: ({self.label})")
+
+    def leaves(self) -> list[Leaf]:
+        """All words with their tags, from left to right."""
+        return [event for event in _walk(self) if isinstance(event, Leaf)]
+
+    def words(self) -> list[str]:
+        """All words, from left to right."""
+        return [leaf.word for leaf in self.leaves()]
+
+    def tags(self) -> list[str]:
+        """The part of speech of each word."""
+        return [leaf.tag for leaf in self.leaves()]
+
+    def __str__(self) -> str:
+        """The tree in brackets, on one line."""
+        parts = []
+        for event in _walk(self):
+            if isinstance(event, str):
+                parts.append(f" ({event}")
+            else:
+                parts.append(")" if event is None else f" {event}")
+        return "".join(parts).removeprefix(" ")
+
+    def __repr__(self) -> str:
+        """The brackets."""
+        return f"<Tree {self}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are written alike."""
+        return isinstance(other, Tree) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        """Equal trees have equal hashes."""
+        return hash(str(self))
+
+
+# A tree as a sequence: the label of a constituent that begins, a leaf, or None where one ends.
+_Event: TypeAlias = str | Leaf | None
+
+
+def _walk(tree: Tree) -> Iterator[_Event]:
+    todo: list[Tree | Leaf | None] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Tree):
+            yield node.label
+            todo.append(None)
+            todo.extend(reversed(node.children))
+        else:
+            yield node
+
+
+def _build(events: Iterable[_Event]) -> list[Tree | Leaf]:
+    """The trees that events describe; a constituent without words is left out."""
+    labels: list[str] = []
+    children: list[list[Tree | Leaf]] = [[]]
+    for event in events:
+        if isinstance(event, str):
+            labels.append(event)
+            children.append([])
+        elif isinstance(event, Leaf):
+            children[-1].append(event)
+        else:
+            label, inside = labels.pop(), children.pop()
+            if inside:
+                children[-1].append(Tree(label, tuple(inside)))
+    return children[0]
+
+
+def _one(trees: Sequence[Tree | Leaf]) -> Tree:
+    """A single constituent as it is; anything else under a top of its own."""
+    if len(trees) == 1 and isinstance(trees[0], Tree):
+        return trees[0]
+    return Tree(TOP, tuple(trees))
+
+
+def escape(word: str) -> str:
+    """A word of a text as treebanks write it.
+
+    >>> escape("f(x)")
+    'f-LRB-x-RRB-'
+    """
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
+
+
+def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
+    """The trees of a file in the Penn Treebank's brackets, unpacked if it ends in ``.gz``.
+
+    Raises:
+      UserError: The file cannot be read, is not UTF-8, or a tree is malformed.
+    """
+    return read_trees(read_file(path), str(path))
+
+
+def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
+    """The trees in some lines: one to a line, several, or one over many lines.
+
+    A tree may be wrapped in a pair of brackets without a label, as in the Penn Treebank; they are
+    a constituent with an empty label. A sentence of only ``(UH Yes)`` is put under ``TOP``.
+
+    Args:
+      lines: Text.
+      name: What to call it in messages.
+
+    Raises:
+      UserError: A tree is malformed; names the line.
+
+    >>> [str(tree) for tree in read_trees(["( (S (NP (PRP It))", "(VP (VBZ works))))"], "example")]
+    ['( (S (NP (PRP It)) (VP (VBZ works))))']
+    """
+    stack: list[_Open] = []
+    for number, line in enumerate(lines, 1):
+        for token in _BRACKET_OR_TEXT.findall(line):
+            if token == "(":
+                _open(stack, f"{name}:{number}")
+            elif token != ")":
+                _text(stack, token, f"{name}:{number}")
+            else:
+                node = _close(stack, f"{name}:{number}")
+                if stack:
+                    stack[-1].children.append(node)
+                else:
+                    yield _one([node])
+    if stack:
+        raise UserError(
+            f"{stack[0].where}: the tree that begins here is never closed: {len(stack)} closing "
+            "brackets are missing at the end of the file"
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """A bracket that has been opened but not yet closed."""
+
+    where: str
+    label: str | None = None
+    word: str | None = None
+    children: list[Tree | Leaf] = dataclasses.field(default_factory=list)
+
+
+def _open(stack: list[_Open], where: str) -> None:
+    if stack:
+        parent = stack[-1]
+        if parent.word is not None:
+            raise UserError(f"{where}: expected ) after ({parent.label} {parent.word}, got (")
+        if parent.label is None:
+            if len(stack) > 1:
+                raise UserError(
+                    f"{where}: expected a label after (, got another (; only the outermost pair "
+                    "of brackets may lack a label"
+                )
+            parent.label = ""
+    stack.append(_Open(where))
+
+
+def _text(stack: list[_Open], text: str, where: str) -> None:
+    if not stack:
+        raise UserError(f"{where}: expected ( at the beginning of a tree, got {text!r}")
+    bracket = stack[-1]
+    if bracket.label is None:
+        bracket.label = text
+    elif bracket.word is None and not bracket.children:
+        bracket.word = text
+    else:
+        raise UserError(
+            f"{where}: expected ( or ), got {text!r}; a word has a pair of brackets of its own, "
+            "such as (NN gene)"
+        )
+
+
+def _close(stack: list[_Open], where: str) -> Tree | Leaf:
+    if not stack:
+        raise UserError(f"{where}: expected ( at the beginning of a tree, got a surplus )")
+    bracket = stack.pop()
+    label = bracket.label or ""
+    if bracket.word is not None:
+        return Leaf(label, bracket.word)
+    if not bracket.children:
+        raise UserError(f"{where}: expected a word or a constituent after ({label}, got )")
+    return Tree(label, tuple(bracket.children))
+
+
+def normalise(tree: Tree) -> Tree | None:
+    """The tree as parsers are trained and scored on it.
+
+    * Empty elements (``-NONE-``) go, and constituents of nothing else with them.
+    * Labels lose function tags and indices: ``NP-SBJ=2`` is ``NP``, ``ADVP|PRT`` is ``ADVP``. A
+      label that begins with a hyphen, ``-LRB-`` say, is one as a whole. Tags of words are kept.
+    * The top (``TOP``, ``ROOT``, ``S1`` or none) goes if there is just one constituent below, else
+      it is ``TOP``.
+
+    Returns:
+      The tree; None if it has no words.
+
+    >>> (tree,) = read_trees(["( (S (NP-SBJ=2 (-NONE- *)) (VP (VB Go))))"], "example")
+    >>> normalise(tree)
+    <Tree (S (VP (VB Go)))>
+    """
+    kept = _build(_normalised(tree))
+    while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
+        kept = list(kept[0].children)
+    return _one(kept) if kept else None
+
+
+def _normalised(tree: Tree) -> Iterator[_Event]:
+    for event in _walk(tree):
+        if isinstance(event, str):
+            label = re.match("[^-=|]+", event)
+            yield label[0] if label else event
+        elif event is None or event.tag != _EMPTY:
+            yield event
+
+
+def linearise(tree: Tree) -> list[str]:
+    """The tokens that the decoder learns to write; they do not say the words and their tags.
+
+    Raises:
+      UserError: A constituent has no label, as before :func:`normalise`.
+
+    >>> (tree,) = read_trees(["(S (NP (DT The) (NN gene)) (VP (VBZ works)))"], "example")
+    >>> " ".join(linearise(tree))
+    '(S (NP XX XX )NP (VP XX )VP )S'
+    """
+    tokens, labels = [], []
+    for event in _walk(tree):
+        if event == "":
+            raise UserError(f"expected a normalised tree, got a constituent without label: {tree}")
+        if isinstance(event, str):
+            labels.append(event)
+            tokens.append(f"({event}")
+        else:
+            tokens.append(f"){labels.pop()}" if event is None else XX)
+    return tokens
+
+
+def delinearise(
+    tokens: Iterable[str], words: Sequence[str], tags: Sequence[str] | None = None
+) -> Tree:
+    """A tree over exactly these words, whatever the tokens are.
+
+    The tokens of :func:`linearise` give the tree that they came from. Others are repaired:
+
+    1. ``XX`` is the next word; when all words are used up, it is ignored, as is any token that is
+       not one of the linearisation.
+    2. ``)NP`` ends the innermost open ``NP`` and everything that is open within; if no ``NP`` is
+       open, it is ignored.
+    3. Words that are left go to the end of the innermost constituent that is open when the tokens
+       end; if none is, to the end of the whole tree.
+    4. Then all constituents end. Those without words are left out.
+    5. If this is not one constituent, it is put under ``TOP``.
+
+    Args:
+      tokens: Anything.
+      words: The sentence, at least one word, brackets escaped.
+      tags: The part of speech of each word; ``XX`` for all if they are not known.
+
+    Raises:
+      UserError: There are no words, or not as many tags, or one has white space or a bracket in it.
+
+    >>> delinearise("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
+    <Tree (S (NP (XX It) (XX works)))>
+    """
+    tags = [XX] * len(words) if tags is None else tags
+    if not words or len(tags) != len(words):
+        raise UserError(
+            f"expected at least one word, and a tag for each: got {len(words)} words and "
+            f"{len(tags)} tags"
+        )
+    leaves = iter([Leaf(tag, word) for tag, word in zip(tags, words, strict=True)])
+    events, depth = _repaired(tokens, leaves)
+    if depth:
+        return _one(_build([*events, *leaves, *[None] * depth]))
+    trees, rest = _build(events), tuple(leaves)
+    if rest and len(trees) == 1 and isinstance(trees[0], Tree):
+        return Tree(trees[0].label, (*trees[0].children, *rest))
+    return _one([*trees, *rest])
+
+
+def _repaired(tokens: Iterable[str], leaves: Iterator[Leaf]) -> tuple[list[_Event], int]:
+    """Rules 1 and 2; and how many constituents are open at the end."""
+    events: list[_Event] = []
+    labels: list[str] = []
+    count = collections.Counter()  # of each label in labels: a search in them could take long
+    for token in tokens:
+        label = token[1:]
+        if token == XX:
+            events.extend(itertools.islice(leaves, 1))
+        elif token.startswith("(") and _TEXT.fullmatch(label):
+            events.append(label)
+            labels.append(label)
+            count[label] += 1
+        elif token.startswith(")") and count[label]:
+            closed = None
+            while closed != label:
+                closed = labels.pop()
+                count[closed] -= 1
+                events.append(None)
+    return events, len(labels)

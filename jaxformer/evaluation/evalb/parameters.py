@@ -1,0 +1,108 @@
+"""What EVALB counts, and the ``.prm`` files that say it."""
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from jaxformer.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """What counts; the defaults are those of ``COLLINS.prm``, by which papers quote their results.
+
+    Attributes:
+      debug: 1 to list the words and brackets of each sentence in the table.
+      max_error: As many errors and one more are put up with.
+      cutoff_length: Sentences of at most that many words have a summary of their own.
+      labeled: Whether labels of brackets are compared.
+      delete_labels: Words with these tags and brackets with these labels do not count.
+      delete_labels_for_length: Words with these tags do not count in the length of a sentence.
+      quote_labels: Tags of quotation marks: one that only one of the files deletes is put back.
+      equal_labels: Pairs of labels and tags that are taken for equal.
+      equal_words: Pairs of words that are taken for equal.
+    """
+
+    debug: int = 0
+    max_error: int = 10
+    cutoff_length: int = 40
+    labeled: bool = True
+    delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
+    delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
+    quote_labels: tuple[str, ...] = ()
+    equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
+    equal_words: tuple[tuple[str, str], ...] = ()
+
+    def same_label(self, one: str, other: str) -> bool:
+        """Whether two labels or tags are taken for equal."""
+        return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_labels)
+
+    def same_word(self, one: str, other: str) -> bool:
+        """Whether two words are taken for equal."""
+        return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_words)
+
+    @functools.cached_property
+    def deleted_brackets(self) -> frozenset[str]:
+        """Labels of brackets that do not count: those deleted, and those taken for equal to one."""
+        labels = {label for pair in self.equal_labels for label in pair} | {*self.delete_labels}
+        return frozenset(
+            label
+            for label in labels
+            if any(self.same_label(label, deleted) for deleted in self.delete_labels)
+        )
+
+
+COLLINS = Parameters()
+
+_NUMBERS = {
+    "DEBUG": "debug",
+    "MAX_ERROR": "max_error",
+    "CUTOFF_LEN": "cutoff_length",
+    "LABELED": "labeled",
+}
+_LISTS = {
+    "DELETE_LABEL": "delete_labels",
+    "DELETE_LABEL_FOR_LENGTH": "delete_labels_for_length",
+    "QUOTE_LABEL": "quote_labels",
+}
+_PAIRS = {"EQ_LABEL": "equal_labels", "EQ_WORD": "equal_words"}
+
+
+def read_parameters(lines: Iterable[str], name: str) -> Parameters:
+    """The parameters in a ``.prm`` file; nothing is deleted or taken for equal unless it says so.
+
+    Args:
+      lines: Its lines: ``DELETE_LABEL TOP``, say. Those that begin with ``#`` are comments.
+      name: What to call it in messages.
+
+    Raises:
+      UserError: A keyword is unknown, or its value missing or of the wrong kind.
+    """
+    fields: dict[str, Any] = {field: () for field in (*_LISTS.values(), *_PAIRS.values())}
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#") or not line.strip():
+            continue
+        keyword, *values = line.split()
+        if keyword in _NUMBERS and len(values) == 1 and values[0].isdecimal():
+            fields[_NUMBERS[keyword]] = int(values[0])
+        elif keyword in _LISTS and len(values) == 1:
+            fields[_LISTS[keyword]] += (values[0],)
+        elif keyword in _PAIRS and len(values) == 2:
+            fields[_PAIRS[keyword]] += (tuple(values),)
+        else:
+            raise UserError(f"{name}:{number}: {_expected(keyword)}, got {line.strip()!r}")
+    return Parameters(**{**fields, "labeled": bool(fields.get("labeled", True))})
+
+
+def _expected(keyword: str) -> str:
+    if keyword in _NUMBERS:
+        return f"expected a number after {keyword}"
+    if keyword in _LISTS:
+        return f"expected one label after {keyword}"
+    if keyword in _PAIRS:
+        return f"expected two words after {keyword}"
+    keywords = [*_NUMBERS, *_LISTS, *_PAIRS]
+    close = difflib.get_close_matches(keyword, keywords, n=1)
+    return f"expected {close[0] if close else ', '.join(keywords)}"

@@ -1,0 +1,209 @@
+"""The figures of EVALB: of each sentence, of all, and of the short ones; and the official table."""
+
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+class Status(enum.IntEnum):
+    """Whether a sentence could be compared."""
+
+    VALID = 0
+    ERROR = 1
+    SKIPPED = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What was counted in a sentence, or in several; the percentages follow from it."""
+
+    matched: int = 0
+    gold_brackets: int = 0
+    test_brackets: int = 0
+    crossing: int = 0
+    words: int = 0
+    correct_tags: int = 0
+
+    @property
+    def recall(self) -> float:
+        """Share of gold brackets that are in the test file, in per cent; 0 if there are none."""
+        return _percent(self.matched, self.gold_brackets)
+
+    @property
+    def precision(self) -> float:
+        """Share of test brackets that are in the gold file, in per cent; 0 if there are none."""
+        return _percent(self.matched, self.test_brackets)
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of both; 0 if both are, for which the table has ``nan`` as EVALB does."""
+        both = self.precision + self.recall
+        return 2 * self.precision * self.recall / both if both else 0.0
+
+    @property
+    def tagging_accuracy(self) -> float:
+        """Share of words with the right part of speech, in per cent; 0 if there are none."""
+        return _percent(self.correct_tags, self.words)
+
+    def numbers(self) -> dict[str, Any]:
+        """All counts and percentages by name."""
+        return {
+            **dataclasses.asdict(self),
+            "recall": self.recall,
+            "precision": self.precision,
+            "f1": self.f1,
+            "tagging_accuracy": self.tagging_accuracy,
+        }
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100.0 * part / whole if whole else 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row(Counts):
+    """One sentence.
+
+    Attributes:
+      number: Its line, from 1.
+      length: How many words the gold line has, without those not to count in it.
+      status: Whether the other figures are about it.
+      errors: What is wrong, in the words of EVALB.
+      listing: Its words and brackets, if the parameters ask for it.
+    """
+
+    number: int
+    length: int
+    status: Status
+    errors: tuple[str, ...]
+    listing: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary(Counts):
+    """All sentences or all short ones; the counts are those of the valid ones.
+
+    Attributes:
+      sentences: How many there are.
+      error_sentences: How many of them cannot be compared.
+      skipped_sentences: How many of them have no parse.
+      complete_match: Share of valid sentences without any mistake, in per cent.
+      average_crossing: Crossing brackets in a valid sentence.
+      no_crossing: Share of valid sentences without crossing brackets, in per cent.
+      two_or_less_crossing: Likewise with at most two of them.
+    """
+
+    sentences: int
+    error_sentences: int
+    skipped_sentences: int
+    complete_match: float
+    average_crossing: float
+    no_crossing: float
+    two_or_less_crossing: float
+
+    @property
+    def valid_sentences(self) -> int:
+        """How many sentences the other figures are about."""
+        return self.sentences - self.error_sentences - self.skipped_sentences
+
+    def numbers(self) -> dict[str, Any]:
+        """All counts and percentages by name."""
+        return {**super().numbers(), "valid_sentences": self.valid_sentences}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """The figures of two files: of each sentence, of all, and of the short ones."""
+
+    rows: tuple[Row, ...]
+    all: Summary
+    short: Summary
+    cutoff_length: int
+
+    def to_json(self) -> str:
+        """The report as one JSON object."""
+        rows = [row.numbers() for row in self.rows]
+        for row in rows:
+            del row["listing"]
+        summaries = {"all": self.all.numbers(), "short": self.short.numbers()}
+        return json.dumps(
+            {**summaries, "cutoff_length": self.cutoff_length, "rows": rows},
+            ensure_ascii=False,
+            indent=2,
+        )
+
+    def table(self) -> str:
+        """The report as EVALB prints it."""
+        total, rule = self.all, 76 * "="
+        lines = [*_HEAD, rule]
+        for row in self.rows:
+            lines += [_row_line(row), *row.listing.split("\n")] if row.listing else [_row_line(row)]
+        brackets = (
+            f"                {total.recall:6.2f} {total.precision:6.2f} {total.matched:6d} "
+            f"{total.gold_brackets:5d} {total.test_brackets:5d}  {total.crossing:5d}"
+        )
+        has_brackets = total.gold_brackets and total.test_brackets
+        lines += [
+            rule,
+            f"{brackets if has_brackets else ''}  {total.words:5d} {total.correct_tags:5d}   "
+            f"{total.tagging_accuracy:6.2f}",
+            "=== Summary ===",
+            *("", "-- All --", *_summary_lines(self.all)),
+            *("", f"-- len<={self.cutoff_length} --", *_summary_lines(self.short)),
+        ]
+        return "\n".join(lines)
+
+
+_HEAD = (
+    "  Sent.                        Matched  Bracket   Cross        Correct Tag",
+    " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy",
+)
+
+
+def _row_line(row: Row) -> str:
+    return (
+        f"{row.number:4d}  {row.length:3d}    {row.status}  {row.recall:6.2f} {row.precision:6.2f}"
+        f"   {row.matched:3d}    {row.gold_brackets:3d}  {row.test_brackets:3d}    "
+        f"{row.crossing:3d}   {row.words:4d}  {row.correct_tags:4d}   {row.tagging_accuracy:6.2f}"
+    )
+
+
+def _summary_lines(summary: Summary) -> list[str]:
+    return [
+        f"Number of sentence        = {summary.sentences:6d}",
+        f"Number of Error sentence  = {summary.error_sentences:6d}",
+        f"Number of Skip  sentence  = {summary.skipped_sentences:6d}",
+        f"Number of Valid sentence  = {summary.valid_sentences:6d}",
+        f"Bracketing Recall         = {summary.recall:6.2f}",
+        f"Bracketing Precision      = {summary.precision:6.2f}",
+        # A quotient of zeros in EVALB.
+        f"Bracketing FMeasure       = {summary.f1 if summary.matched else math.nan:6.2f}",
+        f"Complete match            = {summary.complete_match:6.2f}",
+        f"Average crossing          = {summary.average_crossing:6.2f}",
+        f"No crossing               = {summary.no_crossing:6.2f}",
+        f"2 or less crossing        = {summary.two_or_less_crossing:6.2f}",
+        f"Tagging accuracy          = {summary.tagging_accuracy:6.2f}",
+    ]
+
+
+def summary(rows: Sequence[Row]) -> Summary:
+    """The figures of some sentences together."""
+    valid = [row for row in rows if row.status is Status.VALID]
+    complete = sum(row.matched == row.gold_brackets == row.test_brackets for row in valid)
+    crossing = sum(row.crossing for row in valid)
+    return Summary(
+        **{
+            field.name: sum(getattr(row, field.name) for row in valid)
+            for field in dataclasses.fields(Counts)
+        },
+        sentences=len(rows),
+        error_sentences=sum(row.status is Status.ERROR for row in rows),
+        skipped_sentences=sum(row.status is Status.SKIPPED for row in rows),
+        complete_match=_percent(complete, len(valid)),
+        average_crossing=crossing / len(valid) if valid else 0.0,
+        no_crossing=_percent(sum(row.crossing == 0 for row in valid), len(valid)),
+        two_or_less_crossing=_percent(sum(row.crossing <= 2 for row in valid), len(valid)),
+    )

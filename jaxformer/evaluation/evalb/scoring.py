@@ -1,0 +1,249 @@
+"""Two lines of brackets, compared as EVALB does it."""
+
+import collections
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+
+from jaxformer.errors import UserError
+from jaxformer.evaluation.evalb.parameters import COLLINS, Parameters
+from jaxformer.evaluation.evalb.report import Counts, Report, Row, Status, summary
+
+
+def score(gold: Sequence[str], test: Sequence[str], parameters: Parameters = COLLINS) -> Report:
+    """Compares trees line by line.
+
+    Args:
+      gold: The right tree of each sentence, in brackets.
+      test: What the parser makes of it; blank if nothing.
+      parameters: What counts.
+
+    Raises:
+      UserError: There are more lines in one than in the other, or more errors than allowed.
+
+    >>> report = score(["(S (NP (PRP It)) (VP (VBZ works)))"], ["(S (NP (PRP It)) (VBZ works))"])
+    >>> f"{report.all.recall:.2f} {report.all.precision:.2f} {report.all.f1:.2f}"
+    '66.67 100.00 80.00'
+    """
+    if len(gold) != len(test):
+        raise UserError(
+            f"expected as many lines of test trees as of gold trees: got {len(test)} and "
+            f"{len(gold)}; leave a blank line for a sentence without a parse"
+        )
+    rows, errors = [], 0
+    for number, lines in enumerate(zip(gold, test, strict=True), 1):
+        row = _row(number, *lines, parameters)
+        rows.append(row)
+        errors += len(row.errors)
+        if errors > parameters.max_error + 1:
+            raise UserError(
+                f"expected at most {parameters.max_error} errors, got {errors} up to sentence "
+                f"{number}: {row.errors[-1]}; are these the same sentences, in the same words and "
+                "with tags? Else raise MAX_ERROR"
+            )
+    short = [row for row in rows if row.length <= parameters.cutoff_length]
+    return Report(
+        rows=tuple(rows),
+        all=summary(rows),
+        short=summary(short),
+        cutoff_length=parameters.cutoff_length,
+    )
+
+
+# What became of a word or a bracket, as EVALB numbers it.
+_WRONG, _RIGHT, _DELETED, _UNDEFINED = 0, 1, 5, 9
+
+
+@dataclasses.dataclass(slots=True)
+class _Word:
+    tag: str
+    text: str
+    result: int = _UNDEFINED
+
+
+@dataclasses.dataclass(slots=True)
+class _Bracket:
+    """A constituent: the words from ``start`` to before ``end``; -1 if it is never closed."""
+
+    label: str
+    start: int
+    end: int = -1
+    result: int = _UNDEFINED
+
+
+@dataclasses.dataclass(slots=True)
+class _Quote:
+    """A quotation mark: the word that it is or would be, and the brackets that it is in."""
+
+    word: _Word
+    index: int
+    brackets_before: int
+    around: list[_Bracket]
+
+
+class _Sentence:
+    """A line of brackets, read as EVALB reads it."""
+
+    def __init__(self, line: str, parameters: Parameters) -> None:
+        self.words: list[_Word] = []
+        self.brackets: list[_Bracket] = []
+        self.quotes: list[_Quote] = []
+        self.errors: list[str] = []
+        self.length = 0
+        open_brackets: list[_Bracket] = []
+        stray: list[str] = []
+        for match in _TOKEN.finditer(line):
+            label, word = match.groups()
+            if word is not None:
+                self._add_word(_Word(label, word), open_brackets, parameters)
+            elif label is not None:
+                self.brackets.append(_Bracket(label, len(self.words)))
+                open_brackets.append(self.brackets[-1])
+            elif match[0] == ")" and open_brackets:
+                open_brackets.pop().end = len(self.words)
+            else:
+                stray.append(match[0])
+        if stray:
+            self.errors.append(f"Reading sentence ({stray[0]})")
+        if open_brackets:
+            self.errors.append("Bracketing is unbalanced (too many open bracket)")
+
+    def _add_word(self, word: _Word, around: list[_Bracket], parameters: Parameters) -> None:
+        if word.tag not in parameters.delete_labels_for_length:
+            self.length += 1
+        if word.tag in parameters.quote_labels and word.text in _QUOTES:
+            self.quotes.append(_Quote(word, len(self.words), len(self.brackets), [*around]))
+        if word.tag not in parameters.delete_labels:
+            self.words.append(word)
+
+    def put_back(self, number: int) -> None:
+        """Takes a quotation mark that was deleted for a word after all."""
+        quote = self.quotes[number]
+        self.words.insert(quote.index, quote.word)
+        for bracket in self.brackets[quote.brackets_before :]:
+            bracket.start += 1
+            bracket.end += 1
+        for bracket in quote.around:
+            bracket.end += 1
+        for later in self.quotes[number:]:
+            later.index += 1
+
+
+# An opening bracket with its label, and with all that follows if it is the bracket of a word.
+_TOKEN = re.compile(r"\(([^()\s]*+)(?:\s++([^()\s]*+)\s*+\))?+|\)|[^()\s]++", re.ASCII)
+_QUOTES = ("'", '"', "/")
+
+
+def _row(number: int, gold_line: str, test_line: str, parameters: Parameters) -> Row:
+    gold, test = _Sentence(gold_line, parameters), _Sentence(test_line, parameters)
+    errors, counts = gold.errors + test.errors, Counts()
+    if test.words:
+        mismatch = _mismatch(gold, test, parameters)
+        if mismatch is None:
+            counts = _compare(gold, test, parameters)
+        else:
+            errors.append(mismatch)
+    status = Status.ERROR if errors else Status.VALID
+    return Row(
+        **dataclasses.asdict(counts),
+        number=number,
+        length=gold.length,
+        status=status if test.words else Status.SKIPPED,
+        errors=tuple(errors),
+        listing=_listing(gold, test) if parameters.debug else "",
+    )
+
+
+def _mismatch(gold: _Sentence, test: _Sentence, parameters: Parameters) -> str | None:
+    """Why two sentences cannot be compared."""
+    if len(gold.words) != len(test.words):
+        _put_back_quotes(gold, test, parameters)
+    if len(gold.words) != len(test.words):
+        return f"Length unmatch ({len(gold.words)}|{len(test.words)})"
+    for one, other in zip(gold.words, test.words, strict=True):
+        if not parameters.same_word(one.text, other.text):
+            return f"Words unmatch ({one.text}|{other.text})"
+    return None
+
+
+def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: Parameters) -> None:
+    """Restores quotation marks that only one of the sentences has, since the other tags it wrong.
+
+    The order matters where there are several, and is that of EVALB.
+    """
+    deleted = parameters.delete_labels
+    for number, in_test in enumerate(test.quotes):
+        index = in_test.index
+        for other, in_gold in enumerate(gold.quotes):
+            if in_gold.index != index or in_gold.word.tag == in_test.word.tag:
+                continue
+            if in_gold.word.tag in deleted and in_test.word.tag not in deleted:
+                gold.put_back(other)
+            elif in_test.word.tag in deleted and in_gold.word.tag not in deleted:
+                test.put_back(number)
+
+
+def _compare(gold: _Sentence, test: _Sentence, parameters: Parameters) -> Counts:
+    of_gold, of_test = _counted(gold, parameters), _counted(test, parameters)
+    # Queues: of a thousand equal brackets each takes the first that is left.
+    at_span = collections.defaultdict(collections.deque)
+    for bracket in of_test:
+        at_span[bracket.start, bracket.end].append(bracket)
+    for bracket in of_gold:
+        candidates = at_span[bracket.start, bracket.end]
+        for n, other in enumerate(candidates):
+            if not parameters.labeled or parameters.same_label(bracket.label, other.label):
+                bracket.result = other.result = _RIGHT
+                del candidates[n]
+                break
+    for one, other in zip(gold.words, test.words, strict=True):
+        one.result = other.result = int(parameters.same_label(one.tag, other.tag))
+    spans = {(bracket.start, bracket.end) for bracket in of_gold}
+    return Counts(
+        matched=sum(bracket.result == _RIGHT for bracket in of_gold),
+        gold_brackets=len(of_gold),
+        test_brackets=len(of_test),
+        crossing=sum(_crosses(bracket, spans) for bracket in of_test),
+        words=len(gold.words),
+        correct_tags=sum(word.result for word in gold.words),
+    )
+
+
+def _counted(sentence: _Sentence, parameters: Parameters) -> list[_Bracket]:
+    """The brackets that count, with labels cut short."""
+    for bracket in sentence.brackets:
+        bracket.result = _DELETED
+        if bracket.start != bracket.end:
+            bracket.label = re.split("[-=]", bracket.label, maxsplit=1)[0]
+            if bracket.label not in parameters.deleted_brackets:
+                bracket.result = _WRONG
+    return [bracket for bracket in sentence.brackets if bracket.result == _WRONG]
+
+
+def _crosses(bracket: _Bracket, spans: set[tuple[int, int]]) -> bool:
+    return any(
+        start < bracket.start < end < bracket.end or bracket.start < start < bracket.end < end
+        for start, end in spans
+    )
+
+
+def _listing(gold: _Sentence, test: _Sentence) -> str:
+    """Words and brackets, gold beside test, each with its number and what became of it."""
+    lines = [
+        f"-<1>---(wn1={len(gold.words):3d}, bn1={len(gold.brackets):3d})-           "
+        f"-<2>---(wn2={len(test.words):3d}, bn2={len(test.brackets):3d})-"
+    ]
+    for n, words in enumerate(itertools.zip_longest(gold.words, test.words)):
+        cells = [
+            f"{n:3d} : {w.result} : {w.tag:6s}  {w.text:16s}" if w and w.text else "" for w in words
+        ]
+        lines.append(f"{cells[0]:34s}      {cells[1]}")
+    lines.append("")
+    for n, brackets in enumerate(itertools.zip_longest(gold.brackets, test.brackets)):
+        cells = [
+            f"{n:3d} : {b.result} : {b.start:3d}  {b.end:3d}  {b.label:6s}" if b else ""
+            for b in brackets
+        ]
+        lines.append(f"{cells[0]:26s}      {cells[1]}")
+    return "\n".join([*lines, "", "========"])

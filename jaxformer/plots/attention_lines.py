@@ -1,0 +1,151 @@
+"""Attention as figures 3 to 5 draw it: a sentence above itself, and a line for each look."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from jaxformer.plots import figure
+from jaxformer.plots.attention import readable
+from jaxformer.plots.paper_figures import PaperFigure
+
+# Dark enough on paper, told apart with any colour vision (after Okabe and Ito); then again.
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#00805C", "#B0508A"),
+    *("#946200", "#2B88BD", "#5A5A5A", "#7A3FD0"),
+)
+_TOKEN = 0.19  # inches from token to token
+_NARROWEST, _WIDEST = 4.0, 14.0  # inches
+_GAP = 1.2  # inches between the two rows of tokens
+_LETTER = 0.082  # inches
+_FAINT = 0.01  # no line for less
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One panel: some heads, of which all lines are drawn or those of one token.
+
+    Attributes:
+      heads: The heads, from 0.
+      token: The token that looks, from 0; None: all.
+    """
+
+    heads: list[int]
+    token: int | None
+
+
+def figure_panels(number: int, choice: PaperFigure) -> list[Panel]:
+    """The panels of figure 3, 4 or 5, from the top, as the paper arranges them."""
+    if number == 3:
+        return [Panel(choice.heads, choice.token)]
+    if number == 4:
+        return [Panel(choice.heads[:1], None), Panel(choice.heads, choice.token)]
+    return [Panel([head], None) for head in choice.heads]
+
+
+def attention_lines(
+    weights: Float[np.ndarray, "H S S"],
+    tokens: Sequence[str],
+    panels: Sequence[Panel],
+    path: pathlib.Path,
+    title: str,
+) -> None:
+    """Draws self-attention of one layer as lines from the tokens above to those below.
+
+    A colour for each head; a line is the stronger the larger the weight, and none is drawn for
+    less than 0.01. Where one token looks, squares below show what each head sees, in their order.
+
+    Args:
+      weights: Of all heads of the layer, queries before keys.
+      tokens: S labels.
+      panels: What to draw, from the top.
+      path: The picture, an SVG if it ends in ``.svg``, else a PNG; replaced as a whole.
+      title: Written above; may have several lines.
+
+    Raises:
+      ValueError: The labels do not fit the weights.
+    """
+    if weights.shape[1] != len(tokens):
+        raise ValueError(
+            f"expected {weights.shape[1]} labels to fit the weights: got {len(tokens)}"
+        )
+    labels = [readable(token) for token in tokens]
+    width = min(max(_NARROWEST, _TOKEN * len(tokens)), _WIDEST)
+    text = _LETTER * max(map(len, labels))
+    height = _GAP + 2 * text + 0.35
+    with figure.style():
+        page = Figure(figsize=(width + 0.9, len(panels) * height + 0.5), layout="constrained")
+        rows = page.subplots(len(panels), 1, squeeze=False)[:, 0]
+        for axes, panel in zip(rows, panels, strict=True):
+            _draw(axes, panel, weights, labels)
+            points = min(8.0, 72 * 0.8 * width / len(tokens))
+            _write(axes, panel, labels, points)
+        page.suptitle(figure.drawable(title), x=0.01, ha="left", parse_math=False)
+        figure.save(page, path)
+
+
+def _draw(
+    axes: Axes, panel: Panel, weights: Float[np.ndarray, "H S S"], labels: Sequence[str]
+) -> None:
+    count = len(labels)
+    queries = range(count) if panel.token is None else [panel.token]
+    bottom = 0.0 if panel.token is None else 0.04 * len(panel.heads)
+    for order, head in enumerate(panel.heads):
+        colour = _COLOURS[head % len(_COLOURS)]
+        shift = 0.5 * ((order + 0.5) / len(panel.heads) - 0.5)
+        found = [(q, k, float(weights[head, q, k])) for q in queries for k in range(count)]
+        seen = [(q, k, min(w, 1.0)) for q, k, w in found if w >= _FAINT]
+        axes.add_collection(
+            LineCollection(
+                [[(q + shift, 1.0), (k + shift, bottom)] for q, k, _ in seen],
+                colors=[to_rgba(colour, _opacity(w, panel)) for _, _, w in seen],
+                linewidths=[0.6 + 1.2 * w for _, _, w in seen],
+            )
+        )
+        if panel.token is not None:
+            heights = (bottom - 0.04 * (order + 1), 0.036)
+            for _, k, w in seen:
+                axes.broken_barh(
+                    [(k - 0.4, 0.8)], heights, facecolor=to_rgba(colour, _opacity(w, panel))
+                )
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.set_ylim(0, 1)
+
+
+def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> None:
+    """The tokens above and below, and which colour is which head."""
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_yticks([])
+    axes.set_xticks(
+        range(len(labels)), labels, rotation=90, fontsize=points, parse_math=False, color="black"
+    )
+    axes.tick_params(length=0, labeltop=True, labelbottom=True, pad=2)
+    if panel.token is not None:
+        # One token looks: the others above are only there to be counted.
+        for index, tick in enumerate(axes.xaxis.get_major_ticks()):
+            if index != panel.token:
+                tick.label2.set_color("#767676")
+            else:
+                tick.label2.set_fontweight("bold")
+    axes.legend(
+        handles=[
+            Patch(color=_COLOURS[h % len(_COLOURS)], label=f"head {h + 1}") for h in panel.heads
+        ],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        handlelength=0.8,
+        handleheight=0.8,
+    )
+
+
+def _opacity(weight: float, panel: Panel) -> float:
+    """Of one token, small weights can be seen; of all, they would hide the large ones."""
+    return weight if panel.token is None else weight**0.5

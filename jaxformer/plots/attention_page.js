@@ -1,0 +1,202 @@
+
+"use strict";
+// Controls, pointer, keyboard, and the table.
+
+// ---- The table: what the picture shows, in numbers.
+function fillTable() {
+  if (!byId("numbers").open) return;
+  const token = chosen();
+  const side = token ? across(token.side) : "from";
+  const header = make("tr", {}, cell("th", KINDS[state.kind][side], "col"),
+    ...state.heads.map((head) => cell("th", `Head ${head + 1}`, "col")));
+  const rows = tokens(side).map((piece, index) => make("tr", {}, cell("th", plain(piece), "row"),
+    ...state.heads.map((head) => {
+      if (token) return make("td", { className: "number" }, percent(tie(head, token, index)));
+      const [w, key] = ranked({ side: "from", index }, [head])[0];
+      return make("td", {}, `${plain(tokens("to")[key])} ${percent(w)}`);
+    })));
+  const verb = token?.side === "to" ? "How much each token looks at" : "How much is looked at by";
+  const caption = token ? `${verb} ${quoted(token.side, token.index)}`
+    : "What each token looks at most; choose a token for all its weights";
+  byId("table").replaceChildren(make("table", {}, make("caption", {}, caption),
+    make("thead", {}, header), make("tbody", {}, ...rows)));
+}
+function cell(tag, text, scope) {
+  return make(tag, { scope, dir: "auto" }, text);
+}
+
+// ---- Updates, at most one a frame; what is read aloud waits until the pointer rests.
+let frame = 0;
+let spoken = 0;
+function update() {
+  frame = frame || requestAnimationFrame(() => {
+    frame = 0;
+    for (const panel of panels) paint(panel);
+    clearTimeout(spoken);
+    spoken = setTimeout(() => {
+      const text = describe(chosen(), state.heads);
+      if (byId("description").textContent !== text) byId("description").textContent = text;
+      fillTable();
+    }, 60);
+  });
+}
+function rebuild() {
+  hovered = focused = null;
+  byId("caption").textContent =
+    state.figure ? `As figure ${state.figure}: ${FIGURES[state.figure]}` : "";
+  byId("caption").hidden = !state.figure;
+  for (const button of byId("figures").children) {
+    button.setAttribute("aria-pressed", String(button.dataset.figure === state.figure));
+  }
+  for (const input of document.querySelectorAll("#controls input")) {
+    const value = input.name === "layer" || input.name === "head" ? Number(input.value) : input.value;
+    input.checked = input.type === "checkbox"
+      ? state.heads.includes(value) : state[input.name] === value;
+  }
+  buildPanels();
+  update();
+}
+
+// ---- Controls.
+function choice(type, name, value, ...label) {
+  const id = `${name}-${value}`;
+  const input = make("input", { type, name, value, id });
+  return [input, make("label", { htmlFor: id, className: "chip" }, ...label)];
+}
+function buildControls() {
+  const radios = (name, texts) => Object.entries(texts).flatMap(
+    ([value, text]) => choice("radio", name, value, text));
+  const range = (count) => Array.from({ length: count }, (_, i) => i);
+  byId("figures").append(...Object.keys(FIGURES).map((number) => {
+    const button = make("button", { type: "button", textContent: `Figure ${number}` });
+    button.title = FIGURES[number];
+    button.dataset.figure = number;
+    button.addEventListener("click", () => show(number));
+    return button;
+  }));
+  byId("kinds").append(...radios("kind", Object.fromEntries(
+    Object.entries(KINDS).map(([kind, { name }]) => [kind, name]))));
+  byId("layers").append(...range(data.layers).flatMap(
+    (layer) => choice("radio", "layer", layer, String(layer + 1))));
+  const every = make("button", { type: "button", textContent: "All" });
+  every.addEventListener("click", () => set({ heads: range(data.heads) }));
+  const none = make("button", { type: "button", textContent: "None" });
+  none.addEventListener("click", () => set({ heads: [] }));
+  byId("heads").append(...range(data.heads).flatMap(
+    (head) => choice("checkbox", "head", head, swatch(head), String(head + 1))), every, none);
+  byId("panels-control").append(...radios("panels", PANELS));
+  byId("layout").append(...radios("layout", LAYOUTS));
+  byId("controls").addEventListener("change", changed);
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+}
+function changed({ target }) {
+  if (target.name === "head") {
+    const head = Number(target.value);
+    const others = state.heads.filter((other) => other !== head);
+    set({ heads: target.checked ? [...others, head].sort((a, b) => a - b) : others });
+  } else {
+    set({ [target.name]: target.name === "layer" ? Number(target.value) : target.value });
+  }
+}
+function set(changes) {
+  // Another kind of attention is between other tokens.
+  if ("kind" in changes) kept = null;
+  Object.assign(state, changes, { figure: null });
+  rebuild();
+}
+function show(figure) {
+  const { layer, heads, token } = data.figures[figure];
+  const arrangement = { 3: "together", 4: "whole", 5: "apart" }[figure];
+  Object.assign(state, {
+    kind: "encoder", layer, heads, panels: arrangement, layout: "rows", figure: String(figure),
+  });
+  kept = token === null ? null : { side: "from", index: token };
+  rebuild();
+}
+
+// ---- Tokens: pointer and keyboard.
+function tokenOf(target) {
+  const button = target instanceof Element ? target.closest(".token") : null;
+  return button && { side: button.dataset.side, index: Number(button.dataset.index) };
+}
+function listen() {
+  const area = byId("panels");
+  const hover = (token) => {
+    if (same(hovered, token)) return;
+    hovered = token;
+    update();
+  };
+  area.addEventListener("pointerover", (event) => {
+    if (event.pointerType !== "touch") hover(tokenOf(event.target));
+  });
+  area.addEventListener("pointerleave", () => hover(null));
+  area.addEventListener("focusin", (event) => {
+    const token = tokenOf(event.target);
+    focused = event.target.matches(":focus-visible") ? token : null;
+    if (token) stopAt(event.target);
+    update();
+  });
+  area.addEventListener("focusout", () => {
+    focused = null;
+    update();
+  });
+  area.addEventListener("click", (event) => {
+    const token = tokenOf(event.target);
+    if (!token) return;
+    kept = same(kept, token) ? null : token;
+    update();
+  });
+  area.addEventListener("keydown", move);
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    hovered = kept = focused = null;
+    update();
+  });
+  byId("theme").addEventListener("click", () => repaint(!isDark()));
+  preference.addEventListener("change", () => repaint(preference.matches));
+  byId("numbers").addEventListener("toggle", fillTable);
+  // Another zoom, or another screen, has other pixels.
+  addEventListener("resize", () => {
+    for (const panel of panels) fit(panel);
+    update();
+  });
+}
+function repaint(dark) {
+  setTheme(dark);
+  for (const panel of panels) outdate(panel);
+  update();
+}
+/** One token of a list can be reached by Tab: the last that was. */
+function stopAt(button) {
+  for (const other of button.parentElement.children) other.tabIndex = other === button ? 0 : -1;
+}
+function move(event) {
+  const token = tokenOf(event.target);
+  if (!token || event.altKey || event.ctrlKey || event.metaKey) return;
+  const list = event.target.closest(".tokens");
+  const panel = panels.find(({ lists }) => Object.values(lists).includes(list));
+  const columns = state.layout === "columns";
+  const last = list.children.length - 1;
+  const [back, on] = columns ? ["ArrowUp", "ArrowDown"] : ["ArrowLeft", "ArrowRight"];
+  const [first, second] = columns ? ["ArrowLeft", "ArrowRight"] : ["ArrowUp", "ArrowDown"];
+  let { side, index } = token;
+  if (event.key === back) index = Math.max(0, index - 1);
+  else if (event.key === on) index = Math.min(last, index + 1);
+  else if (event.key === "Home") index = 0;
+  else if (event.key === "End") index = last;
+  else if (event.key === (side === "from" ? second : first)) {
+    // To the other end of the strongest line.
+    index = panel.heads.length ? ranked(token, panel.heads)[0][1] : 0;
+    side = across(side);
+  } else return;
+  event.preventDefault();
+  const button = panel.lists[side].children[index];
+  button.focus({ preventScroll: true });
+  button.scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+setTheme(preference.matches);
+buildControls();
+listen();
+if (data.start.figure) show(data.start.figure);
+else rebuild();

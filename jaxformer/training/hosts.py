@@ -1,0 +1,70 @@
+"""What the processes of one run, on one or several hosts, say to one another.
+
+With a single process nothing is sent, and every function does the obvious.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxtyping import PyTree
+
+from jaxformer.errors import UserError
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes files and reports."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def first_before_others(what: str) -> Iterator[None]:
+    """The first process runs the block while the others wait, which run it then.
+
+    For what the first leaves in a file system that they share. If it fails, the others run into
+    the same failure by themselves.
+    """
+    if not is_first():
+        multihost_utils.sync_global_devices(what)
+    try:
+        yield
+    finally:
+        if is_first():
+            multihost_utils.sync_global_devices(what)
+
+
+def everyones(value: Any) -> list[Any]:
+    """The values of all processes in their order: whatever JSON can say."""
+    if jax.process_count() == 1:
+        return [value]
+    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.array(mine.size, np.int32))
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[: mine.size] = mine
+    texts = multihost_utils.process_allgather(padded)
+    return [json.loads(text[:n].tobytes()) for text, n in zip(texts, lengths, strict=True)]
+
+
+def check_agreement(facts: dict[str, str]) -> None:
+    """Checks that all processes were started alike: otherwise they would train different models.
+
+    Raises:
+      UserError: They were not, on every process: says which fact differs, and where.
+    """
+    everywhere = everyones(facts)
+    for name, fact in everywhere[0].items():
+        for process, others in enumerate(everywhere):
+            if others[name] != fact:
+                raise UserError(
+                    f"process {process} was started with another {name} than process 0: expected "
+                    f"{fact}, got {others[name]}; give all hosts the same"
+                )
+
+
+def on_this_host(tree: PyTree) -> PyTree:
+    """Global arrays as whole numpy arrays, on every process."""
+    return multihost_utils.process_allgather(tree, tiled=True)

@@ -1,0 +1,141 @@
+"""Devices as a mesh of three axes, and what lies where on it.
+
+"data" splits the batch, and is summed over by hand. "fsdp" splits the batch too, and parameters
+and Adam's moments with it. "tensor" splits heads, the inner layer and the vocabulary. What the
+last two need is left to the compiler, by the rules of this module.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from jaxformer.config import MeshConfig
+from jaxformer.data.batch import Batch
+from jaxformer.errors import UserError
+from jaxformer.nn.sharding import axis_names
+
+DATA_AXIS = "data"
+
+# Which axis of the mesh the model's axes lie along; "batch" is what is left of it within "data".
+RULES = {
+    "batch": "fsdp",
+    "d_model": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "d_ff": "tensor",
+}
+
+
+def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
+    """All devices, or those given, as a mesh with the axes "data", "fsdp" and "tensor".
+
+    Raises:
+      UserError: The sizes do not multiply to the number of devices.
+    """
+    config = MeshConfig() if config is None else config
+    devices = jax.devices() if devices is None else devices
+    sizes = [config.data, config.fsdp, config.tensor]
+    known = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if math.prod(sizes) != len(devices):
+        raise UserError(
+            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
+            f"fit {len(devices)} device(s): expected sizes with that product; -1 stands for the "
+            "rest"
+        )
+    names = (DATA_AXIS, "fsdp", "tensor")
+    return jax.make_mesh(tuple(sizes), names, (AxisType.Auto,) * 3, devices=devices)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows_split(mesh: Mesh) -> NamedSharding:
+    """The layout of batches: rows split over "data" and "fsdp"."""
+    return NamedSharding(mesh, PartitionSpec((DATA_AXIS, "fsdp")))
+
+
+def row_shards(mesh: Mesh) -> int:
+    """How many parts the rows of a batch are split into."""
+    return mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
+
+
+def row_part(mesh: Mesh) -> tuple[int, int]:
+    """Which part of the rows of every batch this process reads, and of how many parts.
+
+    Processes whose devices only split the tensors of one another read the same rows.
+    """
+    shards = row_shards(mesh)
+    places = rows_split(mesh).addressable_devices_indices_map((shards,)).values()
+    mine = {place[0].indices(shards)[0] for place in places if place is not None}
+    return min(mine) // len(mine), shards // len(mine)
+
+
+def split_over(mesh: Mesh, tree: PyTree) -> PyTree:
+    """The layout of parameters, or of a whole training state, for each array or its shape.
+
+    An axis that cannot be split evenly is not split.
+    """
+
+    def sharding(leaf: jax.Array | jax.ShapeDtypeStruct, names: tuple) -> NamedSharding:
+        axes = [RULES.get(name) for name in names]
+        fits = [
+            axis if axis and size % mesh.shape[axis] == 0 else None
+            for axis, size in zip(axes, leaf.shape, strict=True)
+        ]
+        return NamedSharding(mesh, PartitionSpec(*fits))
+
+    return jax.tree.map(sharding, tree, axis_names(tree))
+
+
+def to_devices(mesh: Mesh, batch: Batch) -> Batch:
+    """This process's rows of a batch, as its part of the global batch on the devices."""
+    sharding, (_, parts) = rows_split(mesh), row_part(mesh)
+
+    def place(local: np.ndarray) -> jax.Array:
+        shape = (parts * local.shape[0], *local.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, local, shape)
+
+    return jax.tree.map(place, batch)
+
+
+def sum_over_data(
+    mesh: Mesh, function: Callable[..., PyTree], in_specs: tuple[PartitionSpec, ...]
+) -> Callable[..., PyTree]:
+    """Runs ``function`` on each part of the data axis, and sums what it returns over them.
+
+    Its first argument, the parameters, may differ between the parts as far as autodiff knows:
+    otherwise it would sum gradients over the devices by itself, and everything be counted once
+    per device.
+    """
+    parts = mesh.shape[DATA_AXIS]
+
+    def on_one_part(params: PyTree, *rest: PyTree) -> PyTree:
+        # XLA cannot sum over an axis of one where other axes are left to it.
+        if parts == 1:
+            return function(params, *rest)
+        return jax.lax.psum(function(_varying(params), *rest), DATA_AXIS)
+
+    return jax.shard_map(
+        on_one_part,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), *in_specs),
+        out_specs=PartitionSpec(),
+        axis_names={DATA_AXIS},
+        check_vma=parts > 1,
+    )
+
+
+def _varying(tree: PyTree) -> PyTree:
+    if hasattr(jax.lax, "pcast"):
+        return jax.tree.map(lambda a: jax.lax.pcast(a, DATA_AXIS, to="varying"), tree)
+    pvary = vars(jax.lax)["pvary"]  # its name before jax 0.8
+    return jax.tree.map(lambda a: pvary(a, DATA_AXIS), tree)

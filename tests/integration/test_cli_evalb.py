@@ -1,0 +1,84 @@
+"""The command ``evalb``: the table or the figures on standard output, errors on standard error."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer.cli import main
+from jaxformer.cli.parser import parse
+
+OFFICIAL = pathlib.Path(__file__).parents[1] / "fixtures" / "evalb"
+
+
+def evalb(capsys, *arguments):
+    code = main(["evalb", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_it_prints_what_the_official_program_prints(capsys):
+    files = (OFFICIAL / "sample.gld", OFFICIAL / "sample.tst")
+    code, out, err = evalb(capsys, *files, "--params", OFFICIAL / "sample.prm")
+    assert code == 0
+    assert out == (OFFICIAL / "sample.sample.out").read_text()
+    assert err == (OFFICIAL / "sample.sample.err").read_text()
+
+
+def test_without_parameters_it_is_collins(capsys):
+    code, out, err = evalb(capsys, OFFICIAL / "bug.gld", OFFICIAL / "bug.tst")
+    assert code == 0
+    assert out == (OFFICIAL / "bug.COLLINS.out").read_text()
+    assert err == (OFFICIAL / "bug.COLLINS.err").read_text()
+
+
+def test_json(capsys):
+    files = (OFFICIAL / "bug.gld", OFFICIAL / "bug.tst")
+    _, out, _ = evalb(capsys, *files, "--params", OFFICIAL / "new.prm", "--json")
+    figures = json.loads(out)
+    assert round(figures["all"]["f1"], 2) == 60.17
+    assert len(figures["rows"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("gold", "test", "params", "words"),
+    [
+        ("(S (A a))\n", "", None, "expected as many lines of test trees as of gold trees: got 0"),
+        ("(S (A a))\n", None, None, "test: cannot be read: No such file or directory"),
+        ("(S (A a))\n", "(S (A a))\n", "LABELLED 1", "params:1: expected LABELED, got"),
+    ],
+)
+def test_mistakes(gold, test, params, words, tmp_path, capsys):
+    for name, content in (("gold", gold), ("test", test), ("params", params)):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+    flags = [] if params is None else ["--params", tmp_path / "params"]
+    code, out, err = evalb(capsys, tmp_path / "gold", tmp_path / "test", *flags)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: [^\n]+\n", err)
+    assert words in err
+
+
+def test_help_has_examples_that_are_accepted(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["evalb", "--help"])
+    text = capsys.readouterr().out
+    examples = re.findall(r"^  jaxformer (evalb .*)$", text, re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        parse(example.split())
+    assert "--workdir" not in text
+
+
+def test_it_needs_neither_jax_nor_a_model():
+    files = [str(OFFICIAL / name) for name in ("sample.gld", "sample.tst")]
+    code = (
+        f"import sys, jaxformer.cli; jaxformer.cli.main(['evalb', *{files}])\n"
+        "print([m for m in ('jax', 'sentencepiece', 'sacrebleu') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.endswith("\n[]\n")

@@ -1,0 +1,134 @@
+"""Two processes with four devices each train the same model as one process does."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import config as config_lib
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import abstract_state
+
+PROJECT = pathlib.Path(__file__).parents[2]
+SETTINGS = {
+    "model.vocab_size": 300,
+    "model.d_model": 16,
+    "model.d_ff": 32,
+    "model.num_heads": 2,
+    "model.num_layers": 1,
+    "model.max_length": 64,
+    "data.batching": "packing",
+    "data.tokens_per_batch": 512,
+    "training.steps": 20,
+    "training.log_every": 10,
+    "training.checkpoint_every": 10,
+    "training.eval_every": 20,
+    "training.eval_sentences": 7,
+}
+
+pytestmark = pytest.mark.slow
+
+
+def start(folder, devices, *flags, environment=None, **overrides):
+    """A process of train.py that sees so many devices."""
+    settings = SETTINGS | overrides
+    return subprocess.Popen(
+        [
+            *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),
+            *(f"--config.{name}={value}" for name, value in settings.items()),
+            *flags,
+        ],
+        cwd=PROJECT,
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            **(environment or {}),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def pair_flags():
+    """For each of two processes, the flags by which they find one another."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        coordinator = f"localhost:{free.getsockname()[1]}"
+    return [(f"--coordinator={coordinator}", "--processes=2", f"--process={i}") for i in range(2)]
+
+
+def finish(*processes):
+    """Their exit codes and what they said."""
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    return [process.returncode for process in processes], said
+
+
+def result(folder):
+    """The final parameters, and what was reported."""
+    config = config_lib.load(folder / "config.json")
+    mesh = make_mesh(devices=jax.devices()[:1])
+    template = abstract_state(Transformer(config.model), make_optimizer(config), mesh)
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        params = jax.device_get(checkpoints.restore(template, step=20).state.params)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return params, [json.loads(line) for line in lines]
+
+
+def test_two_processes_equal_one(tmp_path):
+    codes, said = finish(start(tmp_path / "one", 8))
+    assert codes == [0], said
+    pair = [start(tmp_path / "two", 4, *flags, **{"mesh.fsdp": 2}) for flags in pair_flags()]
+    codes, said = finish(*pair)
+    assert codes == [0, 0], said
+    assert "on 8 cpu device(s)" in said[0]
+    assert "step 20/20" not in said[1]  # only the first reports
+    (params, reports), (others, others_reports) = result(tmp_path / "one"), result(tmp_path / "two")
+    for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+    assert [(r["kind"], r["step"]) for r in others_reports] == [
+        ("train", 10), ("train", 20), ("valid", 20)
+    ]  # fmt: skip
+    for ours, theirs in zip(reports, others_reports, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    assert reports[-1]["bleu"] == others_reports[-1]["bleu"]
+
+
+def test_processes_started_differently_are_refused(tmp_path):
+    flags = pair_flags()
+    pair = [
+        start(tmp_path / "run", 1, *flags[0]),
+        start(tmp_path / "run", 1, *flags[1], **{"training.label_smoothing": 0.2}),
+    ]
+    codes, said = finish(*pair)
+    assert codes == [2, 2], said
+    for errors in said:
+        assert "process 1 was started with another config than process 0" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_asked_to_stop_stops_both_after_the_same_step(tmp_path):
+    settings = {"training.steps": 5000, "training.eval_every": 5000}
+    folder = tmp_path / "run"
+    pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
+    deadline = time.monotonic() + 200
+    while not (folder / "checkpoints" / "10").is_dir():
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in pair)
+        time.sleep(0.1)
+    pair[1].send_signal(signal.SIGTERM)
+    codes, said = finish(*pair)
+    assert codes == [130, 130], said
+    saved = max(int(path.name) for path in (folder / "checkpoints").iterdir())
+    for errors in said:
+        assert f"SIGTERM: step {saved} is saved" in errors

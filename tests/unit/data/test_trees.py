@@ -1,0 +1,264 @@
+"""Trees: read as written, normalised as scored, and any output of a decoder made into one."""
+
+import dataclasses
+import gzip
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.data.trees import (
+    Leaf,
+    Tree,
+    delinearise,
+    escape,
+    linearise,
+    normalise,
+    read_tree_file,
+    read_trees,
+)
+from jaxformer.errors import UserError
+
+# Whatever has no ASCII white space and no round bracket is a word, other white space included.
+WORDS = st.text(min_size=1, max_size=6).map(lambda text: re.sub(r"[()\s]", "_", text, flags=re.A))
+LABELS = st.sampled_from(["S", "NP", "VP", "XX", "TOP", "-LRB-", "NP-SBJ", "NP=2", "A"])
+LEAVES = st.builds(Leaf, WORDS, WORDS)
+TREES = st.recursive(
+    LEAVES,
+    lambda inside: st.builds(Tree, LABELS, st.lists(inside, min_size=1, max_size=4).map(tuple)),
+    max_leaves=12,
+).map(lambda node: node if isinstance(node, Tree) else Tree("S", (node,)))
+TOKENS = st.lists(
+    st.one_of(
+        st.sampled_from(["XX", "(NP", ")NP", "(S", ")S", "(VP", ")VP", "(TOP", ")TOP", "(", ")"]),
+        st.text(max_size=3),
+    ),
+    max_size=40,
+)
+
+
+def one(text):
+    (tree,) = read_trees(text.split("\n"), "f")
+    return tree
+
+
+def normal(text):
+    return str(normalise(one(text)))
+
+
+@given(TREES)
+def test_what_is_written_is_read(tree):
+    assert one(str(tree)) == tree
+    assert list(read_trees(str(tree).split(" "), "f")) == [tree]  # over many lines
+
+
+@given(st.lists(TREES, max_size=3))
+def test_several_trees_on_a_line(trees):
+    assert list(read_trees(["", "  ".join(map(str, trees)), "\t"], "f")) == trees
+
+
+@given(TREES)
+def test_linearised_and_back(tree):
+    assert delinearise(linearise(tree), tree.words(), tree.tags()) == tree
+
+
+@given(TOKENS, st.lists(LEAVES, min_size=1, max_size=8))
+def test_any_tokens_make_a_tree_over_the_words(tokens, leaves):
+    words, tags = [leaf.word for leaf in leaves], [leaf.tag for leaf in leaves]
+    tree = delinearise(tokens, words, tags)
+    assert tree.leaves() == leaves
+    assert one(str(tree)) == tree
+    assert delinearise(linearise(tree), words, tags) == tree
+    # Nothing is made up but the top, if need be.
+    opened = {token[1:] for token in tokens if token.startswith("(")}
+    labels = {token[1:] for token in linearise(tree) if token.startswith("(")}
+    assert labels - opened <= {"TOP"}
+
+
+@given(TREES, st.data())
+def test_a_cut_off_tree_keeps_what_was_right(tree, data):
+    """Of the first tokens alone, every constituent that was closed is there."""
+    tokens = linearise(tree)
+    end = data.draw(st.integers(0, len(tokens)))
+    assert spans(tokens[:end]) <= spans(linearise(delinearise(tokens[:end], tree.words())))
+
+
+def spans(tokens):
+    """Label, first and last word of each constituent that is closed."""
+    found, open_, words = set(), [], 0
+    for token in tokens:
+        if token == "XX":
+            words += 1
+        elif token.startswith("("):
+            open_.append((token[1:], words))
+        else:
+            found.add((*open_.pop(), words))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tree"),
+    [
+        ("(S (NP XX )NP (VP XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
+        ("(S (NP XX )NP (VP XX XX XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
+        ("(S (NP XX )NP )S", "(S (NP (XX a)) (XX b) (XX c))"),  # left words: to the whole
+        ("(S (NP XX )NP (VP XX", "(S (NP (XX a)) (VP (XX b) (XX c)))"),  # to what is open
+        ("(S XX )NP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # no NP is open
+        ("(S (NP (NP XX )S XX XX", "(TOP (S (NP (NP (XX a)))) (XX b) (XX c))"),  # ends the NPs
+        ("(S (NP )NP XX (VP (PP )PP )VP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # empty ones
+        ("(NP XX )NP (VP XX )VP", "(TOP (NP (XX a)) (VP (XX b)) (XX c))"),
+        ("(NP XX )NP (VP XX", "(TOP (NP (XX a)) (VP (XX b) (XX c)))"),
+        ("<unk> ( ) (S XX XX hello XX )S </s>", "(S (XX a) (XX b) (XX c))"),
+        ("", "(TOP (XX a) (XX b) (XX c))"),
+        ("(S (NP )S", "(TOP (XX a) (XX b) (XX c))"),
+        ("((S XX (S) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # not a label
+    ],
+)
+def test_repair(tokens, tree):
+    assert str(delinearise(tokens.split(), ["a", "b", "c"])) == tree
+
+
+def test_sentences_that_have_no_tree():
+    words = "expected at least one word, and a tag for each: got "
+    with pytest.raises(UserError, match=f"{words}0 words and 0 tags"):
+        delinearise(["(S", "XX", ")S"], [])
+    with pytest.raises(UserError, match=f"{words}1 words and 2 tags"):
+        delinearise(["(S", "XX", ")S"], ["a"], ["A", "B"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("( (S (NP-SBJ-1 (PRP I)) (VP=2 (VB go))))", "(S (NP (PRP I)) (VP (VB go)))"),
+        ("(TOP (S (NN a)))", "(S (NN a))"),
+        ("(ROOT (S1 (S (NN a))))", "(S (NN a))"),
+        ("(S (ADVP|PRT (RP up)) (X-Y=1-3 (NN a)))", "(S (ADVP (RP up)) (X (NN a)))"),
+        # Tags and labels with a hyphen in front are whole; so are the tags of words.
+        ("(S (-LRB- -LRB-) (NN-X b))", "(S (-LRB- -LRB-) (NN-X b))"),
+        ("(S (-LRB- (-LRB- -LRB-)))", "(S (-LRB- (-LRB- -LRB-)))"),
+        # Traces, and what holds nothing else.
+        ("(S (SBAR (-NONE- 0) (S (-NONE- *T*-1))) (NN a))", "(S (NN a))"),
+        ("(S (NP (-NONE- *)) (VP (VB go) (NP (-NONE- *-1))))", "(S (VP (VB go)))"),
+        ("( (-NONE- *) (S (NN a)))", "(S (NN a))"),
+        # A top that is needed.
+        ("( (S (NN a)) (. .))", "(TOP (S (NN a)) (. .))"),
+        ("(S1 (NN a))", "(TOP (NN a))"),
+        ("(UH Yes)", "(TOP (UH Yes))"),
+        ("( (NP (NP (NN a))))", "(NP (NP (NN a)))"),
+        ("(S (NP (-NONE- *)))", "None"),
+    ],
+)
+def test_normalise(raw, expected):
+    assert normal(raw) == expected
+
+
+@given(TREES)
+def test_normalised_once_is_normalised(tree):
+    normalised = normalise(tree)
+    kept = [leaf for leaf in tree.leaves() if leaf.tag != "-NONE-"]
+    if normalised is None:
+        assert kept == []
+    else:
+        assert normalised.leaves() == kept
+        assert normalise(normalised) == normalised
+        assert delinearise(linearise(normalised), normalised.words(), normalised.tags())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(S (NN a))\nhello", "f:2: expected ( at the beginning of a tree, got 'hello'"),
+        ("(S (NN a)))", "f:1: expected ( at the beginning of a tree, got a surplus )"),
+        (
+            "(S\n(NN a b))",
+            "f:2: expected ( or ), got 'b'; a word has a pair of brackets of its own",
+        ),
+        ("(S (NN a) b)", "f:1: expected ( or ), got 'b'"),
+        ("(S (NN a (B b)))", "f:1: expected ) after (NN a, got ("),
+        ("(S (NP))", "f:1: expected a word or a constituent after (NP, got )"),
+        ("()", "f:1: expected a word or a constituent after (, got )"),
+        ("(S ( (NN a)))", "f:1: expected a label after (, got another (; only the outermost pair"),
+        (
+            "\n(S (NP\n(NN a)\n",
+            "f:2: the tree that begins here is never closed: 2 closing brackets",
+        ),
+    ],
+)
+def test_malformed_trees(text, words):
+    with pytest.raises(UserError, match=f"^{re.escape(words)}"):
+        list(read_trees(text.split("\n"), "f"))
+
+
+def test_files(tmp_path):
+    path = tmp_path / "a.trees.gz"
+    path.write_bytes(gzip.compress(b"(S (NN caf\xc3\xa9))\r\n(S\r\n (NN b))"))
+    assert [str(tree) for tree in read_tree_file(path)] == ["(S (NN café))", "(S (NN b))"]
+    with pytest.raises(UserError, match=r"b\.trees: cannot be read: No such file"):
+        list(read_tree_file(tmp_path / "b.trees"))
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a\n", "(", "a)"])
+def test_what_could_not_be_read_back_cannot_be_made(text):
+    with pytest.raises(UserError, match=f"word without white space .* got {re.escape(repr(text))}"):
+        Leaf("NN", text)
+    with pytest.raises(UserError, match="expected a tag without white space"):
+        Leaf(text, "a")
+    if text:
+        with pytest.raises(UserError, match="expected a label without white space"):
+            Tree(text, (Leaf("NN", "a"),))
+
+
+def test_no_tree_without_words():
+    with pytest.raises(
+        UserError, match=r"expected a constituent of words, got an empty one: \(S\)"
+    ):
+        Tree("S", ())
+
+
+def test_only_normalised_trees_are_linearised():
+    with pytest.raises(UserError, match=r"got a constituent without label: \( \(S \(NN a\)\)\)"):
+        linearise(one("( (S (NN a)))"))
+
+
+def test_brackets_in_a_text():
+    assert Leaf("NN", escape("(x)")).word == "-LRB-x-RRB-"
+
+
+def test_trees_are_values():
+    tree, same, other = one("(S (NN a))"), one("(S(NN a) )"), one("(S (NN b))")
+    assert tree == same
+    assert len({tree, same, other}) == 2
+    assert tree != "(S (NN a))"
+    assert repr(tree) == "<Tree (S (NN a))>"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tree.label = "NP"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_no_depth_is_too_much():
+    depth = 10_000  # ten times the limit of recursion
+    deep = "( " + depth * "(NP-SBJ " + "(NN a)" + depth * ")" + ")"
+    tree = normalise(one(deep))
+    assert tree == one(depth * "(NP " + "(NN a)" + depth * ")")
+    tokens = linearise(tree)
+    assert tokens == [*depth * ["(NP"], "XX", *depth * [")NP"]]
+    assert delinearise(tokens, ["a"], ["NN"]) == tree
+    assert delinearise(tokens[: depth + 1], ["a"], ["NN"]) == tree
+    alternating = [*itertools.repeat("(S", depth), *itertools.repeat(")VP", depth)]
+    assert delinearise(alternating, ["a"]).words() == ["a"]
+    with pytest.raises(UserError, match=f"never closed: {depth + 1} closing brackets are missing"):
+        one(deep[: -depth - 1])
+
+
+@pytest.mark.parametrize("name", ["wsj-sample", "craft"])
+def test_treebanks(data_directory, name):
+    path = data_directory / "trees" / name / "dev.trees"
+    if not path.is_file():
+        pytest.skip(f"no trees: {path} is missing")
+    for tree in itertools.islice(read_tree_file(path), 250):
+        assert one(str(tree)) == tree
+        normalised = normalise(tree)
+        assert delinearise(linearise(normalised), normalised.words(), normalised.tags()) == (
+            normalised
+        )

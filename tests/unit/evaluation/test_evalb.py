@@ -1,0 +1,305 @@
+"""EVALB: what the official program prints, and an independent count."""
+
+import collections
+import itertools
+import json
+import math
+import pathlib
+import random
+import re
+
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.evaluation.evalb import COLLINS, Parameters, Status, read_parameters, score
+
+OFFICIAL = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb"
+
+
+def lines_of(name):
+    return (OFFICIAL / name).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def parameters_of(name):
+    return read_parameters(lines_of(f"{name}.prm"), name)
+
+
+def report_of(trees, parameters):
+    gold, test = lines_of(f"{trees}.gld"), lines_of(f"{trees}.tst")
+    return score(gold, test, parameters_of(parameters))
+
+
+@pytest.mark.parametrize(
+    ("trees", "parameters"),
+    [
+        ("sample", "sample"),
+        ("bug", "COLLINS"),
+        ("bug", "new"),
+        ("random", "random"),
+        ("random", "unlabeled"),
+        ("listing", "listing"),
+    ],
+)
+def test_the_official_program_prints_the_same(trees, parameters):
+    report = report_of(trees, parameters)
+    assert report.table().split("\n") == lines_of(f"{trees}.{parameters}.out")
+    errors = [f"{row.number} : {error}" for row in report.rows for error in row.errors]
+    assert errors == [line for line in lines_of(f"{trees}.{parameters}.err") if line]
+
+
+def test_the_results_in_the_package():
+    """Printed in 1997: words of sentences that do not count, and another sum of crossings."""
+    ours = [
+        line for line in report_of("sample", "sample").table().split("\n") if "FMea" not in line
+    ]
+    for line, old in zip(ours, lines_of("sample.rsl"), strict=True):
+        if re.match(r" +\d+ +\d+ +[12] ", line):
+            assert re.sub("0     0     0.00$", "4     0     0.00", line) == old
+        elif re.match(" +87.76", line):
+            columns, old_columns = line.split(), old.split()
+            # The old program gave the number of sentences without crossing brackets.
+            assert (columns.pop(5), old_columns.pop(5)) == ("1", "16")
+            assert columns == old_columns
+        else:
+            assert line == old
+
+
+def test_the_results_of_the_quotation_marks_in_the_package():
+    ours = report_of("bug", "new").table().split("\n")
+    for line, old in zip(ours, lines_of("bug.rsl-new"), strict=True):
+        if re.match(" +62.83", line):
+            assert line.split()[:5] + line.split()[6:] == old.split()[:5] + old.split()[6:]
+        else:
+            assert line.split() == old.split()
+    old = lines_of("bug.rsl-old")
+    ours = report_of("bug", "COLLINS").table().split("\n")
+    assert ours[ours.index("-- All --") :] == old[old.index("-- All --") :]
+
+
+# An independent count: other data structures, and no notion of a line that cannot be compared.
+
+DELETED = {"TOP", "-NONE-", ",", ":", "``", "''", "."}
+
+
+def read(text):
+    """Tags and words, and brackets as (label, set of positions), punctuation left out."""
+
+    def parse(at):
+        label = tokens[at][1:]
+        if not tokens[at + 1].startswith("(") and tokens[at + 1] != ")":
+            if label in DELETED:
+                return at + 3, set()
+            leaves.append((label, tokens[at + 1]))
+            return at + 3, {len(leaves) - 1}
+        inside, at = set(), at + 1
+        while tokens[at] != ")":
+            at, positions = parse(at)
+            inside |= positions
+        label = label.split("-")[0].split("=")[0]
+        if inside and label not in DELETED:
+            brackets.append(("PRT" if label == "ADVP" else label, frozenset(inside)))
+        return at + 1, inside
+
+    tokens, leaves, brackets = text.replace(")", " )").split(), [], []
+    parse(0)
+    return leaves, brackets
+
+
+def expected(gold_text, test_text):
+    (gold_leaves, gold), (test_leaves, test) = read(gold_text), read(test_text)
+    matched = collections.Counter(gold) & collections.Counter(test)
+    apart = [
+        any(a & b and a - b and b - a for _, b in gold)  # neither contains the other
+        for _, a in test
+    ]
+    tags = [
+        a == b or {a, b} == {"ADVP", "PRT"}
+        for (a, _), (b, _) in zip(gold_leaves, test_leaves, strict=True)
+    ]
+    return matched.total(), len(gold), len(test), sum(apart), len(tags), sum(tags)
+
+
+LABELS = ["S", "NP", "NP-SBJ", "VP", "PP=2", "ADVP", "PRT", "TOP", "SBAR-ADV-3"]
+TAGS = ["NN", "VB", "DT", "ADVP", "PRT"]
+
+
+def random_tree(rng, leaves):
+    """A random tree over given leaves, unary chains included."""
+    if len(leaves) == 1 and rng.random() < 0.7:
+        return leaves[0]
+    parts = rng.randint(1, min(4, len(leaves)))
+    cuts = [0, *sorted(rng.sample(range(1, len(leaves)), parts - 1)), len(leaves)]
+    children = [random_tree(rng, leaves[a:b]) for a, b in itertools.pairwise(cuts)]
+    return f"({rng.choice(LABELS)} {' '.join(children)})"
+
+
+def random_pair(rng):
+    """A tree, and another over the same words or the same tree with other labels and tags."""
+
+    def retag(leaf):
+        tag, word = leaf[1:-1].split(" ")
+        # Punctuation stays: another number of words would be an error.
+        return f"({rng.choice([tag, tag, rng.choice(TAGS)])} {word})" if tag in TAGS else leaf
+
+    leaves = [f"({rng.choice([*TAGS, *TAGS, ',', '.'])} w{n})" for n in range(rng.randint(1, 15))]
+    gold = f"(S {random_tree(rng, leaves)})"
+    if rng.random() < 0.5:
+        return gold, f"(S {random_tree(rng, [retag(leaf) for leaf in leaves])})"
+    test = re.sub(r"\([^( ]+ [^( ]+\)", lambda leaf: retag(leaf[0]), gold)
+    labels = re.compile(r"\([^() ]+(?= \()")
+    return gold, labels.sub(
+        lambda label: label[0] if rng.random() < 0.8 else f"({rng.choice(LABELS)}", test
+    )
+
+
+def test_an_independent_count_of_random_trees():
+    rng = random.Random(0)
+    pairs = [random_pair(rng) for _ in range(1000)]
+    report = score([gold for gold, _ in pairs], [test for _, test in pairs])
+    sums = collections.Counter()
+    for row, pair in zip(report.rows, pairs, strict=True):
+        names = ("matched", "gold_brackets", "test_brackets", "crossing", "words", "correct_tags")
+        counts = dict(zip(names, expected(*pair), strict=True))
+        if row.status is Status.VALID:
+            assert {name: getattr(row, name) for name in names} == counts, pair
+            sums.update(counts)
+        else:
+            assert counts["words"] == 0
+    assert sums["crossing"] > 100  # the test tests something
+    recall = sums["matched"] / sums["gold_brackets"]
+    precision = sums["matched"] / sums["test_brackets"]
+    assert 0.3 < recall < 0.9
+    assert report.all.recall == pytest.approx(100 * recall)
+    assert report.all.precision == pytest.approx(100 * precision)
+    assert report.all.f1 == pytest.approx(200 / (1 / recall + 1 / precision))
+    assert report.all.tagging_accuracy == pytest.approx(100 * sums["correct_tags"] / sums["words"])
+    assert report.all.average_crossing == pytest.approx(
+        sums["crossing"] / report.all.valid_sentences
+    )
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 3), (3, 1), (2, 2)])
+def test_equal_brackets_count_as_often_as_they_occur(n, m):
+    """n in the gold file and m in the test file, as section 7.5 of the README of EVALB says."""
+    gold, test = (k * "(NP " + "(DT the) (NN man)" + k * ")" for k in (n, m))
+    figures = score([gold], [test]).all
+    assert figures.precision == pytest.approx(100 * min(1, n / m))
+    assert figures.recall == pytest.approx(100 * min(1, m / n))
+
+
+def test_collins_is_the_default():
+    assert parameters_of("COLLINS") == COLLINS == Parameters()
+
+
+def test_parameter_files():
+    assert read_parameters([], "p") == Parameters(
+        delete_labels=(), delete_labels_for_length=(), equal_labels=()
+    )
+    lines = ["# c", "", "DEBUG 1", "MAX_ERROR 3", "CUTOFF_LEN\t10", "LABELED 0 ", "EQ_WORD a b"]
+    assert read_parameters([*lines, "EQ_WORD c d", "QUOTE_LABEL ``"], "p") == Parameters(
+        debug=1,
+        max_error=3,
+        cutoff_length=10,
+        labeled=False,
+        delete_labels=(),
+        delete_labels_for_length=(),
+        quote_labels=("``",),
+        equal_labels=(),
+        equal_words=(("a", "b"), ("c", "d")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("DELETE_LABLE TOP", "p:2: expected DELETE_LABEL, got 'DELETE_LABLE TOP'"),
+        ("COLOUR red", "p:2: expected DEBUG, MAX_ERROR, CUTOFF_LEN, LABELED, DELETE_LABEL, "),
+        ("CUTOFF_LEN forty", "p:2: expected a number after CUTOFF_LEN, got 'CUTOFF_LEN forty'"),
+        ("DELETE_LABEL", "p:2: expected one label after DELETE_LABEL, got 'DELETE_LABEL'"),
+        ("EQ_LABEL ADVP", "p:2: expected two words after EQ_LABEL, got 'EQ_LABEL ADVP'"),
+    ],
+)
+def test_wrong_parameters(line, words):
+    with pytest.raises(UserError, match=f"^{re.escape(words)}"):
+        read_parameters(["DEBUG 0", line], "p")
+
+
+@pytest.mark.parametrize(
+    ("test", "errors"),
+    [
+        ("(S (A a) (B b)", ("Bracketing is unbalanced (too many open bracket)",)),
+        ("(S (A a) (B b)))", ("Reading sentence ())",)),
+        ("(S (A a) b)", ("Reading sentence (b)", "Length unmatch (2|1)")),
+        ("(S (A a) (C c))", ("Words unmatch (b|c)",)),
+        ("(S (A a) (. b))", ("Length unmatch (2|1)",)),
+    ],
+)
+def test_sentences_that_cannot_be_compared(test, errors):
+    gold = "(S (A a) (B b))"
+    report = score([gold, gold], [test, gold])
+    assert report.rows[0].errors == errors
+    assert report.rows[0].status is Status.ERROR
+    assert (report.all.error_sentences, report.all.valid_sentences) == (1, 1)
+    assert (report.all.matched, report.all.f1) == (1, 100)  # those of the other one
+
+
+def test_a_blank_line_is_skipped():
+    report = score(["(S (A a))"] * 2, ["", "(S (A a))"])
+    assert [row.status for row in report.rows] == [Status.SKIPPED, Status.VALID]
+    assert report.all.skipped_sentences == 1
+
+
+def test_a_bracket_equal_to_a_deleted_one_is_deleted():
+    """But a word is deleted by its very tag."""
+    lines = ["DELETE_LABEL X", "EQ_LABEL Y X"]
+    row = score(["(S (Y (Y a)))"], ["(S (Y a))"], read_parameters(lines, "p")).rows[0]
+    assert (row.matched, row.gold_brackets, row.test_brackets, row.words) == (1, 1, 1, 1)
+
+
+def test_no_more_errors_than_allowed():
+    """And one more: so does the official program."""
+    gold, test = ["(S (A a))"] * 9, ["(S (A b))"] * 9
+    assert score(gold[:4], test[:4], Parameters(max_error=3)).all.error_sentences == 4
+    words = (
+        r"expected at most 3 errors, got 5 up to sentence 5: Words unmatch \(a\|b\); are these the "
+        "same sentences, in the same words and with tags"
+    )
+    with pytest.raises(UserError, match=words):
+        score(gold, test, Parameters(max_error=3))
+
+
+def test_numbers_of_lines():
+    words = "expected as many lines of test trees as of gold trees: got 1 and 2; leave a blank line"
+    with pytest.raises(UserError, match=words):
+        score(["(S (A a))"] * 2, ["(S (A a))"])
+
+
+def test_nothing_right_is_an_f1_of_zero():
+    """A number to compare by; the table has a quotient of zeros, as the official one."""
+    report = score(["(S (A a))"], ["(T (A a))"])
+    assert report.all.f1 == 0
+    assert "Bracketing FMeasure       =    nan" in report.table()
+
+
+def test_json():
+    report = report_of("bug", "new")
+    figures = json.loads(report.to_json())
+    assert figures["all"]["f1"] == report.all.f1
+    assert figures["all"]["valid_sentences"] == 5
+    assert figures["short"]["sentences"] == 3
+    assert figures["cutoff_length"] == 40
+    assert [row["matched"] for row in figures["rows"]] == [17, 9, 28, 6, 11]
+    assert math.isclose(figures["rows"][0]["recall"], 1700 / 22)
+    assert figures["rows"][0]["errors"] == []
+
+
+def test_hostile_lines():
+    """Depth, and white space that a regular expression could try in many ways."""
+    deep = 100_000 * "(A " + "(B b)" + 100_000 * ")"
+    assert score([deep], [deep]).all.matched == 100_000
+    assert score(["(A" + 100_000 * " " + "b c"], ["(B b)"]).all.error_sentences == 1
+
+
+def test_only_ascii_white_space_separates():
+    line = "(S (NN a\u200ab) (NN c\u00a0d))"
+    assert score([line], [line]).rows[0].words == 2

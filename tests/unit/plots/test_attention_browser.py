@@ -1,0 +1,377 @@
+"""The page in a real browser: what is seen, said and reached by keyboard, and how fast.
+
+Needs playwright and a Chromium: its own, or the one that JAXFORMER_BROWSER names.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from jaxformer.plots.attention_page import attention_page, in_frame
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no browser: needs playwright")
+
+pytestmark = pytest.mark.slow
+
+SOURCE = ["▁the", "▁dog", "</script>", "▁مرحبا", "▁🙂", "</s>"]
+TARGET = ["<s>", "▁der", "▁Hund", '"&<!--', "."]
+LAYERS, HEADS = 3, 4
+
+
+def softmax(*shape: int, seed: int = 0) -> np.ndarray:
+    weights = np.exp(3 * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def causal(weights: np.ndarray) -> np.ndarray:
+    weights = np.tril(weights)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+ENCODER = softmax(LAYERS, HEADS, len(SOURCE), len(SOURCE))
+DECODER = causal(softmax(LAYERS, HEADS, len(TARGET), len(TARGET)))
+CROSS = softmax(LAYERS, HEADS, len(TARGET), len(SOURCE))
+PAGE = attention_page(
+    SOURCE,
+    TARGET,
+    ENCODER,
+    DECODER,
+    CROSS,
+    sentence='the dog </script><script>document.title = "broken"</script>',
+    translation="<b>der Hund</b>",
+)
+
+
+def long_page(tokens: int = 60) -> str:
+    source = [*(f"▁word{i}" for i in range(tokens - 1)), "</s>"]
+    target = ["<s>", *(f"▁Wort{i}" for i in range(tokens - 1))]
+    weights = softmax(6, 8, tokens, tokens)
+    return attention_page(
+        source, target, weights, causal(weights), weights, sentence="", translation=""
+    )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with playwright.sync_playwright() as play:
+        try:
+            browser = play.chromium.launch(
+                executable_path=os.environ.get("JAXFORMER_BROWSER"), args=["--no-sandbox"]
+            )
+        except playwright.Error as error:
+            pytest.skip(f"no browser: {error.message.splitlines()[0]}; set JAXFORMER_BROWSER")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path: pathlib.Path) -> Iterator:
+    """Opens a page; at the end, nothing may have gone wrong in any of them."""
+    troubles = []
+
+    def note(page) -> None:
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("request", lambda request: troubles.append(request.url))
+        page.add_init_script(
+            "addEventListener('securitypolicyviolation',"
+            " event => console.error('policy', event.violatedDirective))"
+        )
+
+    def visit(content: str, width: int = 1280, **settings):
+        path = tmp_path / "page.html"
+        path.write_text(content, encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, **settings)
+        note(page)
+        page.goto(path.as_uri())
+        assert troubles.pop(0) == path.as_uri()
+        rest(page)
+        return page
+
+    yield visit
+    assert troubles == []
+
+
+def rest(page) -> None:
+    """Waits until the page has painted and said what it has to."""
+    page.wait_for_timeout(150)
+
+
+def token(page, side: str, index: int):
+    return page.locator(f".{side} .token").nth(index)
+
+
+def said(page) -> str:
+    rest(page)
+    return page.locator("#description").inner_text().replace("\u2068", "").replace("\u2069", "")
+
+
+def percent(weight: float) -> str:
+    return f"{100 * weight:.{1 if weight < 0.0995 else 0}f}%"
+
+
+def plain(piece: str) -> str:
+    return piece.replace("▁", " ").strip()
+
+
+def ink(page) -> int:
+    """Number of painted pixels of all canvases."""
+    rest(page)
+    return page.evaluate(
+        """[...document.querySelectorAll("canvas")].map((canvas) => {
+          const copy = new OffscreenCanvas(canvas.width, canvas.height);
+          const context = copy.getContext("2d", {willReadFrequently: true});
+          context.drawImage(canvas, 0, 0);
+          const bytes = context.getImageData(0, 0, canvas.width, canvas.height).data;
+          return bytes.filter((value, i) => i % 4 === 3 && value).length;
+        }).reduce((a, b) => a + b, 0)"""
+    )
+
+
+def test_pointing_at_a_token_says_where_it_looks(visit):
+    page = visit(PAGE)
+    everything = ink(page)
+    token(page, "queries", 2).hover()
+    mean = CROSS[-1, :, 2].mean(axis=0)
+    best = int(mean.argmax())
+    words = said(page)
+    assert f"“Hund”, token 3, to write “{plain(TARGET[3])}” next, looks at: " in words
+    assert f"looks at: “{plain(SOURCE[best])}” {percent(mean[best])}" in words
+    for head in range(HEADS):
+        key = int(CROSS[-1, head, 2].argmax())
+        assert f"{head + 1} “{plain(SOURCE[key])}” {percent(CROSS[-1, head, 2, key])}" in words
+    assert 0 < ink(page) < everything
+    page.mouse.move(5, 5)
+    assert "Choose a token" in said(page)
+    assert ink(page) == everything
+
+
+def test_pointing_at_a_key_says_who_looks_at_it(visit):
+    page = visit(PAGE)
+    page.click("label[for=head-0]")
+    token(page, "keys", 1).hover()
+    assert "heads 2, 3 and 4" in page.locator(".panel h2").inner_text().lower()
+    mean = CROSS[-1, 1:, :, 1].mean(axis=0)
+    best = int(mean.argmax())
+    assert f"is looked at by: “{plain(TARGET[best])}” {percent(mean[best])}" in said(page)
+
+
+def test_a_click_keeps_a_token_until_escape(visit):
+    page = visit(PAGE)
+    token(page, "queries", 1).click()
+    page.mouse.move(5, 5)
+    assert "“der”" in said(page)  # which waits, too
+    assert token(page, "queries", 1).get_attribute("aria-pressed") == "true"
+    token(page, "queries", 2).hover()
+    assert "“Hund”" in said(page)
+    page.mouse.move(5, 5)
+    assert "“der”" in said(page)
+    page.keyboard.press("Escape")
+    assert "Choose a token" in said(page)
+
+
+@pytest.mark.parametrize("layout", ["columns", "rows"])
+def test_everything_can_be_done_from_the_keyboard(layout: str, visit):
+    page = visit(PAGE)
+    page.locator(f"#layout-{layout}").focus()
+    page.keyboard.press("Space")
+    on, over = ("ArrowDown", "ArrowRight") if layout == "columns" else ("ArrowRight", "ArrowDown")
+    page.keyboard.press("Tab")  # to the tokens that look
+    assert "“<s>”" in said(page)
+    page.keyboard.press(on)
+    assert "“der”" in said(page)
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+    assert float(outline.removesuffix("px")) >= 2
+    page.keyboard.press("End")
+    assert "“.”" in said(page)
+    page.keyboard.press(on)
+    assert "“.”" in said(page)
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    rest(page)
+    assert token(page, "queries", 0).get_attribute("aria-pressed") == "true"
+    page.keyboard.press(over)  # along the strongest line
+    best = int(CROSS[-1, :, 0].mean(axis=0).argmax())
+    assert f"“{plain(SOURCE[best])}”, token {best + 1} is looked at by" in said(page)
+    # One stop for each side, however many tokens.
+    assert page.locator(".token[tabindex='0']").count() == 2
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+
+
+def test_layers_kinds_and_heads_are_radio_buttons_and_boxes(visit):
+    page = visit(PAGE)
+    page.get_by_label("Decoder self-attention").focus()
+    page.keyboard.press("Space")
+    assert "Decoder self-attention, layer 3 of 3, all 4 heads" in said(page)
+    page.locator("#layer-2").focus()
+    page.keyboard.press("ArrowLeft")
+    page.locator("#head-1").focus()
+    page.keyboard.press("Space")
+    assert "Decoder self-attention, layer 2 of 3, heads 1, 3 and 4" in said(page)
+    token(page, "queries", 0).hover()
+    assert "looks at: “<s>” 100% (mean of 3 heads)" in said(page)
+    page.get_by_role("button", name="None").click()
+    assert "No head is chosen" in said(page)
+    assert ink(page) == 0
+    page.get_by_role("button", name="All").click()
+    assert ink(page) > 0
+
+
+def test_presets_show_what_the_figures_do(visit):
+    page = visit(PAGE)
+    for figure, panels in ((3, 1), (4, 2), (5, 2)):
+        button = page.get_by_role("button", name=f"Figure {figure}")
+        button.click()
+        words = said(page)
+        assert button.get_attribute("aria-pressed") == "true"
+        assert "Encoder self-attention, layer 2 of 3" in words
+        assert ("looks at: " in words) == (figure != 5)
+        assert page.locator(".panel").count() == panels
+        assert page.locator("#caption").inner_text().startswith(f"As figure {figure}: ")
+    page.locator("label[for=layer-0]").click()
+    assert page.locator("#figures [aria-pressed=true]").count() == 0
+
+
+def test_the_table_has_the_weights(visit):
+    page = visit(PAGE)
+    page.get_by_text("The weights as a table").click()
+    rest(page)
+    assert page.locator("#table tbody tr").count() == len(TARGET)
+    token(page, "queries", 1).click()
+    rest(page)
+    rows = page.evaluate(
+        "[...document.querySelectorAll('#table tbody tr')].map(r => [...r.cells].map("
+        "c => c.textContent))"
+    )
+    expected = [
+        [plain(piece), *(percent(CROSS[-1, head, 1, key]) for head in range(HEADS))]
+        for key, piece in enumerate(SOURCE)
+    ]
+    assert rows == expected
+
+
+def test_words_are_words_and_not_markup(visit):
+    page = visit(PAGE)
+    assert page.title().endswith('</script><script>document.title = "broken"</script>')
+    assert page.locator("dd").nth(1).inner_text() == "<b>der Hund</b>"
+    assert [button.strip() for button in page.locator(".keys .token").all_inner_texts()] == [
+        piece.replace("▁", "·") for piece in SOURCE
+    ]
+    assert page.locator("script").count() == 4
+
+
+def test_dark_and_light(visit):
+    def background(page) -> str:
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    light, dark = "rgb(255, 255, 255)", "rgb(22, 23, 27)"
+    page = visit(PAGE, color_scheme="dark")
+    assert background(page) == dark
+    page.get_by_role("button", name="Dark").click()
+    assert background(page) == light
+    page = visit(PAGE, color_scheme="light")
+    assert background(page) == light
+    page.emulate_media(color_scheme="dark")
+    rest(page)
+    assert background(page) == dark
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_the_contrast_of_wcag_aa(scheme: str, visit):
+    page = visit(PAGE, color_scheme=scheme)
+    token(page, "queries", 1).click()
+    rest(page)
+    pairs = page.evaluate(
+        """[...document.querySelectorAll("h1, dt, dd, legend, .chip, .chips button, #theme, "
+            + ".token, .side, p, summary, h2")].map((element) => {
+          let behind = element;
+          const fill = (e) => getComputedStyle(e).backgroundColor;
+          while (behind.parentElement && fill(behind) === "rgba(0, 0, 0, 0)") {
+            behind = behind.parentElement;
+          }
+          const numbers = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+          return [element.className, numbers(getComputedStyle(element).color),
+                  numbers(fill(behind))];
+        })"""
+    )
+    assert len(pairs) > 40
+    for name, *colours in pairs:
+        first, second = sorted(map(luminance, colours))
+        assert (second + 0.05) / (first + 0.05) >= 4.5, name
+
+
+def luminance(colour: list[float]) -> float:
+    """Relative luminance, WCAG 2.2."""
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (part / 255 for part in colour)
+    ]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def test_controls_have_names(visit):
+    page = visit(PAGE)
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('input, button, section, [role]')].filter(e =>"
+        " !(e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.length"
+        " || e.id === 'description')).length"
+    )
+    assert nameless == 0
+    assert page.locator("#description").get_attribute("aria-live") == "polite"
+    assert page.locator("canvas[aria-hidden=true]").count() == page.locator("canvas").count()
+
+
+def test_tokens_stay_under_the_pointer(visit):
+    page = visit(long_page())
+    place = token(page, "queries", 7).bounding_box()
+    token(page, "queries", 7).click()
+    rest(page)
+    assert token(page, "queries", 7).bounding_box() == place
+
+
+@pytest.mark.parametrize("layout", ["columns", "rows"])
+def test_a_phone_has_no_sideways_scrolling_of_the_page(layout: str, visit):
+    page = visit(PAGE, width=390)
+    page.locator(f"label[for=layout-{layout}]").click()
+    rest(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_notebook_s_frame_works_in_its_sandbox(visit, browser):
+    page = visit(f"<!DOCTYPE html><title>notebook</title><body>{in_frame(PAGE)}</body>")
+    frame = page.frame_locator("iframe")
+    frame.locator(".queries .token").nth(2).hover()
+    page.wait_for_timeout(200)
+    assert "Hund" in frame.locator("#description").inner_text()
+    assert page.title() == "notebook"
+
+
+@pytest.mark.parametrize("panels", ["together", "apart"])
+def test_sixty_tokens_stay_fluid(panels: str, visit):
+    """Six layers of eight heads: from pointing at a token to the end of painting, on a CPU."""
+    page = visit(long_page())
+    page.locator(f"label[for=panels-{panels}]").click()
+    rest(page)
+    times = page.evaluate(
+        """async () => {
+          const times = [];
+          const pixel = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+          for (const token of [...document.querySelectorAll(".queries .token")].slice(0, 60)) {
+            await new Promise((resolve) => setTimeout(resolve));
+            const start = performance.now();
+            token.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
+            for (const panel of panels) paint(panel);
+            for (const panel of panels) pixel.drawImage(panel.canvas, 0, 0);
+            pixel.getImageData(0, 0, 1, 1);  // not before all is painted
+            times.push(performance.now() - start);
+          }
+          return times;
+        }"""
+    )
+    median = float(np.median(times))
+    print(f"{panels}: median {median:.1f} ms, longest {max(times):.1f} ms")
+    assert median < 50

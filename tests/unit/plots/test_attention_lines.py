@@ -1,0 +1,98 @@
+import pathlib
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from jaxformer.plots import figure
+from jaxformer.plots.attention_lines import Panel, attention_lines, figure_panels
+from jaxformer.plots.paper_figures import PaperFigure
+
+WEIGHTS = np.array(
+    [
+        [[0.005, 0.745, 0.25], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]],
+        [[0.0, 0.0, 1.0], [0.0, 0.009, 0.991], [0.2, 0.3, 0.5]],
+    ],
+    np.float32,
+)
+TOKENS = ["▁a", "b", "</s>"]
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are written while a test runs."""
+    written = []
+    save = figure.save
+    monkeypatch.setattr(figure, "save", lambda page, path: (written.append(page), save(page, path)))
+    return written
+
+
+def drawn(axes) -> list[list[tuple[int, int, float]]]:
+    """Query, key and opacity of the lines of each head."""
+    lines = [c for c in axes.collections if hasattr(c, "get_segments") and len(c.get_segments())]
+    return [
+        [
+            (round(start[0]), round(end[0]), colour[3])
+            for (start, end), colour in zip(c.get_segments(), c.get_edgecolors(), strict=True)
+        ]
+        for c in lines
+    ]
+
+
+def test_all_lines_of_a_head_and_those_of_one_token(tmp_path: pathlib.Path, pages: list[Figure]):
+    panels = [Panel([0], None), Panel([0, 1], 0)]
+    attention_lines(WEIGHTS, TOKENS, panels, tmp_path / "a.png", "title")
+    above, below = pages[-1].axes
+    (head,) = drawn(above)
+    expected = [(q, k, WEIGHTS[0, q, k]) for q in range(3) for k in range(3)]
+    assert head == [(q, k, pytest.approx(float(w))) for q, k, w in expected if w >= 0.01]
+    one, two = drawn(below)
+    assert one == [(0, 1, pytest.approx(0.745**0.5)), (0, 2, pytest.approx(0.5))]
+    assert two == [(0, 2, pytest.approx(1.0))]
+    assert [text.get_text() for text in below.get_legend().get_texts()] == ["head 1", "head 2"]
+    # Below and above.
+    assert [text.get_text() for text in below.get_xticklabels()] == 2 * ["·a", "b", "</s>"]
+    assert imread(tmp_path / "a.png").ndim == 3
+
+
+def test_heads_keep_their_colours(tmp_path: pathlib.Path, pages: list[Figure]):
+    attention_lines(WEIGHTS, TOKENS, [Panel([0, 1], 2), Panel([1], 2)], tmp_path / "a.png", "")
+    both, second = ([patch.get_facecolor() for patch in axes.get_legend().get_patches()]
+                    for axes in pages[-1].axes)  # fmt: skip
+    assert both[1] == second[0] != both[0]
+    assert to_rgba(figure.BLUE) == both[0]
+
+
+def test_panels_of_the_figures():
+    choice = PaperFigure(layer=0, heads=[3, 1], token=2)
+    assert figure_panels(3, choice) == [Panel([3, 1], 2)]
+    assert figure_panels(4, choice) == [Panel([3], None), Panel([3, 1], 2)]
+    assert figure_panels(5, choice) == [Panel([3], None), Panel([1], None)]
+
+
+def test_an_svg_needs_no_font_and_is_the_same_each_time(tmp_path: pathlib.Path):
+    for name in ("a.svg", "b.SVG"):
+        attention_lines(WEIGHTS, TOKENS, [Panel([0], None)], tmp_path / name, "title")
+    content = (tmp_path / "a.svg").read_bytes()
+    assert content == (tmp_path / "b.SVG").read_bytes()
+    root = xml.etree.ElementTree.fromstring(content)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not list(root.iter("{http://www.w3.org/2000/svg}text"))
+
+
+@pytest.mark.parametrize("count", [1, 20, 60, 250])
+def test_sentences_of_any_length_fit_a_page(
+    count: int, tmp_path: pathlib.Path, pages: list[Figure]
+):
+    weights = np.full((9, count, count), 1 / count, np.float32)
+    tokens = ["מרחבא🙂$x$" * 3] * count
+    attention_lines(weights, tokens, [Panel(list(range(9)), 0)], tmp_path / "a.png", "🙂 $5$ " * 9)
+    assert max(pages[-1].get_size_inches()) < 16
+
+
+def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path):
+    with pytest.raises(ValueError, match="expected 3 labels to fit the weights: got 2"):
+        attention_lines(WEIGHTS, TOKENS[:2], [Panel([0], None)], tmp_path / "a.png", "")

@@ -1,0 +1,173 @@
+"""The page as text: whole, closed to the network, and deaf to what a sentence may say."""
+
+import base64
+import hashlib
+import html.parser
+import json
+import re
+
+import numpy as np
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.plots.attention_page import attention_page, in_frame
+from jaxformer.plots.paper_figures import PaperFigure
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "</title><img src=x onerror=alert(1)>",
+    "\"double\" 'single' `back` \\",
+    "{{data}} {{policy}} \\1",
+    "&lt;&amp;&#60;",
+    "🙂 👩\u200d👧 مرحبا שלום \u202eabc 你好",
+    "\u2028\u2029\u0085",
+]
+
+
+def softmax(*shape: int) -> np.ndarray:
+    weights = np.exp(3 * np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def page_of(source: list[str], target: list[str], **settings) -> str:
+    s, t = len(source), len(target)
+    given = {"sentence": "a sentence", "translation": "ein Satz", **settings}
+    return attention_page(
+        source, target, softmax(2, 3, s, s), softmax(2, 3, t, t), softmax(2, 3, t, s), **given
+    )
+
+
+class Reader(html.parser.HTMLParser):
+    """What a browser finds: elements with their attributes, and the text in each."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.inside = False
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+        self.inside = True
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.elements[-1][2].append(data)
+
+    def texts(self, tag: str) -> list[str]:
+        return ["".join(text) for name, _, text in self.elements if name == tag]
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes, _ in self.elements if name == tag]
+
+    @property
+    def data(self) -> dict:
+        found = [t for n, a, t in self.elements if n == "script" and "type" in a]
+        assert len(found) == 1
+        return json.loads("".join(found[0]))
+
+    @property
+    def policy(self) -> dict[str, list[str]]:
+        """Sources of each directive of the content security policy."""
+        (meta,) = (a for a in self.attributes("meta") if "http-equiv" in a)
+        assert meta["http-equiv"] == "Content-Security-Policy"
+        directives = [part.split() for part in str(meta["content"]).split(";")]
+        return {name: sources for name, *sources in directives}
+
+
+def digests(parts: list[str]) -> list[str]:
+    sums = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts]
+    return [f"'sha256-{digest}'" for digest in sums]
+
+
+def test_only_the_pages_own_scripts_and_style_may_run():
+    page = Reader(page_of(["a", "b"], ["c"]))
+    code = ["".join(t) for n, a, t in page.elements if n == "script" and "type" not in a]
+    assert page.policy == {
+        "default-src": ["'none'"],
+        "script-src": digests(code),
+        "style-src": digests(page.texts("style")),
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    assert len(code) == 3
+    assert all(len(part) > 1000 for part in code)
+
+
+def test_nothing_is_fetched_and_no_attribute_is_code():
+    text = page_of(["a", "b"], ["c"])
+    for _, attributes, _ in Reader(text).elements:
+        assert not {"src", "href", "style", "action", "srcset"} & set(attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    assert not re.search(r"https?:|//cdn|@import|url\(|fetch\(|XMLHttp|eval\(|innerHTML", text)
+
+
+def test_the_policy_comes_before_what_it_guards():
+    tags = [tag for tag, _, _ in Reader(page_of(["a"], ["b"])).elements]
+    assert tags.index("meta") < tags.index("title") < tags.index("style") < tags.index("script")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_stays_text(text: str):
+    harmless = Reader(page_of(["a", "b"], ["c"]))
+    page = Reader(page_of([text, "b"], [text], sentence=text, translation=text))
+    assert page.data["source"] == [text, "b"]
+    assert page.data["target"] == [text]
+    assert page.texts("title") == [f"Attention: {text}"]
+    assert page.texts("dd") == [text, text]
+    elements = [(tag, attributes) for tag, attributes, _ in page.elements]
+    assert elements == [(tag, attributes) for tag, attributes, _ in harmless.elements]
+    assert page.policy == harmless.policy
+
+
+def test_half_a_surrogate_pair_can_be_written():
+    text = page_of(["\ud800", "b"], ["c"], sentence="a\ud800b\udc00", translation="🙂")
+    assert text.encode()
+    assert Reader(text).texts("title") == ["Attention: a\ufffdb\ufffd"]
+
+
+def test_weights_are_kept_to_16_bits():
+    source, target = list("abc"), list("wxyz")
+    given = {
+        "encoder": softmax(2, 3, 3, 3),
+        "decoder": softmax(2, 3, 4, 4),
+        "cross": softmax(2, 3, 4, 3),
+    }
+    text = attention_page(source, target, **given, sentence="", translation="")
+    for kind, weights in given.items():
+        packed = base64.b64decode(Reader(text).data["weights"][kind])
+        read = np.frombuffer(packed, "<u2").reshape(weights.shape) / 65535
+        np.testing.assert_allclose(read, weights, rtol=0, atol=0.5001 / 65535)
+
+
+def test_what_is_shown_first():
+    data = Reader(page_of(["a", "b"], ["c"])).data
+    assert data["start"] == {"kind": "cross", "layer": 1, "heads": [0, 1, 2], "figure": None}
+    assert (data["layers"], data["heads"]) == (2, 3)
+    settings = {"kind": "decoder", "layer": 0, "heads": [2, 0], "figure": 4}
+    figures = {n: PaperFigure(layer=1, heads=[2, 1], token=0) for n in (3, 4, 5)}
+    data = Reader(page_of(["a", "b"], ["c"], figures=figures, **settings)).data
+    assert data["start"] == {**settings, "heads": [0, 2]}
+    assert data["figures"]["4"] == {"layer": 1, "heads": [2, 1], "token": 0}
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    cross = np.full((1, 1, 1, 1), np.nan, np.float32)
+    ones = np.ones((1, 1, 1, 1), np.float32)
+    with pytest.raises(UserError, match=r"finite weights of cross attention, got NaN .* --weights"):
+        attention_page(["a"], ["b"], ones, ones, cross, sentence="", translation="")
+
+
+def test_a_frame_holds_the_page_and_cannot_leave_its_sandbox():
+    page = page_of(HOSTILE, ["c"], sentence=" ".join(HOSTILE))
+    ((tag, attributes, text),) = Reader(in_frame(page, height=500)).elements
+    assert (tag, text) == ("iframe", [])
+    assert attributes["srcdoc"] == page
+    assert attributes["sandbox"] == "allow-scripts"  # not allow-same-origin
+    assert attributes["height"] == "500"
+    assert attributes["title"]

@@ -1,0 +1,96 @@
+"""The heads and words chosen for figures 3 to 5, against choices made by hand and by loops."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxformer.plots.paper_figures import PaperFigure, paper_figures
+
+TOKENS = ["▁it", "▁made", "▁them", ",", "▁all", "▁glad", "</s>"]
+S = len(TOKENS)
+WORDS = [0, 1, 2, 4, 5]
+
+
+def looks_at(*places: int) -> np.ndarray:
+    """Weights of a head whose query i looks at place i alone."""
+    return np.eye(S, dtype=np.float32)[list(places)]
+
+
+SELF = looks_at(*range(S))
+END = looks_at(*[S - 1] * S)
+COMMA = looks_at(*[3] * S)
+
+
+def random_layers(layers: int, heads: int, seed: int) -> np.ndarray:
+    weights = np.exp(2 * np.random.default_rng(seed).normal(size=(layers, heads, S, S)))
+    return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def test_the_layer_is_the_last_but_one():
+    for layers, expected in ((1, 0), (2, 0), (6, 4)):
+        choices = paper_figures(random_layers(layers, 2, seed=0), TOKENS)
+        assert {choice.layer for choice in choices.values()} == {expected}
+
+
+def test_figure_3_is_the_word_that_looks_far():
+    far = looks_at(0, 1, 2, 3, 0, 5, 6)  # "all" looks at "it"
+    choice = paper_figures(np.stack([far, SELF])[None], TOKENS)[3]
+    assert choice == PaperFigure(layer=0, heads=[0, 1], token=4)
+
+
+def test_rest_at_the_end_or_at_a_comma_is_no_dependency():
+    # All look at the end or the comma but "made", which looks at "them", right beside it.
+    end, comma = END.copy(), COMMA.copy()
+    end[1] = comma[1] = np.eye(S)[2]
+    choices = paper_figures(np.stack([end, comma])[None], TOKENS)
+    assert choices[3].token == 1
+    assert choices[4].token in WORDS
+
+
+def test_figure_4_is_the_word_on_which_two_heads_are_sharp():
+    glad_at_them = looks_at(0, 1, 2, 3, 4, 2, 6)
+    less = 0.75 * glad_at_them + 0.25 * SELF
+    neighbours = looks_at(1, 2, 3, 4, 5, 6, 6)
+    choice = paper_figures(np.stack([neighbours, less, SELF, glad_at_them])[None], TOKENS)[4]
+    assert choice == PaperFigure(layer=0, heads=[3, 1], token=5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_choices_are_those_of_plain_loops(seed: int):
+    weights = random_layers(2, 4, seed)
+    layer = weights[0].astype(np.float64)
+    heads = range(4)
+
+    def reach(i):
+        seen = sum(layer[h, i, j] * abs(i - j) for h in heads for j in WORDS)
+        return seen / (sum(abs(i - j) for j in WORDS) / S)
+
+    def sharp(h, i):
+        return max(layer[h, i, j] for j in WORDS if abs(i - j) >= 2)
+
+    def differ(a, b):
+        return sum(abs(layer[a, i, j] - layer[b, i, j]) for i in range(S) for j in range(S))
+
+    choices = paper_figures(weights, TOKENS)
+    assert choices[3].token == max(WORDS, key=reach)
+    word = max(WORDS, key=lambda i: sum(sorted(sharp(h, i) for h in heads)[-2:]))
+    assert choices[4].token == word
+    assert choices[4].heads == sorted(heads, key=lambda h: -sharp(h, word))[:2]
+    pair = max(itertools.combinations(heads, 2), key=lambda pair: differ(*pair))
+    assert choices[5] == PaperFigure(layer=0, heads=list(pair), token=None)
+
+
+def test_what_is_asked_for_is_kept():
+    choices = paper_figures(random_layers(3, 4, 0), TOKENS, layer=2, heads=[1, 3], token=6)
+    for number in (3, 4):
+        assert (choices[number].layer, choices[number].token) == (2, 6)
+    assert {frozenset(choice.heads) for choice in choices.values()} == {frozenset({1, 3})}
+
+
+@pytest.mark.parametrize("tokens", [["</s>"], [".", "</s>"], ["a", "</s>"]])
+def test_the_smallest_of_sentences_and_models(tokens: list[str]):
+    weights = np.full((1, 1, len(tokens), len(tokens)), 1 / len(tokens), np.float32)
+    for choice in paper_figures(weights, tokens).values():
+        assert (choice.layer, choice.heads) == (0, [0])
+        assert choice.token in (None, 0)

@@ -1,0 +1,41 @@
+"""The formula against a count of the products that jax traces."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.flops import forward_flops, training_flops
+
+
+def traced_flops(jaxpr, times=1) -> int:
+    """Twice the multiplications of every product of a jaxpr, those in loops and calls included."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            inner = math.prod(shape[axis] for axis in contracted)
+            total += 2 * times * inner * math.prod(equation.outvars[0].aval.shape)
+        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            inner_jaxpr = getattr(value, "jaxpr", value)
+            if hasattr(inner_jaxpr, "eqns"):
+                total += traced_flops(inner_jaxpr, times * repeats)
+    return total
+
+
+@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"num_heads": 1, "num_layers": 1}])
+def test_the_formula_counts_what_is_traced(sizes):
+    config = ModelConfig(
+        **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
+    )
+    model = Transformer(config)
+    src, tgt_in = jnp.ones((2, 7), jnp.int32), jnp.ones((2, 5), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), src, tgt_in)["params"]
+    traced = jax.make_jaxpr(lambda p: model.apply({"params": p}, src, tgt_in))(params)
+    assert forward_flops(config, 2, 7, 5) == traced_flops(traced.jaxpr)
+    assert training_flops(config, 2, 7, 5) == 3 * traced_flops(traced.jaxpr)

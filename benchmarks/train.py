@@ -184,7 +184,7 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     from jaxformer.data.plan import bucket_plan
     from jaxformer.nn.transformer import Transformer
     from jaxformer.training.flops import training_flops
-    from jaxformer.training.mesh import make_mesh, to_devices
+    from jaxformer.training.mesh import make_mesh, row_shards, to_devices
     from jaxformer.training.optimizer import make_optimizer
     from jaxformer.training.step import init_state, make_train_step
 
@@ -201,8 +201,9 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     ]
     lengths = np.full(len(store), length)
     plan = bucket_plan(lengths, lengths, tokens_per_batch=rows * length, seed=0)
-    batches = load_batches(store, plan)
-    optimizer, mesh = make_optimizer(config), make_mesh()
+    mesh = make_mesh()
+    batches = load_batches(store, plan, row_multiple=row_shards(mesh))
+    optimizer = make_optimizer(config)
     state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
     first = to_devices(mesh, next(batches))
     began = time.perf_counter()

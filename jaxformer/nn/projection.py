@@ -1,8 +1,9 @@
 """Matrix products with parameters: the one place that says in which precision they run.
 
-What goes in is rounded to ``config.compute_dtype``, sums are float32, always, and what comes out is
-in the type of the activations. On CPUs it is asking for a float32 result that brings the fast
-bfloat16 and int8 instructions; accelerators sum in float32 anyway.
+What goes in is rounded to ``config.compute_dtype`` (for logits only if that is int8), sums are
+float32, always, and what comes out is in the type of the activations. On CPUs it is asking for a
+float32 result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32
+anyway.
 """
 
 from typing import NamedTuple
@@ -70,9 +71,13 @@ def project(
 
 
 def project_to_rows(
-    x: Float[Array, "*rows D"], table: Float[Array, "V D"] | Int8Matrix, config: ModelConfig
+    x: Float[Array, "*rows D"], table: Float[Array, "V D"] | Int8Matrix
 ) -> Float[Array, "*rows V"]:
-    """Dot products of ``x`` with every row of ``table``, float32."""
+    """Dot products of ``x`` with every row of ``table``: logits, float32.
+
+    In float32 also where layers compute in bfloat16: which of two near words is likelier often
+    depends on it, and it takes little of the time.
+    """
     flat = x.reshape(-1, x.shape[-1])
     if isinstance(table, Int8Matrix):
         # Not as the product with a transpose, which XLA would widen to int32 and then transpose.
@@ -82,8 +87,7 @@ def project_to_rows(
         )
         product = sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
     else:
-        dtype = product_dtype(config)
-        product = rows_by_rows(flat.astype(dtype), table.astype(dtype))
+        product = rows_by_rows(flat.astype(jnp.float32), table.astype(jnp.float32))
     return product.reshape(*x.shape[:-1], -1)
 
 

@@ -325,7 +325,7 @@ class Transformer(nn.Module):
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Pre-softmax projection with the transposed embedding (section 3.4), float32."""
-        product = project_to_rows(features, self.output_table, self.config)
+        product = project_to_rows(features, self.output_table)
         return product if self.logits_bias is None else product + self.logits_bias
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:

@@ -35,12 +35,12 @@ def test_products_are_as_exact_as_their_precision(dtype):
         assert errors.max() > 1e-5  # it is rounded, after all
 
 
-@pytest.mark.parametrize("dtype", CONFIGS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_products_with_rows_of_a_table(dtype):
     x, kernel = operands(heads=1, size=11)
     table = kernel[:, 0].T.copy()
     stored = quantise(jnp.asarray(table), 1) if dtype == "int8" else jnp.asarray(table)
-    found = project_to_rows(jnp.asarray(x), stored, CONFIGS[dtype])
+    found = project_to_rows(jnp.asarray(x), stored)
     assert found.dtype == jnp.float32
     norms = np.linalg.norm(x, axis=-1)[..., None] * np.linalg.norm(table, axis=1)
     assert (np.abs(found - x.astype(np.float64) @ table.T) / norms).max() < TOLERANCE[dtype]

@@ -24,16 +24,15 @@ import functools
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import random_marian
+from machine import machine
 
 OURS = ("ours float32", "ours bfloat16", "ours int8")
 PEERS = (
@@ -205,42 +204,6 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
         return time.perf_counter() - began, [[n - shift for n in row] for row in found]
 
     return decode
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on besides the systems; warns if the machine is busy."""
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(
-            f"the machine is busy (load {load:.1f} in the last minute): the figures will mean "
-            "little, the peers' least of all",
-            file=sys.stderr,
-        )
-    import jax
-
-    import jaxformer
-
-    device = jax.devices()[0]
-    return {
-        "device": processor() if device.platform == "cpu" else device.device_kind,
-        "threads": len(os.sched_getaffinity(0)),
-        "load": round(load, 2),
-        "environment": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD", "OMP_", "CT2_", "XLA_"))
-        },
-        "versions": {"jaxformer": jaxformer.__version__, "jax": jax.__version__},
-    }
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    try:
-        names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
-    except OSError:
-        names = []
-    return names[0].split("\n")[0] if names else platform.processor()
 
 
 class Peers:

@@ -26,6 +26,9 @@ from typing import Any, Literal
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
+# What the backward pass computes again rather than keep: nothing, all but products, whole layers.
+Remat = Literal["none", "dots", "layer"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -190,7 +193,7 @@ class TrainingConfig:
     label_smoothing: float = 0.1
     clip_norm: float | None = None
     accumulation: int = 1
-    remat: Literal["none", "dots", "layer"] = "none"
+    remat: Remat = "none"
     moments: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     log_every: int = 100

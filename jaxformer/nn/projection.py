@@ -1,9 +1,10 @@
 """Matrix products with parameters: the one place that says in which precision they run.
 
-What goes in is rounded to ``config.compute_dtype`` (for logits only if that is int8), sums are
-float32, always, and what comes out is in the type of the activations. On CPUs it is asking for a
-float32 result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32
-anyway.
+What goes in is rounded to ``config.compute_dtype``, sums are float32, always, and what comes out is
+in the type of the activations. Logits of a search are float32 products unless that type is int8;
+those of the training loss (:mod:`jaxformer.training.losses`) are like other products. On CPUs it is
+asking for a float32 result that brings the fast bfloat16 and int8 instructions; accelerators sum in
+float32 anyway.
 """
 
 from typing import NamedTuple

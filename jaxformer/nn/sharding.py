@@ -7,7 +7,6 @@ name lies along which axis of a mesh.
 import jax
 from flax.core.spmd import get_logical_axis_rules
 from flax.linen.spmd import logical_to_mesh_axes
-from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, PyTree
 
 _EMBEDDING = ("vocab", "d_model")
@@ -70,5 +69,4 @@ def _pin(x: Array, names: tuple[str | None, ...]) -> Array:
         return x
     spec = logical_to_mesh_axes(names)
     assert spec is not None, "there are rules"
-    layout = NamedSharding(jax.sharding.get_abstract_mesh(), spec)
-    return jax.lax.with_sharding_constraint(x, layout)
+    return jax.lax.with_sharding_constraint(x, spec)

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +11,13 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import ModelConfig, Remat
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
 from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.nn.projection import PRODUCT, Int8Matrix, activation_dtype, look_up, project_to_rows
 from jaxformer.nn.sharding import keep_rows_apart
-
-Remat = Literal["none", "dots", "layer"]
 
 
 class Cache(NamedTuple):
@@ -203,7 +201,7 @@ class Transformer(nn.Module):
     Token id 0 is padding unless segments say otherwise. Several pairs may be packed into a row:
     ``segments`` number them from 1 (0 is padding) and ``positions`` restart in each.
 
-    >>> from jaxformer.config import ModelConfig
+    >>> from jaxformer.config import ModelConfig, Remat
     >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
     >>> model = Transformer(config)
     >>> src, tgt_in = jnp.array([[3, 4, 1]]), jnp.array([[2, 5]])

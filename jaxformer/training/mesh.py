@@ -5,10 +5,12 @@ and Adam's moments with it. "tensor" splits heads, the inner layer and the vocab
 last two need is left to the compiler, by the rules of this module.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -114,15 +116,16 @@ def sum_over_data(
 
     Its first argument, the parameters, may differ between the parts as far as autodiff knows:
     otherwise it would sum gradients over the devices by itself, and everything be counted once
-    per device.
+    per device. The rules of this module hold within.
     """
     parts = mesh.shape[DATA_AXIS]
 
     def on_one_part(params: PyTree, *rest: PyTree) -> PyTree:
-        # XLA cannot sum over an axis of one where other axes are left to it.
-        if parts == 1:
-            return function(params, *rest)
-        return jax.lax.psum(function(_varying(params), *rest), DATA_AXIS)
+        with _rules_of(mesh):
+            # XLA cannot sum over an axis of one where other axes are left to it.
+            if parts == 1:
+                return function(params, *rest)
+            return jax.lax.psum(function(_varying(params), *rest), DATA_AXIS)
 
     return jax.shard_map(
         on_one_part,
@@ -132,6 +135,14 @@ def sum_over_data(
         axis_names={DATA_AXIS},
         check_vma=parts > 1,
     )
+
+
+@contextlib.contextmanager
+def _rules_of(mesh: Mesh) -> Iterator[None]:
+    # Before jax 0.8 the mesh is not known within a shard_map unless it is entered.
+    known = contextlib.nullcontext() if hasattr(jax.lax, "pcast") else mesh
+    with known, nn.logical_axis_rules(tuple(RULES.items())):
+        yield
 
 
 def _varying(tree: PyTree) -> PyTree:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -23,7 +22,6 @@ from jaxformer.nn.transformer import Transformer
 from jaxformer.training.losses import cross_entropy
 from jaxformer.training.mesh import (
     DATA_AXIS,
-    RULES,
     replicated,
     rows_split,
     split_over,
@@ -72,7 +70,7 @@ def init_state(
 ) -> TrainState:
     """Fresh parameters and optimizer state, split over the mesh; the values do not depend on it."""
     create = functools.partial(_create_state, model, optimizer, seed)
-    return jax.jit(create, out_shardings=split_over(mesh, jax.eval_shape(create)))()
+    return jax.jit(create, out_shardings=_layout(abstract_state(model, optimizer, mesh)))()
 
 
 def abstract_state(
@@ -110,8 +108,7 @@ def make_train_step(
     def gradients_on_part(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
         size = batch.src.shape[0]
         rows = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
-        with nn.logical_axis_rules(tuple(RULES.items())):
-            return _local_gradients(config, params, batch, rows, key)
+        return _local_gradients(config, params, batch, rows, key)
 
     gradients_and_metrics = sum_over_data(
         mesh, gradients_on_part, (PartitionSpec(DATA_AXIS), PartitionSpec())
@@ -185,8 +182,7 @@ def make_eval_step(config: Config, mesh: Mesh) -> Callable[[PyTree, Batch], Metr
     model, smoothing = Transformer(config.model), config.training.label_smoothing
 
     def sums(params: PyTree, batch: Batch) -> Metrics:
-        with nn.logical_axis_rules(tuple(RULES.items())):
-            return batch_sums(model, params, batch, smoothing)
+        return batch_sums(model, params, batch, smoothing)
 
     return jax.jit(
         sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),

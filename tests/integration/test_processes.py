@@ -1,12 +1,8 @@
 """Two processes with four devices each train the same model as one process does."""
 
 import json
-import os
-import pathlib
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import jax
@@ -20,19 +16,10 @@ from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_state
 
-PROJECT = pathlib.Path(__file__).parents[2]
+from .training_process import start_training
+
 SETTINGS = {
-    "model.vocab_size": 300,
-    "model.d_model": 16,
-    "model.d_ff": 32,
-    "model.num_heads": 2,
-    "model.num_layers": 1,
-    "model.max_length": 64,
-    "data.batching": "packing",
-    "data.tokens_per_batch": 512,
     "training.steps": 20,
-    "training.log_every": 10,
-    "training.checkpoint_every": 10,
     "training.eval_every": 20,
     "training.eval_sentences": 7,
 }
@@ -40,24 +27,8 @@ SETTINGS = {
 pytestmark = pytest.mark.slow
 
 
-def start(folder, devices, *flags, environment=None, **overrides):
-    """A process of train.py that sees so many devices."""
-    settings = SETTINGS | overrides
-    return subprocess.Popen(
-        [
-            *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),
-            *(f"--config.{name}={value}" for name, value in settings.items()),
-            *flags,
-        ],
-        cwd=PROJECT,
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            **(environment or {}),
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(folder, devices, *flags, **settings):
+    return start_training(folder, *flags, devices=devices, **(SETTINGS | settings))
 
 
 def pair_flags():

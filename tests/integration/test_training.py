@@ -2,11 +2,7 @@
 
 import dataclasses
 import json
-import os
-import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import jax
@@ -19,7 +15,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.training import loop
 from jaxformer.training.loop import train
 
-PROJECT = pathlib.Path(__file__).parents[2]
+from .training_process import start_training
 
 
 def assert_equal_states(actual, expected):
@@ -71,39 +67,6 @@ def test_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert_equal_states(state, uninterrupted[0])
 
 
-def start_training(folder, environment, *overrides):
-    settings = {
-        "model.vocab_size": 300,
-        "model.d_model": 16,
-        "model.d_ff": 32,
-        "model.num_heads": 2,
-        "model.num_layers": 1,
-        "model.max_length": 64,
-        "data.batching": "packing",
-        "data.tokens_per_batch": 512,
-        "training.steps": 400,
-        "training.log_every": 10,
-        "training.checkpoint_every": 10,
-        "training.eval_every": 1000,
-        "training.eval_sentences": 0,
-        "training.keep_checkpoints": 2,
-    }
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "train.py",
-            "--config=configs/numerals.py",
-            f"--workdir={folder}",
-            *(f"--config.{name}={value}" for name, value in settings.items()),
-            *overrides,
-        ],
-        cwd=PROJECT,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def newest_step(folder):
     steps = (path.name for path in (folder / "checkpoints").glob("*"))
     return max((int(step) for step in steps if step.isdigit()), default=0)
@@ -120,23 +83,23 @@ def wait_for_step(folder, step, process):
 @pytest.mark.slow
 def test_kill_and_termination_lose_nothing(tmp_path):
     """One run through; one killed with -9, then asked to stop, then left to finish."""
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONWARNINGS": "default"}
-    whole = start_training(tmp_path / "whole", environment)
+    settings = {"training.steps": 400, "training.eval_every": 1000, "training.eval_sentences": 0}
+    whole = start_training(tmp_path / "whole", **settings)
     _, errors = whole.communicate(timeout=180)
     assert whole.returncode == 0, errors
     folder = tmp_path / "interrupted"
-    killed = start_training(folder, environment)
+    killed = start_training(folder, **settings)
     wait_for_step(folder, 20, killed)
     killed.kill()
     killed.communicate()
-    stopped = start_training(folder, environment)
+    stopped = start_training(folder, **settings)
     wait_for_step(folder, newest_step(folder) + 20, stopped)
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == 130
     assert "SIGTERM: step" in errors
     assert "the same command goes on there" in errors
-    finished = start_training(folder, environment)
+    finished = start_training(folder, **settings)
     _, errors = finished.communicate(timeout=180)
     assert finished.returncode == 0, errors
     assert "resumed from step" in errors

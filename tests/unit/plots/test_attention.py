@@ -14,15 +14,6 @@ def softmax(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-@pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are written while a test runs."""
-    written = []
-    save = figure.save
-    monkeypatch.setattr(figure, "save", lambda page, path: (written.append(page), save(page, path)))
-    return written
-
-
 def draw(weights, queries, keys, path: pathlib.Path, pages: list[Figure], title: str = "title"):
     """Draws, and returns the panels of the heads; the colour bar comes last."""
     attention_map(weights, queries, keys, path / "map.png", title)

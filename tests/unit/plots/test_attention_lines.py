@@ -21,15 +21,6 @@ WEIGHTS = np.array(
 TOKENS = ["▁a", "b", "</s>"]
 
 
-@pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are written while a test runs."""
-    written = []
-    save = figure.save
-    monkeypatch.setattr(figure, "save", lambda page, path: (written.append(page), save(page, path)))
-    return written
-
-
 def drawn(axes) -> list[list[tuple[int, int, float]]]:
     """Query, key and opacity of the lines of each head."""
     lines = [c for c in axes.collections if hasattr(c, "get_segments") and len(c.get_segments())]

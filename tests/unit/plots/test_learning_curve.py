@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jaxformer.errors import UserError
-from jaxformer.plots import figure
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
 LOSS, PERPLEXITY, BLEU, EXACT, RATE, SPEED = (
@@ -35,15 +34,6 @@ def train(step: int, loss: float = 2.0) -> dict[str, object]:
 
 def valid(step: int, loss: float = 2.0, **values: float) -> dict[str, object]:
     return {"kind": "valid", "step": step, "loss": loss, "perplexity": math.exp(loss), **values}
-
-
-@pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are written while a test runs."""
-    written = []
-    save = figure.save
-    monkeypatch.setattr(figure, "save", lambda page, path: (written.append(page), save(page, path)))
-    return written
 
 
 def draw(records, path: pathlib.Path, pages: list[Figure]) -> dict[str, matplotlib.axes.Axes]:

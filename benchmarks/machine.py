@@ -1,0 +1,43 @@
+"""What the figures of a benchmark depend on besides the systems."""
+
+import os
+import pathlib
+import platform
+import sys
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """The machine and its environment, to print with the figures; warns if it is busy."""
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(
+            f"the machine is busy (load {load:.1f} in the last minute): the figures will mean "
+            "little, the peers' least of all",
+            file=sys.stderr,
+        )
+    import jax
+
+    import jaxformer
+
+    device = jax.devices()[0]
+    return {
+        "device": processor() if device.platform == "cpu" else device.device_kind,
+        "threads": len(os.sched_getaffinity(0)),
+        "load": round(load, 2),
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD", "OMP_", "CT2_", "XLA_"))
+        },
+        "versions": {"jaxformer": jaxformer.__version__, "jax": jax.__version__},
+    }
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    try:
+        names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
+    except OSError:
+        names = []
+    return names[0].split("\n")[0] if names else platform.processor()

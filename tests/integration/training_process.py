@@ -1,0 +1,40 @@
+"""A tiny run of train.py, in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+PROJECT = pathlib.Path(__file__).parents[2]
+SETTINGS = {
+    "model.vocab_size": 300,
+    "model.d_model": 16,
+    "model.d_ff": 32,
+    "model.num_heads": 2,
+    "model.num_layers": 1,
+    "model.max_length": 64,
+    "data.batching": "packing",
+    "data.tokens_per_batch": 512,
+    "training.log_every": 10,
+    "training.checkpoint_every": 10,
+    "training.keep_checkpoints": 2,
+}
+
+
+def start_training(folder: pathlib.Path, *flags: str, devices: int = 1, **settings: object):
+    """Starts it on so many devices; errors can be read from its ``stderr``."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),
+            *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
+            *flags,
+        ],
+        cwd=PROJECT,
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "PYTHONWARNINGS": "default",
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -52,6 +52,7 @@ def _parser() -> Parser:
         _add_translate,
         _add_score,
         _add_evaluate,
+        _add_compare,
         _add_evalb,
         _add_average,
         _add_quantize,
@@ -173,6 +174,37 @@ def _add_evaluate(commands) -> None:
     decoding.add_model_options(command)
     decoding.add_search_options(command)
     decoding.add_prefix_options(command)
+
+
+def _add_compare(commands) -> None:
+    command = _command(
+        commands,
+        "compare",
+        "compare.compare",
+        "score files of translations and say which differences are significant",
+        """
+        jaxformer compare --reference newstest2014.de base.de big.de
+
+        jaxformer compare --reference newstest2014.de big.de      # one: scores with 95 % intervals
+        """,
+        workdir=False,
+    )
+    command.add_argument(
+        "translations",
+        type=_file,
+        nargs="+",
+        metavar="FILE",
+        help="translations as plain text, one a line; all others are compared with the first",
+    )
+    command.add_argument(
+        "--reference", type=_file, required=True, metavar="FILE", help="the reference, line by line"
+    )
+    command.add_argument(
+        "--language",
+        metavar="CODE",
+        help="target language, for the tokenizer (default: the ending of the reference's name)",
+    )
+    command.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def _add_evalb(commands) -> None:

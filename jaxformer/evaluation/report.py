@@ -7,6 +7,10 @@ The report therefore gives the variants that papers quote, side by side:
 * **chrF**: character n-grams; kinder to long German compounds.
 * **Tokenised BLEU**: cased, ``tokenizer.perl`` followed by ``multi-bleu.perl``, as most papers on
   WMT14 since 2014. Words with hyphens are kept whole.
+* **Compound-split BLEU**: the paper's (Table 2). Its authors' script ``get_ende_bleu.sh`` replaces
+  punctuation with ``replace-unicode-punctuation.perl``, tokenises, and splits words at hyphens,
+  ``x-y`` into ``x ##AT##-##AT## y``, before ``multi-bleu.perl``; one hyphen more that matches is
+  a word more that does. There the reference had been tokenised by others; here both sides get all.
 * **Lower-cased tokenised BLEU**: the metric of the Multi30k papers. They train and score on the
   files ``*.lc.norm.tok`` of the data set, made by ``lowercase.perl``,
   ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order; the same is done here to
@@ -19,7 +23,8 @@ not, which makes no difference, since both are one token.
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from sacrebleu.metrics.bleu import BLEU
@@ -45,6 +50,23 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How one of the scores is computed.
+
+    Attributes:
+      name: What the score is called.
+      prepare: What is done to the lines of either side first.
+      scorer: sacreBLEU's metric, applied to the prepared lines.
+      steps: The Perl scripts that do the same; empty where the scorer's signature says it all.
+    """
+
+    name: str
+    prepare: Callable[[Sequence[str]], Sequence[str]]
+    scorer: BLEU | CHRF
+    steps: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationReport:
     """Everything measured on one set of translations; the module says what each metric is."""
 
@@ -53,6 +75,7 @@ class TranslationReport:
     sacrebleu: Metric
     chrf: Metric
     tokenised_bleu: Metric
+    compound_split_bleu: Metric
     lowercased_tokenised_bleu: Metric
     exact_match: Metric
 
@@ -85,8 +108,8 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     Raises:
       UserError: The numbers of lines differ, or are 0.
     """
-    _check_lines(hypotheses, references)
-    return _measured("sacreBLEU", BLEU(force=True), hypotheses, references).score
+    check_lines(hypotheses, references)
+    return _score(BLEU(force=True), hypotheses, references)
 
 
 def translation_report(
@@ -102,33 +125,65 @@ def translation_report(
     Raises:
       UserError: The numbers of lines differ, or are 0.
     """
-    _check_lines(hypotheses, references)
-    both, language = (hypotheses, references), target_language
-    tokenised = [_tokenised(lines, language) for lines in both]
-    lowercased = [_tokenised(_lowercased(lines, language), language) for lines in both]
+    check_lines(hypotheses, references)
+    metrics = {}
+    for field, measure in measures(target_language).items():
+        sides = measure.prepare(hypotheses), measure.prepare(references)
+        score = _score(measure.scorer, *sides)
+        metrics[field] = Metric(
+            measure.name, score, measure.steps or str(measure.scorer.get_signature())
+        )
     matches = sum(h == r for h, r in zip(hypotheses, references, strict=True))
-    moses = (
-        f"tokenizer.perl -l {language}, hyphens whole | multi-bleu.perl | "
-        f"sacremoses {metadata.version('sacremoses')}"
-    )
     return TranslationReport(
-        target_language=language,
+        target_language=target_language,
         lines=len(references),
-        sacrebleu=_measured("sacreBLEU", BLEU(force=True), hypotheses, references),
-        chrf=_measured("chrF", CHRF(), hypotheses, references),
-        tokenised_bleu=Metric("tokenised BLEU", _multi_bleu(*tokenised), f"cased | {moses}"),
-        lowercased_tokenised_bleu=Metric(
-            "lower-cased tokenised BLEU",
-            _multi_bleu(*lowercased),
-            f"lowercase.perl | normalize-punctuation.perl -l {language} | {moses}",
-        ),
         exact_match=Metric(
             "exact match", 100 * matches / len(references), "lines equal to their reference, in %"
         ),
+        **metrics,
     )
 
 
-def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def measures(language: str) -> dict[str, Measure]:
+    """How each score of a report but the exact matches is computed, by its field of the report.
+
+    Args:
+      language: Code of the target language, such as "de"; chooses the rules of the tokenizer.
+    """
+    tokenizer = f"tokenizer.perl -l {language}, hyphens whole"
+    multi_bleu = f"multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
+    return {
+        "sacrebleu": Measure(name="sacreBLEU", prepare=_plain, scorer=BLEU(force=True)),
+        "chrf": Measure(name="chrF", prepare=_plain, scorer=CHRF()),
+        "tokenised_bleu": Measure(
+            name="tokenised BLEU",
+            prepare=lambda lines: _tokenised(lines, language),
+            scorer=_multi_bleu(),
+            steps=f"cased | {tokenizer} | {multi_bleu}",
+        ),
+        "compound_split_bleu": Measure(
+            name="compound-split BLEU",
+            prepare=lambda lines: _split_compounds(_tokenised(_ascii_quotes(lines), language)),
+            scorer=_multi_bleu(),
+            steps=f"cased | replace-unicode-punctuation.perl | {tokenizer} | "
+            rf"s/(\S)-(\S)/$1 ##AT##-##AT## $2/g | {multi_bleu}",
+        ),
+        "lowercased_tokenised_bleu": Measure(
+            name="lower-cased tokenised BLEU",
+            prepare=lambda lines: _tokenised(_lowercased(lines, language), language),
+            scorer=_multi_bleu(),
+            steps=f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenizer} | "
+            f"{multi_bleu}",
+        ),
+    }
+
+
+def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Sees to it that there is a reference for each translation.
+
+    Raises:
+      UserError: The numbers of lines differ, or are 0.
+    """
     if len(hypotheses) != len(references):
         raise UserError(
             "expected one reference line for each translation: got "
@@ -138,18 +193,18 @@ def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         raise UserError("expected translations to score: got 0 lines")
 
 
-def _measured(
-    name: str, metric: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[str]
-) -> Metric:
-    score = metric.corpus_score(hypotheses, [references]).score
+def _score(scorer: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[str]) -> float:
     # Perfect translations score 100.00000000000004, rounded so by the exponential of the formula.
-    return Metric(name, min(score, 100.0), str(metric.get_signature()))
+    return min(scorer.corpus_score(hypotheses, [references]).score, 100.0)
 
 
-def _multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+def _multi_bleu() -> BLEU:
     """The score of ``multi-bleu.perl``, which splits at spaces and does not smooth."""
-    metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    return _measured("", metric, hypotheses, references).score
+    return BLEU(tokenize="none", smooth_method="none", force=True)
+
+
+def _plain(lines: Sequence[str]) -> Sequence[str]:
+    return lines
 
 
 def _tokenised(lines: Sequence[str], language: str) -> list[str]:
@@ -161,3 +216,17 @@ def _lowercased(lines: Sequence[str], language: str) -> list[str]:
     # perl_parity: the tokenised files of Multi30k come from the Perl script, its quirks included.
     normalizer = MosesPunctNormalizer(language, perl_parity=True)
     return [normalizer.normalize(line.lower()) for line in lines]
+
+
+def _ascii_quotes(lines: Sequence[str]) -> list[str]:
+    normalizer = MosesPunctNormalizer()
+    return [normalizer.replace_unicode_punct(line) for line in lines]
+
+
+def _split_compounds(lines: Sequence[str]) -> list[str]:
+    """Splits at hyphens as the paper's script does, which leaves the second one of "a-b-c".
+
+    >>> _split_compounds(["rich-text format , a-b-c , -"])
+    ['rich ##AT##-##AT## text format , a ##AT##-##AT## b-c , -']
+    """
+    return [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line) for line in lines]

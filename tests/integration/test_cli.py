@@ -146,6 +146,7 @@ def test_evaluate_names_every_metric(tiny_workdir, tmp_path, capsys):
         "sacreBLEU",
         "chrF",
         "tokenised BLEU",
+        "compound-split BLEU",
         "lower-cased tokenised BLEU",
         "exact match",
     ):

@@ -101,6 +101,25 @@ def test_tokenised_bleu_by_hand():
     assert scored().lowercased_tokenised_bleu.score == pytest.approx(lowercased, rel=1e-12)
 
 
+def test_compounds_are_split_as_the_papers_script_does():
+    # "T-Shirts" becomes three words, on both sides; curly quotation marks become straight ones.
+    found = translation_report(
+        ["Zwei „Männer“ in T-Shirts spielen Ball"],
+        ['Zwei "Männer" in T-Shirts spielen'],
+        target_language="de",
+    )
+    split = multi_bleu(
+        ['Zwei „ Männer " in T ##AT##-##AT## Shirts spielen Ball'],
+        ['Zwei " Männer " in T ##AT##-##AT## Shirts spielen'],
+    )
+    whole = multi_bleu(
+        ["Zwei „ Männer “ in T-Shirts spielen Ball"], ['Zwei " Männer " in T-Shirts spielen']
+    )
+    assert found.compound_split_bleu.score == pytest.approx(split, rel=1e-12)
+    assert found.tokenised_bleu.score == pytest.approx(whole, rel=1e-12)
+    assert whole < split < 100
+
+
 def test_bleu_of_multi_bleu_is_zero_without_a_common_4_gram():
     found = translation_report(["a b c d e"], ["a b c x e"], target_language="en")
     assert found.tokenised_bleu.score == 0.0
@@ -148,7 +167,7 @@ def test_exact_match_is_the_share_of_equal_lines():
 
 
 def test_perfect_translations_score_100_everywhere():
-    assert [metric.score for metric in scored(REFERENCES).metrics] == [100.0] * 5
+    assert [metric.score for metric in scored(REFERENCES).metrics] == [100.0] * 6
 
 
 def test_chrf_by_hand():
@@ -165,6 +184,9 @@ def test_every_score_is_named_and_says_how_it_was_computed():
     assert found.chrf.method.startswith("nrefs:1|case:mixed")
     for metric in (found.tokenised_bleu, found.lowercased_tokenised_bleu):
         assert "tokenizer.perl -l de, hyphens whole | multi-bleu.perl" in metric.method
+    assert (
+        "s/(\\S)-(\\S)/$1 ##AT##-##AT## $2/g | multi-bleu.perl" in found.compound_split_bleu.method
+    )
     assert "normalize-punctuation.perl -l de" in found.lowercased_tokenised_bleu.method
 
 

@@ -1,0 +1,34 @@
+"""The command ``compare``: finished translations of one or more systems against a reference."""
+
+import argparse
+import re
+
+from tqdm import tqdm
+
+from jaxformer.data.corpus import read_file
+from jaxformer.errors import UserError
+from jaxformer.evaluation.report import measures
+from jaxformer.evaluation.significance import compare as compare_systems
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Prints every metric of every file, with intervals and, for two or more, p values.
+
+    Raises:
+      UserError: A file cannot be read, has another number of lines than the reference or is given
+        twice, or the target language is not known.
+    """
+    language = options.language or options.reference.suffix.removeprefix(".")
+    if not re.fullmatch("[a-z]{2}", language):
+        raise UserError(
+            f"--language CODE is needed, since {options.reference} does not end in one, such as .de"
+        )
+    names = [str(path) for path in options.translations]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{name} is given twice; give each system once")
+    references = list(read_file(options.reference))
+    systems = {str(path): list(read_file(path)) for path in options.translations}
+    with tqdm(total=len(measures(language)), unit="metric", disable=None) as bar:
+        report = compare_systems(systems, references, target_language=language, report=bar.update)
+    print(report.to_json() if options.json else report.table())

@@ -1,0 +1,104 @@
+"""The command ``compare``: what sacreBLEU's own command prints, for all of our metrics."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer.cli import main
+from jaxformer.cli.parser import parse
+
+LINES = [
+    f"Heute ist der {n}. Tag im T-Shirt , sagt {'Anna' if n % 3 else 'Bert'} ." for n in range(30)
+]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A reference and two systems: one has every fourth word wrong, one every fifth."""
+    texts = {"ref": LINES}
+    for name, every in (("four", 4), ("five", 5)):
+        words = [line.split() for line in LINES]
+        texts[name] = [
+            " ".join("falsch" if (i + n) % every == 0 else w for i, w in enumerate(row))
+            for n, row in enumerate(words)
+        ]
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.de").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return [str(tmp_path / f"{name}.de") for name in texts]
+
+
+def compare(capsys, reference, *arguments):
+    code = main(["compare", "--reference", reference, *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def sacrebleu(test, reference, *systems):
+    """Rows of numbers of sacreBLEU's own table: BLEU then chrF, a row for each system."""
+    command = [sys.executable, "-m", "sacrebleu", reference, "-i", *systems, "-m", "bleu", "chrf"]
+    result = subprocess.run(
+        [*command, f"--paired-{test}", "-f", "text", "-w", "6"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={"PYTHONIOENCODING": "utf-8"},
+        check=True,
+    )
+    rows = [row.split("│")[2:4] for row in result.stdout.split("\n") if row.startswith("│")]
+    return [[[float(x) for x in re.findall(r"\d+\.\d+", c)] for c in row] for row in rows[1:]]
+
+
+def test_it_prints_what_sacrebleu_prints(files, capsys):
+    code, out, _ = compare(capsys, *files, "--json")
+    assert code == 0
+    ours = {c["metric"]: c["systems"] for c in json.loads(out)["comparisons"]}
+    bootstrap, randomised = sacrebleu("bs", *files), sacrebleu("ar", *files)
+    for column, metric in enumerate(("sacreBLEU", "chrF")):
+        first, second = ours[metric]
+        for system, row in ((first, bootstrap[0]), (second, bootstrap[1])):
+            figures = [system["score"], system["mean"], system["interval"]]
+            assert figures == pytest.approx(row[column], abs=6e-7)
+        assert [round(second["p_bootstrap"], 4)] == bootstrap[2][column]
+        assert [round(second["p_randomisation"], 4)] == randomised[2][column]
+
+
+def test_table(files, capsys):
+    code, out, _ = compare(capsys, *files)
+    assert code == 0
+    assert out.startswith("lines: 30, target language: de\n")
+    assert out.count(f"\n  {files[1]} ") == out.count(f"\n  {files[2]} ") == 5
+
+
+def test_mistakes(files, tmp_path, capsys):
+    reference, first, second = files
+    (tmp_path / "short.de").write_text("eins\n")
+    (tmp_path / "ref.txt").write_text("eins\n")
+    for arguments, words in (
+        ((reference, first, tmp_path / "short.de"), "got 1 translations and 30 reference lines"),
+        ((reference, first, tmp_path / "none.de"), "none.de: cannot be read: No such file"),
+        ((reference, first, second, first), "four.de is given twice; give each system once"),
+        ((str(tmp_path / "ref.txt"), first), "--language CODE is needed, since"),
+        ((reference,), "the following arguments are required: FILE"),
+    ):
+        code, out, err = compare(capsys, *arguments)
+        assert (code, out) == (2, "")
+        assert re.fullmatch(r"error: [^\n]+\n", err)
+        assert words in err
+
+
+def test_language_can_be_given(files, tmp_path, capsys):
+    (tmp_path / "ref.txt").write_bytes((tmp_path / "ref.de").read_bytes())
+    code, out, _ = compare(capsys, str(tmp_path / "ref.txt"), files[1], "--language", "fr")
+    assert code == 0
+    assert "tokenizer.perl -l fr" in out
+
+
+def test_help_has_examples_that_are_accepted(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", "--help"])
+    examples = re.findall(r"^  jaxformer (compare .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        parse(re.split(r" +#", example)[0].split())

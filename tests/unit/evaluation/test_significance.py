@@ -1,0 +1,167 @@
+"""Significance against an implementation of one's own, with the same random draws."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.evaluation.significance import ComparisonReport, SystemScore, compare
+
+WORDS = ["ein", "Hund", "läuft", "durch", "den", "Schnee"]
+SEED = 12345
+
+
+def corpus(lines: int = 40) -> tuple[dict[str, list[str]], list[str]]:
+    """Random references, and systems that get one word in 5 and one in 6 wrong."""
+    source = random.Random(1)
+    references = [source.choices(WORDS, k=source.randint(4, 12)) for _ in range(lines)]
+
+    def worsened(rate: float) -> list[str]:
+        return [
+            " ".join(source.choice(WORDS) if source.random() < rate else word for word in words)
+            for words in references
+        ]
+
+    systems = {"five": worsened(1 / 5), "six": worsened(1 / 6)}
+    return systems, [" ".join(words) for words in references]
+
+
+def statistics(hypothesis: str, reference: str) -> list[int]:
+    """Lengths, then n-grams that match and n-grams there are, for n from 1 to 4."""
+    ours, theirs = hypothesis.split(), reference.split()
+    matches, totals = [], []
+    for n in range(1, 5):
+        grams = [tuple(ours[i : i + n]) for i in range(len(ours) - n + 1)]
+        wanted = [tuple(theirs[i : i + n]) for i in range(len(theirs) - n + 1)]
+        matches.append(sum(min(grams.count(g), wanted.count(g)) for g in set(grams)))
+        totals.append(len(grams))
+    return [len(ours), len(theirs), *matches, *totals]
+
+
+def bleu(sums: np.ndarray) -> np.ndarray:
+    """BLEU, 0 to 100, of sums of statistics [..., 10]; there is always a match."""
+    precision = np.prod(sums[..., 2:6] / sums[..., 6:], axis=-1) ** 0.25
+    return 100 * precision * np.minimum(1, np.exp(1 - sums[..., 1] / sums[..., 0]))
+
+
+def scores_of(report: ComparisonReport, metric: str) -> tuple[SystemScore, ...]:
+    (found,) = (c.systems for c in report.comparisons if c.metric == metric)
+    return found
+
+
+@pytest.fixture(scope="module")
+def report() -> ComparisonReport:
+    systems, references = corpus()
+    return compare(systems, references, target_language="de")
+
+
+@pytest.fixture(scope="module")
+def sums() -> np.ndarray:
+    """Statistics by system and line, [2, lines, 10]. The tokenizer leaves such words alone."""
+    systems, references = corpus()
+    return np.array(
+        [[statistics(*pair) for pair in zip(s, references, strict=True)] for s in systems.values()]
+    )
+
+
+def test_paired_bootstrap(report: ComparisonReport, sums: np.ndarray):
+    lines = sums.shape[1]
+    draws = np.random.default_rng(SEED).choice(lines, size=(1000, lines), replace=True)
+    drawn = bleu(sums[:, draws].sum(2))  # [2, 1000]
+    difference = abs(np.subtract(*bleu(sums.sum(1))))
+    differences = abs(drawn[1] - drawn[0])
+    beyond = np.sum(differences - differences.mean() > difference)
+    for system, scores in zip(scores_of(report, "tokenised BLEU"), drawn, strict=True):
+        ordered = sorted(scores)
+        assert system.mean == pytest.approx(scores.mean(), rel=1e-5)
+        assert system.interval == pytest.approx((ordered[974] - ordered[25]) / 2, rel=1e-4)
+    first, second = scores_of(report, "tokenised BLEU")
+    assert first.p_bootstrap is None
+    assert second.p_bootstrap == (beyond + 1) / 1001
+    assert 0.05 < second.p_bootstrap < 0.5  # or the test would show little
+
+
+def test_approximate_randomisation(report: ComparisonReport, sums: np.ndarray):
+    lines = sums.shape[1]
+    swap = np.random.default_rng(SEED).integers(2, size=(10_000, lines), dtype=bool)
+    first = np.where(swap[..., None], sums[0], sums[1]).sum(1)
+    difference = abs(np.subtract(*bleu(sums.sum(1))))
+    beyond = np.sum(abs(bleu(first) - bleu(sums.sum((0, 1)) - first)) > difference)
+    system = scores_of(report, "tokenised BLEU")[1]
+    assert system.p_randomisation == pytest.approx((beyond + 1) / 10_001, abs=3e-4)  # ties
+    assert scores_of(report, "tokenised BLEU")[0].p_randomisation is None
+
+
+def test_scores_are_those_of_a_report(report: ComparisonReport, sums: np.ndarray):
+    by_hand = bleu(sums.sum(1))
+    for metric in ("tokenised BLEU", "compound-split BLEU", "sacreBLEU"):
+        scores = [system.score for system in scores_of(report, metric)]
+        assert scores == pytest.approx(list(by_hand))
+    assert len(report.comparisons) == 5
+
+
+def test_the_same_system_twice_differs_by_chance_only():
+    systems, references = corpus(8)
+    twice = {"one": systems["five"], "other": systems["five"]}
+    for comparison in compare(twice, references, target_language="de").comparisons:
+        second = comparison.systems[1]
+        assert second.p_randomisation == 1 / 10_001  # no trial's difference exceeds 0
+        assert second.score == comparison.systems[0].score
+
+
+def test_one_system_has_intervals_and_no_p():
+    systems, references = corpus(8)
+    report = compare({"five": systems["five"]}, references, target_language="de")
+    for comparison in report.comparisons:
+        (only,) = comparison.systems
+        assert only.interval > 0
+        assert (only.p_bootstrap, only.p_randomisation) == (None, None)
+    assert "p:" not in report.table()
+
+
+def test_table_and_json_hold_everything(report: ComparisonReport):
+    blocks = report.table().split("\n\n")
+    assert "1000 resamples, seed 12345" in blocks[0]
+    assert "against five" in blocks[0]
+    assert "10000 trials, seed 12345" in blocks[0]
+    for block, comparison in zip(blocks[1:], report.comparisons, strict=True):
+        title, first, second = block.split("\n")
+        assert title == f"{comparison.metric}: {comparison.method}"
+        assert " p " not in first
+        figures = comparison.systems[1]
+        assert second.split()[1] == f"{figures.score:.2f}"
+        assert second.endswith(f"p {figures.p_bootstrap:.4f} | {figures.p_randomisation:.4f}")
+    values = json.loads(report.to_json())
+    assert values["seed"] == SEED
+    assert math.isclose(
+        values["comparisons"][0]["systems"][1]["interval"],
+        report.comparisons[0].systems[1].interval,
+    )
+
+
+def test_another_seed_gives_other_draws(report: ComparisonReport, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "1")
+    systems, references = corpus()
+    found = compare(systems, references, target_language="de")
+    assert found.seed == 1
+    for ours, others in zip(found.comparisons, report.comparisons, strict=True):
+        assert [s.score for s in ours.systems] == [s.score for s in others.systems]
+        assert ours.systems[1].mean != others.systems[1].mean
+
+
+@pytest.mark.parametrize("seed", ["none", "0", "-1", "x", ""])
+def test_no_seed_is_refused(seed: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SACREBLEU_SEED", seed)
+    systems, references = corpus(4)
+    with pytest.raises(UserError, match=f"SACREBLEU_SEED must be a whole number.*got '{seed}'"):
+        compare(systems, references, target_language="de")
+
+
+def test_different_lengths_are_refused_and_named():
+    systems, references = corpus(4)
+    systems["six"].pop()
+    with pytest.raises(UserError, match=r"six: .* got 3 translations and 4 reference lines"):
+        compare(systems, references, target_language="de")

@@ -2,6 +2,10 @@
 
     python train.py --config=configs/base.py --workdir=runs/base
     jaxformer average --workdir runs/base --last 5
+    jaxformer evaluate --workdir runs/base --source newstest2014.en \
+        --reference newstest2014.de --output runs/base/newstest2014.de
+
+docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
 
 The corpus is read from TensorFlow Datasets; when it is not there, the run says how to get it. Your
 own parallel text, in the files ``my/train.en`` and ``my/train.de``, needs no other config:

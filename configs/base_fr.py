@@ -2,6 +2,10 @@
 
     python train.py --config=configs/base_fr.py --workdir=runs/base_fr
     jaxformer average --workdir runs/base_fr --last 5
+    jaxformer evaluate --workdir runs/base_fr --source newstest2014_fr.en \
+        --reference newstest2014.fr --output runs/base_fr/newstest2014.fr
+
+docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
 
 Departs from the paper: matrix products in bfloat16, which today's accelerators are built for; and
 byte-pair pieces where the paper had word pieces, 32,000 as there.

@@ -2,6 +2,10 @@
 
     python train.py --config=configs/big.py --workdir=runs/big
     jaxformer average --workdir runs/big --last 20
+    jaxformer evaluate --workdir runs/big --source newstest2014.en \
+        --reference newstest2014.de --output runs/big/newstest2014.de
+
+docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
 
 Departs from the paper: matrix products in bfloat16, which today's accelerators are built for.
 Measured: nothing yet. The paper's run took 3.5 days on 8 P100 GPUs, 1.0 s a step.

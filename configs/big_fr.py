@@ -2,6 +2,10 @@
 
     python train.py --config=configs/big_fr.py --workdir=runs/big_fr
     jaxformer average --workdir runs/big_fr --last 20
+    jaxformer evaluate --workdir runs/big_fr --source newstest2014_fr.en \
+        --reference newstest2014.fr --output runs/big_fr/newstest2014.fr
+
+docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
 
 Departs from the paper: matrix products in bfloat16, which today's accelerators are built for; and
 byte-pair pieces where the paper had word pieces, 32,000 as there.

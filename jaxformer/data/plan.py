@@ -143,6 +143,8 @@ def bucket_plan(
     :func:`~jaxformer.data.buckets.bucket_edges`. A bucket's examples are spread evenly over its
     batches, so there is no small last batch.
 
+    Departs from the paper: its "approximately 25000" tokens are an upper limit, padding included.
+
     Args:
       src_lengths: Tokens of every source, EOS included.
       tgt_lengths: Tokens of every target, EOS included.
@@ -177,6 +179,8 @@ def packing_plan(
     seed: int,
 ) -> BatchPlan:
     """Batches of rows that hold several pairs each, all of one shape.
+
+    Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
 
     Args:
       src_lengths: Tokens of every source, EOS included.

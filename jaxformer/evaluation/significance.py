@@ -151,28 +151,31 @@ def _compare(
     prepared = [(name, measure.prepare(lines)) for name, lines in systems.items()]
     prepared_references = [measure.prepare(references)]
 
-    def test(kind: str, samples: int) -> Sequence[Result]:
+    def test(kind: str, samples: int) -> list[Result]:
         paired = PairedTest(prepared, {"": measure.scorer}, prepared_references, kind, samples)
         _, columns = paired()
         _, results = columns.values()  # names, and the only metric
-        return results
+        return [result for result in results if isinstance(result, Result)]
 
     bootstrap = test("bs", _RESAMPLES)
     randomised = test("ar", _TRIALS)
     return Comparison(
         metric=measure.name,
         method=measure.steps or str(measure.scorer.get_signature()),
-        systems=tuple(
-            SystemScore(
-                system=name,
-                score=min(resampled.score, 100.0),  # as in a report
-                mean=float(resampled.mean),
-                interval=float(resampled.ci),
-                p_bootstrap=resampled.p_value,
-                p_randomisation=swapped.p_value,
-            )
-            for name, resampled, swapped in zip(systems, bootstrap, randomised, strict=True)
-        ),
+        systems=tuple(map(_system_score, systems, bootstrap, randomised)),
+    )
+
+
+def _system_score(name: str, resampled: Result, exchanged: Result) -> SystemScore:
+    assert resampled.mean is not None  # a bootstrap has mean
+    assert resampled.ci is not None  # and interval
+    return SystemScore(
+        system=name,
+        score=min(resampled.score, 100.0),  # as in a report
+        mean=float(resampled.mean),
+        interval=float(resampled.ci),
+        p_bootstrap=resampled.p_value,
+        p_randomisation=exchanged.p_value,
     )
 
 

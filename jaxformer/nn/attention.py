@@ -91,9 +91,10 @@ def cached_attention(
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O (section 3.2.2).
 
-    Without biases, as in the paper, unless ``config.biases``. ``attend`` records its weights,
-    [B, H, T, S], as the intermediate "weights": apply the model with
-    ``mutable=["intermediates"]`` to look at them.
+    ``attend`` records its weights, [B, H, T, S], as the intermediate "weights": apply the model
+    with ``mutable=["intermediates"]`` to look at them.
+
+    Departs from the paper: ``config.biases``, which is optional, adds biases to all projections.
     """
 
     config: ModelConfig

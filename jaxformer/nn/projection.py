@@ -5,6 +5,8 @@ in the type of the activations. Logits of a search are float32 products unless t
 those of the training loss (:mod:`jaxformer.training.losses`) are like other products. On CPUs it is
 asking for a float32 result that brings the fast bfloat16 and int8 instructions; accelerators sum in
 float32 anyway.
+
+Departs from the paper: "bfloat16" and, to decode with, "int8", both optional; configs say so.
 """
 
 from typing import NamedTuple

@@ -201,6 +201,8 @@ class Transformer(nn.Module):
     Token id 0 is padding unless segments say otherwise. Several pairs may be packed into a row:
     ``segments`` number them from 1 (0 is padding) and ``positions`` restart in each.
 
+    Departs from the paper: ``config.embeddings="separate"``, which is optional, instead of tied.
+
     >>> from jaxformer.config import ModelConfig
     >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
     >>> model = Transformer(config)

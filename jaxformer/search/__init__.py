@@ -11,6 +11,9 @@
 - :mod:`jaxformer.search.state`: what a search holds from step to step, and what it returns.
 - :mod:`jaxformer.search.cache`: what a step function remembers, and how it follows hypotheses.
 - :mod:`jaxformer.search.stepping`: what every search does with a step function.
+
+Departs from the paper: what is more than beam search with the length penalty of its section 6.1, as
+sampling, constraints, other penalties, diverse beams and ensembles, all optional.
 """
 
 from jaxformer.search.beam import beam_search

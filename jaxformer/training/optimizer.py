@@ -29,7 +29,8 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """The paper's Adam (beta1 0.9, beta2 0.98, epsilon 1e-9) under its schedule.
 
-    Gradients are clipped by their global norm first if ``config.training.clip_norm`` is given.
+    Departs from the paper: options only, of ``config.training``: ``clip_norm`` (gradients are
+    clipped by their global norm first), ``learning_rate_scale`` and ``moments="bfloat16"``.
     """
     training = config.training
     schedule = inverse_sqrt_schedule(

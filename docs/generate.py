@@ -1,0 +1,148 @@
+"""Writes the generated parts of the pages in this folder: ``python docs/generate.py``.
+
+They stand between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``tests/unit/test_docs.py``
+holds them equal to what this script would write.
+"""
+
+import ast
+import pathlib
+import re
+import runpy
+from collections.abc import Callable, Iterator
+
+from jaxformer.config import Config, from_dict
+from jaxformer.training.flops import training_flops
+
+PROJECT = pathlib.Path(__file__).parents[1]
+PAGES = ("paper_map.md", "reproduce.md")
+
+# Peak of one chip's dense bfloat16 products, in operations a second, by its maker's data sheet.
+PEAKS = {"TPU v5e": 197e12, "TPU v6e": 918e12, "H100 SXM": 989e12, "H200 SXM": 989e12}
+# What the estimates stand on. Rows of this length, full batches, and two shares of the peak.
+SENTENCE = 32
+SHARES = (0.4, 0.1)
+CONFIGS = ("base", "big", "base_fr", "big_fr")
+# Section 5.2: hours on 8 P100 GPUs, and what the authors took one to sustain (footnote 5).
+PAPER_HOURS = {"base": 12, "big": 84}
+P100 = 9.5e12
+
+Departure = tuple[str, str]
+
+
+def load_config(name: str) -> Config:
+    """An experiment of ``configs/``."""
+    module = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))
+    return from_dict(module["get_config"]().to_dict())
+
+
+def step_flops(name: str) -> int:
+    """Operations of one training step on a full batch."""
+    config = load_config(name)
+    rows = config.data.tokens_per_batch // SENTENCE
+    return training_flops(config.model, rows, SENTENCE, SENTENCE)
+
+
+def hours(name: str, peak: float, share: float) -> float:
+    """Estimated hours of a whole run at this share of this peak."""
+    return step_flops(name) * load_config(name).training.steps / (peak * share) / 3600
+
+
+def costs() -> str:
+    """Operations of each run, beside the paper's own estimate."""
+    rows = [
+        "| config | steps | operations a step | of the run | the paper's estimate | ours / its |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in CONFIGS:
+        steps = load_config(name).training.steps
+        total = step_flops(name) * steps
+        paper = "- | -"
+        if name in PAPER_HOURS:
+            theirs = PAPER_HOURS[name] * 3600 * 8 * P100
+            paper = f"{PAPER_HOURS[name]} h x 8 x 9.5e12 = {theirs:.1e} | {total / theirs:.0%}"
+        rows.append(f"| `{name}` | {steps:,} | {step_flops(name):.2e} | {total:.1e} | {paper} |")
+    return "\n".join(rows)
+
+
+def estimates() -> str:
+    """Time of each run on each machine, as a range, and whether any was measured."""
+    names = " | ".join(f"`{name}`" for name in CONFIGS)
+    rows = [
+        f"| machine | peak, TFLOP/s | {names} | measured |",
+        "|---|---|" + "---|" * (len(CONFIGS) + 1),
+    ]
+    for chip, peak in PEAKS.items():
+        for count in (1, 16 if "TPU" in chip else 8):
+            machine = chip if count == 1 else f"{count} x {chip}"
+            spans = (_span(*(hours(n, peak * count, s) for s in SHARES)) for n in CONFIGS)
+            cells = (machine, f"{peak * count / 1e12:,.0f}", *spans, "not measured yet")
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _span(least: float, most: float) -> str:
+    """Two durations in hours, with two digits, as text: in minutes if both are short."""
+    unit, scale = ("h", 1) if most >= 1 else ("min", 60)
+    low, high = (f"{float(f'{time * scale:.2g}'):g}" for time in (least, most))
+    return f"{low} to {high} {unit}"
+
+
+def departures() -> str:
+    """Every departure from the paper that the source states, where it is stated."""
+    return "\n".join(f"- `{place}`: {text}" for place, text in stated_departures())
+
+
+def stated_departures() -> list[Departure]:
+    """Places and texts of all lines "Departs from the paper:" in docstrings."""
+    files = [*sorted(PROJECT.glob("configs/*.py")), *sorted(PROJECT.glob("jaxformer/**/*.py"))]
+    return [departure for path in files for departure in _departures_of(path)]
+
+
+def _departures_of(path: pathlib.Path) -> Iterator[Departure]:
+    relative = path.relative_to(PROJECT)
+    if relative.parts[0] == "configs":
+        place = relative.as_posix()
+    else:
+        place = ".".join(relative.with_suffix("").parts[1:]).removesuffix(".__init__")
+    for name, node in _documented(ast.parse(path.read_text(encoding="utf-8"))):
+        document = ast.get_docstring(node) or ""
+        for text in re.findall(
+            r"Departs from the paper: (.*?)(?=\n\n|\nMeasured:|\Z)", document, re.S
+        ):
+            yield ".".join([place, *name]), text.replace("\n", " ").replace("``", "`")
+
+
+def _documented(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef, name: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], ast.Module | ast.ClassDef | ast.FunctionDef]]:
+    yield name, node
+    for child in node.body:
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
+            yield from _documented(child, (*name, child.name))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "costs": costs,
+    "estimates": estimates,
+    "departures": departures,
+}
+
+
+def generated(page: str) -> str:
+    """The text of a page with every generated part as it should be."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"{match[1]}\n\n{PARTS[match[2]]()}\n\n<!-- end -->"
+
+    return re.sub(r"(<!-- generated: (\w+) -->).*?<!-- end -->", part, page, flags=re.S)
+
+
+def main() -> None:
+    """Writes all pages."""
+    for name in PAGES:
+        path = pathlib.Path(__file__).with_name(name)
+        path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

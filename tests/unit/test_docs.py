@@ -1,0 +1,204 @@
+"""The pages of docs/ that name code, tests, commands and figures say what is so."""
+
+import ast
+import hashlib
+import importlib
+import pathlib
+import re
+import runpy
+import shlex
+
+import pytest
+
+from jaxformer.cli.parser import parse
+from jaxformer.errors import UserError
+
+PROJECT = pathlib.Path(__file__).parents[2]
+GENERATE = runpy.run_path(str(PROJECT / "docs" / "generate.py"))
+MAP = (PROJECT / "docs" / "paper_map.md").read_text(encoding="utf-8")
+REPRODUCE = (PROJECT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+
+SECTIONS = [
+    *("1", "2", "3", "3.1", "3.2", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "4"),
+    *("5", "5.1", "5.2", "5.3", "5.4", "6", "6.1", "6.2", "6.3", "7"),
+]
+PAPER = {
+    *(f"section {number}" for number in SECTIONS),
+    *(f"equation {number}" for number in range(1, 4)),
+    *(f"table {number}" for number in range(1, 5)),
+    *(f"figure {number}" for number in range(1, 6)),
+}
+
+
+def map_rows() -> list[list[str]]:
+    """Cells of the map: paper, what, code, config, command, test."""
+    table = MAP.split("\n| paper |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.split("\n")]
+    assert all(len(row) == 6 for row in rows[2:])
+    return rows[2:]
+
+
+def names(column: int) -> list[str]:
+    """What stands in backticks in a column of the map."""
+    return sorted({name for row in map_rows() for name in re.findall(r"`(.+?)`", row[column])})
+
+
+def defined(*rooms: str) -> set[str]:
+    """Names that the source of these rooms defines or uses: classes, functions, attributes."""
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for room in rooms
+        for path in (PROJECT / "jaxformer" / room).glob("*.py")
+    ]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    kinds = {ast.ClassDef: "name", ast.FunctionDef: "name", ast.Attribute: "attr", ast.arg: "arg"}
+    return {getattr(node, kinds[type(node)]) for node in nodes if type(node) in kinds}
+
+
+def test_the_whole_paper_is_in_the_map():
+    found = {item.lower() for row in map_rows() for item in row[0].split("; ")}
+    assert found == PAPER
+
+
+@pytest.mark.parametrize("name", names(2))
+def test_code_of_the_map_is_there(name: str):
+    parts = name.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(["jaxformer", *parts[:split]]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[split:]:
+            found = getattr(found, attribute)
+        return
+    pytest.fail(f"nothing is called {name}")
+
+
+@pytest.mark.parametrize("name", names(3))
+def test_configs_of_the_map_are_there(name: str):
+    assert (PROJECT / "configs" / name).is_file()
+
+
+@pytest.mark.parametrize("command", names(4))
+def test_commands_of_the_map_are_there(command: str):
+    words = command.split()
+    if words[0] != "jaxformer":
+        assert (PROJECT / words[-1]).is_file()
+        return
+    with pytest.raises(SystemExit, match="0"):
+        parse([words[1], "--help"])
+
+
+@pytest.mark.parametrize("name", names(5))
+def test_tests_of_the_map_are_there(name: str):
+    path, _, function = name.partition("::")
+    text = (PROJECT / "tests" / path).read_text(encoding="utf-8")
+    assert not function or f"\ndef {function}(" in text
+
+
+def test_names_in_the_figures_are_those_of_the_source():
+    figures = "".join(re.findall(r"```text\n(.*?)```", MAP, flags=re.S))
+    camel = re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b", figures)
+    snake = re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", figures)
+    papers = {"SoftMax", "MatMul", "d_model"}
+    assert len(set(snake)) > 12
+    assert {*camel, *snake} - papers <= defined("nn", "training", "search")
+
+
+@pytest.mark.parametrize("page", GENERATE["PAGES"])
+def test_generated_parts_are_up_to_date(page: str):
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+    assert text == GENERATE["generated"](text), "run: python docs/generate.py"
+
+
+def test_no_departure_is_missed():
+    sources = [*PROJECT.glob("configs/*.py"), *PROJECT.glob("jaxformer/**/*.py")]
+    phrase = "Departs from the paper:"
+    stated = sum(path.read_text(encoding="utf-8").count(phrase) for path in sources)
+    assert (
+        stated
+        == len(GENERATE["stated_departures"]())
+        == MAP.partition("## Departures")[2].count("\n- `")
+    )
+
+
+def test_estimates_by_hand():
+    """Two operations a parameter and token, three times; and the scores of attention."""
+    d, n, length, batch = 512, 6, 32, 25_000 // 32 * 32
+    encoder = n * (4 * d * d + 2 * d * 2048)
+    decoder = n * (8 * d * d + 2 * d * 2048) + 37_000 * d
+    scores = 3 * n * 2 * length * d
+    step = 6 * batch * (encoder + decoder + scores)
+    assert GENERATE["step_flops"]("base") == step
+    assert (
+        f"| `base` | 100,000 | {step:.2e} | {step * 1e5:.1e} | 12 h x 8 x 9.5e12 = 3.3e+18 |"
+        in REPRODUCE
+    )
+    least, most = (step * 1e5 / (989e12 * share) / 3600 for share in (0.4, 0.1))
+    assert f"| H100 SXM | 989 | {least:.2f} to {most:.1f} h |" in REPRODUCE
+
+
+def commands() -> list[str]:
+    """Every line of the page's blocks of commands."""
+    blocks = re.findall(r"```\n(.*?)```", REPRODUCE, flags=re.S)
+    return [line for block in blocks for line in block.strip().split("\n") if line]
+
+
+def test_commands_of_the_page_are_accepted():
+    ours = [shlex.split(line) for line in commands() if line.startswith("jaxformer ")]
+    assert len(ours) == 9
+    for words in ours:
+        parse(words[1:])
+    with pytest.raises(UserError):
+        parse([*ours[0][1:], "--nosuch"])
+
+
+@pytest.mark.parametrize("name", GENERATE["CONFIGS"])
+def test_page_and_config_give_the_same_commands(name: str):
+    document = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))["__doc__"]
+    document = re.sub(r"(?<=\S) +", " ", document)  # Python has joined continued lines
+    own = re.findall(r"^    ((?:python train.py|jaxformer) .*)$", document, flags=re.M)
+    of_page = [line for line in commands() if f"runs/{name}" in line.split() + line.split("=")]
+    assert [line for line in own if "runs/mine" not in line] == of_page
+    keep = GENERATE["load_config"](name).training.keep_checkpoints
+    assert of_page[1].endswith(f"--last {keep}")
+    assert "docs/reproduce.md" in document
+
+
+def test_hashes_of_archives_are_those_that_tfds_records():
+    import tensorflow_datasets
+
+    folder = pathlib.Path(tensorflow_datasets.__file__).parent / "url_checksums"
+    recorded = {
+        tuple(line.split("\t")[1:3])
+        for path in folder.glob("wmt*.txt")
+        for line in path.read_text(encoding="utf-8").split("\n")
+        if line
+    }
+    archives = re.findall(r"\| `([\w.-]+)` \| (\w+) \| (\d+) \| `(\w{64})` \|", REPRODUCE)
+    assert len(archives) == 6
+    assert {(size, digest) for _, _, size, digest in archives} <= recorded
+    german = sum(int(size) for _, pairs, size, _ in archives if pairs == "both")
+    both = sum(int(size) for _, _, size, _ in archives)
+    assert f"{german / 1e9:.1f} GB are downloaded for German, {both / 1e9:.1f} GB" in REPRODUCE
+
+
+def test_hashes_of_identity_follow_from_the_sizes():
+    sizes = {"train": {"de": 4_508_785, "fr": 40_836_715}, "valid": {"de": 3000, "fr": 3000}}
+    splits = {"train": "train", "valid": "validation"}
+    for entry, by_language in sizes.items():
+        digests = [
+            hashlib.sha256(
+                repr(
+                    (f"wmt14_translate/{language}-en/1.0.0", splits[entry], size, "en", language)
+                ).encode()
+            ).hexdigest()
+            for language, size in by_language.items()
+        ]
+        assert f"| `{entry}` | `{digests[0]}` | `{digests[1]}` |" in REPRODUCE
+
+
+def test_hash_of_the_test_set_is_that_of_sacrebleu():
+    from sacrebleu.dataset import DATASETS
+
+    assert f"MD5 `{DATASETS['wmt14/full'].md5[0]}`" in REPRODUCE

@@ -4,11 +4,12 @@ Any field of the config can be overridden: ``--config.model.num_layers=3``. The 
 on where an interrupted run stopped. A config file is Python and is executed; nothing else is.
 """
 
-import re
 import sys
 
 from absl import app, flags, logging
 from ml_collections import config_flags
+
+from jaxformer.cli.config_file import MISTAKES, explain
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "The experiment: a file in configs/, with an optional variant (base.py:tiny)."
@@ -57,10 +58,8 @@ def parse(argv: list[str]) -> list[str]:
         if CONFIG.value is None or not WORKDIR.value:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
         CONFIG.value.to_dict()  # a file that failed to load says so only when it is used
-    except SyntaxError as error:
-        sys.exit(_complain(f"{error.filename}:{error.lineno}: {error.msg}"))
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        sys.exit(_complain(_one_line(error)))
+    except (SyntaxError, *MISTAKES) as error:
+        sys.exit(_complain(explain(error)))
     return rest
 
 
@@ -75,27 +74,30 @@ def _join_processes() -> None:
         if numbers != (None, None):
             raise UserError("--processes and --process need --coordinator=HOST:PORT")
         if COORDINATOR.value == "auto":
-            jax.distributed.initialize()
+            _join_cluster()
         return
     if None in numbers:
         raise UserError("--coordinator=HOST:PORT needs --processes=N and --process=0 to N-1")
     jax.distributed.initialize(COORDINATOR.value, *numbers)
 
 
+def _join_cluster() -> None:
+    import jax
+
+    from jaxformer.errors import UserError
+
+    try:
+        jax.distributed.initialize()
+    except (RuntimeError, ValueError) as error:  # which of them depends on what jax misses
+        raise UserError(
+            f"--coordinator=auto: jax found no cluster it could join ({error}); give "
+            "--coordinator=HOST:PORT, --processes and --process"
+        ) from None
+
+
 def _complain(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 2
-
-
-def _one_line(error: BaseException) -> str:
-    """The gist of ml_collections' messages, which quote tracebacks and span several lines."""
-    message = str(error.args[0] if error.args else error).replace("\\n", "\n")
-    lines = [line.strip() for line in message.split("\n") if line.strip(" '\\")]
-    if "Traceback (most recent call last):" in lines or "Attempted [Relative path]:" in lines:
-        return re.sub(r"^\[Errno \d+\] |^[\w.]*Error: ", "", lines[-1])
-    if isinstance(error, (AttributeError, KeyError)):
-        lines.insert(0, "unknown config field")
-    return " ".join(line.strip("'\\ ") for line in lines)
 
 
 if __name__ == "__main__":

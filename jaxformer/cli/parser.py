@@ -33,6 +33,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
       UserError: There is no such command or option, or a value is missing or of the wrong type.
     """
     options, unknown = _parser().parse_known_args(arguments)
+    if "overrides" in options:
+        options.overrides = [word for word in unknown if word.startswith("--config.")]
+        unknown = [word for word in unknown if word not in options.overrides]
     if unknown:
         known = re.findall(r"--[a-z][a-z-]*", options.parser.format_help())
         close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
@@ -54,6 +57,7 @@ def _parser() -> Parser:
         _add_evaluate,
         _add_compare,
         _add_evalb,
+        _add_doctor,
         _add_average,
         _add_quantize,
         _add_attention,
@@ -240,6 +244,37 @@ def _add_evalb(commands) -> None:
         help="what counts, as a .prm file of EVALB (default: as COLLINS.prm)",
     )
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _add_doctor(commands) -> None:
+    command = _command(
+        commands,
+        "doctor",
+        "doctor.doctor",
+        "say how much memory training needs on each device, and what would make it fit",
+        """
+        jaxformer doctor --config configs/big.py --memory 16GB
+
+        jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
+        """,
+        workdir=False,
+    )
+    command.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="as for train.py, and with its overrides: --config.data.tokens_per_batch=8192",
+    )
+    command.add_argument(
+        "--memory", metavar="SIZE", help="of a device, such as 16GB (default: what this one has)"
+    )
+    command.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="simulate so many, on the CPU (default: the devices of this machine)",
+    )
+    command.set_defaults(overrides=[])
 
 
 def _add_average(commands) -> None:

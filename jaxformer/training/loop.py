@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
@@ -36,6 +35,7 @@ from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.step import (
     Metrics,
     TrainState,
+    abstract_batch,
     abstract_state,
     init_state,
     make_train_step,
@@ -152,10 +152,8 @@ class Run:
         began = time.monotonic()
         train_step = make_train_step(self.config, self.optimizer, self.mesh)
         programs = {}
-        for rows, src_length, tgt_length in self.shapes():
-            src = jax.ShapeDtypeStruct((rows, src_length), np.int32)
-            tgt = jax.ShapeDtypeStruct((rows, tgt_length), np.int32)
-            batch = Batch(src, src, src, tgt, tgt, tgt, tgt)
+        for shape in self.shapes():
+            batch = abstract_batch(*shape)
             programs[batch.src.shape, batch.tgt_in.shape] = train_step.lower(state, batch).compile()
         self.reporter.say(
             f"compiled the step for {len(programs)} shapes in {time.monotonic() - began:.0f} s"

@@ -85,6 +85,13 @@ def abstract_state(
     )
 
 
+def abstract_batch(rows: int, src_length: int, tgt_length: int) -> Batch:
+    """Shapes and dtypes of a global batch; nothing is computed."""
+    src = jax.ShapeDtypeStruct((rows, src_length), jnp.int32)
+    tgt = jax.ShapeDtypeStruct((rows, tgt_length), jnp.int32)
+    return Batch(src, src, src, tgt, tgt, tgt, tgt)
+
+
 def _create_state(
     model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:

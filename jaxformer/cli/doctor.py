@@ -1,0 +1,73 @@
+"""The command ``doctor``: does an experiment fit into memory, and what would make it fit?"""
+
+import argparse
+import os
+import re
+
+from jaxformer.cli.config_file import load_config
+from jaxformer.errors import UserError
+
+_UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """Prints what a training step needs on each device, with settings that save, until it fits.
+
+    Raises:
+      UserError: There is no such config, or nothing makes it fit.
+    """
+    config = load_config(options.config, options.overrides)
+    limit = None if options.memory is None else _bytes(options.memory)
+    if options.devices is not None and options.devices < 1:
+        raise UserError(f"--devices must be at least 1: got {options.devices}")
+    import jax
+
+    if options.devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    # Only now: the number of devices has to be known before the first of them is used.
+    from jaxformer.training.memory import savings, step_memory, with_settings
+    from jaxformer.workdir import use_compilation_cache
+
+    use_compilation_cache()
+    devices = jax.devices()
+    limit = limit or _memory(devices[0])
+    print(
+        f"A step of {config.data.tokens_per_batch:,} tokens a side in sentences of "
+        f"{config.data.max_length}, on {len(devices)} {devices[0].device_kind} device(s). "
+        f"Each has {limit / 1e9:.2f} GB and needs:",
+        flush=True,
+    )
+    least = 0
+    for settings in savings(config, len(devices)):
+        memory = step_memory(with_settings(config, settings))
+        flags = " ".join(f"--config.{name}={value}" for name, value in settings.items())
+        fits = memory.total <= limit
+        print(
+            f"{memory.total / 1e9:8.2f} GB ({memory.state / 1e9:.2f} of it parameters and moments)"
+            f" {'fits' if fits else 'too much'}: {flags or 'as it is'}",
+            flush=True,
+        )
+        if fits:
+            return
+        least = memory.total
+    raise UserError(
+        f"{options.config} needs {least / 1e9:.2f} GB on each device whatever the settings, "
+        f"more than {limit / 1e9:.2f} GB; use more devices, or lower data.tokens_per_batch or "
+        "data.max_length"
+    )
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})", text)
+    if not found:
+        raise UserError(f"--memory: expected a size such as 16GB or 16GiB, got {text!r}")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _memory(device) -> int:
+    """Bytes that programs may use on a device; the machine's memory for a CPU."""
+    statistics = device.memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return statistics["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

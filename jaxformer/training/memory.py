@@ -1,0 +1,91 @@
+"""How much memory a training step takes on each device, known before anything runs."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jaxformer.config import Config
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.mesh import make_mesh, row_shards
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import abstract_batch, abstract_state, make_train_step
+
+
+class StepMemory(NamedTuple):
+    """Bytes on each device while a step runs.
+
+    Attributes:
+      state: What stays from step to step: parameters and Adam's moments; and the batch.
+      work: What the step needs besides: gradients, and all that the backward pass keeps.
+    """
+
+    state: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that a device must have."""
+        return self.state + self.work
+
+
+def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
+    """Compiles the step for the longest batch, and asks XLA what it reserved. Nothing is run.
+
+    Short sentences in more rows take less: the weights of attention grow with the square of the
+    length. Validation, whose batches hold as many tokens, takes less, too.
+
+    Args:
+      config: The experiment; its data is not read.
+      devices: To train on; all of this machine when None.
+
+    Raises:
+      UserError: The mesh does not fit the devices.
+    """
+    mesh = make_mesh(config.mesh, devices)
+    optimizer = make_optimizer(config)
+    longest, multiple = config.data.max_length, row_shards(mesh) * config.training.accumulation
+    rows = math.ceil(config.data.tokens_per_batch // longest / multiple) * multiple
+    state = abstract_state(Transformer(config.model), optimizer, mesh)
+    step = make_train_step(config, optimizer, mesh)
+    program = step.lower(state, abstract_batch(rows, longest, longest)).compile()
+    reserved = program.memory_analysis()
+    new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
+    return StepMemory(reserved.argument_size_in_bytes, reserved.temp_size_in_bytes + new)
+
+
+def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
+    """Settings that save memory, in the order in which to try them: the costlier, the later.
+
+    Only the last changes the result, since it rounds Adam's moments.
+
+    Yields:
+      Fields of ``config.training`` and ``config.mesh`` by their names, such as
+      "training.accumulation". The first one changes nothing.
+    """
+    yield {}
+    settings: dict[str, Any] = {}
+    if devices > 1 and config.mesh.fsdp == 1:
+        settings = {"mesh.data": -1, "mesh.fsdp": devices // config.mesh.tensor}
+        yield dict(settings)
+    for factor in (2, 4, 8):
+        settings["training.accumulation"] = config.training.accumulation * factor
+        yield dict(settings)
+    for remat in ("dots", "layer")[("none", "dots", "layer").index(config.training.remat) :]:
+        settings["training.remat"] = remat
+        yield dict(settings)
+    if config.training.moments == "float32":
+        yield settings | {"training.moments": "bfloat16"}
+
+
+def with_settings(config: Config, settings: dict[str, Any]) -> Config:
+    """The config with these of its fields changed: "section.field" to value.
+
+    >>> with_settings(Config(), {"training.accumulation": 4}).training.accumulation
+    4
+    """
+    for name, value in settings.items():
+        section, field = name.split(".")
+        part = dataclasses.replace(getattr(config, section), **{field: value})
+        config = dataclasses.replace(config, **{section: part})
+    return config

@@ -1,0 +1,103 @@
+"""What XLA reserves for a step against what the process then takes, and a closed formula."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
+from jaxformer.training.memory import savings, step_memory, with_settings
+
+CONFIG = Config(
+    model=ModelConfig(vocab_size=100, d_model=16, d_ff=32, num_heads=2, num_layers=1),
+    data=DataConfig(tokens_per_batch=100, max_length=30),
+)
+
+
+def test_state_is_parameters_two_moments_and_the_batch():
+    d, f, v = 16, 32, 100
+    attention, norm, feed_forward = 4 * d * d, 2 * d, 2 * d * f + f + d
+    encoder = attention + feed_forward + 2 * norm
+    decoder = 2 * attention + feed_forward + 3 * norm
+    parameters = v * d + encoder + decoder
+    counters, batch = 5, 7 * 3 * 30
+    memory = step_memory(CONFIG, jax.devices()[:1])
+    assert memory.state == 4 * (3 * parameters + counters + batch)
+    assert memory.total == memory.state + memory.work
+    # Gradients at least.
+    assert memory.work > 4 * parameters
+
+
+def test_rows_are_divided_among_devices_and_parts_of_a_step():
+    two = with_settings(CONFIG, {"training.accumulation": 2})
+    # 3 rows of 30 become 4: 2 devices x 2 parts x 1 row.
+    assert step_memory(two, jax.devices()[:2]).state == pytest.approx(
+        step_memory(CONFIG, jax.devices()[:1]).state + 4 * 7 * (2 - 3) * 30
+    )
+
+
+def test_savings_begin_with_nothing_and_change_the_result_last():
+    one = list(savings(CONFIG, devices=1))
+    assert one[0] == {}
+    assert [s.get("training.accumulation") for s in one[1:4]] == [2, 4, 8]
+    assert [s.get("training.remat") for s in one[4:6]] == ["dots", "layer"]
+    assert ["training.moments" in s for s in one] == [False] * 6 + [True]
+    eight = list(savings(CONFIG, devices=8))
+    assert eight[1] == {"mesh.data": -1, "mesh.fsdp": 8}
+    training = TrainingConfig(accumulation=4, remat="layer", moments="bfloat16")
+    saving = dataclasses.replace(CONFIG, training=training)
+    assert list(savings(saving, devices=1)) == [
+        {},
+        {"training.accumulation": 8},
+        {"training.accumulation": 16},
+        {"training.accumulation": 32},
+    ]
+
+
+PROGRAM = """
+import resource
+
+import jax
+import numpy as np
+
+from jaxformer.config import Config, DataConfig, ModelConfig
+from jaxformer.data.batch import Batch
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.memory import step_memory
+from jaxformer.training.mesh import make_mesh, to_devices
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import init_state, make_train_step
+
+config = Config(
+    model=ModelConfig(vocab_size=100, d_model=64, d_ff=128, num_heads=4, num_layers=2),
+    data=DataConfig(tokens_per_batch=64 * 256),
+)
+predicted = step_memory(config).work
+mesh, optimizer = make_mesh(), make_optimizer(config)
+state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
+ids, places = np.full((64, 256), 7, np.int32), np.tile(np.arange(256, dtype=np.int32), (64, 1))
+batch = Batch(ids, ids, places, ids, ids, ids, places)
+step = make_train_step(config, optimizer, mesh).lower(state, batch).compile()
+resident = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+jax.block_until_ready(step(state, to_devices(mesh, batch)))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(predicted, peak - resident)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_step_takes_what_was_predicted():
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"XLA_FLAGS": ""},
+    ).stdout
+    predicted, taken = map(int, said.split())
+    assert predicted > 5e8
+    assert taken == pytest.approx(predicted, rel=0.15)

@@ -6,6 +6,8 @@ VENV := .venv
 OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 DEMO := runs/numerals
+# Files go to as many processes as there are cores; compiling, most of the work, uses one core each.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 # One set for every Python from 3.11 on and every platform, each file named by its hash.
 COMPILE := build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
   --generate-hashes --custom-compile-command "make lock"
@@ -40,7 +42,7 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and dra
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
 test: $(VENV)/installed  ## Run the tests, all but the nightly ones
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 lint: $(VENV)/installed  ## Check style, formatting, types and floors
 	$(BIN)/ruff check
@@ -51,7 +53,7 @@ lint: $(VENV)/installed  ## Check style, formatting, types and floors
 check: lint test  ## Lint and test
 
 smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest versions we promise
-	$(OLDEST)/bin/pytest -m smoke
+	$(OLDEST)/bin/pytest $(PARALLEL) -m smoke
 
 lock:  ## Fit both lock files to pyproject.toml; delete one first to upgrade all it holds
 	$(PYTHON) -m venv build/uv

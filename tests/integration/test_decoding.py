@@ -18,6 +18,8 @@ from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.loop import train
 
+from .compilations import Compilations
+
 SENTENCES = [english(n) for n in np.random.default_rng(0).integers(0, 100_000, 200).tolist()]
 
 
@@ -62,24 +64,6 @@ def biased_model(longest: int, ending: float):
     # Never padding: force-decoding takes it for what it is.
     params["logits_bias"] = params["logits_bias"].at[1].set(ending).at[0].set(-1e9)
     return config, prepare_params(config, params)
-
-
-class Compilations:
-    """Counts programs that XLA compiles while it is open."""
-
-    def __init__(self) -> None:
-        self.count, self.open = 0, False
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
-
-    def _heard(self, event: str, seconds: float, **_: object) -> None:
-        self.count += self.open and event.endswith("backend_compile_duration")
-
-    def __enter__(self) -> "Compilations":
-        self.open = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.open = False
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.training import loop
 from jaxformer.training.loop import train
 
+from .compilations import Compilations
 from .training_process import start_training
 
 
@@ -195,6 +196,34 @@ def test_over_long_pairs_are_skipped_counted_and_reported(tiny_config, tmp_path,
     assert "200 training pairs, 2 skipped (1 longer than 64 tokens, 1 with an empty side)" in said
     assert "200 validation pairs, 2 skipped" in said
     assert "sacreBLEU" in said
+
+
+@pytest.mark.slow
+def test_an_epoch_of_several_shapes_compiles_nothing_after_its_first_steps(
+    tiny_config, tmp_path, monkeypatch
+):
+    write_text_corpus(tmp_path, 200)
+    for path in tmp_path.glob("*.*"):
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        longer = [" ".join([line] * (1 + i % 5)) for i, line in enumerate(lines)]
+        path.write_text("\n".join(longer) + "\n", encoding="utf-8")
+    often = {"steps": 30, "log_every": 1, "checkpoint_every": 30, "eval_every": 30}
+    config = text_config(tiny_config, tmp_path, **often, eval_sentences=0)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batching="buckets"))
+    seen, counts, shapes = Compilations(), [], set()
+    to_devices, report = loop.to_devices, loop.Reporter.train
+    monkeypatch.setattr(
+        loop, "to_devices", lambda *a: (shapes.add(a[1].src.shape), to_devices(*a))[1]
+    )
+    monkeypatch.setattr(
+        loop.Reporter, "train", lambda *a: (counts.append(seen.count), report(*a))[1]
+    )
+    with seen:
+        train(config, tmp_path / "run")
+    assert len(shapes) > 1
+    assert len(counts) == 30
+    assert counts[0] >= len(shapes)  # the listener hears
+    assert counts[2:] == [counts[2]] * 28
 
 
 def test_hopeless_run_stops_and_keeps_its_good_checkpoint(tiny_config, tmp_path, monkeypatch):

@@ -1,0 +1,64 @@
+"""What the commands of this room share: exit codes, Markdown, and the name of the machine."""
+
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jaxformer.errors import UserError
+
+
+def run(main: Callable[[], None]) -> int:
+    """Runs a command; a mistake of the user is one line.
+
+    Returns:
+      Its exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written or training
+      failed, 130 if it was interrupted.
+    """
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (FloatingPointError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, with a line break at its end.
+
+    >>> print(markdown_table(["row", "BLEU"], [["base", "25.8"]]), end="")
+    | row | BLEU |
+    |---|---|
+    | base | 25.8 |
+    """
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    texts = ["| " + " | ".join(cells) + " |" for cells in lines]
+    texts[1] = texts[1].replace(" ", "")
+    return "".join(f"{text}\n" for text in texts)
+
+
+def machine() -> str:
+    """The device that jax computes on, to print with what was measured on it."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        name = f"{len(os.sched_getaffinity(0))} cores of {_processor()}"
+    else:
+        name = f"{jax.device_count()} x {device.device_kind}"
+    return f"{name}, jax {jax.__version__}"
+
+
+def _processor() -> str:
+    try:
+        names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
+    except OSError:
+        names = []
+    return names[0].split("\n")[0] if names else platform.processor()

@@ -1,0 +1,222 @@
+"""Table 3 in one command: variations of the model, trained, decoded, and set beside the paper's.
+
+Every row is the ordinary ``train`` and the ordinary ``Translator``, on the last checkpoint, without
+averaging as in the paper. A finished row is a ``result.json`` in its folder, DIR/rows/ROW-SEED: the
+same command goes on with the others, and inside a row where it was interrupted. Rows may run on
+several machines: put their folders into one DIR/rows, then ask for the table with --report.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+
+import jax
+from tqdm import tqdm
+
+from jaxformer.config import Config
+from jaxformer.data.corpus import open_corpus
+from jaxformer.errors import UserError
+from jaxformer.evaluation.report import Metric, translation_report
+from jaxformer.files import write_file
+from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import abstract_params
+from jaxformer.paper import command
+from jaxformer.paper.table3_report import Result, draw, load_results, report
+from jaxformer.paper.table3_rows import ROWS, describe, row_config, scales
+from jaxformer.plots.learning_curve import read_metrics
+from jaxformer.training.loop import train
+from jaxformer.workdir import Workdir, read_json
+
+_EXAMPLE = """
+Example:
+  python -m jaxformer.paper.table3 --scale small --data ../shared/data/tatoeba-en-de \\
+      --workdir runs/table3 --steps 3000 --rows base,A1,C1 --seeds 0,1
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains what is missing and writes the table.
+
+    Raises:
+      UserError: A row, scale or folder is not as expected.
+      FloatingPointError: A row did not converge; all others are finished.
+    """
+    options = _options(arguments)
+    folder = options.workdir / "rows"
+    failures = [] if options.report else _run_rows(options, folder)
+    output = options.output or options.workdir
+    results = load_results(folder)
+    write_file(output / "table3.md", report(results).encode())
+    print(output / "table3.md")
+    if any(result.row == "base" for result in results):
+        draw(results, output / "table3.png")
+        print(output / "table3.png")
+    if failures:
+        raise FloatingPointError("; ".join(failures))
+
+
+def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
+    """Trains and decodes the rows that are not finished; says which did not converge."""
+    failures = []
+    jobs = [(row, seed) for seed in options.seeds for row in options.rows]
+    for number, (row, seed) in enumerate(jobs, 1):
+        config = _configure(options, row, seed)
+        print(
+            f"[{number}/{len(jobs)}] {row}: {describe(row, options.scale)}; seed {seed}",
+            file=sys.stderr,
+        )
+        try:
+            run_row(config, Workdir(folder / f"{row}-{seed}"), row, options.scale)
+        except FloatingPointError as error:  # the others should not wait for it
+            failures.append(f"{row}, seed {seed}: {error}")
+            print(failures[-1], file=sys.stderr)
+        jax.clear_caches()
+    return failures
+
+
+def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
+    """Trains and decodes a row, or goes on with it; returns what was found if it is finished.
+
+    Args:
+      config: The row's.
+      folder: Its own.
+      row: Its name.
+      scale: The scale of ``config``.
+
+    Raises:
+      UserError: The folder holds a row of other settings, or data is missing or malformed.
+      FloatingPointError: It does not converge.
+    """
+    steps = config.training.steps // ROWS[row].longer
+    finished = folder.path / "result.json"
+    if finished.exists():
+        result = Result.load(finished)
+        found, wanted = (result.scale, result.steps), (scale, steps)
+        if found != wanted:
+            raise UserError(
+                f"{finished}: holds a row of --scale {found[0]} --steps {found[1]}, but "
+                f"{wanted[0]} and {wanted[1]} were given; give the same, or another --workdir"
+            )
+        print(f"{finished}: finished", file=sys.stderr)
+        return result
+    train(config, folder.path)
+    perplexity, training_seconds = _training(folder, config.training.steps)
+    began = time.monotonic()
+    bleu = _translate(config, folder)
+    result = Result(
+        row=row,
+        scale=scale,
+        steps=steps,
+        seed=config.training.seed,
+        perplexity=perplexity,
+        bleu=bleu.score,
+        bleu_signature=bleu.method,
+        parameters=count_parameters(config),
+        training_seconds=training_seconds,
+        decoding_seconds=time.monotonic() - began,
+        machine=command.machine(),
+        data=read_json(folder.identity),
+    )
+    result.save(finished)
+    print(f"{row}: perplexity {perplexity:.3f}, BLEU {bleu.score:.2f}", file=sys.stderr)
+    return result
+
+
+def count_parameters(config: Config) -> int:
+    """Numbers that a model learns; counted from shapes alone."""
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config.model)))
+
+
+def _training(folder: Workdir, steps: int) -> tuple[float, float]:
+    """Perplexity after the last step, and the seconds that all steps took."""
+    records = read_metrics(folder.metrics)
+    perplexity = next(
+        r["perplexity"] for r in reversed(records) if r["kind"] == "valid" and r["step"] == steps
+    )
+    seconds, done = 0.0, 0
+    for record in records:
+        if record["kind"] == "train":
+            seconds += record["seconds_per_step"] * (record["step"] - done)
+            done = record["step"]
+    return perplexity, seconds
+
+
+def _translate(config: Config, folder: Workdir) -> Metric:
+    """Translates the validation part, keeps the translations in the folder, and scores them."""
+    pairs = open_corpus(config.data).pairs(config.data.valid)
+    sources, references = zip(*pairs, strict=True)
+    translator = Translator.load(folder.path, weights="latest")
+    with tqdm(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
+        translations = translator.translate(sources, name=config.data.valid, report=bar.update)
+    language = config.data.target_language
+    text = "".join(f"{translation}\n" for translation in translations)
+    write_file(folder.path / f"valid.{language}", text.encode())
+    return translation_report(translations, references, target_language=language).sacrebleu
+
+
+def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
+    config = row_config(row, options.scale, steps=options.steps, seed=seed)
+    if options.data is None:
+        return config
+    data = dataclasses.replace(
+        config.data,
+        corpus="text",
+        train=str(options.data / "train"),
+        valid=str(options.data / "valid"),
+    )
+    return dataclasses.replace(config, data=data)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxformer.paper.table3",
+        description=__doc__,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--workdir", type=pathlib.Path, required=True, metavar="DIR", help="folder of all rows")
+    add(
+        "--scale",
+        choices=scales(),
+        default="paper",
+        help="paper, WMT14; small, widths divided by 4 and layers by 2; smoke, a few steps of "
+        "number words (default: %(default)s)",
+    )
+    add(
+        "--data",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="train.en, train.de, valid.en, valid.de (default: what the scale has)",
+    )
+    add("--steps", type=int, metavar="N", help="of every row but big, which takes three times N")
+    add(
+        "--rows",
+        type=lambda text: text.split(","),
+        default=list(ROWS),
+        metavar="ROW,ROW,...",
+        help=f"which rows, in this order (default: {','.join(ROWS)})",
+    )
+    add(
+        "--seeds",
+        type=lambda text: [int(seed) for seed in text.split(",")],
+        default=[0],
+        metavar="N,N,...",
+        help="train every row with each of these (default: 0)",
+    )
+    add("--report", action="store_true", help="train nothing: write the table of what is finished")
+    add(
+        "--output",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="folder for table3.md and table3.png (default: the workdir)",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main))

@@ -33,7 +33,7 @@ from jaxformer.workdir import Workdir, read_json
 _EXAMPLE = """
 Example:
   python -m jaxformer.paper.table3 --scale small --data ../shared/data/tatoeba-en-de \\
-      --workdir runs/table3 --steps 3000 --rows base,A1,C1 --seeds 0,1
+      --workdir runs/table3 --steps 2000 --rows base,A1,C1 --seeds 0,1
 """
 
 

@@ -113,10 +113,10 @@ def scales() -> dict[str, Scale]:
             max_length=64,
         ),
         training=TrainingConfig(
-            steps=3000,
-            warmup_steps=500,
+            steps=2000,
+            warmup_steps=400,
             checkpoint_every=500,
-            eval_every=3000,
+            eval_every=10_000,
             eval_sentences=0,
             keep_checkpoints=1,
         ),

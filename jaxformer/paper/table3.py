@@ -150,7 +150,11 @@ def _translate(config: Config, folder: Workdir) -> Metric:
     sources, references = zip(*pairs, strict=True)
     translator = Translator.load(folder.path, weights="latest")
     with tqdm(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
-        translations = translator.translate(sources, name=config.data.valid, report=bar.update)
+
+        def report_progress(finished: int) -> None:
+            bar.update(finished)
+
+        translations = translator.translate(sources, name=config.data.valid, report=report_progress)
     language = config.data.target_language
     text = "".join(f"{translation}\n" for translation in translations)
     write_file(folder.path / f"valid.{language}", text.encode())

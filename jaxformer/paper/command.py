@@ -50,13 +50,14 @@ def machine() -> str:
     """The device that jax computes on, to print with what was measured on it."""
     device = jax.devices()[0]
     if device.platform == "cpu":
-        name = f"{len(os.sched_getaffinity(0))} cores of {_processor()}"
+        name = f"{os.cpu_count()} cores of {processor()}"
     else:
         name = f"{jax.device_count()} x {device.device_kind}"
     return f"{name}, jax {jax.__version__}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU."""
     try:
         names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
     except OSError:

@@ -43,21 +43,18 @@ class Saturation(NamedTuple):
     Attributes:
       variance: Of the scores; like the others a float32 scalar.
       largest: The largest weight.
-      entropy: Of the weights, as a share of that of equal weights.
       gradient: Trace of the Jacobian of the softmax, sum of d weight_i / d score_i.
     """
 
     variance: Float[Array, ""]
     largest: Float[Array, ""]
-    entropy: Float[Array, ""]
     gradient: Float[Array, ""]
 
 
 _PANELS = {
-    "variance": "Variance of the scores (dashed: d_k, and 1)",
+    "variance": "Variance of the scores",
     "largest": "Largest weight",
-    "entropy": "Entropy of the weights (1: all equal)",
-    "gradient": "Gradient of the softmax, Σ ∂wᵢ / ∂sᵢ",
+    "gradient": "Gradient of the softmax, Σ ∂wᵢ/∂sᵢ",
 }
 
 
@@ -116,11 +113,9 @@ def saturation(scores: Float[Array, "Q S"]) -> Saturation:
     weights, 0 for a single one.
     """
     weights = jax.nn.softmax(scores, axis=-1)
-    entropy = -jax.scipy.special.xlogy(weights, weights).sum(axis=-1)
     return Saturation(
         variance=scores.var(),
         largest=weights.max(axis=-1).mean(),
-        entropy=entropy.mean() / math.log(scores.shape[-1]),
         gradient=(1 - jnp.square(weights).sum(axis=-1)).mean(),
     )
 
@@ -154,12 +149,12 @@ def _figure(value: float) -> str:
 
 
 def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> None:
-    """Draws every measure against d_k, as a PNG or SVG."""
+    """Draws every measure against d_k, as a PNG or SVG; dashed: the variances d_k and 1."""
     sizes = list(found)
     with figure.style():
-        page = Figure(figsize=(7.0, 4.4), layout="constrained")
-        grid = page.subplots(2, 2, sharex=True)
-        for axes, (measure_, title) in zip(grid.flat, _PANELS.items(), strict=True):
+        page = Figure(figsize=(7.2, 2.4), layout="constrained")
+        panels = page.subplots(1, 3)
+        for axes, (measure_, title) in zip(panels, _PANELS.items(), strict=True):
             axes.set_title(title)
             axes.grid(visible=True)
             axes.spines[["top", "right"]].set_visible(False)
@@ -175,9 +170,8 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
                 axes.axhline(1, linestyle="--", color=figure.GREY, linewidth=0.8)
             else:
                 axes.set_ylim(0, 1.05)
-        for axes in grid[-1]:
             axes.set_xlabel("d_k")
-        grid[0, 0].legend(loc="upper left")
+        panels[0].legend(loc="upper left")
         figure.save(page, path)
 
 

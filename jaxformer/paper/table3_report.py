@@ -196,16 +196,17 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         raise UserError("expected the row base, which the picture compares all others with")
     others = [row for row in rows if row != "base"]
     with figure.style():
-        page = Figure(figsize=(7.2, 1.3 + 0.19 * len(others)), layout="constrained")
+        page = Figure(figsize=(6.4, 1.3 + 0.18 * len(others)), layout="constrained")
         left, right = page.subplots(1, 2, sharey=True)
         _draw_differences(left, rows, others, _log_perplexity)
         _draw_differences(right, rows, others, _bleu)
-        left.set_title("Perplexity, relative to base (%)")
-        right.set_title("BLEU, difference to base")
+        left.set_title("100 ln(perplexity)")
+        right.set_title("BLEU")
+        page.suptitle("Difference to the row base", x=0.01, ha="left")
         labels = [f"{row}: {describe(row, results[0].scale)}" for row in others]
         left.set_yticks(range(len(others)), labels)
         left.set_ylim(len(others) - 0.5, -0.5)
-        right.legend(loc="best")
+        page.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.save(page, path)
 
 

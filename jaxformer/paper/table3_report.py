@@ -111,6 +111,11 @@ def load_results(folder: pathlib.Path) -> list[Result]:
                     f"{path}: has another {name} than {paths[0]}: expected {first}, got {other}; "
                     "rows of one table must share it: put them into folders of their own"
                 )
+    seen: dict[tuple[str, int], pathlib.Path] = {}
+    for path, result in zip(paths, results, strict=True):
+        twin = seen.setdefault((result.row, result.seed), path)
+        if twin != path:
+            raise UserError(f"{path}: the same row and seed as {twin}; delete one of them")
     order = list(ROWS)
     return sorted(results, key=lambda result: (order.index(result.row), result.seed))
 

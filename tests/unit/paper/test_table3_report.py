@@ -85,6 +85,13 @@ def test_rows_that_do_not_belong_together(tmp_path, change):
         load_results(tmp_path)
 
 
+def test_a_row_twice_is_no_second_seed(tmp_path):
+    save(tmp_path, result())
+    result(machine="another").save(tmp_path / "copy" / "result.json")
+    with pytest.raises(UserError, match=r"copy/result.json: the same row and seed as .*base-0/"):
+        load_results(tmp_path)
+
+
 def test_no_rows_and_damaged_rows(tmp_path):
     with pytest.raises(UserError, match="expected finished rows"):
         load_results(tmp_path)

@@ -90,7 +90,7 @@ class Scale:
 
 @functools.cache
 def scales() -> dict[str, Scale]:
-    """The known scales: the paper's, one for a few hours of a CPU, and one to see that all works."""
+    """The known scales: the paper's, one for hours of a CPU, and one to see that all works."""
     data = os.environ.get("JAXFORMER_DATA", "../shared/data")
     small = Config(
         model=ModelConfig(

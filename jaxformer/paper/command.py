@@ -1,5 +1,6 @@
-"""What the commands of this room share: exit codes, Markdown, and the name of the machine."""
+"""What the commands of this room share: options, exit codes, Markdown, the machine's name."""
 
+import argparse
 import os
 import pathlib
 import platform
@@ -9,6 +10,26 @@ from collections.abc import Callable, Sequence
 import jax
 
 from jaxformer.errors import UserError
+
+
+def parser(name: str, description: str | None, example: str) -> argparse.ArgumentParser:
+    """A parser for ``python -m jaxformer.paper.NAME``, whose help ends with an example."""
+    return argparse.ArgumentParser(
+        prog=f"python -m jaxformer.paper.{name}",
+        description=description,
+        epilog=f"Example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas, in order, each once: a type of options.
+
+    >>> numbers("8,1,2")
+    [1, 2, 8]
+    """
+    return sorted({int(number) for number in text.split(",")})
 
 
 def run(main: Callable[[], None]) -> int:

@@ -25,10 +25,7 @@ from jaxformer.nn.attention import additive_scores
 from jaxformer.paper import command
 from jaxformer.plots import figure
 
-_EXAMPLE = """
-Example:
-  python -m jaxformer.paper.scaling --output runs/scaling
-"""
+_EXAMPLE = "python -m jaxformer.paper.scaling --output runs/scaling"
 _QUERIES_PER_NETWORK = 32
 _LOOKS = {
     "dot product": (figure.ORANGE, "s"),
@@ -176,18 +173,12 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxformer.paper.scaling",
-        description=__doc__,
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("scaling", __doc__, _EXAMPLE)
     add = parser.add_argument
     add("--output", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
     add(
         "--sizes",
-        type=lambda text: sorted({int(size) for size in text.split(",")}),
+        type=command.numbers,
         default=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
         metavar="N,N,...",
         help="values of d_k (default: 1 to 1024)",

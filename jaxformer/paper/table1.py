@@ -21,10 +21,7 @@ from jaxformer.files import write_file
 from jaxformer.paper import command, complexity, layers
 from jaxformer.plots import figure
 
-_EXAMPLE = """
-Example:
-  python -m jaxformer.paper.table1 --output runs/table1
-"""
+_EXAMPLE = "python -m jaxformer.paper.table1 --output runs/table1"
 _FORMULAS = {
     "self-attention": ("n² d", "1", "1"),
     "recurrent": ("n d²", "n", "n"),
@@ -169,18 +166,12 @@ def draw(options: argparse.Namespace, times: Times, path: pathlib.Path) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxformer.paper.table1",
-        description=__doc__,
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("table1", __doc__, _EXAMPLE)
     add = parser.add_argument
     add("--output", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
     add(
         "--lengths",
-        type=lambda text: sorted({int(n) for n in text.split(",")}),
+        type=command.numbers,
         default=[32, 64, 128, 256, 512, 1024, 2048],
         metavar="N,N,...",
         help="values of n, two or more (default: 32 to 2048)",

@@ -5,7 +5,6 @@ estimated to sustain. Here all matrix products of a training run are counted. Th
 share of that sustained speed that went into matrix products. Writes Markdown to standard output.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,10 +13,7 @@ from jaxformer.paper import command
 from jaxformer.paper.table3_rows import row_config
 from jaxformer.training.flops import training_flops
 
-_EXAMPLE = """
-Example:
-  python -m jaxformer.paper.table2 --tokens 25 > table2.md
-"""
+_EXAMPLE = "python -m jaxformer.paper.table2 --tokens 25 > table2.md"
 _GPUS = 8
 _SUSTAINED = 9.5e12  # floating point operations a second of one P100, as the paper estimates
 _TOKENS_PER_BATCH = 25_000  # source, and as many target tokens
@@ -42,13 +38,7 @@ RUNS = (Run("base", 12, 3.3e18), Run("big", 3.5 * 24, 2.3e19))
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxformer.paper.table2",
-        description=__doc__,
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("table2", __doc__, _EXAMPLE)
     parser.add_argument(
         "--tokens",
         type=int,

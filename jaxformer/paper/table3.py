@@ -25,16 +25,14 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
 from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
-from jaxformer.paper.table3_rows import ROWS, describe, row_config, scales
+from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
 from jaxformer.plots.learning_curve import read_metrics
 from jaxformer.training.loop import train
 from jaxformer.workdir import Workdir, read_json
 
-_EXAMPLE = """
-Example:
-  python -m jaxformer.paper.table3 --scale small --data ../shared/data/tatoeba-en-de \\
-      --workdir runs/table3 --steps 2000 --rows base,A1,C1 --seeds 0,1
-"""
+_EXAMPLE = """\
+python -m jaxformer.paper.table3 --scale small --data ../shared/data/tatoeba-en-de \\
+      --workdir runs/table3 --steps 2000 --rows base,A1,C1 --seeds 0,1"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,14 +62,17 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     """Trains and decodes the rows that are not finished; says which did not converge."""
     failures = []
     jobs = [(row, seed) for seed in options.seeds for row in options.rows]
-    for number, (row, seed) in enumerate(jobs, 1):
-        config = _configure(options, row, seed)
+    # All configs first: a mistake in the last row should not show after the others' hours.
+    configs = [_configure(options, row, seed) for row, seed in jobs]
+    for number, ((row, seed), config) in enumerate(zip(jobs, configs, strict=True), 1):
         print(
             f"[{number}/{len(jobs)}] {row}: {describe(row, options.scale)}; seed {seed}",
             file=sys.stderr,
         )
+        place = Workdir(folder / f"{row}-{seed}")
         try:
-            run_row(config, Workdir(folder / f"{row}-{seed}"), row, options.scale)
+            if not _is_finished(place, options.scale, config.training.steps // ROWS[row].longer):
+                run_row(config, place, row, options.scale)
         except FloatingPointError as error:  # the others should not wait for it
             failures.append(f"{row}, seed {seed}: {error}")
             print(failures[-1], file=sys.stderr)
@@ -79,31 +80,42 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     return failures
 
 
+def _is_finished(folder: Workdir, scale: str, steps: int) -> bool:
+    """Whether the row need not be run again.
+
+    Raises:
+      UserError: It was run with other settings.
+    """
+    path = _result(folder)
+    if not path.exists():
+        return False
+    result = Result.load(path)
+    if (result.scale, result.steps) != (scale, steps):
+        raise UserError(
+            f"{path}: holds a row of --scale {result.scale} --steps {result.steps}, but {scale} "
+            f"and {steps} were given; give the same, or another --workdir"
+        )
+    print(f"{path}: finished", file=sys.stderr)
+    return True
+
+
+def _result(folder: Workdir) -> pathlib.Path:
+    return folder.path / "result.json"
+
+
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
-    """Trains and decodes a row, or goes on with it; returns what was found if it is finished.
+    """Trains and decodes a row, or goes on with it where it was interrupted.
 
     Args:
       config: The row's.
-      folder: Its own.
+      folder: Its own; the result is written there, too.
       row: Its name.
       scale: The scale of ``config``.
 
     Raises:
-      UserError: The folder holds a row of other settings, or data is missing or malformed.
+      UserError: The folder holds another experiment, or data is missing or malformed.
       FloatingPointError: It does not converge.
     """
-    steps = config.training.steps // ROWS[row].longer
-    finished = folder.path / "result.json"
-    if finished.exists():
-        result = Result.load(finished)
-        found, wanted = (result.scale, result.steps), (scale, steps)
-        if found != wanted:
-            raise UserError(
-                f"{finished}: holds a row of --scale {found[0]} --steps {found[1]}, but "
-                f"{wanted[0]} and {wanted[1]} were given; give the same, or another --workdir"
-            )
-        print(f"{finished}: finished", file=sys.stderr)
-        return result
     train(config, folder.path)
     perplexity, training_seconds = _training(folder, config.training.steps)
     began = time.monotonic()
@@ -111,7 +123,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     result = Result(
         row=row,
         scale=scale,
-        steps=steps,
+        steps=config.training.steps // ROWS[row].longer,
         seed=config.training.seed,
         perplexity=perplexity,
         bleu=bleu.score,
@@ -122,7 +134,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         machine=command.machine(),
         data=read_json(folder.identity),
     )
-    result.save(finished)
+    result.save(_result(folder))
     print(f"{row}: perplexity {perplexity:.3f}, BLEU {bleu.score:.2f}", file=sys.stderr)
     return result
 
@@ -177,18 +189,12 @@ def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxformer.paper.table3",
-        description=__doc__,
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command.parser("table3", __doc__, _EXAMPLE)
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, required=True, metavar="DIR", help="folder of all rows")
     add(
         "--scale",
-        choices=scales(),
+        choices=SCALES,
         default="paper",
         help="paper, WMT14; small, widths divided by 4 and layers by 2; smoke, a few steps of "
         "number words (default: %(default)s)",
@@ -209,7 +215,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--seeds",
-        type=lambda text: [int(seed) for seed in text.split(",")],
+        type=command.numbers,
         default=[0],
         metavar="N,N,...",
         help="train every row with each of these (default: 0)",

@@ -12,7 +12,8 @@ from jaxformer.paper.table3 import main
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    for part, numbers in (("train", range(400)), ("valid", range(400, 404))):
+    # A single pair to validate on: one shape, so one program of each kind to compile.
+    for part, numbers in (("train", range(400)), ("valid", [400])):
         for language, spell in (("en", english), ("de", german)):
             text = "".join(f"{spell(n)}\n" for n in numbers)
             (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
@@ -29,7 +30,7 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     row = tmp_path / "rows" / "C1-0"
     found = json.loads((row / "result.json").read_text())
     assert (found["row"], found["steps"], found["perplexity"] > 1) == ("C1", 4, True)
-    assert len((row / "valid.de").read_text().split("\n")) == 4 + 1
+    assert len((row / "valid.de").read_text().split("\n")) == 1 + 1
     records = [json.loads(line) for line in (row / "metrics.jsonl").read_text().split("\n")[:-1]]
     assert found["perplexity"] == records[-1]["perplexity"]
     rates = [r["seconds_per_step"] for r in records if r["kind"] == "train"]
@@ -53,5 +54,5 @@ def test_mistakes(corpus, tmp_path):
     with pytest.raises(UserError, match="expected finished rows"):
         main(arguments(corpus, tmp_path, "--report"))
     with pytest.raises(UserError, match="unknown row 'A9' of Table 3"):
-        main([*arguments(corpus, tmp_path), "--rows=A9"])
+        main([*arguments(corpus, tmp_path), "--rows=C1,A9"])  # before C1 is trained
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.paper.table3 import count_parameters
-from jaxformer.paper.table3_rows import ROWS, describe, row_config, scales
+from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
 
 # Table 3 as the paper prints it: sizes, parameters in millions; None where a cell is blank.
 #        N  d_model d_ff  h  d_k d_v P_drop  e_ls  10^6
@@ -85,7 +85,7 @@ def test_all_printed_counts_but_that_of_big_are_those_of_one_vocabulary():
 
 @pytest.mark.parametrize("scale", ["paper", "small", "smoke"])
 def test_a_row_changes_what_the_paper_says_and_nothing_else(scale):
-    width, depth = scales()[scale].width, scales()[scale].depth
+    width, depth = SCALES[scale].width, SCALES[scale].depth
     base = row_config("base", scale)
     for row, (n, d, d_ff, h, d_k, d_v, dropout, smoothing, _) in PRINTED.items():
         config = row_config(row, scale)

@@ -159,7 +159,7 @@ def _training(folder: Workdir, steps: int) -> tuple[float, float]:
 
 
 def _translate(config: Config, folder: Workdir) -> Metric:
-    """Translates the validation part, keeps the translations in the folder, and scores them."""
+    """Translates the validation part and scores it; the folder keeps translations and scores."""
     pairs = open_corpus(config.data).pairs(config.data.valid)
     sources, references = zip(*pairs, strict=True)
     translator = Translator.load(folder.path, weights="latest")
@@ -172,7 +172,9 @@ def _translate(config: Config, folder: Workdir) -> Metric:
     language = config.data.target_language
     text = "".join(f"{translation}\n" for translation in translations)
     write_file(folder.path / f"valid.{language}", text.encode())
-    return translation_report(translations, references, target_language=language).sacrebleu
+    scores = translation_report(translations, references, target_language=language)
+    write_file(folder.path / "report.json", scores.to_json().encode())
+    return scores.sacrebleu
 
 
 def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:

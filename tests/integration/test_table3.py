@@ -44,6 +44,8 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, tiny_config, caps
     assert dataclasses.asdict(found) == json.loads((row / "result.json").read_text())
     assert (found.row, found.steps, found.seed) == ("C1", STEPS, 0)
     assert len((row / "valid.de").read_text().split("\n")) == 1 + 1
+    report = json.loads((row / "report.json").read_text())
+    assert report["sacrebleu"]["score"] == found.bleu
     records = [json.loads(line) for line in (row / "metrics.jsonl").read_text().split("\n")[:-1]]
     assert found.perplexity == records[-1]["perplexity"] > 1
     rates = [r["seconds_per_step"] for r in records if r["kind"] == "train"]

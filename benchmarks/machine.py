@@ -1,8 +1,6 @@
 """What the figures of a benchmark depend on besides the systems."""
 
 import os
-import pathlib
-import platform
 import sys
 from typing import Any
 
@@ -19,6 +17,7 @@ def machine() -> dict[str, Any]:
     import jax
 
     import jaxformer
+    from jaxformer.paper.command import processor
 
     device = jax.devices()[0]
     return {
@@ -32,12 +31,3 @@ def machine() -> dict[str, Any]:
         },
         "versions": {"jaxformer": jaxformer.__version__, "jax": jax.__version__},
     }
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    try:
-        names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
-    except OSError:
-        names = []
-    return names[0].split("\n")[0] if names else platform.processor()

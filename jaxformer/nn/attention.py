@@ -1,4 +1,4 @@
-"""Scaled dot-product and multi-head attention (section 3.2)."""
+"""Scaled dot-product, additive and multi-head attention (section 3.2)."""
 
 import math
 
@@ -30,7 +30,51 @@ def dot_product_attention(
       The attended values in the dtype of ``values``, and the float32 attention weights.
     """
     scores = jnp.einsum("bthk,bshk->bhts", queries, keys, preferred_element_type=jnp.float32)
-    scores = scores / math.sqrt(queries.shape[-1])
+    return _weighted_sum(scores / math.sqrt(queries.shape[-1]), values, mask)
+
+
+def additive_attention(
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    values: Float[Array, "B S H V"],
+    mask: Bool[Array, "#B 1 #T S"],
+    vector: Float[Array, "H K"],
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
+    """Additive attention (section 3.2.1; Bahdanau et al. 2015), the alternative to dot products.
+
+    No model here uses it: it is for comparison. Arguments and results that
+    :func:`dot_product_attention` has, too, are as there.
+
+    Args:
+      queries: Already multiplied by the network's matrix for queries.
+      keys: Already multiplied by its matrix for keys.
+      values: V.
+      mask: True where a query may attend.
+      vector: What the hidden layer is multiplied with, for every head.
+    """
+    return _weighted_sum(additive_scores(queries, keys, vector), values, mask)
+
+
+def additive_scores(
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    vector: Float[Array, "H K"],
+) -> Float[Array, "B H T S"]:
+    """Scores ``vector . tanh(query + key)``, float32: a network with one hidden layer of K units.
+
+    It is never a matrix product: B T S H K numbers are computed, if not kept.
+    """
+    queries, keys, vector = (a.astype(jnp.float32) for a in (queries, keys, vector))
+    hidden = jnp.tanh(queries[:, :, None] + keys[:, None])
+    return jnp.einsum("btshk,hk->bhts", hidden, vector)
+
+
+def _weighted_sum(
+    scores: Float[Array, "B H T S"],
+    values: Float[Array, "B S H V"],
+    mask: Bool[Array, "#B 1 #T S"],
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
+    """Values weighted by the softmax of the scores that the mask allows, and the weights."""
     # The lowest float instead of -inf: the same weights, exactly 0, but no NaN in padding.
     scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1)

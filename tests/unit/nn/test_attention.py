@@ -1,12 +1,19 @@
 """Attention against a float64 NumPy version written from the formula."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.attention import MultiHeadAttention, dot_product_attention, project
+from jaxformer.nn.attention import (
+    MultiHeadAttention,
+    additive_attention,
+    dot_product_attention,
+    project,
+)
 
 
 def attention_by_formula(queries, keys, values, mask):
@@ -41,6 +48,27 @@ def test_equation_1(random_heads):
     expected = attention_by_formula(queries, keys, values, mask)
     np.testing.assert_allclose(attended, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
+
+
+def test_additive_attention_is_that_of_plain_loops(random_heads):
+    queries, keys, values, mask = random_heads
+    vector = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    attended, weights = additive_attention(
+        *map(jnp.asarray, (queries, keys, values, mask[:, None], vector))
+    )
+    for b, t, h in np.ndindex(2, 5, 3):
+        scores = [
+            sum(vector[h, i] * math.tanh(queries[b, t, h, i] + keys[b, s, h, i]) for i in range(4))
+            for s in range(7)
+        ]
+        odds = np.array(
+            [math.exp(x) if m else 0.0 for x, m in zip(scores, mask[b, t], strict=True)]
+        )
+        expected = odds / odds.sum()
+        np.testing.assert_allclose(weights[b, h, t], expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            attended[b, t, h], expected @ values[b, :, h], rtol=1e-4, atol=1e-6
+        )
 
 
 def test_masked_weights_are_exactly_zero(random_heads):

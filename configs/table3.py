@@ -1,0 +1,24 @@
+"""The rows of Table 3: variations of the base model, validated on newstest2013 (section 6.2).
+
+    python train.py --config=configs/table3.py --workdir=runs/table3
+    python train.py --config=configs/table3.py:A1 --workdir=runs/table3-A1
+    python train.py --config=configs/table3.py:A1,small --workdir=runs/table3-A1-small
+
+A variant is a row, "base", "A1" to "A4", "B1", "B2", "C1" to "C7", "D1" to "D4", "E" or "big", and,
+after a comma, a scale: "paper" (WMT14), "small" (all widths divided by 4, layers by 2; minutes on a
+CPU) or "smoke" (a few steps). ``python -m jaxformer.paper.table3`` trains them all and writes the
+table; ``jaxformer/paper/table3_rows.py`` has the rows, with the figures of the paper.
+
+Departs from the paper: matrix products in bfloat16, which today's accelerators are built for.
+Measured: nothing yet at the paper's scale.
+"""
+
+from jaxformer.config import select
+from jaxformer.paper.table3_rows import ROWS, row_config
+
+
+def get_config(variant: str = ""):
+    """The experiment, for ``--config=configs/table3.py:A1`` and the like."""
+    row, _, scale = variant.partition(",")
+    rows = {name: row_config(name, scale or "paper") for name in ROWS}
+    return select({"": rows["base"], **rows}, row)

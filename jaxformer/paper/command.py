@@ -1,0 +1,86 @@
+"""What the commands of this room share: options, exit codes, Markdown, the machine's name."""
+
+import argparse
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jaxformer.errors import UserError
+
+
+def parser(name: str, description: str | None, example: str) -> argparse.ArgumentParser:
+    """A parser for ``python -m jaxformer.paper.NAME``, whose help ends with an example."""
+    return argparse.ArgumentParser(
+        prog=f"python -m jaxformer.paper.{name}",
+        description=description,
+        epilog=f"Example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas, in order, each once: a type of options.
+
+    >>> numbers("8,1,2")
+    [1, 2, 8]
+    """
+    return sorted({int(number) for number in text.split(",")})
+
+
+def run(main: Callable[[], None]) -> int:
+    """Runs a command; a mistake of the user is one line.
+
+    Returns:
+      Its exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written or training
+      failed, 130 if it was interrupted.
+    """
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (FloatingPointError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, with a line break at its end.
+
+    >>> print(markdown_table(["row", "BLEU"], [["base", "25.8"]]), end="")
+    | row | BLEU |
+    |---|---|
+    | base | 25.8 |
+    """
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    texts = ["| " + " | ".join(cells) + " |" for cells in lines]
+    texts[1] = texts[1].replace(" ", "")
+    return "".join(f"{text}\n" for text in texts)
+
+
+def machine() -> str:
+    """The device that jax computes on, to print with what was measured on it."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        name = f"{os.cpu_count()} cores of {processor()}"
+    else:
+        name = f"{jax.device_count()} x {device.device_kind}"
+    return f"{name}, jax {jax.__version__}"
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    try:
+        names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
+    except OSError:
+        names = []
+    return names[0].split("\n")[0] if names else platform.processor()

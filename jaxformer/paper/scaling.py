@@ -1,0 +1,195 @@
+"""Why dot products are divided by sqrt(d_k) (section 3.2.1): one picture and one table.
+
+Components of queries and keys are independent, with mean 0 and variance 1. Their dot product then
+has variance d_k: with growing d_k the softmax puts all weight on one key, and its gradient
+vanishes. Divided by sqrt(d_k) the variance is 1; additive attention, whose matrices start with
+variance 1 / d_k, needs no such factor. Writes scaling.md and scaling.png.
+"""
+
+import argparse
+import functools
+import math
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from matplotlib.figure import Figure
+
+from jaxformer.errors import UserError
+from jaxformer.files import write_file
+from jaxformer.nn.attention import additive_scores
+from jaxformer.paper import command
+from jaxformer.plots import figure
+
+_EXAMPLE = "python -m jaxformer.paper.scaling --output runs/scaling"
+_QUERIES_PER_NETWORK = 32
+_LOOKS = {
+    "dot product": (figure.ORANGE, "s"),
+    "dot product / √d_k": (figure.BLUE, "o"),
+    "additive": ("#009E73", "D"),
+}
+
+
+class Saturation(NamedTuple):
+    """How far the softmax over random scores is from choosing a single key: means over queries.
+
+    Attributes:
+      variance: Of the scores; like the others a float32 scalar.
+      largest: The largest weight.
+      gradient: Trace of the Jacobian of the softmax, sum of d weight_i / d score_i.
+    """
+
+    variance: Float[Array, ""]
+    largest: Float[Array, ""]
+    gradient: Float[Array, ""]
+
+
+_PANELS = {
+    "variance": "Variance of the scores",
+    "largest": "Largest weight",
+    "gradient": "Gradient of the softmax, Σ ∂wᵢ/∂sᵢ",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draws the scores and writes table and picture.
+
+    Raises:
+      UserError: A number is out of range.
+    """
+    options = _options(arguments)
+    found = {}
+    for d_k in options.sizes:
+        print(f"d_k = {d_k}", file=sys.stderr)
+        found[d_k] = jax.device_get(measure(d_k, options.keys, options.queries))
+    write_file(options.output / "scaling.md", report(found, options.keys, options.queries).encode())
+    draw(found, options.output / "scaling.png")
+    print(options.output / "scaling.md")
+    print(options.output / "scaling.png")
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def measure(d_k: int, keys: int, queries: int) -> dict[str, Saturation]:
+    """Saturation by kind of score, for random queries, each with random keys of its own."""
+    scores = random_scores(d_k, keys, queries)
+    return {name: saturation(scores[name]) for name in _LOOKS}
+
+
+def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "Q S"]]:
+    """Scores of random queries with random keys, by kind.
+
+    Every group of queries has an additive network of its own: a single one, of few units, would
+    say more about itself than about d_k.
+    """
+    groups = -(-queries // _QUERIES_PER_NETWORK)
+
+    def group(seed: Array) -> tuple[Array, Array]:
+        seeds = jax.random.split(seed, 5)
+        q = jax.random.normal(seeds[0], (_QUERIES_PER_NETWORK, 1, 1, d_k))
+        k = jax.random.normal(seeds[1], (_QUERIES_PER_NETWORK, keys, 1, d_k))
+        to_q, to_k = (jax.random.normal(s, (d_k, d_k)) / math.sqrt(d_k) for s in seeds[2:4])
+        vector = jax.random.normal(seeds[4], (1, d_k)) / math.sqrt(d_k)
+        dot = jnp.einsum("qthk,qshk->qs", q, k)
+        return dot, additive_scores(q @ to_q, k @ to_k, vector)[:, 0, 0]
+
+    dot, additive = (
+        scores.reshape(-1, keys)[:queries]
+        for scores in jax.lax.map(group, jax.random.split(jax.random.key(d_k), groups))
+    )
+    return {"dot product": dot, "dot product / √d_k": dot / math.sqrt(d_k), "additive": additive}
+
+
+def saturation(scores: Float[Array, "Q S"]) -> Saturation:
+    """Measures the softmax over the last axis.
+
+    The Jacobian is diag(w) - w w^T, so that its trace is 1 - sum of w_i^2: 1 - 1/S for equal
+    weights, 0 for a single one.
+    """
+    weights = jax.nn.softmax(scores, axis=-1)
+    return Saturation(
+        variance=scores.var(),
+        largest=weights.max(axis=-1).mean(),
+        gradient=(1 - jnp.square(weights).sum(axis=-1)).mean(),
+    )
+
+
+def report(found: Mapping[int, Mapping[str, Saturation]], keys: int, queries: int) -> str:
+    """The figures as a table."""
+    shown = ("variance", "largest", "gradient")
+    lines = [
+        [str(d_k), *(_figure(float(getattr(kinds[name], m))) for m in shown for name in _LOOKS)]
+        for d_k, kinds in found.items()
+    ]
+    names = ("variance", "largest weight", "gradient")
+    header = [
+        "d_k",
+        *(f"{name}: {kind}" for name in names for kind in ("dot", "scaled", "additive")),
+    ]
+    return "\n".join(
+        [
+            "# Scores with growing d_k (section 3.2.1)\n",
+            f"Means over {queries} random queries with {keys} random keys each, all components of "
+            "variance 1. The variance of a dot product is d_k, of a scaled one 1. Gradient: the "
+            f"trace of the softmax's Jacobian, {1 - 1 / keys:.3f} for equal weights and 0 for a "
+            "single one.\n",
+            command.markdown_table(header, lines),
+        ]
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> None:
+    """Draws every measure against d_k, as a PNG or SVG; dashed: the variances d_k and 1."""
+    sizes = list(found)
+    with figure.style():
+        page = Figure(figsize=(7.2, 2.4), layout="constrained")
+        panels = page.subplots(1, 3)
+        for axes, (measure_, title) in zip(panels, _PANELS.items(), strict=True):
+            axes.set_title(title)
+            axes.grid(visible=True)
+            axes.spines[["top", "right"]].set_visible(False)
+            for name, (colour, marker) in _LOOKS.items():
+                values = [getattr(found[d_k][name], measure_) for d_k in sizes]
+                axes.plot(sizes, values, marker, linestyle="-", color=colour, markersize=4,
+                          label=name)  # fmt: skip
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
+            if measure_ == "variance":
+                axes.set_yscale("log")
+                axes.plot(sizes, sizes, "--", color=figure.GREY, linewidth=0.8)
+                axes.axhline(1, linestyle="--", color=figure.GREY, linewidth=0.8)
+            else:
+                axes.set_ylim(0, 1.05)
+            axes.set_xlabel("d_k")
+        panels[0].legend(loc="upper left")
+        figure.save(page, path)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = command.parser("scaling", __doc__, _EXAMPLE)
+    add = parser.add_argument
+    add("--output", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
+    add(
+        "--sizes",
+        type=command.numbers,
+        default=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
+        metavar="N,N,...",
+        help="values of d_k (default: 1 to 1024)",
+    )
+    add("--keys", type=int, default=32, metavar="N", help="of each query (default: %(default)s)")
+    add("--queries", type=int, default=512, metavar="N", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    if options.sizes[0] < 1 or options.queries < 1 or options.keys < 2:
+        raise UserError("expected --sizes and --queries of 1 or more, --keys of 2 or more")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main))

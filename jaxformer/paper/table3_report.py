@@ -1,0 +1,266 @@
+"""Finished rows of Table 3 as a table beside the paper's, and as a picture."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxformer.errors import UserError
+from jaxformer.files import write_file
+from jaxformer.paper.command import markdown_table
+from jaxformer.paper.table3_rows import ROWS, describe, row_config
+from jaxformer.plots import figure
+from jaxformer.workdir import read_json
+
+# What the paper says of the rows, as pairs: the first is the worse of the two.
+_CLAIMS = (
+    ("one head is worse than eight", "A1", "base"),
+    ("one head is worse than four", "A1", "A2"),
+    ("too many heads are worse, too", "A4", "base"),
+    ("smaller d_k is worse", "B1", "base"),
+    ("the smaller, the worse", "B1", "B2"),
+    ("deeper is better", "C1", "C2"),
+    ("deeper is better", "C2", "base"),
+    ("deeper is better", "base", "C3"),
+    ("wider is better", "C4", "base"),
+    ("wider is better", "base", "C5"),
+    ("a larger inner layer is better", "C6", "base"),
+    ("a larger inner layer is better", "base", "C7"),
+    ("without dropout it is worse", "D1", "base"),
+    ("without label smoothing BLEU is worse", "D3", "base"),
+    ("learned positions are as good", "E", "base"),
+    ("the big model is best", "base", "big"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished row.
+
+    Attributes:
+      row: Its name.
+      scale: The scale it was trained at.
+      steps: Steps of the row "base" at this scale.
+      seed: Of the training.
+      perplexity: Per word piece, on the validation part.
+      bleu: Cased detokenised sacreBLEU on the validation part.
+      bleu_signature: How it was computed.
+      parameters: Exact count.
+      training_seconds: Of the steps alone.
+      decoding_seconds: Of translating the validation part, compilation included.
+      machine: What it was trained on.
+      data: SHA-256 of the tokenizer and of both parts of the corpus.
+    """
+
+    row: str
+    scale: str
+    steps: int
+    seed: int
+    perplexity: float
+    bleu: float
+    bleu_signature: str
+    parameters: int
+    training_seconds: float
+    decoding_seconds: float
+    machine: str
+    data: dict[str, str]
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes it as JSON, whole or not at all."""
+        write_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> "Result":
+        """Reads it.
+
+        Raises:
+          UserError: The file is damaged or is another's.
+        """
+        values = read_json(path)
+        try:
+            result = cls(**values)
+            row_config(result.row, result.scale)
+            describe(result.row, result.scale)
+        except (TypeError, UserError) as error:
+            raise UserError(
+                f"{path}: expected a finished row of Table 3: {error}; delete it to train it anew"
+            ) from None
+        return result
+
+
+def load_results(folder: pathlib.Path) -> list[Result]:
+    """All finished rows below a folder, in the order of the table.
+
+    Raises:
+      UserError: There is none, one is damaged, or they do not belong together.
+    """
+    paths = sorted(folder.glob("*/result.json"))
+    if not paths:
+        raise UserError(f"{folder}: expected finished rows, */result.json: there is none yet")
+    results = [Result.load(path) for path in paths]
+    for path, result in zip(paths, results, strict=True):
+        for name in ("scale", "steps", "data"):
+            first, other = getattr(results[0], name), getattr(result, name)
+            if first != other:
+                raise UserError(
+                    f"{path}: has another {name} than {paths[0]}: expected {first}, got {other}; "
+                    "rows of one table must share it: put them into folders of their own"
+                )
+    seen: dict[tuple[str, int], pathlib.Path] = {}
+    for path, result in zip(paths, results, strict=True):
+        twin = seen.setdefault((result.row, result.seed), path)
+        if twin != path:
+            raise UserError(f"{path}: the same row and seed as {twin}; delete one of them")
+    order = list(ROWS)
+    return sorted(results, key=lambda result: (order.index(result.row), result.seed))
+
+
+def report(results: Sequence[Result]) -> str:
+    """The page: how it was measured, the table, and which of the paper's claims hold."""
+    first = results[0]
+    base = row_config("base", first.scale)
+    signatures = ", ".join(sorted({f"`{r.bleu_signature}`" for r in results}))
+    machines = "; ".join(sorted({r.machine for r in results}))
+    return "\n".join(
+        [
+            f'# Table 3 at the scale "{first.scale}"\n',
+            f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
+            f"{first.steps:,} steps of at most {base.data.tokens_per_batch:,} source and target "
+            f"tokens; checkpoints not averaged; beam {base.search.beam_size}, length penalty "
+            f"{base.search.length_penalty}.\n",
+            "Each row differs from base in what is named and in nothing else. PPL: perplexity per "
+            f"word piece; BLEU: cased detokenised sacreBLEU, {signatures}; both on the validation "
+            "part. The paper's: newstest2013, its own word pieces, tokenised BLEU. ±: sample "
+            "standard deviation over seeds. Time: the training steps of one seed, alone.\n",
+            f"Machine: {machines}.\n",
+            _table(results),
+            _claims(results),
+        ]
+    )
+
+
+def _table(results: Sequence[Result]) -> str:
+    header = [
+        *("row", "change", "steps", "PPL", "paper", "BLEU", "paper"),
+        *("parameters", "paper (10⁶)", "seeds", "time"),
+    ]
+    lines = []
+    for row, same in _by_row(results).items():
+        paper, config = ROWS[row], row_config(row, same[0].scale, steps=same[0].steps)
+        minutes = statistics.mean(r.training_seconds for r in same) / 60
+        lines.append(
+            [
+                row,
+                describe(row, same[0].scale),
+                f"{config.training.steps:,}",
+                _mean_and_spread(r.perplexity for r in same),
+                f"{paper.perplexity:.2f}",
+                _mean_and_spread(r.bleu for r in same),
+                f"{paper.bleu:.1f}",
+                f"{same[0].parameters:,}",
+                f"{paper.parameters or ''}",
+                str(len(same)),
+                f"{minutes:.1f} min",
+            ]
+        )
+    return markdown_table(header, lines)
+
+
+def _claims(results: Sequence[Result]) -> str:
+    """Differences between rows, worse minus better, beside the paper's."""
+    rows = _by_row(results)
+    lines = []
+    for claim, worse, better in _CLAIMS:
+        if worse not in rows or better not in rows:
+            continue
+        cells = []
+        for measure in (_perplexity, _bleu):
+            ours = _mean(measure, rows[worse]) - _mean(measure, rows[better])
+            paper = measure(ROWS[worse]) - measure(ROWS[better])
+            cells += [f"{ours:+.2f}", f"{paper:+.2f}"]
+        lines.append([claim, f"{worse} - {better}", *cells])
+    if not lines:
+        return ""
+    header = ["the paper's claim", "rows", "PPL", "paper", "BLEU", "paper"]
+    return "Differences between rows:\n\n" + markdown_table(header, lines)
+
+
+def draw(results: Sequence[Result], path: pathlib.Path) -> None:
+    """Draws how far each row is from base, ours and the paper's, as a PNG or SVG.
+
+    Raises:
+      UserError: The row "base" is missing.
+    """
+    rows = _by_row(results)
+    if "base" not in rows:
+        raise UserError("expected the row base, which the picture compares all others with")
+    others = [row for row in rows if row != "base"]
+    with figure.style():
+        page = Figure(figsize=(6.4, 1.3 + 0.18 * len(others)), layout="constrained")
+        left, right = page.subplots(1, 2, sharey=True)
+        _draw_differences(left, rows, others, _log_perplexity)
+        _draw_differences(right, rows, others, _bleu)
+        left.set_title("100 ln(perplexity)")
+        right.set_title("BLEU")
+        page.suptitle("Difference to the row base", x=0.01, ha="left")
+        labels = [f"{row}: {describe(row, results[0].scale)}" for row in others]
+        left.set_yticks(range(len(others)), labels)
+        left.set_ylim(len(others) - 0.5, -0.5)
+        page.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.save(page, path)
+
+
+def _draw_differences(
+    axes: Axes,
+    rows: dict[str, list[Result]],
+    others: Sequence[str],
+    measure: Callable,
+) -> None:
+    axes.grid(visible=True, axis="x")
+    axes.axvline(0, color=figure.GREY, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    base = _mean(measure, rows["base"])
+    ours = [_mean(measure, rows[row]) - base for row in others]
+    spread = [_spread(measure(r) for r in rows[row]) for row in others]
+    paper = [measure(ROWS[row]) - measure(ROWS["base"]) for row in others]
+    places = range(len(others))
+    axes.errorbar(ours, places, xerr=spread, fmt="o", color=figure.BLUE, markersize=4, label="ours")
+    axes.plot(paper, places, "D", color=figure.ORANGE, markersize=3.5, label="the paper's")
+
+
+def _perplexity(row) -> float:
+    return row.perplexity
+
+
+def _log_perplexity(row) -> float:
+    return 100 * math.log(row.perplexity)
+
+
+def _bleu(row) -> float:
+    return row.bleu
+
+
+def _by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
+    names = dict.fromkeys(result.row for result in results)
+    return {name: [result for result in results if result.row == name] for name in names}
+
+
+def _mean(measure: Callable[[Result], float], results: Iterable[Result]) -> float:
+    return statistics.mean(map(measure, results))
+
+
+def _spread(values: Iterable[float]) -> float:
+    """Sample standard deviation; 0 for a single value."""
+    values = list(values)
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _mean_and_spread(values: Iterable[float]) -> str:
+    values = list(values)
+    mean = f"{statistics.mean(values):.2f}"
+    return f"{mean} ± {_spread(values):.2f}" if len(values) > 1 else mean

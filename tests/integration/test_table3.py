@@ -1,0 +1,73 @@
+"""A row of Table 3 that is trained for real, if for a few steps."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from jaxformer.data.numerals import english, german
+from jaxformer.errors import UserError
+from jaxformer.paper.table3 import main, run_row
+from jaxformer.workdir import Workdir
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    # A single pair to validate on: one shape, so one program of each kind to compile.
+    for part, numbers in (("train", range(400)), ("valid", [400])):
+        for language, spell in (("en", english), ("de", german)):
+            text = "".join(f"{spell(n)}\n" for n in numbers)
+            (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
+    return folder
+
+
+def arguments(corpus, workdir, *more):
+    return [
+        *("--scale=smoke", f"--steps={STEPS}", f"--data={corpus}"),
+        *(f"--workdir={workdir}", "--rows=C1", *more),
+    ]
+
+
+@pytest.mark.slow
+def test_a_finished_row_is_not_trained_again(corpus, tmp_path, tiny_config, capsys):
+    row = tmp_path / "rows" / "C1-0"
+    # The model of this folder's other tests, whose training step is compiled already.
+    config = tiny_config(steps=STEPS, eval_sentences=0)
+    data = dataclasses.replace(
+        config.data, corpus="text", train=str(corpus / "train"), valid=str(corpus / "valid")
+    )
+    found = run_row(dataclasses.replace(config, data=data), Workdir(row), "C1", "smoke")
+    assert dataclasses.asdict(found) == json.loads((row / "result.json").read_text())
+    assert (found.row, found.steps, found.seed) == ("C1", STEPS, 0)
+    assert len((row / "valid.de").read_text().split("\n")) == 1 + 1
+    report = json.loads((row / "report.json").read_text())
+    assert report["sacrebleu"]["score"] == found.bleu
+    records = [json.loads(line) for line in (row / "metrics.jsonl").read_text().split("\n")[:-1]]
+    assert found.perplexity == records[-1]["perplexity"] > 1
+    rates = [r["seconds_per_step"] for r in records if r["kind"] == "train"]
+    assert found.training_seconds == pytest.approx(2 * sum(rates))
+
+    # Without data or checkpoints nothing but the table can be made.
+    for path in row.iterdir():
+        if path.name != "result.json":
+            path.rename(tmp_path / path.name)
+    main(arguments(pathlib.Path("nowhere"), tmp_path))
+    assert "result.json: finished" in capsys.readouterr().err
+    assert (
+        f"| C1 | N 1 | {STEPS} | {found.perplexity:.2f} |" in (tmp_path / "table3.md").read_text()
+    )
+    assert [path.name for path in row.iterdir()] == ["result.json"]
+    with pytest.raises(UserError, match="--steps 4, but smoke and 5 were given"):
+        main(arguments(corpus, tmp_path, "--steps=5"))
+
+
+def test_mistakes(corpus, tmp_path):
+    with pytest.raises(UserError, match="expected finished rows"):
+        main(arguments(corpus, tmp_path, "--report"))
+    with pytest.raises(UserError, match="unknown row 'A9' of Table 3"):
+        main([*arguments(corpus, tmp_path), "--rows=C1,A9"])  # before C1 is trained
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,150 @@
+"""The commands of Tables 1 and 2 and of section 3.2.1, on the smallest sizes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.paper import command, scaling, table1, table2, table3
+
+SMALL = ["--lengths=4,8", "--width=8", "--heads=2", "--neighbourhood=3", "--rounds=1"]
+
+
+def cells(text, start):
+    (line,) = (line for line in text.split("\n") if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_table1_measures_and_draws(tmp_path, pages):
+    table1.main([f"--output={tmp_path}", *SMALL])
+    text = (tmp_path / "table1.md").read_text()
+    assert "| restricted self-attention | O(r n d) | O(1) | O(n / r) |" in text
+    assert command.machine() in text
+    (axes,) = pages[-1].axes
+    measured = [line for line in axes.lines if line.get_linestyle() == "None"]
+    assert len(measured) == 4
+    for line in measured:
+        assert list(line.get_xdata()) == [4, 8]
+        assert min(line.get_ydata()) > 0
+
+
+def test_table1_report_and_slopes(pages, tmp_path):
+    options = table1._options([f"--output={tmp_path}", *SMALL])
+    times = {
+        "self-attention": {4: 0.001, 8: 0.004},
+        "recurrent": {4: 0.001, 8: 0.002},
+        "convolutional": {4: 0.002, 8: 0.004},
+        "restricted self-attention": {4: 1.0, 8: 2.0},
+    }
+    text = table1.report(options, times)
+    rows = [line for line in text.split("\n") if line.startswith("| self-attention |")]
+    assert rows[1] == "| self-attention | 1.00 | 4.00 | 2.00 | 2 |"
+    assert "| restricted self-attention | 1,000.00 | 2,000.00 | 1.00 | 1 |" in text
+    table1.draw(options, times, tmp_path / "table1.png")
+    dashed = [line for line in pages[-1].axes[0].lines if line.get_linestyle() == "--"]
+    # Made-up times that follow the formulas lie on their slopes.
+    for line, row in zip(dashed, times.values(), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), [1000 * t for t in row.values()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lengths=8"], "--lengths: expected two or more"),
+        (["--rounds=0"], "--rounds must be 1 or more: got 0"),
+        (["--kernel=1"], "--kernel must be 2 or more: got 1"),
+        (["--heads=3"], "--heads must divide --width"),
+        (["--neighbourhood=4"], "--neighbourhood must be odd: got 4"),
+    ],
+)
+def test_table1_mistakes(arguments, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        table1.main([f"--output={tmp_path}", *arguments])
+
+
+def test_table2_estimates_are_those_the_paper_prints():
+    for run in table2.RUNS:
+        assert table2.estimate(run.hours) == pytest.approx(run.flops, rel=0.01)
+
+
+def test_table2_counts_are_six_operations_a_parameter_and_token():
+    """The rule of thumb: of 25,000 tokens each parameter sees; the encoder's, the source alone."""
+    for row, parameters in (("base", 63_045_632), ("big", 214_171_648)):
+        steps = 100_000 if row == "base" else 300_000
+        assert table2.run_flops(row, 25) == pytest.approx(6 * parameters * 25_000 * steps, rel=0.02)
+        # Scores are few: sentences four times as long cost hardly more.
+        assert 1 < table2.run_flops(row, 100) / table2.run_flops(row, 25) < 1.06
+
+
+def test_table2_prints_both(capsys):
+    table2.main([])
+    text = capsys.readouterr().out
+    assert cells(text, "base")[1:] == ["100,000", "9.52e+17", "3.3e+18", "3.28e+18", "29%"]
+    assert cells(text, "big")[3:5] == ["2.3e+19", "2.30e+19"]
+
+
+def test_variance_of_scores():
+    expected = {"dot product": 256.0, "dot product / √d_k": 1.0}
+    # Of many units: E[tanh(x)^2] of the sum of two unit normals, by quadrature.
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    tanh = np.tanh(math.sqrt(2) * nodes) ** 2
+    expected["additive"] = float(weights @ tanh / weights.sum())
+    for name, found in scaling.measure(256, keys=32, queries=256).items():
+        assert found.variance == pytest.approx(expected[name], rel=0.15)
+
+
+def test_softmax_saturates_without_scaling_alone():
+    small, large = (scaling.measure(d_k, keys=16, queries=64) for d_k in (2, 256))
+    assert large["dot product"].gradient < 0.3 * small["dot product"].gradient
+    for name in ("dot product / √d_k", "additive"):
+        assert 0.9 < large[name].gradient / small[name].gradient < 1.1
+
+
+def test_saturation_of_known_weights():
+    saturation = jax.jit(scaling.saturation)
+    one = saturation(jnp.array([[0.0, -200.0, -200.0, -200.0]]))
+    assert one[1:] == pytest.approx((1, 0))
+    equal = saturation(jnp.zeros((1, 4)))
+    assert equal == pytest.approx((0, 1 / 4, 3 / 4))
+    scores = jnp.array([0.3, -1.2, 2.0, 0.5])
+    jacobian = jax.jit(jax.jacobian(jax.nn.softmax))(scores)
+    assert saturation(scores[None]).gradient == pytest.approx(np.trace(jacobian))
+
+
+def test_scaling_writes_table_and_picture(tmp_path, pages):
+    scaling.main([f"--output={tmp_path}", "--sizes=4,2", "--keys=3", "--queries=5"])
+    text = (tmp_path / "scaling.md").read_text()
+    variance = float(scaling.measure(4, 3, 5)["dot product"].variance)
+    assert float(cells(text, "4")[1]) == pytest.approx(variance, rel=0.01)
+    assert "0.667 for equal weights" in text
+    assert [len(axes.lines) for axes in pages[-1].axes] == [5, 3, 3]
+    with pytest.raises(UserError, match="--keys of 2 or more"):
+        scaling.main([f"--output={tmp_path}", "--keys=1"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("x"), 2),
+        (FloatingPointError("x"), 1),
+        (OSError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(error, code, capsys):
+    def fail():
+        raise error
+
+    assert command.run(fail) == code
+    assert "Traceback" not in capsys.readouterr().err
+    assert command.run(lambda: None) == 0
+
+
+@pytest.mark.parametrize("module", [scaling, table1, table2, table3])
+def test_help_has_an_example(module, capsys):
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    assert f"python -m {module.__name__} --" in capsys.readouterr().out

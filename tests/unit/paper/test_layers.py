@@ -1,0 +1,146 @@
+"""The layers of Table 1 against plain loops, and what they cost against the formulas."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.paper import complexity, layers
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def attention_by_loops(x, num_heads, reach):
+    """softmax(Q K^T / sqrt(d_k)) V of positions at most ``reach`` away, in float64."""
+    x = x.astype(np.float64)
+    out = np.zeros_like(x)
+    size = x.shape[2] // num_heads
+    for b, i, h in np.ndindex(x.shape[0], x.shape[1], num_heads):
+        part = x[b, :, h * size : (h + 1) * size]
+        near = [j for j in range(len(part)) if abs(i - j) <= reach]
+        odds = np.exp(part[near] @ part[i] / math.sqrt(size))
+        out[b, i, h * size : (h + 1) * size] = odds / odds.sum() @ part[near]
+    return out
+
+
+@pytest.mark.parametrize("neighbourhood", [1, 3, 7, 41])
+@pytest.mark.parametrize("length", [1, 13])
+def test_restricted_attention_is_masked_full_attention(neighbourhood, length):
+    x = random(2, length, 6)
+    layer = functools.partial(
+        layers.restricted_self_attention, num_heads=2, neighbourhood=neighbourhood
+    )
+    restricted = jax.jit(layer)(x)
+    expected = attention_by_loops(x, 2, neighbourhood // 2)
+    np.testing.assert_allclose(restricted, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_self_attention_sees_everything():
+    x = random(2, 7, 6)
+    attended = jax.jit(functools.partial(layers.self_attention, num_heads=3))(x)
+    np.testing.assert_allclose(attended, attention_by_loops(x, 3, reach=7), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("neighbourhood", [0, 4])
+def test_a_neighbourhood_has_a_centre(neighbourhood):
+    with pytest.raises(ValueError, match=f"must be odd, to have a centre: got {neighbourhood}"):
+        layers.restricted_self_attention(
+            jnp.ones((1, 4, 2)), num_heads=1, neighbourhood=neighbourhood
+        )
+
+
+def test_recurrent_layer_is_a_loop():
+    x, inputs, state = random(2, 5, 3), random(3, 3, seed=1), random(3, 3, seed=2)
+    h = np.zeros((2, 3))
+    out = jax.jit(layers.recurrent)(x, inputs, state)
+    for t in range(5):
+        h = np.tanh(x[:, t] @ inputs + h @ state)
+        np.testing.assert_allclose(out[:, t], h, rtol=1e-4, atol=1e-5)
+
+
+def test_convolution_is_a_sum_of_shifted_products():
+    x, kernel = random(2, 6, 3), random(3, 3, 3, seed=1)
+    padded = np.pad(x, [(0, 0), (1, 1), (0, 0)])
+    expected = sum(padded[:, i : i + 6] @ kernel[i] for i in range(3))
+    out = jax.jit(layers.convolutional)(x, kernel)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def multiplications(jaxpr, times=1):
+    """Of all products and convolutions of a jaxpr, those in loops and calls included."""
+    total = 0
+    for equation in jaxpr.eqns:
+        results = math.prod(equation.outvars[0].aval.shape)
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total += times * results * math.prod(shape[axis] for axis in contracted)
+        if equation.primitive.name == "conv_general_dilated":
+            width, inputs, _ = equation.invars[1].aval.shape
+            total += times * results * width * inputs
+        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += multiplications(inner, times * repeats)
+    return total
+
+
+def cost(layer, n, d, **settings):
+    x = jax.ShapeDtypeStruct((1, n, d), np.float32)
+    arrays = {
+        name: jax.ShapeDtypeStruct(value, np.float32) if isinstance(value, tuple) else value
+        for name, value in settings.items()
+    }
+    numbers = {name: value for name, value in arrays.items() if isinstance(value, int)}
+    others = {name: value for name, value in arrays.items() if name not in numbers}
+    traced = jax.make_jaxpr(functools.partial(layer, **numbers))(x, **others)
+    return multiplications(traced.jaxpr)
+
+
+@pytest.mark.parametrize(("n", "d"), [(16, 8), (48, 8), (48, 32)])
+def test_costs_are_the_formulas(n, d):
+    """Two products of every pair in attention, one of inputs and one of states in recurrence."""
+    full = cost(layers.self_attention, n, d, num_heads=2)
+    assert full == 2 * complexity.self_attention(n, d).operations
+    steps = cost(layers.recurrent, n, d, inputs=(d, d), state=(d, d))
+    assert steps == 2 * complexity.recurrent(n, d).operations
+    for k in (3, 4):
+        convolution = cost(layers.convolutional, n, d, kernel=(k, d, d))
+        assert convolution == complexity.convolutional(n, d, k).operations
+    for r in (9, 17):  # blocks of (r - 1) / 2 look at 3 / 2 (r - 1) keys
+        restricted = cost(layers.restricted_self_attention, n, d, num_heads=2, neighbourhood=r)
+        formula = complexity.restricted_self_attention(n, d, r - 1).operations
+        assert restricted == 2 * 1.5 * formula
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_path_of_dilated_convolutions(k):
+    """A layer reaches k positions, k^layer apart: how many until the last hears of the first."""
+    for n in (k, k**2 - 1, k**3, k**3 + 1):
+        reached, layer = {0}, 0
+        while n - 1 not in reached:
+            reached = {i + j * k**layer for i in reached for j in range(k)}
+            layer += 1
+        assert math.ceil(complexity.convolutional(n, 8, k).path - 1e-9) == layer
+
+
+@pytest.mark.parametrize("r", [3, 5, 9])
+def test_path_of_restricted_attention(r):
+    """Half a neighbourhood a layer, so twice the n / r of the table at most, give or take one."""
+    for n in (50, 100, 400):
+        place, layer = 0, 0
+        while place < n - 1:
+            place, layer = place + r // 2, layer + 1
+        path = complexity.restricted_self_attention(n, 8, r).path
+        assert path - 1 <= layer <= 2 * path * r / (r - 1) + 1
+
+
+def test_recurrent_signals_and_steps_go_one_by_one():
+    assert complexity.recurrent(70, 8)[1:] == (70, 70)
+    assert complexity.self_attention(70, 8)[1:] == (1, 1)

@@ -1,0 +1,115 @@
+"""The table's text and picture, from rows that were never trained."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.paper.table3_report import Result, draw, load_results, report
+
+
+def result(row="base", **values):
+    made_up = {
+        "scale": "small",
+        "steps": 3000,
+        "seed": 0,
+        "perplexity": 10.0,
+        "bleu": 20.0,
+        "bleu_signature": "nrefs:1",
+        "parameters": 1_234_567,
+        "training_seconds": 90.0,
+        "decoding_seconds": 6.0,
+        "machine": "an abacus",
+        "data": {"train": "abc"},
+    }
+    return Result(row=row, **{**made_up, **values})
+
+
+def save(folder, *results):
+    for r in results:
+        r.save(folder / f"{r.row}-{r.seed}" / "result.json")
+
+
+def cells(text, start):
+    (line,) = (line for line in text.split("\n") if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_row_stands_beside_the_papers():
+    text = report([result(), result("A1", perplexity=12.345, bleu=18.5)])
+    assert cells(text, "A1") == [
+        *("A1", "h 1, d_k 128, d_v 128", "3,000", "12.35", "5.29", "18.50", "24.9"),
+        *("1,234,567", "", "1", "1.5 min"),
+    ]
+    assert cells(text, "base")[-3] == "65"
+    assert "nrefs:1" in text
+    assert "an abacus" in text
+
+
+def test_seeds_are_a_mean_and_a_sample_standard_deviation():
+    same = [
+        result(seed=n, perplexity=p, bleu=b) for n, p, b in ((1, 9, 21), (2, 10, 20), (3, 11, 19))
+    ]
+    row = cells(report(same), "base")
+    assert row[3] == "10.00 ± 1.00"
+    assert row[5] == "20.00 ± 1.00"
+    assert row[-2] == "3"
+
+
+def test_big_takes_three_times_the_steps():
+    assert cells(report([result("big")]), "big")[2] == "9,000"
+
+
+def test_claims_are_differences_of_rows_that_are_there():
+    text = report([result(), result("A1", perplexity=12.5, bleu=18.0)])
+    expected = ["one head is worse than eight", "A1 - base", "+2.50", "+0.37", "-2.00", "-0.90"]
+    assert cells(text, expected[0]) == expected
+    assert "one head is worse than four" not in text
+
+
+def test_rows_of_several_machines_are_put_together_in_order(tmp_path):
+    save(tmp_path, result("big"), result("A1", machine="another"), result(seed=1), result())
+    results = load_results(tmp_path)
+    assert [(r.row, r.seed) for r in results] == [("base", 0), ("base", 1), ("A1", 0), ("big", 0)]
+    assert results[0] == result()
+    assert "an abacus; another" in report(results)
+
+
+@pytest.mark.parametrize(
+    "change", [{"scale": "paper"}, {"steps": 4000}, {"data": {"train": "other"}}]
+)
+def test_rows_that_do_not_belong_together(tmp_path, change):
+    save(tmp_path, result(), result("A1", **change))
+    with pytest.raises(UserError, match=f"base-0/result.json: has another {next(iter(change))}"):
+        load_results(tmp_path)
+
+
+def test_a_row_twice_is_no_second_seed(tmp_path):
+    save(tmp_path, result())
+    result(machine="another").save(tmp_path / "copy" / "result.json")
+    with pytest.raises(UserError, match=r"copy/result.json: the same row and seed as .*base-0/"):
+        load_results(tmp_path)
+
+
+def test_no_rows_and_damaged_rows(tmp_path):
+    with pytest.raises(UserError, match="expected finished rows"):
+        load_results(tmp_path)
+    path = tmp_path / "F-0" / "result.json"
+    path.parent.mkdir()
+    for damage in ({"row": "base"}, dataclasses.asdict(result()) | {"row": "F"}):
+        path.write_text(json.dumps(damage))
+        with pytest.raises(UserError, match=r"expected a finished row of Table 3: .*; delete it"):
+            load_results(tmp_path)
+
+
+def test_picture_shows_differences_to_base(tmp_path, pages):
+    results = [result(), result("A1", perplexity=10.1, bleu=18), result("A1", seed=1, bleu=19)]
+    draw(results, tmp_path / "table3.png")
+    left, right = pages[-1].axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["A1: h 1, d_k 128, d_v 128"]
+    ours, paper = (line for line in right.lines[1:] if len(line.get_xdata()) == 1)
+    assert ours.get_xdata()[0] == pytest.approx(-1.5)
+    assert paper.get_xdata()[0] == pytest.approx(24.9 - 25.8)
+    with pytest.raises(UserError, match="expected the row base"):
+        draw(results[1:], tmp_path / "table3.png")

@@ -1,0 +1,133 @@
+"""The rows of Table 3: parameter counts by a closed formula and as the paper prints them."""
+
+import dataclasses
+
+import pytest
+
+from jaxformer.config import Config
+from jaxformer.errors import UserError
+from jaxformer.paper.table3 import count_parameters
+from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
+
+# Table 3 as the paper prints it: sizes, parameters in millions; None where a cell is blank.
+#        N  d_model d_ff  h  d_k d_v P_drop  e_ls  10^6
+PRINTED = {
+    "base": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 65),
+    "A1": (6, 512, 2048, 1, 512, 512, 0.1, 0.1, None),
+    "A2": (6, 512, 2048, 4, 128, 128, 0.1, 0.1, None),
+    "A3": (6, 512, 2048, 16, 32, 32, 0.1, 0.1, None),
+    "A4": (6, 512, 2048, 32, 16, 16, 0.1, 0.1, None),
+    "B1": (6, 512, 2048, 8, 16, 64, 0.1, 0.1, 58),
+    "B2": (6, 512, 2048, 8, 32, 64, 0.1, 0.1, 60),
+    "C1": (2, 512, 2048, 8, 64, 64, 0.1, 0.1, 36),
+    "C2": (4, 512, 2048, 8, 64, 64, 0.1, 0.1, 50),
+    "C3": (8, 512, 2048, 8, 64, 64, 0.1, 0.1, 80),
+    "C4": (6, 256, 2048, 8, 32, 32, 0.1, 0.1, 28),
+    "C5": (6, 1024, 2048, 8, 128, 128, 0.1, 0.1, 168),
+    "C6": (6, 512, 1024, 8, 64, 64, 0.1, 0.1, 53),
+    "C7": (6, 512, 4096, 8, 64, 64, 0.1, 0.1, 90),
+    "D1": (6, 512, 2048, 8, 64, 64, 0.0, 0.1, None),
+    "D2": (6, 512, 2048, 8, 64, 64, 0.2, 0.1, None),
+    "D3": (6, 512, 2048, 8, 64, 64, 0.1, 0.0, None),
+    "D4": (6, 512, 2048, 8, 64, 64, 0.1, 0.2, None),
+    "E": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, None),
+    "big": (6, 1024, 4096, 16, 64, 64, 0.3, 0.1, 213),
+}
+
+
+def closed_formula(row, vocabulary, positions=0):
+    """A tied embedding, bias-free attention, biases in the inner layers and the layer norms."""
+    n, d, d_ff, h, d_k, d_v, *_ = PRINTED[row]
+    attention = 2 * d * h * (d_k + d_v)
+    feed_forward = 2 * d * d_ff + d_ff + d
+    layers = n * (3 * attention + 2 * feed_forward + 5 * 2 * d)
+    return vocabulary * d + layers + 2 * positions * d
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_sizes_are_those_printed(row):
+    n, d, d_ff, h, d_k, d_v, dropout, smoothing, millions = PRINTED[row]
+    model, training = row_config(row).model, row_config(row).training
+    assert (model.num_layers, model.d_model, model.d_ff) == (n, d, d_ff)
+    assert (model.num_heads, model.key_size, model.value_size) == (h, d_k, d_v)
+    assert (model.dropout_rate, training.label_smoothing) == (dropout, smoothing)
+    assert model.positions == ("learned" if row == "E" else "sinusoidal")
+    assert training.steps == (300_000 if row == "big" else 100_000)
+    assert ROWS[row].parameters == millions
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_counts_are_those_of_the_formula(row):
+    positions = row_config(row).model.max_length if row == "E" else 0
+    assert count_parameters(row_config(row)) == closed_formula(row, 37_000, positions)
+
+
+def test_differences_are_those_printed():
+    """Where the vocabulary's size, which the paper does not give, does not matter."""
+    for row in ("B1", "B2", "C1", "C2", "C3", "C6", "C7"):
+        difference = (closed_formula(row, 37_000) - closed_formula("base", 37_000)) / 1e6
+        printed = PRINTED[row][-1] - PRINTED["base"][-1]
+        assert abs(difference - printed) < 1, row  # two roundings of a half each
+
+
+def test_all_printed_counts_but_that_of_big_are_those_of_one_vocabulary():
+    for row, (*_, millions) in PRINTED.items():
+        if millions is not None and row != "big":
+            assert round(closed_formula(row, 41_100) / 1e6) == millions, row
+    # 213 million are those of 36,000, with which base would have 63, and C5 163.
+    assert round(closed_formula("big", 41_100) / 1e6) == 218
+    assert [round(closed_formula(row, 36_000) / 1e6) for row in ("big", "base", "C5")] == [
+        213,
+        63,
+        163,
+    ]
+
+
+@pytest.mark.parametrize("scale", ["paper", "small", "smoke"])
+def test_a_row_changes_what_the_paper_says_and_nothing_else(scale):
+    width, depth = SCALES[scale].width, SCALES[scale].depth
+    base = row_config("base", scale)
+    for row, (n, d, d_ff, h, d_k, d_v, dropout, smoothing, _) in PRINTED.items():
+        config = row_config(row, scale)
+        model = dataclasses.replace(
+            base.model,
+            num_layers=n // depth,
+            d_model=d // width,
+            d_ff=d_ff // width,
+            num_heads=h,
+            d_k=d_k // width,
+            d_v=d_v // width,
+            dropout_rate=dropout,
+            positions="learned" if row == "E" else "sinusoidal",
+        )
+        explicit = {"d_k": config.model.key_size, "d_v": config.model.value_size}
+        training = dataclasses.replace(
+            base.training,
+            label_smoothing=smoothing,
+            steps=base.training.steps * (3 if row == "big" else 1),
+        )
+        assert dataclasses.replace(config.model, **explicit) == model, row
+        assert config.training == training, row
+        assert (config.data, config.search) == (base.data, base.search)
+
+
+def test_base_is_the_papers():
+    base = row_config("base")
+    assert dataclasses.replace(base.model, compute_dtype="float32") == Config().model
+    assert (base.data, base.search) == (Config().data, Config().search)
+
+
+def test_descriptions():
+    assert describe("base", "small").startswith("N 3, d_model 128, d_ff 512, h 8, d_k 16, d_v 16")
+    assert describe("B1", "paper") == "d_k 16"
+    assert describe("C4", "small") == "d_model 64, d_k 8, d_v 8"
+    assert describe("D3", "paper") == "ε_ls 0.0"
+    assert describe("E", "paper") == "positions learned"
+    assert describe("big", "paper") == "d_model 1024, d_ff 4096, h 16, P_drop 0.3"
+
+
+def test_unknown_names():
+    with pytest.raises(UserError, match="unknown row 'F' of Table 3; known rows: base, A1"):
+        row_config("F")
+    with pytest.raises(UserError, match="unknown scale 'huge'; known scales: paper, small, smoke"):
+        row_config("base", "huge")

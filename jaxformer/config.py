@@ -183,8 +183,9 @@ class TrainingConfig:
       moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
-      eval_every: Steps between two validations (loss and BLEU); a multiple of checkpoint_every.
-      eval_sentences: Validation sentences translated for BLEU; 0 leaves BLEU out.
+      eval_every: Steps between two validations (loss, and BLEU or F1 of trees); a multiple of
+        checkpoint_every.
+      eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
       checkpoint_every: Steps between two checkpoints.
       keep_checkpoints: Newest checkpoints kept, for averaging; the best one is kept besides.
     """

@@ -35,7 +35,7 @@ class TreesCorpus:
                 if tree is None:
                     yield "", ""
                 else:
-                    yield " ".join(tree.words()), " ".join(linearise(tree))
+                    yield " ".join(tree.words()), " ".join(linearise(tree, tags=True))
 
     def fingerprint(self, part: str) -> str:
         """SHA-256 of the files' unpacked bytes; each part is read once for it.

@@ -98,7 +98,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The target sentence of token ids; special ids leave no trace."""
         if self._symbols:
-            return " ".join(self.piece(i) for i in ids if i > UNK)
+            return " ".join(self.piece(int(i)) for i in ids if i > UNK)
         return self._processor.decode([int(i) for i in ids if i > UNK])
 
     def piece(self, token: int) -> str:

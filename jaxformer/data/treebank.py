@@ -25,16 +25,14 @@ class TreesCorpus:
         self._fingerprints: dict[str, str] = {}
 
     def pairs(self, part: str) -> Iterator[tuple[str, str]]:
-        """The words of every tree and its tokens, with spaces between; a tree of no words is blank.
+        """The words of every tree and its tokens, with spaces between; none of a tree of no words.
 
         Raises:
           UserError: A file is missing, damaged, not UTF-8, or has a malformed tree.
         """
         for path in _paths(part):
             for tree in map(normalise, read_tree_file(path)):
-                if tree is None:
-                    yield "", ""
-                else:
+                if tree is not None:
                     yield " ".join(tree.words()), " ".join(linearise(tree, tags=True))
 
     def fingerprint(self, part: str) -> str:

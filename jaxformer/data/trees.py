@@ -171,6 +171,15 @@ def escape(word: str) -> str:
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
+def split_words(text: str) -> list[str]:
+    """The words of a text that has white space between them, as treebanks write them.
+
+    >>> split_words("It works (so far) .")
+    ['It', 'works', '-LRB-so', 'far-RRB-', '.']
+    """
+    return [escape(word) for word in re.split(r"\s+", text, flags=re.ASCII) if word]
+
+
 def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
     """The trees of a file in the Penn Treebank's brackets, unpacked if it ends in ``.gz``.
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from jaxformer.data.batch import Batch as Batch
     from jaxformer.data.tokenizer import Tokenizer as Tokenizer
     from jaxformer.errors import UserError as UserError
-    from jaxformer.inference.quantization import quantize as quantize
     from jaxformer.inference.parser import Parser as Parser
+    from jaxformer.inference.quantization import quantize as quantize
     from jaxformer.inference.translator import Hypothesis as Hypothesis
     from jaxformer.inference.translator import Translator as Translator
     from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from jaxformer.config import SearchConfig
-from jaxformer.data.trees import Tree, delinearise
+from jaxformer.data.trees import Tree, delinearise, linearise
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 
@@ -61,8 +61,8 @@ class Parser:
     ) -> list[Tree | None]:
         """The best tree over the words of each sentence, in the order given.
 
-        Whatever the model writes, a tree is made of it, as
-        :func:`~jaxformer.data.trees.delinearise` says.
+        That is the best hypothesis of the beam that is a tree over just as many words. If none is,
+        a tree is made of the best one, as :func:`~jaxformer.data.trees.delinearise` says.
 
         Args:
           sentences: Words as treebanks write them: :func:`~jaxformer.data.trees.split_words`.
@@ -79,9 +79,28 @@ class Parser:
             white space in it.
         """
         sources = [" ".join(words) for words in sentences]
-        parses = self.translator.translate(sources, name=name, first=first, report=report)
+        found = self.translator.hypotheses(sources, name=name, first=first, report=report)
         tags = [None] * len(sentences) if tags is None else tags
         return [
-            delinearise(parse.split(" "), words, known) if words else None
-            for parse, words, known in zip(parses, sentences, tags, strict=True)
+            best_tree([hypothesis.text for hypothesis in beam], words, known) if words else None
+            for beam, words, known in zip(found, sentences, tags, strict=True)
         ]
+
+
+def best_tree(parses: Sequence[str], words: Sequence[str], tags: Sequence[str] | None) -> Tree:
+    """The tree of the first linearised parse that needs no repair; if all do, of the first.
+
+    >>> best_tree(["(S (PRP) )S", "(S (PRP) (VBZ) )S"], ["It", "works"], tags=None)
+    <Tree (S (PRP It) (VBZ works))>
+
+    Args:
+      parses: Best first; a search may find none at all.
+      words: The sentence, at least one word.
+      tags: Parts of speech for the tree's words; those of the parse when None.
+
+    Raises:
+      UserError: A word has a round bracket or white space in it.
+    """
+    tokens = [parse.split(" ") for parse in parses] or [[]]
+    whole = (t for t in tokens if linearise(delinearise(t, words), tags=True) == t)
+    return delinearise(next(whole, tokens[0]), words, tags)

@@ -20,8 +20,8 @@ from jaxformer.config import (
 )
 from jaxformer.data.trees import escape, read_trees
 from jaxformer.errors import UserError
-from jaxformer.inference.parser import Parser
-from jaxformer.inference.translator import Translator
+from jaxformer.inference.parser import Parser, best_tree
+from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.dataset import open_dataset
 from jaxformer.training.mesh import make_mesh
@@ -141,13 +141,32 @@ def test_every_line_gets_a_tree_over_its_words(run):
 )
 def test_whatever_the_model_writes(workdir, monkeypatch, written):
     parser = Parser.load(workdir)
-    monkeypatch.setattr(Translator, "translate", lambda self, s, **_: [written for _ in s])
+    beam = [Hypothesis(written, [], 0.0, 0.0)]
+    monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [beam for _ in s])
     sentences = [words_of(words) for words in WORDS]
     trees = parser.parse(sentences)
     assert [tree.words() if tree else [] for tree in trees] == sentences
     tags = [["T"] * len(words) for words in sentences]
     for tree, known in zip(parser.parse(sentences, tags=tags), tags, strict=True):
         assert tree is None or tree.tags() == known
+
+
+@pytest.mark.parametrize(
+    ("beam", "tree"),
+    [
+        (["(S (A) (B) )S", "(T (A) (B) )T"], "(S (A a) (B b))"),
+        (["(S (A) )S", "(S (A) (B) (C) )S", "(S (A) (B)", "(T (A) (B) )T"], "(T (A a) (B b))"),
+        (["(S (NP )NP (A) (B) )S", "(S (A) (B) )NP )S", "(TOP (A) (B) )TOP"], "(TOP (A a) (B b))"),
+        (["(S (A) )S", "(T (A) )T"], "(S (A a) (XX b))"),  # the best one, repaired
+        ([], "(TOP (XX a) (XX b))"),
+        ([""], "(TOP (XX a) (XX b))"),
+    ],
+)
+def test_the_best_hypothesis_that_is_a_tree(beam, tree):
+    assert str(best_tree(beam, ["a", "b"], None)) == tree
+    tags_too = best_tree(beam, ["a", "b"], ["T", "T"])
+    assert tags_too.tags() == ["T", "T"]
+    assert [t[0] for t in str(tags_too).split("(")[1:2]] == [tree[1]]
 
 
 def test_a_treebank_is_parsed_and_scored(run, config, tmp_path, capsys):

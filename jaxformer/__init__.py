@@ -9,7 +9,7 @@ Model        Transformer, Cache, EncoderLayer, DecoderLayer, MultiHeadAttention,
 Search       beam_search, sample, ensemble, Rules, SamplingRules, BeamResult, gnmt_penalty
 Training     train, TrainState, make_train_step, make_mesh, make_optimizer, inverse_sqrt_schedule,
              cross_entropy
-Use          Translator, Hypothesis, quantize, Tokenizer, Batch, Checkpoints
+Use          Translator, Hypothesis, Parser, quantize, Tokenizer, Batch, Checkpoints
 """
 
 import importlib
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxformer.data.batch import Batch as Batch
     from jaxformer.data.tokenizer import Tokenizer as Tokenizer
     from jaxformer.errors import UserError as UserError
+    from jaxformer.inference.parser import Parser as Parser
     from jaxformer.inference.quantization import quantize as quantize
     from jaxformer.inference.translator import Hypothesis as Hypothesis
     from jaxformer.inference.translator import Translator as Translator
@@ -68,6 +69,7 @@ _ROOMS = {
     "data.tokenizer": ["Tokenizer"],
     "errors": ["UserError"],
     "inference.quantization": ["quantize"],
+    "inference.parser": ["Parser"],
     "inference.translator": ["Hypothesis", "Translator"],
     "nn.attention": ["MultiHeadAttention", "dot_product_attention"],
     "nn.layers": ["DecoderLayer", "EncoderLayer", "FeedForward"],

@@ -126,13 +126,15 @@ class DataConfig:
 
     Attributes:
       corpus: "text" reads line-aligned files, "tfds" a TensorFlow Datasets translation builder,
-        "numerals" generates English and German number words.
+        "numerals" generates English and German number words, "trees" reads treebanks: the source
+        is the words, the target the tree (section 6.3).
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
       directory: For "tfds": the data directory; TFDS's own default when empty.
       source_language: Language code of the source; also the file extension for "text".
       target_language: Language code of the target; also the file extension for "text".
       train: Training part: a path prefix for "text" ("data/train" stands for data/train.en and
-        data/train.de, or the same with .gz), a split name otherwise.
+        data/train.de, or the same with .gz), files separated by commas for "trees", a split name
+        otherwise.
       valid: Validation part, likewise.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
@@ -142,7 +144,7 @@ class DataConfig:
         pairs are skipped, counted and reported. With packing also the length of a row.
     """
 
-    corpus: Literal["text", "tfds", "numerals"] = "tfds"
+    corpus: Literal["text", "tfds", "numerals", "trees"] = "tfds"
     builder: str = "wmt14_translate/de-en"
     directory: str = ""
     source_language: str = "en"
@@ -181,8 +183,9 @@ class TrainingConfig:
       moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
-      eval_every: Steps between two validations (loss and BLEU); a multiple of checkpoint_every.
-      eval_sentences: Validation sentences translated for BLEU; 0 leaves BLEU out.
+      eval_every: Steps between two validations (loss, and BLEU or F1 of trees); a multiple of
+        checkpoint_every.
+      eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
       checkpoint_every: Steps between two checkpoints.
       keep_checkpoints: Newest checkpoints kept, for averaging; the best one is kept besides.
     """

@@ -56,6 +56,7 @@ def _parser() -> Parser:
         _add_score,
         _add_evaluate,
         _add_compare,
+        _add_parse,
         _add_evalb,
         _add_doctor,
         _add_average,
@@ -209,6 +210,48 @@ def _add_compare(commands) -> None:
         help="target language, for the tokenizer (default: the ending of the reference's name)",
     )
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _add_parse(commands) -> None:
+    command = _command(
+        commands,
+        "parse",
+        "parsing.parse",
+        "parse sentences with a model that was trained on trees: a line of words in, a tree out",
+        """
+        jaxformer parse --workdir runs/parsing --input words.txt --output parsed.trees
+
+        echo "It works ." | jaxformer parse --workdir runs/parsing
+        (S (NP (PRP It)) (VP (VBZ works)) (. .))
+
+        jaxformer parse --workdir runs/parsing --trees dev.trees --gold gold.trees --output my.trees
+        jaxformer evalb gold.trees my.trees
+        """,
+    )
+    files = command.add_argument_group(
+        "text",
+        "Words have spaces between them; punctuation is words, as in the treebank. One line of "
+        "output for each line of input, blank lines included; every tree has just the words of "
+        "its line, ( and ) written as -LRB- and -RRB-.",
+    )
+    files.add_argument("--input", type=_file, metavar="FILE", help="default: standard input")
+    files.add_argument("--output", type=_file, metavar="FILE", help="default: standard output")
+    treebank = command.add_argument_group("treebank, to see how good the parser is")
+    treebank.add_argument(
+        "--trees",
+        type=_file,
+        metavar="FILE",
+        help="parse the words of these trees; the trees written have their parts of speech, too",
+    )
+    treebank.add_argument(
+        "--gold",
+        type=_file,
+        metavar="FILE",
+        help="write the trees of --trees as the parser's should be: on a line each, without empty "
+        "elements, function tags and the top",
+    )
+    decoding.add_model_options(command)
+    decoding.add_search_options(command)
 
 
 def _add_evalb(commands) -> None:

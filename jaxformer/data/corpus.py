@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: text files, TensorFlow Datasets, or generated numerals."""
+"""Where sentence pairs come from: text files, TensorFlow Datasets, treebanks, or numerals."""
 
 import difflib
 import gzip
@@ -16,7 +16,14 @@ from jaxformer.errors import UserError
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Sentence pairs in named parts, such as training and validation."""
+    """Sentence pairs in named parts, such as training and validation.
+
+    Attributes:
+      target_symbols: Whether a target is not text, but symbols with spaces between them, such as
+        the brackets of a tree.
+    """
+
+    target_symbols: bool
 
     def pairs(self, part: str) -> Iterator[tuple[str, str]]:
         """Source and target sentences of a part, in a fixed order, read as they are asked for."""
@@ -38,6 +45,11 @@ def open_corpus(config: DataConfig) -> Corpus:
         return TextCorpus(*languages)
     if config.corpus == "numerals":
         return NumeralsCorpus(*languages)
+    if config.corpus == "trees":
+        # Imported here: trees are read with this module's functions.
+        from jaxformer.data.treebank import TreesCorpus
+
+        return TreesCorpus()
     # Imported here: TensorFlow Datasets is slow to import, and few corpora need it.
     from jaxformer.data.tfds import TfdsCorpus
 
@@ -50,6 +62,8 @@ class TextCorpus:
     A part is a path prefix: ``data/train`` stands for ``data/train.en`` and ``data/train.de``, each
     of which may be packed with gzip (``.gz``). Line n of one translates line n of the other.
     """
+
+    target_symbols = False
 
     def __init__(self, source_language: str, target_language: str) -> None:
         """Takes the languages, which are the files' extensions."""
@@ -83,17 +97,11 @@ class TextCorpus:
           UserError: A file is missing or damaged.
         """
         if part not in self._fingerprints:
-            both = hashlib.sha256()
-            for path in self._paths(part):
-                side = hashlib.sha256()
-                for line in _read_bytes(path):
-                    side.update(line)
-                both.update(side.digest())
-            self._fingerprints[part] = both.hexdigest()
+            self._fingerprints[part] = fingerprint_files(self._paths(part))
         return self._fingerprints[part]
 
     def _paths(self, part: str) -> list[pathlib.Path]:
-        return [_find(pathlib.Path(f"{part}.{language}")) for language in self._languages]
+        return [find_file(pathlib.Path(f"{part}.{language}")) for language in self._languages]
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -133,6 +141,21 @@ def read_file(path: pathlib.Path) -> Iterator[str]:
     return read_lines(_read_bytes(path), str(path))
 
 
+def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
+    """SHA-256 of some files' unpacked bytes, hexadecimal.
+
+    Raises:
+      UserError: A file cannot be read or is damaged.
+    """
+    all_files = hashlib.sha256()
+    for path in paths:
+        one = hashlib.sha256()
+        for line in _read_bytes(path):
+            one.update(line)
+        all_files.update(one.digest())
+    return all_files.hexdigest()
+
+
 def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     r"""The lines of a file as bytes, each with its ``\n``, unpacked if its name ends in ``.gz``.
 
@@ -148,8 +171,12 @@ def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _find(path: pathlib.Path) -> pathlib.Path:
-    """The file, or the same packed with gzip."""
+def find_file(path: pathlib.Path) -> pathlib.Path:
+    """The file, or the same packed with gzip.
+
+    Raises:
+      UserError: There is neither.
+    """
     packed = path.with_name(path.name + ".gz")
     for candidate in (path, packed):
         if candidate.is_file():

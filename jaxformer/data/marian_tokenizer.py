@@ -83,9 +83,9 @@ class MarianTokenizer(Tokenizer):
         """Token ids of many source sentences, on all cores."""
         return self._encode(texts, self._source)
 
-    def encode_target(self, text: str) -> list[int]:
-        """Token ids of a target sentence, without BOS and EOS; empty for a blank one."""
-        return self._encode([text], self._target)[0]
+    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many target sentences, on all cores."""
+        return self._encode(texts, self._target)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids of the target side; special ids leave no trace."""

@@ -105,6 +105,8 @@ _SPELLERS = {"en": english, "de": german}
 class NumeralsCorpus:
     """Numbers below a million in words; the parts "train" and "held_out" share no number."""
 
+    target_symbols = False
+
     def __init__(self, source_language: str = "en", target_language: str = "de") -> None:
         """Takes the languages, in either order.
 

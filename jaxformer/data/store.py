@@ -154,7 +154,7 @@ def _keep(
 ) -> list[list[int]]:
     """The sides, in turn, of the pairs that are neither blank nor too long; counts the others."""
     sources = tokenizer.encode_batch([source for source, _ in pairs])
-    targets = tokenizer.encode_batch([target for _, target in pairs])
+    targets = tokenizer.encode_target_batch([target for _, target in pairs])
     kept = []
     for source, target in zip(sources, targets, strict=True):
         if not source or not target:

@@ -13,6 +13,8 @@ from jaxformer.errors import UserError
 class TfdsCorpus:
     """A translation builder that has been downloaded and prepared as ArrayRecord files."""
 
+    target_symbols = False
+
     def __init__(
         self, builder: str, directory: str, source_language: str, target_language: str
     ) -> None:

@@ -29,6 +29,9 @@ _DIGEST_BYTES = 32
 class Tokenizer:
     """Text to token ids and back.
 
+    The target side of a vocabulary with symbols, the brackets of trees for example, is not text
+    but these symbols with spaces between them. Each is one token, and no text gives its id.
+
     Attributes:
       vocab_size: Number of ids.
       serialized: The SentencePiece model, as it lies in a file.
@@ -56,6 +59,8 @@ class Tokenizer:
             )
         self.serialized = model
         self.vocab_size: int = processor.vocab_size()
+        known = range(UNK + 1, self.vocab_size)
+        self._symbols = {processor.id_to_piece(i): i for i in known if processor.is_control(i)}
         self.sha256 = hashlib.sha256(model).hexdigest()
 
     @classmethod
@@ -81,15 +86,23 @@ class Tokenizer:
         return self._processor.encode(text)
 
     def encode_target(self, text: str) -> list[int]:
-        """Like :meth:`encode`, for a target sentence: both sides share the vocabulary here."""
-        return self.encode(text)
+        """Token ids of a target sentence, without BOS and EOS; empty for a blank one."""
+        return self.encode_target_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of many sentences, on all cores."""
         return self._processor.encode(list(texts))
 
+    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many target sentences; both sides share the pieces, but not symbols."""
+        if not self._symbols:
+            return self.encode_batch(texts)
+        return [[self._symbols.get(symbol, UNK) for symbol in _split(text)] for text in texts]
+
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; special ids leave no trace."""
+        """The target sentence of token ids; special ids leave no trace."""
+        if self._symbols:
+            return " ".join(self.piece(int(i)) for i in ids if i > UNK)
         return self._processor.decode([int(i) for i in ids if i > UNK])
 
     def piece(self, token: int) -> str:
@@ -97,7 +110,9 @@ class Tokenizer:
         return self._processor.id_to_piece(int(token))
 
 
-def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(
+    lines: Iterable[str], vocab_size: int, symbols: Sequence[str] = ()
+) -> Tokenizer:
     """Learns a byte-pair encoding; the same lines give the same tokenizer, bit for bit.
 
     Text is taken as it is, but for runs of spaces: Unicode normalisation (SentencePiece's default)
@@ -105,17 +120,23 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Args:
       lines: Sentences of both languages. Of more than two million a fixed sample is used.
-      vocab_size: Number of ids wanted, special ids and bytes included.
+      vocab_size: Number of ids wanted, special ids, bytes and symbols included.
+      symbols: Of the target side, if that is no text.
 
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
     """
     import sentencepiece
 
-    if vocab_size < _SMALLEST_VOCABULARY:
+    smallest = _SMALLEST_VOCABULARY + len(symbols)
+    if vocab_size < smallest:
+        what = (
+            "the special ids, the bytes and the symbols"
+            if symbols
+            else "the special ids and the bytes"
+        )
         raise UserError(
-            f"model.vocab_size must be at least {_SMALLEST_VOCABULARY}, for the special ids and "
-            f"the bytes: got {vocab_size}"
+            f"model.vocab_size must be at least {smallest}, for {what}: got {vocab_size}"
         )
     sample = _sample((line for line in lines if line and not line.isspace()), _MOST_LINES)
     if not sample:
@@ -134,6 +155,7 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
             eos_id=EOS,
             bos_id=BOS,
             unk_id=UNK,
+            control_symbols=list(symbols),
             num_threads=1,  # more would share out the work differently each time
             minloglevel=2,
         )
@@ -145,7 +167,7 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
 def cached_tokenizer(
     corpus: Corpus, part: str, vocab_size: int, cache_directory: pathlib.Path
 ) -> Tokenizer:
-    """The tokenizer learned from both sides of a part, from the cache if it was learned before.
+    """The tokenizer learned from all text of a part, from the cache if it was learned before.
 
     The file's name is a hash of everything it depends on, and it begins with the hash of its
     content: a damaged file is replaced.
@@ -163,11 +185,20 @@ def cached_tokenizer(
         digest, model = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if hashlib.sha256(model).digest() == digest:
             return Tokenizer(model)
-    lines = itertools.chain.from_iterable(corpus.pairs(part))
-    tokenizer = train_tokenizer(lines, vocab_size)
+    if corpus.target_symbols:
+        symbols = sorted({symbol for _, target in corpus.pairs(part) for symbol in _split(target)})
+        lines = (source for source, _ in corpus.pairs(part))
+    else:
+        symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(part))
+    tokenizer = train_tokenizer(lines, vocab_size, symbols)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
+
+
+def _split(target: str) -> list[str]:
+    """The symbols of a target sentence."""
+    return [symbol for symbol in target.split(" ") if symbol]
 
 
 def _sample(lines: Iterable[str], size: int) -> list[str]:

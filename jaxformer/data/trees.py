@@ -3,9 +3,10 @@
 A treebank writes a sentence as ``(S (NP-SBJ (DT The) (NN gene)) (VP (VBZ works)))``. For parsing,
 the source of the Transformer is the words, and its target the tree in the tokens of Vinyals et al.,
 2015, "Grammar as a Foreign Language": an opening and a closing token for each constituent, and
-``XX`` for each word, whatever its tag:
+``XX`` for each word, whatever its tag; or, if tags are to be predicted, too, the tag in brackets:
 
     (S (NP XX XX )NP (VP XX )VP )S
+    (S (NP (DT) (NN) )NP (VP (VBZ) )VP )S
 
 A decoder may write anything. :func:`delinearise` makes a tree over exactly the sentence's words of
 any list of tokens.
@@ -36,6 +37,7 @@ _EMPTY = "-NONE-"
 
 _BRACKET_OR_TEXT = re.compile(r"[()]|[^()\s]+", re.ASCII)
 _TEXT = re.compile(r"[^()\s]+", re.ASCII)
+_TAG = re.compile(r"\(([^()\s]+)\)", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,6 +171,15 @@ def escape(word: str) -> str:
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
+def split_words(text: str) -> list[str]:
+    """The words of a text that has white space between them, as treebanks write them.
+
+    >>> split_words("It works (so far) .")
+    ['It', 'works', '-LRB-so', 'far-RRB-', '.']
+    """
+    return [escape(word) for word in re.split(r"\s+", text, flags=re.ASCII) if word]
+
+
 def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
     """The trees of a file in the Penn Treebank's brackets, unpacked if it ends in ``.gz``.
 
@@ -297,8 +308,12 @@ def _normalised(tree: Tree) -> Iterator[_Event]:
             yield event
 
 
-def linearise(tree: Tree) -> list[str]:
-    """The tokens that the decoder learns to write; they do not say the words and their tags.
+def linearise(tree: Tree, *, tags: bool = False) -> list[str]:
+    """The tokens that the decoder learns to write; they do not say the words.
+
+    Args:
+      tree: A normalised tree.
+      tags: Whether they say the tag of each word.
 
     Raises:
       UserError: A constituent has no label, as before :func:`normalise`.
@@ -306,6 +321,8 @@ def linearise(tree: Tree) -> list[str]:
     >>> (tree,) = read_trees(["(S (NP (DT The) (NN gene)) (VP (VBZ works)))"], "example")
     >>> " ".join(linearise(tree))
     '(S (NP XX XX )NP (VP XX )VP )S'
+    >>> " ".join(linearise(tree, tags=True))
+    '(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S'
     """
     tokens, labels = [], []
     for event in _walk(tree):
@@ -314,8 +331,10 @@ def linearise(tree: Tree) -> list[str]:
         if isinstance(event, str):
             labels.append(event)
             tokens.append(f"({event}")
+        elif event is None:
+            tokens.append(f"){labels.pop()}")
         else:
-            tokens.append(f"){labels.pop()}" if event is None else XX)
+            tokens.append(f"({event.tag})" if tags else XX)
     return tokens
 
 
@@ -326,8 +345,8 @@ def delinearise(
 
     The tokens of :func:`linearise` give the tree that they came from. Others are repaired:
 
-    1. ``XX`` is the next word; when all words are used up, it is ignored, as is any token that is
-       not one of the linearisation.
+    1. ``XX``, or a tag such as ``(NN)``, is the next word; when all words are used up, it is
+       ignored, as is any token that is not one of the linearisation.
     2. ``)NP`` ends the innermost open ``NP`` and everything that is open within; if no ``NP`` is
        open, it is ignored.
     3. Words that are left go to the end of the innermost constituent that is open when the tokens
@@ -338,22 +357,25 @@ def delinearise(
     Args:
       tokens: Anything.
       words: The sentence, at least one word, brackets escaped.
-      tags: The part of speech of each word; ``XX`` for all if they are not known.
+      tags: The part of speech of each word, whatever the tokens say; if left out, what they say,
+        and ``XX`` where they do not.
 
     Raises:
       UserError: There are no words, or not as many tags, or one has white space or a bracket in it.
 
     >>> delinearise("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
     <Tree (S (NP (XX It) (XX works)))>
+    >>> delinearise("(S (NP (PRP) )NP (VP (VBZ) )VP )S".split(), ["It", "works"])
+    <Tree (S (NP (PRP It)) (VP (VBZ works)))>
     """
-    tags = [XX] * len(words) if tags is None else tags
-    if not words or len(tags) != len(words):
+    known = [XX] * len(words) if tags is None else tags
+    if not words or len(known) != len(words):
         raise UserError(
             f"expected at least one word, and a tag for each: got {len(words)} words and "
-            f"{len(tags)} tags"
+            f"{len(known)} tags"
         )
-    leaves = iter([Leaf(tag, word) for tag, word in zip(tags, words, strict=True)])
-    events, depth = _repaired(tokens, leaves)
+    leaves = iter([Leaf(tag, word) for tag, word in zip(known, words, strict=True)])
+    events, depth = _repaired(tokens, leaves, tagged=tags is not None)
     if depth:
         return _one(_build([*events, *leaves, *[None] * depth]))
     trees, rest = _build(events), tuple(leaves)
@@ -362,15 +384,20 @@ def delinearise(
     return _one([*trees, *rest])
 
 
-def _repaired(tokens: Iterable[str], leaves: Iterator[Leaf]) -> tuple[list[_Event], int]:
+def _repaired(
+    tokens: Iterable[str], leaves: Iterator[Leaf], *, tagged: bool
+) -> tuple[list[_Event], int]:
     """Rules 1 and 2; and how many constituents are open at the end."""
     events: list[_Event] = []
     labels: list[str] = []
     count = collections.Counter()  # of each label in labels: a search in them could take long
     for token in tokens:
         label = token[1:]
-        if token == XX:
+        tag = _TAG.fullmatch(token)
+        if token == XX or (tag and tagged):
             events.extend(itertools.islice(leaves, 1))
+        elif tag:
+            events.extend(Leaf(tag[1], leaf.word) for leaf in itertools.islice(leaves, 1))
         elif token.startswith("(") and _TEXT.fullmatch(label):
             events.append(label)
             labels.append(label)

@@ -56,6 +56,22 @@ class Shape(NamedTuple):
         """Sentences in the second stage."""
         return max(1, self.rows // 4)
 
+    @property
+    def rooms_left(self) -> list[int]:
+        """Room in the second stage, step by step: attention reads all the room there is.
+
+        >>> Shape(rows=64, source=64, first=64, room=114).rooms_left
+        [114]
+        >>> Shape(rows=24, source=32, first=32, room=332).rooms_left
+        [64, 128, 332]
+        """
+        rooms, room = [], self.first
+        # Every room is one more loop to compile: not for the last few tokens.
+        while 5 * room < self.room:
+            room *= 2
+            rooms.append(room)
+        return [*rooms, self.room]
+
 
 class Decoded(NamedTuple):
     """The hypotheses of one sentence, best first; those that do not exist are left out."""
@@ -216,8 +232,9 @@ def _go_on(
 ) -> BeamResult:
     """Decodes some sentences of a batch to their end."""
     verbs, rules = _verbs(settings)
-    state = _grow(take_sentences(state, rows), shape.room)
-    state = verbs.advance(rules, _step_fn(configs, params), state, shape.room)
+    state, step_fn = take_sentences(state, rows), _step_fn(configs, params)
+    for room in shape.rooms_left:
+        state = verbs.advance(rules, step_fn, _grow(state, room), room)
     return verbs.finalise(rules, state)
 
 

@@ -134,6 +134,7 @@ class Translator:
         *,
         prefixes: Sequence[str] | None = None,
         name: str = "sentences",
+        first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[str]:
         """The best translation of every sentence, in the order given.
@@ -141,7 +142,7 @@ class Translator:
         Arguments and errors are those of :meth:`hypotheses`. A blank sentence, or one that the
         settings leave without any translation, gives an empty one.
         """
-        found = self.hypotheses(sentences, prefixes=prefixes, name=name, report=report)
+        found = self.hypotheses(sentences, prefixes=prefixes, name=name, first=first, report=report)
         return [best[0].text if best else "" for best in found]
 
     def hypotheses(

@@ -19,6 +19,7 @@ _PANELS = {
     "loss": ("Loss (label-smoothed, nats per token)", min),
     "perplexity": ("Perplexity", min),
     "bleu": ("sacreBLEU on the validation set", max),
+    "f1": ("F1 of brackets on the validation set (%)", max),
     "exact_match": ("Exact matches on the validation set (%)", max),
     "learning_rate": ("Learning rate (10⁻³)", None),
     "tokens_per_second": ("Tokens per second", None),
@@ -69,9 +70,9 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
 
     Args:
       records: Reports as in ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts
-        optimizer steps, and the values are any of "loss", "perplexity", "bleu", "exact_match",
-        "learning_rate" and "tokens_per_second". Values that are not finite, or beyond 10^9, are
-        left out.
+        optimizer steps, and the values are any of "loss", "perplexity", "bleu", "f1",
+        "exact_match", "learning_rate" and "tokens_per_second". Values that are not finite, or
+        beyond 10^9, are left out.
       path: The PNG; replaced as a whole.
 
     Raises:

@@ -82,8 +82,9 @@ class Reporter:
         """Reports one validation."""
         self._record("valid", step, values)
         text = f"loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}"
-        if "bleu" in values:
-            text += f"  sacreBLEU {values['bleu']:.2f}  exact {values['exact_match']:.1f} %"
+        for name, label in (("bleu", "sacreBLEU"), ("f1", "F1")):
+            if name in values:
+                text += f"  {label} {values[name]:.2f}  exact {values['exact_match']:.1f} %"
         self.say(f"step {step}/{self._steps}  validation: {text}")
 
     def _record(self, kind: str, step: int, values: dict[str, float]) -> None:

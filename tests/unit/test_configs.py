@@ -44,3 +44,16 @@ def test_french_configs():
         assert config.data.builder == "wmt14_translate/fr-en"
         assert (config.data.target_language, config.model.vocab_size) == ("fr", 32_000)
     assert big.model.dropout_rate == 0.1
+
+
+def test_parsing_config():
+    """Section 6.3: 4 layers, d_model 1024, 16K tokens, beam 21, alpha 0.3, input length + 300."""
+    paper, small = (load(CONFIGS[0].with_name("parsing.py"), name) for name in ("", "small"))
+    assert (paper.model.num_layers, paper.model.d_model) == (4, 1024)
+    assert paper.model.vocab_size == 16_000
+    base = Config().model  # "all other parameters remained unchanged from the ... base model"
+    assert (paper.model.d_ff, paper.model.num_heads) == (base.d_ff, base.num_heads)
+    for config in (paper, small):
+        assert config.data.corpus == "trees"
+        search = config.search
+        assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)

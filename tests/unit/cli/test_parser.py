@@ -10,7 +10,7 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.cli.parser import parse
 
-COMMANDS = ["translate", "score", "evaluate", "average", "attention", "plot", "import"]
+COMMANDS = ["translate", "score", "evaluate", "parse", "average", "attention", "plot", "import"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ TREES = st.recursive(
 ).map(lambda node: node if isinstance(node, Tree) else Tree("S", (node,)))
 TOKENS = st.lists(
     st.one_of(
-        st.sampled_from(["XX", "(NP", ")NP", "(S", ")S", "(VP", ")VP", "(TOP", ")TOP", "(", ")"]),
+        st.sampled_from(["XX", "(NP", ")NP", "(S", ")S", "(VP", ")VP", "(TOP", "(A)", "(", ")"]),
         st.text(max_size=3),
     ),
     max_size=40,
@@ -62,6 +62,7 @@ def test_several_trees_on_a_line(trees):
 @given(TREES)
 def test_linearised_and_back(tree):
     assert delinearise(linearise(tree), tree.words(), tree.tags()) == tree
+    assert delinearise(linearise(tree, tags=True), tree.words()) == tree
 
 
 @given(TOKENS, st.lists(LEAVES, min_size=1, max_size=8))
@@ -113,7 +114,10 @@ def spans(tokens):
         ("<unk> ( ) (S XX XX hello XX )S </s>", "(S (XX a) (XX b) (XX c))"),
         ("", "(TOP (XX a) (XX b) (XX c))"),
         ("(S (NP )S", "(TOP (XX a) (XX b) (XX c))"),
-        ("((S XX (S) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # not a label
+        ("((S XX (S)) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # not a label
+        ("(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S", "(S (NP (DT a) (NN b)) (VP (VBZ c)))"),
+        ("(S (DT) (DT) (DT) (DT) )S", "(S (DT a) (DT b) (DT c))"),
+        ("(S XX (DT) )S", "(S (XX a) (DT b) (XX c))"),
     ],
 )
 def test_repair(tokens, tree):

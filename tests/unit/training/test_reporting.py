@@ -44,6 +44,13 @@ def test_plain_lines_without_a_terminal(folder, capsys):
     assert lines[1] == "step 10/10  validation: loss 2.000  ppl 7.39  sacreBLEU 31.40  exact 2.5 %"
 
 
+def test_trees_have_an_f1(folder, capsys):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.valid(10, {"loss": 2.0, "perplexity": 7.39, "f1": 81.254, "exact_match": 2.5})
+    expected = "step 10/10  validation: loss 2.000  ppl 7.39  F1 81.25  exact 2.5 %\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_bar_on_a_terminal(folder, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

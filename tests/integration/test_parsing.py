@@ -1,0 +1,211 @@
+"""Parsing, from the treebank to the tree: a tiny model knows nothing, but its trees are valid."""
+
+import dataclasses
+import io
+import json
+import sys
+
+import jax
+import pytest
+
+from jaxformer import config as config_lib
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.cli import main
+from jaxformer.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    SearchConfig,
+    TrainingConfig,
+)
+from jaxformer.data.trees import escape, read_trees
+from jaxformer.errors import UserError
+from jaxformer.inference.parser import Parser, best_tree
+from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.dataset import open_dataset
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import init_state
+from jaxformer.training.validation import Validation
+from jaxformer.workdir import Workdir
+
+TREES = [
+    "( (S (NP-SBJ-1 (DT The) (NN gene)) (VP (VBZ works) (NP (-NONE- *-1))) (. .)))",
+    "( (S (NP-SBJ (PRP It)) (VP (VBD was) (ADJP (JJ XX) (-LRB- -LRB-) (NN so))) (. .)))",
+    "( (S (NP (-NONE- *))))",  # no words
+    "( (NP (NN a\u200ab) (NN ▁)))",
+    "(TOP (FRAG (UH Yes)))",
+]
+WORDS = [
+    "The gene works .",
+    "",
+    "f(x) (NP XX )NP <s> ▁ </s>",
+    "   a\u200ab\t(XX) café \U0001f600 ",
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen",
+]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A tiny experiment on a few trees."""
+    folder = tmp_path_factory.mktemp("parsing")
+    (folder / "a.trees").write_text("\n".join(TREES), encoding="utf-8")
+    (folder / "b.trees").write_text(TREES[0], encoding="utf-8")
+    return Config(
+        model=ModelConfig(
+            vocab_size=320, d_model=16, d_ff=32, num_heads=2, num_layers=1, max_length=96
+        ),
+        data=DataConfig(
+            corpus="trees",
+            train=f"{folder}/a.trees,{folder}/b.trees",
+            valid=f"{folder}/a.trees",
+            tokens_per_batch=128,
+            max_length=64,
+        ),
+        training=TrainingConfig(eval_sentences=4),
+        search=SearchConfig(beam_size=3, length_penalty=0.3, max_extra_length=20),
+    )
+
+
+@pytest.fixture(scope="module")
+def state(config):
+    """What training begins with."""
+    mesh = make_mesh(devices=jax.devices()[:1])
+    return init_state(Transformer(config.model), make_optimizer(config), mesh, seed=0)
+
+
+@pytest.fixture(scope="module")
+def data(config, tmp_path_factory):
+    return open_dataset(config, Workdir(tmp_path_factory.mktemp("new")))
+
+
+@pytest.fixture(scope="module")
+def workdir(config, data, state, tmp_path_factory):
+    """The folder of a run that has learned nothing yet."""
+    folder = Workdir(tmp_path_factory.mktemp("run"))
+    data.tokenizer.save(folder.tokenizer)
+    folder.identity.write_text(json.dumps(data.identity))
+    config_lib.save(config, folder.config)
+    with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
+        checkpoints.save(0, state, metadata={"tokenizer": data.tokenizer.sha256})
+    return folder.path
+
+
+@pytest.fixture
+def run(workdir, monkeypatch, capsys):
+    """Parses lines from standard input; gives what is printed."""
+
+    def parse(*arguments, lines=()):
+        content = "".join(f"{line}\n" for line in lines).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+        assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == 0
+        return capsys.readouterr().out.split("\n")[:-1]
+
+    return parse
+
+
+def words_of(line):
+    """As ``split_words``, but for ASCII alone."""
+    spaced = "".join(" " if character in " \t" else character for character in line)
+    return [escape(word) for word in spaced.split(" ") if word]
+
+
+def test_what_is_trained_on(data):
+    """Every word of a sentence but no bracket is text; every bracket and every tag is a token."""
+    assert len(data.train) == 5  # 4 trees with words, and one again
+    source, target = data.train[1]
+    assert data.tokenizer.encode("It was XX -LRB- so .") == source.tolist()
+    linearised = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
+    assert data.tokenizer.decode(target.tolist()) == linearised
+    assert [data.tokenizer.piece(int(token)) for token in target] == linearised.split(" ")
+
+
+def test_validation_says_f1(config, data, state):
+    values = Validation(config, data, make_mesh(devices=jax.devices()[:1]))(state.params)
+    assert 0 <= values["f1"] <= 100
+    assert "bleu" not in values
+
+
+def test_every_line_gets_a_tree_over_its_words(run):
+    lines = run(lines=WORDS)
+    assert [not line for line in lines] == [not words.strip() for words in WORDS]
+    for line, words in zip(lines, WORDS, strict=True):
+        if line:
+            (tree,) = read_trees([line], "output")
+            assert tree.words() == words_of(words)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "(S", "XX XX XX XX", ")S )S (NP (X) ▁gene (S", "(DT) (NN)"]
+)
+def test_whatever_the_model_writes(workdir, monkeypatch, written):
+    parser = Parser.load(workdir)
+    beam = [Hypothesis(written, [], 0.0, 0.0)]
+    monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [beam for _ in s])
+    sentences = [words_of(words) for words in WORDS]
+    trees = parser.parse(sentences)
+    assert [tree.words() if tree else [] for tree in trees] == sentences
+    tags = [["T"] * len(words) for words in sentences]
+    for tree, known in zip(parser.parse(sentences, tags=tags), tags, strict=True):
+        assert tree is None or tree.tags() == known
+
+
+@pytest.mark.parametrize(
+    ("beam", "tree"),
+    [
+        (["(S (A) (B) )S", "(T (A) (B) )T"], "(S (A a) (B b))"),
+        (["(S (A) )S", "(S (A) (B) (C) )S", "(S (A) (B)", "(T (A) (B) )T"], "(T (A a) (B b))"),
+        (["(S (NP )NP (A) (B) )S", "(S (A) (B) )NP )S", "(TOP (A) (B) )TOP"], "(TOP (A a) (B b))"),
+        (["(S (A) )S", "(T (A) )T"], "(S (A a) (XX b))"),  # the best one, repaired
+        ([], "(TOP (XX a) (XX b))"),
+        ([""], "(TOP (XX a) (XX b))"),
+    ],
+)
+def test_the_best_hypothesis_that_is_a_tree(beam, tree):
+    assert str(best_tree(beam, ["a", "b"], None)) == tree
+    tags_too = best_tree(beam, ["a", "b"], ["T", "T"])
+    assert tags_too.tags() == ["T", "T"]
+    assert [t[0] for t in str(tags_too).split("(")[1:2]] == [tree[1]]
+
+
+def test_a_treebank_is_parsed_and_scored(run, config, tmp_path, capsys):
+    treebank, gold, parsed = config.data.valid, tmp_path / "gold", tmp_path / "parsed"
+    assert run("--trees", treebank, "--gold", gold, "--output", parsed) == []
+    right = gold.read_text(encoding="utf-8").split("\n")[:-1]
+    assert right == [
+        "(S (NP (DT The) (NN gene)) (VP (VBZ works)) (. .))",
+        "(S (NP (PRP It)) (VP (VBD was) (ADJP (JJ XX) (-LRB- -LRB-) (NN so))) (. .))",
+        "(NP (NN a\u200ab) (NN ▁))",
+        "(FRAG (UH Yes))",
+    ]
+    found = list(read_trees(parsed.read_text(encoding="utf-8").split("\n"), "parsed"))
+    expected = list(read_trees(right, "gold"))
+    assert [tree.leaves() for tree in found] == [tree.leaves() for tree in expected]
+    assert main(["evalb", str(gold), str(parsed)]) == 0
+    assert "Number of Error sentence  =      0" in capsys.readouterr().out
+
+
+def test_files_and_what_is_refused(run, config, workdir, tmp_path, capsys):
+    text = tmp_path / "words.txt"
+    text.write_text("\n".join(WORDS), encoding="utf-8")
+    assert run("--input", text) == run(lines=WORDS)
+
+    def refused(*arguments):
+        assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    text.write_text("short\n" + 100 * "word ", encoding="utf-8")
+    assert f"{text}:2: expected at most 95 tokens (model.max_length)" in refused("--input", text)
+    assert "--gold needs --trees FILE" in refused("--gold", tmp_path / "gold")
+    trees = config.data.valid
+    assert "leave --input out" in refused("--trees", trees, "--input", text)
+    assert "is an input" in refused("--trees", trees, "--gold", trees)
+
+
+def test_only_models_that_were_trained_on_trees(workdir):
+    translator = Translator.load(workdir)
+    data = dataclasses.replace(translator.config.data, corpus="text")
+    translator.config = dataclasses.replace(translator.config, data=data)
+    with pytest.raises(UserError, match=r"trained to parse, .* got one of data\.corpus=text"):
+        Parser(translator)

@@ -1,0 +1,103 @@
+"""Treebanks as a corpus: words and trees of the files, and tokens that no text can be."""
+
+import gzip
+import itertools
+
+import pytest
+
+from jaxformer.config import DataConfig
+from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.data.store import build_store
+from jaxformer.data.tokenizer import cached_tokenizer
+from jaxformer.data.treebank import TreesCorpus
+from jaxformer.data.trees import delinearise, normalise, read_tree_file
+from jaxformer.errors import UserError
+
+FIRST = """( (S (NP-SBJ-1 (DT The) (NN gene))
+  (VP (VBZ works) (NP (-NONE- *-1))) (. .)))
+( (S (NP (-NONE- *)))) (FRAG (, ,) (-LRB- -LRB-))
+"""
+SECOND = "(NP (NN a\u200ab) (CD XX))"
+PAIRS = [
+    ("The gene works .", "(S (NP (DT) (NN) )NP (VP (VBZ) )VP (.) )S"),
+    (", -LRB-", "(FRAG (,) (-LRB-) )FRAG"),
+    ("a\u200ab XX", "(NP (NN) (CD) )NP"),
+]
+
+
+@pytest.fixture
+def part(tmp_path):
+    (tmp_path / "first.trees").write_text(FIRST, encoding="utf-8")
+    (tmp_path / "second.trees").write_text(SECOND, encoding="utf-8")
+    return f"{tmp_path}/first.trees,{tmp_path}/second.trees"
+
+
+def test_words_and_trees_of_several_files(part):
+    corpus = open_corpus(DataConfig(corpus="trees"))
+    assert isinstance(corpus, Corpus)
+    assert list(corpus.pairs(part)) == PAIRS
+    assert list(corpus.pairs(part.split(",")[1])) == PAIRS[2:]
+    assert list(corpus.pairs(part + "," + part.split(",")[1])) == PAIRS + PAIRS[2:]
+
+
+def test_packed_files_are_the_same_corpus(part, tmp_path):
+    plain = TreesCorpus().fingerprint(part)
+    (tmp_path / "first.trees.gz").write_bytes(gzip.compress(FIRST.encode()))
+    (tmp_path / "first.trees").unlink()
+    assert list(TreesCorpus().pairs(part)) == PAIRS
+    assert TreesCorpus().fingerprint(part) == plain
+
+
+def test_fingerprint_tells_files_apart(part, tmp_path):
+    prints = {TreesCorpus().fingerprint(p) for p in (part, *part.split(","))}
+    (tmp_path / "first.trees").write_text("(S (NN a))", encoding="utf-8")
+    assert len({*prints, TreesCorpus().fingerprint(part)}) == 4
+
+
+def test_mistakes_name_the_file(part, tmp_path):
+    corpus = TreesCorpus()
+    with pytest.raises(UserError, match=r"frist\.trees: no such file.*did you mean .*first\.trees"):
+        corpus.fingerprint(part.replace("first", "frist"))
+    (tmp_path / "second.trees").write_text("(S (NN a))\n(S", encoding="utf-8")
+    with pytest.raises(UserError, match=r"second\.trees:2: the tree that begins here is never"):
+        list(corpus.pairs(part))
+
+
+def test_every_bracket_is_a_token_and_no_text_is_one(part, tmp_path):
+    """Also for a word such as XX, or one that looks like a bracket."""
+    corpus = TreesCorpus()
+    tokenizer = cached_tokenizer(corpus, part, 300, tmp_path / "cache")
+    targets = [target for _, target in PAIRS]
+    rows = tokenizer.encode_target_batch(targets)
+    assert [len(row) for row in rows] == [len(target.split(" ")) for target in targets]
+    assert [tokenizer.decode(row) for row in rows] == targets
+    symbols = set(itertools.chain.from_iterable(rows))
+    text = "The (NP (DT) XX )NP a(S)b <s> (S ▁(S"
+    assert symbols.isdisjoint(tokenizer.encode(text))
+    # What the treebank does not have is not known, and text is no symbol.
+    assert tokenizer.encode_target("(S (X The )S") == [rows[0][0], 3, 3, rows[0][-1]]
+    assert tokenizer.decode([2, rows[0][0], *tokenizer.encode("The"), 3, 1, 0]).startswith("(S ▁")
+
+
+def test_too_small_a_vocabulary(part, tmp_path):
+    symbols = {symbol for _, target in PAIRS for symbol in target.split(" ")}
+    smallest = 4 + 256 + len(symbols)
+    with pytest.raises(UserError, match=f"at least {smallest}, for .* and the symbols: got 270"):
+        cached_tokenizer(TreesCorpus(), part, 270, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["wsj-sample", "craft"])
+def test_real_trees_come_back_from_their_ids(data_directory, tmp_path, name):
+    path = data_directory / "trees" / name / "dev.trees"
+    if not path.is_file():
+        pytest.skip(f"no trees: {path} is missing")
+    few = tmp_path / "few.trees"
+    few.write_text("\n".join(map(str, itertools.islice(read_tree_file(path), 60))))
+    corpus = TreesCorpus()
+    tokenizer = cached_tokenizer(corpus, str(few), 700, tmp_path)
+    store = build_store(corpus, str(few), tokenizer, 1024, tmp_path)
+    trees = [tree for tree in map(normalise, read_tree_file(few)) if tree is not None]
+    assert len(store) == len(trees)
+    for number, tree in enumerate(trees):
+        tokens = tokenizer.decode(store[number][1].tolist()).split(" ")
+        assert delinearise(tokens, tree.words()) == tree

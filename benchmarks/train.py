@@ -17,8 +17,9 @@ A line has, for one system:
   ratio              the median over that of each peer; above 1 is faster
   flops_per_second   of the matrix products, counted from the sizes (jaxformer/training/flops.py)
   mfu                those over the best matrix product of 2,048 x 2,048 seen in this process
-  padding_efficiency, compile_seconds, compilations, peak_memory_mb (of the process), and
-  waiting_for_data   the share of time: ours only
+  padding_efficiency, compile_seconds, compilations, peak_memory_mb (of the process),
+  waiting_for_data   the share of time, and
+  milliseconds       of a step by kind of operation, summed over threads, from a profile: ours only
 """
 
 import argparse
@@ -29,6 +30,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -224,10 +226,35 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
             "peak_flops_per_second": matrix_product_peak(dtype),
             "padding_efficiency": plan.efficiency,
             "compile_seconds": round(compile_seconds, 1),
+            "milliseconds": where_time_goes(step),
             "waiting_for_data": round(waited / took, 4),
         }
 
     return step, facts
+
+
+def where_time_goes(step: Callable[[], None], steps: int = 2) -> dict[str, float]:
+    """Milliseconds of a step, summed over threads, by the kind of XLA's operations."""
+    import jax
+
+    milliseconds = dict.fromkeys(("products", "transposes and copies", "other"), 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(steps):
+                step()
+        (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
+    for event in (event for plane in planes for line in plane.lines for event in line.events):
+        # Python's frames, and what waits for or contains other operations.
+        if event.name.startswith(("$", "ThunkExecutor", "SlinkyThreadPool", "while", "call")):
+            continue
+        kind = "other"
+        if any(word in event.name for word in ("ynn", "dot", "gemm", "convolution")):
+            kind = "products"
+        elif any(word in event.name for word in ("transpose", "copy", "bitcast", "concatenate")):
+            kind = "transposes and copies"
+        milliseconds[kind] += event.duration_ns / steps / 1e6
+    return {kind: round(spent, 1) for kind, spent in milliseconds.items()}
 
 
 def matrix_product_peak(dtype: str, size: int = 2048) -> float:

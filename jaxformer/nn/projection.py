@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int8
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.sharding import whole
+from jaxformer.nn.sharding import for_each_part
 
 # What rematerialisation calls results of :func:`project`, which may be kept while the cheap rest
 # is computed again.
@@ -108,7 +108,9 @@ def look_up(table: Float[Array, "V D"] | Int8Matrix, rows: Array) -> Float[Array
     """Rows of a table, float32."""
     if isinstance(table, Int8Matrix):
         return table.values[rows] * table.scale[rows]
-    return whole(table)[rows].astype(jnp.float32)
+    # Whole on every device: the compiler of jax 0.10 crashes on looking up rows of a split table.
+    found = for_each_part(lambda table, rows: table[rows], table, rows)
+    return found.reshape(*rows.shape, -1).astype(jnp.float32)
 
 
 def quantise(parameter: Float[Array, "..."], inputs_axis: int) -> Int8Matrix:

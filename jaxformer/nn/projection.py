@@ -7,11 +7,13 @@ asking for a float32 result that brings the fast bfloat16 and int8 instructions;
 float32 anyway.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8
 
 from jaxformer.config import ModelConfig
@@ -66,7 +68,7 @@ def project(
     else:
         dtype = product_dtype(config)
         matrix = kernel.reshape(kernel.shape[0], -1).astype(dtype)
-        product, outputs = _product(flat.astype(dtype), matrix), kernel.shape[1:]
+        product, outputs = _product(x.dtype, flat.astype(dtype), matrix), kernel.shape[1:]
     product = checkpoint_name(product.astype(x.dtype).reshape(*x.shape[:-1], *outputs), PRODUCT)
     return product if bias is None else product + bias.astype(x.dtype)
 
@@ -92,9 +94,11 @@ def project_to_rows(
     return product.reshape(*x.shape[:-1], -1)
 
 
-def rows_by_rows(a: Float[Array, "R D"], b: Float[Array, "V D"]) -> Float[Array, "R V"]:
-    """``a @ b.T``, float32. With a transpose, XLA would not use the CPU's bfloat16 units."""
-    return jnp.einsum("rd,vd->rv", a, b, preferred_element_type=jnp.float32)
+def rows_by_rows(
+    a: Float[Array, "R D"], b: Float[Array, "V D"], dtype: DTypeLike = jnp.float32
+) -> Float[Array, "R V"]:
+    """``a @ b.T``. With a transpose, XLA would not use the CPU's bfloat16 units."""
+    return jnp.einsum("rd,vd->rv", a, b, preferred_element_type=dtype)
 
 
 def columns_by_columns(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
@@ -123,20 +127,27 @@ def quantise(parameter: Float[Array, "..."], inputs_axis: int) -> Int8Matrix:
     return _rounded(parameter.astype(jnp.float32), inputs_axis)
 
 
-@jax.custom_vjp
-def _product(x: Float[Array, "R D"], matrix: Float[Array, "D F"]) -> Float[Array, "R F"]:
-    return jnp.matmul(x, matrix, preferred_element_type=jnp.float32)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(
+    dtype: DTypeLike, x: Float[Array, "R D"], matrix: Float[Array, "D F"]
+) -> Float[Array, "R F"]:
+    """``x @ matrix``, rounded to ``dtype`` at once: where devices add up parts, they send that."""
+    return jnp.matmul(x, matrix, preferred_element_type=dtype)
 
 
-def _product_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _product(x, matrix), (x, matrix)
+def _product_forward(
+    dtype: DTypeLike, x: Array, matrix: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _product(dtype, x, matrix), (x, matrix)
 
 
-def _product_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _product_backward(
+    dtype: DTypeLike, saved: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
     # Autodiff would multiply the float32 gradient with widened inputs, which is slow in bfloat16.
     x, matrix = saved
     gradient = gradient.astype(x.dtype)
-    to_x = rows_by_rows(gradient, matrix)
+    to_x = rows_by_rows(gradient, matrix, dtype)
     to_matrix = columns_by_columns(x, gradient)
     return to_x.astype(x.dtype), to_matrix.astype(matrix.dtype)
 

@@ -88,7 +88,7 @@ def step_traffic(
 
     >>> traffic = step_traffic(ModelConfig(), MeshConfig(data=8), 1024, 32, 32)
     >>> round(traffic["data"].sent / 1e6), traffic["tensor"].sent
-    (442, 0.0)
+    (441, 0.0)
     """
     rows //= mesh.data * mesh.fsdp
     p = count_parameters(config)

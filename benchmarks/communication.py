@@ -8,7 +8,7 @@ of the chips publish; nothing is measured.
 
 from typing import NamedTuple
 
-from jaxformer.config import MeshConfig, ModelConfig
+from jaxformer.config import Config, MeshConfig, ModelConfig
 from jaxformer.training.communication import step_traffic
 from jaxformer.training.flops import training_flops
 
@@ -56,7 +56,8 @@ def table() -> str:
     for name, config in MODELS.items():
         for chips in (8, 64, 256, 1024):
             mesh = mesh_for(name, chips)
-            traffic = step_traffic(config, mesh, chips * ROWS, LENGTH, LENGTH)
+            run = Config(model=config, mesh=mesh)
+            traffic = step_traffic(run, chips * ROWS, LENGTH, LENGTH)
             sent = sum(axis.sent for axis in traffic.values())
             flops = training_flops(config, ROWS, LENGTH, LENGTH)
             shares = [

@@ -1,10 +1,10 @@
 """Matrix products with parameters: the one place that says in which precision they run.
 
-What goes in is rounded to ``config.compute_dtype``, sums are float32, always, and what comes out is
-in the type of the activations. Logits of a search are float32 products unless that type is int8;
-those of the training loss (:mod:`jaxformer.training.losses`) are like other products. On CPUs it is
-asking for a float32 result that brings the fast bfloat16 and int8 instructions; accelerators sum in
-float32 anyway.
+What goes in is rounded to ``config.compute_dtype``, sums are float32, and what comes out is in the
+type of the activations; where devices add up a product, it is that which they send. Logits of a
+search are float32 products unless that type is int8; those of the training loss
+(:mod:`jaxformer.training.losses`) are like other products. On CPUs it is asking for a float32
+result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway.
 """
 
 import functools
@@ -68,7 +68,8 @@ def project(
     else:
         dtype = product_dtype(config)
         matrix = kernel.reshape(kernel.shape[0], -1).astype(dtype)
-        product, outputs = _product(x.dtype, flat.astype(dtype), matrix), kernel.shape[1:]
+        product: Array = _product(x.dtype, flat.astype(dtype), matrix)
+        outputs = kernel.shape[1:]
     product = checkpoint_name(product.astype(x.dtype).reshape(*x.shape[:-1], *outputs), PRODUCT)
     return product if bias is None else product + bias.astype(x.dtype)
 

@@ -1,14 +1,17 @@
 """How many bytes a training step sends from device to device, counted from the sizes alone.
 
-Only what grows with the model or the batch is counted: not counts, losses, checks for NaN, nor
-the moments of the few vectors that lie along a split axis.
+Counted is what the program asks for, where activations have the type of the products, as they have
+on accelerators. What is small is left out: sums of losses, checks for NaN, moments of biases, the
+padding of the loss's last chunk. A compiler may choose another way: that for TPUs sums some
+activations in parts, and gathers them later.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxformer.config import MeshConfig, ModelConfig
+from jaxformer.config import Config, ModelConfig
+from jaxformer.errors import UserError
 from jaxformer.nn.projection import product_dtype
 
 _FLOAT32 = 4
@@ -74,60 +77,68 @@ def count_parameters(config: ModelConfig) -> Parameters:
     return Parameters(matrices, table * (1 if c.embeddings == "tied" else 3), table, vectors)
 
 
-def step_traffic(
-    config: ModelConfig, mesh: MeshConfig, rows: int, src_length: int, tgt_length: int
-) -> dict[str, Traffic]:
+def step_traffic(config: Config, rows: int, src_length: int, tgt_length: int) -> dict[str, Traffic]:
     """What a training step exchanges along each axis of the mesh, by the axis's name.
 
     Args:
-      config: The model; sizes are taken to divide evenly.
-      mesh: Its sizes; all of them given, none -1.
-      rows: Of the whole batch, which is computed in one piece.
+      config: With a mesh of known sizes, which the model's are taken to be divisible by.
+      rows: Of the whole batch.
       src_length: Source tokens in a row, padding included.
       tgt_length: Target tokens in a row, padding included.
 
-    >>> traffic = step_traffic(ModelConfig(), MeshConfig(data=8), 1024, 32, 32)
+    Raises:
+      UserError: A size of the mesh is -1.
+
+    >>> from jaxformer.config import MeshConfig
+    >>> traffic = step_traffic(Config(mesh=MeshConfig(data=8)), 1024, 32, 32)
     >>> round(traffic["data"].sent / 1e6), traffic["tensor"].sent
     (441, 0.0)
     """
+    mesh, p = config.mesh, count_parameters(config.model)
+    if -1 in (mesh.data, mesh.fsdp, mesh.tensor):
+        raise UserError(f"mesh: expected all sizes to count what is sent, got {mesh}; replace -1")
     rows //= mesh.data * mesh.fsdp
-    p = count_parameters(config)
-    traffic = {
-        "data": Traffic(
-            mesh.data,
-            summed=_FLOAT32 * ((p.matrices + p.tables) / (mesh.fsdp * mesh.tensor) + p.vectors),
-        ),
-        "fsdp": _fsdp(config, mesh),
-        "tensor": _tensor(config, mesh, rows * src_length, rows * tgt_length),
+    gradients = (p.matrices + p.tables) / (mesh.fsdp * mesh.tensor) + p.vectors
+    return {
+        "data": Traffic(mesh.data, summed=_FLOAT32 * gradients),
+        "fsdp": _fsdp(config),
+        "tensor": _tensor(config, rows * src_length, rows * tgt_length),
     }
-    return {axis: t if t.devices > 1 else Traffic(1) for axis, t in traffic.items()}
 
 
-def _fsdp(config: ModelConfig, mesh: MeshConfig) -> Traffic:
-    p, product = count_parameters(config), jnp.dtype(product_dtype(config)).itemsize
+def _fsdp(config: Config) -> Traffic:
+    p, product = count_parameters(config.model), _product_bytes(config.model)
+    tensor, sums = config.mesh.tensor, _FLOAT32 * config.training.accumulation
     return Traffic(
-        mesh.fsdp,
-        # Layers forward and backward, where they are multiplied; tables, as they are, for both.
-        gathered=(2 * product * p.matrices + _FLOAT32 * p.tables) / mesh.tensor,
+        config.mesh.fsdp,
+        # Layers for the forward and the backward pass, as they are multiplied; tables for both.
+        gathered=(2 * product * p.matrices + _FLOAT32 * p.tables) / tensor,
         # A table has a gradient from the loss, and from each side's look-ups, which need all of it.
-        scattered=_FLOAT32 * ((p.matrices + p.table) / mesh.tensor + 2 * p.table),
-        summed=_FLOAT32 * p.vectors,
+        scattered=sums * ((p.matrices + p.table) / tensor + 2 * p.table),
+        summed=sums * p.vectors,
     )
 
 
-def _tensor(config: ModelConfig, mesh: MeshConfig, src_tokens: int, tgt_tokens: int) -> Traffic:
+def _tensor(config: Config, src_tokens: int, tgt_tokens: int) -> Traffic:
     """Traffic for the tokens of one part of the rows."""
-    activation = jnp.dtype(product_dtype(config)).itemsize
-    # Forward, a sum after each sub-layer. Backward, one for each product that the sub-layer
-    # begins with: three in self-attention; in encoder-decoder attention, two are of the source.
-    src_sums = config.num_layers * (2 + 4 + 2)
-    tgt_sums = config.num_layers * (3 + 3 + 1 + 1) + 1  # and the gradient of the loss
-    sums = activation * config.d_model * (src_sums * src_tokens + tgt_sums * tgt_tokens)
+    model, layers = config.model, config.model.num_layers
+    # A sum ends each sub-layer, also where it is computed again.
+    passes = 2 if config.training.remat == "layer" else 1
+    src_sums, tgt_sums = 2 * passes, 3 * passes
+    # And one is the gradient of each product that a sub-layer begins with: three in
+    # self-attention; in encoder-decoder attention one, and two of the source.
+    src_sums, tgt_sums = src_sums + 4 + 2, tgt_sums + 4 + 1
+    # The loss has another.
+    sums = layers * (src_sums * src_tokens + tgt_sums * tgt_tokens) + tgt_tokens
     # Largest logit, sum of exponentials, the target's logit, and the mean.
     softmax = 4 * _FLOAT32 * tgt_tokens
-    whole_tables = 1 if config.embeddings == "tied" and mesh.fsdp == 1 else 2
+    tables = 1 if model.embeddings == "tied" and config.mesh.fsdp == 1 else 2
     return Traffic(
-        mesh.tensor,
-        gathered=_FLOAT32 * whole_tables * count_parameters(config).table,
-        summed=sums + softmax,
+        config.mesh.tensor,
+        gathered=_FLOAT32 * tables * count_parameters(model).table,
+        summed=_product_bytes(model) * model.d_model * sums + softmax,
     )
+
+
+def _product_bytes(config: ModelConfig) -> int:
+    return jnp.dtype(product_dtype(config)).itemsize

@@ -39,8 +39,9 @@ def cross_entropy(
       (which has no gradient), both float32 sums in nats.
     """
 
-    def sums(embedding: Array, *rows: Array) -> tuple[Array, Array]:
-        return _chunked(embedding, *_chunks(*rows, embedding.shape[0]), smoothing)
+    def sums(embedding, features, targets, weights):
+        features, targets, weights = _chunks(features, targets, weights, embedding.shape[0])
+        return _chunked(embedding, features, targets, weights, smoothing)
 
     loss, nll = for_each_part(sums, embedding, features, targets, weights, split_table=True)
     return loss.sum(), nll.sum()

@@ -85,7 +85,9 @@ def for_each_part(
     parts = _parts_of_rows()
     if parts == 1:
         return jax.tree.map(lambda a: a[None], function(_pin(table, vocab, None), *rows))
-    tables = _pin(jnp.broadcast_to(table, (parts, *table.shape)), "batch", vocab, None)
+    tables = jnp.broadcast_to(table, (parts, *table.shape))
+    # Twice, so that a gradient which is whole is cut before it is summed over the parts.
+    tables = _pin(_pin(tables, "batch", PartitionSpec.UNCONSTRAINED, None), "batch", vocab, None)
     split = [a.reshape(parts, -1, *a.shape[1:]) for a in rows]
     return jax.vmap(function)(tables, *(_pin(a, "batch", *[None] * (a.ndim - 1)) for a in split))
 

@@ -113,8 +113,8 @@ def _fsdp(config: Config) -> Traffic:
         config.mesh.fsdp,
         # Layers for the forward and the backward pass, as they are multiplied; tables for both.
         gathered=(2 * product * p.matrices + _FLOAT32 * p.tables) / tensor,
-        # A table has a gradient from the loss, and from each side's look-ups, which need all of it.
-        scattered=sums * ((p.matrices + p.table) / tensor + 2 * p.table),
+        # A table has a gradient from the loss, and from the look-ups of each side.
+        scattered=sums * (p.matrices + 3 * p.table) / tensor,
         summed=sums * p.vectors,
     )
 

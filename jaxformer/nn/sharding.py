@@ -94,7 +94,7 @@ def for_each_part(
 
 def _parts_of_rows() -> int:
     axis = dict(get_logical_axis_rules()).get("batch")
-    return jax.sharding.get_abstract_mesh().shape[axis] if axis else 1
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1
 
 
 def _pin(x: Array, *names: Any) -> Array:

@@ -1,23 +1,25 @@
 """Matrix products with parameters: the one place that says in which precision they run.
 
-What goes in is rounded to ``config.compute_dtype``, sums are float32, always, and what comes out is
-in the type of the activations. Logits of a search are float32 products unless that type is int8;
-those of the training loss (:mod:`jaxformer.training.losses`) are like other products. On CPUs it is
-asking for a float32 result that brings the fast bfloat16 and int8 instructions; accelerators sum in
-float32 anyway.
+What goes in is rounded to ``config.compute_dtype``, sums are float32, and what comes out is in the
+type of the activations; where devices add up a product, it is that which they send. Logits of a
+search are float32 products unless that type is int8; those of the training loss
+(:mod:`jaxformer.training.losses`) are like other products. On CPUs it is asking for a float32
+result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway.
 
 Departs from the paper: "bfloat16" and, to decode with, "int8", both optional; configs say so.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.sharding import whole
+from jaxformer.nn.sharding import for_each_part
 
 # What rematerialisation calls results of :func:`project`, which may be kept while the cheap rest
 # is computed again.
@@ -68,7 +70,8 @@ def project(
     else:
         dtype = product_dtype(config)
         matrix = kernel.reshape(kernel.shape[0], -1).astype(dtype)
-        product, outputs = _product(flat.astype(dtype), matrix), kernel.shape[1:]
+        product: Array = _product(x.dtype, flat.astype(dtype), matrix)
+        outputs = kernel.shape[1:]
     product = checkpoint_name(product.astype(x.dtype).reshape(*x.shape[:-1], *outputs), PRODUCT)
     return product if bias is None else product + bias.astype(x.dtype)
 
@@ -94,9 +97,11 @@ def project_to_rows(
     return product.reshape(*x.shape[:-1], -1)
 
 
-def rows_by_rows(a: Float[Array, "R D"], b: Float[Array, "V D"]) -> Float[Array, "R V"]:
-    """``a @ b.T``, float32. With a transpose, XLA would not use the CPU's bfloat16 units."""
-    return jnp.einsum("rd,vd->rv", a, b, preferred_element_type=jnp.float32)
+def rows_by_rows(
+    a: Float[Array, "R D"], b: Float[Array, "V D"], dtype: DTypeLike = jnp.float32
+) -> Float[Array, "R V"]:
+    """``a @ b.T``. With a transpose, XLA would not use the CPU's bfloat16 units."""
+    return jnp.einsum("rd,vd->rv", a, b, preferred_element_type=dtype)
 
 
 def columns_by_columns(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
@@ -110,7 +115,9 @@ def look_up(table: Float[Array, "V D"] | Int8Matrix, rows: Array) -> Float[Array
     """Rows of a table, float32."""
     if isinstance(table, Int8Matrix):
         return table.values[rows] * table.scale[rows]
-    return whole(table)[rows].astype(jnp.float32)
+    # Whole on every device: the compiler of jax 0.10 crashes on looking up rows of a split table.
+    found = for_each_part(lambda table, rows: table[rows], table, rows)
+    return found.reshape(*rows.shape, -1).astype(jnp.float32)
 
 
 def quantise(parameter: Float[Array, "..."], inputs_axis: int) -> Int8Matrix:
@@ -123,20 +130,27 @@ def quantise(parameter: Float[Array, "..."], inputs_axis: int) -> Int8Matrix:
     return _rounded(parameter.astype(jnp.float32), inputs_axis)
 
 
-@jax.custom_vjp
-def _product(x: Float[Array, "R D"], matrix: Float[Array, "D F"]) -> Float[Array, "R F"]:
-    return jnp.matmul(x, matrix, preferred_element_type=jnp.float32)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(
+    dtype: DTypeLike, x: Float[Array, "R D"], matrix: Float[Array, "D F"]
+) -> Float[Array, "R F"]:
+    """``x @ matrix``, rounded to ``dtype`` at once: where devices add up parts, they send that."""
+    return jnp.matmul(x, matrix, preferred_element_type=dtype)
 
 
-def _product_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _product(x, matrix), (x, matrix)
+def _product_forward(
+    dtype: DTypeLike, x: Array, matrix: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _product(dtype, x, matrix), (x, matrix)
 
 
-def _product_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _product_backward(
+    dtype: DTypeLike, saved: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
     # Autodiff would multiply the float32 gradient with widened inputs, which is slow in bfloat16.
     x, matrix = saved
     gradient = gradient.astype(x.dtype)
-    to_x = rows_by_rows(gradient, matrix)
+    to_x = rows_by_rows(gradient, matrix, dtype)
     to_matrix = columns_by_columns(x, gradient)
     return to_x.astype(x.dtype), to_matrix.astype(matrix.dtype)
 

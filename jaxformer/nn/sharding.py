@@ -4,10 +4,14 @@ The model knows names, not devices. Rules, as those of :mod:`jaxformer.training.
 name lies along which axis of a mesh.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from flax.core.spmd import get_logical_axis_rules
-from flax.linen.spmd import logical_to_mesh_axes
-from jaxtyping import Array, Float, PyTree
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, PyTree, Shaped
 
 _EMBEDDING = ("vocab", "d_model")
 _HEADS = ("d_model", "heads", None)
@@ -53,20 +57,49 @@ def keep_rows_apart(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     Where parameters are split too, the compiler must be told that it is parameters which have to
     be gathered, not activations.
     """
-    return _pin(x, ("batch", None, None))
+    return _pin(x, "batch", None, None)
 
 
-def whole(table: Float[Array, "V D"]) -> Float[Array, "V D"]:
-    """Pins a table to be whole on every device while rows are looked up, if there are rules.
+def for_each_part(
+    function: Callable[..., PyTree],
+    table: Float[Array, "V D"],
+    *rows: Shaped[Array, "R ..."],
+    split_table: bool = False,
+) -> PyTree:
+    """``function(table, *rows)`` for each part of the rows that lies on devices of its own.
 
-    The compiler of jax 0.10 crashes on looking up rows of one that is split.
+    Left to itself, the compiler gathers all rows on every device to add up the gradient of a table
+    they are looked up in, and sums logits over devices. With a table for each part, there is
+    nothing to gather but the table, and nothing to sum but its gradient, once.
+
+    Args:
+      function: Takes the table, and its part of each of the rows.
+      table: Split over devices like any parameter; a device gathers it whole.
+      *rows: Arrays that the name "batch" splits along their first axis.
+      split_table: The function can do with a table that is split over the vocabulary.
+
+    Returns:
+      What the function returns, stacked: one for each part. Without rules, there is one part.
     """
-    return _pin(table, (None, None))
+    vocab = PartitionSpec.UNCONSTRAINED if split_table else None
+    parts = _parts_of_rows()
+    if parts == 1:
+        return jax.tree.map(lambda a: a[None], function(_pin(table, vocab, None), *rows))
+    tables = jnp.broadcast_to(table, (parts, *table.shape))
+    # Twice, so that a gradient which is whole is cut before it is summed over the parts.
+    tables = _pin(_pin(tables, "batch", PartitionSpec.UNCONSTRAINED, None), "batch", vocab, None)
+    split = [a.reshape(parts, -1, *a.shape[1:]) for a in rows]
+    return jax.vmap(function)(tables, *(_pin(a, "batch", *[None] * (a.ndim - 1)) for a in split))
 
 
-def _pin(x: Array, names: tuple[str | None, ...]) -> Array:
-    if not get_logical_axis_rules():
+def _parts_of_rows() -> int:
+    axis = dict(get_logical_axis_rules()).get("batch")
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1
+
+
+def _pin(x: Array, *names: Any) -> Array:
+    rules = dict(get_logical_axis_rules())
+    if not rules:
         return x
-    spec = logical_to_mesh_axes(names)
-    assert spec is not None, "there are rules"
-    return jax.lax.with_sharding_constraint(x, spec)
+    axes = [rules.get(name) if isinstance(name, str) else name for name in names]
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.nn.projection import columns_by_columns, rows_by_rows
+from jaxformer.nn.sharding import for_each_part
 
 # Logits held at a time: enough rows to fill the matrix units, few enough to stay near the caches.
 _LOGITS_PER_CHUNK = 2**23
@@ -37,20 +38,27 @@ def cross_entropy(
       The loss to minimise, and the plain negative log likelihood that perplexity is made of
       (which has no gradient), both float32 sums in nats.
     """
-    rows, vocab_size = features.shape[0], embedding.shape[0]
+
+    def sums(embedding, features, targets, weights):
+        features, targets, weights = _chunks(features, targets, weights, embedding.shape[0])
+        return _chunked(embedding, features, targets, weights, smoothing)
+
+    loss, nll = for_each_part(sums, embedding, features, targets, weights, split_table=True)
+    return loss.sum(), nll.sum()
+
+
+def _chunks(features, targets, weights, vocab_size):
+    """The rows, padded, as a first axis of chunks."""
+    rows = features.shape[0]
     chunk = min(rows, max(128, _LOGITS_PER_CHUNK // vocab_size))
     padding = -rows % chunk
     features = jnp.pad(features, ((0, padding), (0, 0)))
     targets, weights = jnp.pad(targets, (0, padding)), jnp.pad(weights, (0, padding))
-    # A chunk takes rows from end to end: on several devices, each then has its part of every chunk.
-    features, targets, weights = (
-        a.reshape(chunk, -1, *a.shape[1:]).swapaxes(0, 1) for a in (features, targets, weights)
-    )
-    return _chunked(features, embedding, targets, weights, smoothing)
+    return tuple(a.reshape(-1, chunk, *a.shape[1:]) for a in (features, targets, weights))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _chunked(features, embedding, targets, weights, smoothing):
+def _chunked(embedding, features, targets, weights, smoothing):
     """The two sums, for callers that take no gradient."""
     kernel = _transposed(embedding, features.dtype)
 
@@ -62,7 +70,7 @@ def _chunked(features, embedding, targets, weights, smoothing):
     return loss.sum(), nll.sum()
 
 
-def _forward(features, embedding, targets, weights, smoothing):
+def _forward(embedding, features, targets, weights, smoothing):
     """The two sums and the gradients of the loss, in one pass over the chunks."""
     kernel = _transposed(embedding, features.dtype)
 
@@ -79,16 +87,16 @@ def _forward(features, embedding, targets, weights, smoothing):
     )
     # The barrier keeps XLA from folding the transpose into a product that CPUs have no kernel for.
     kernel_gradient = jax.lax.optimization_barrier(kernel_gradient).T
-    return (loss.sum(), nll.sum()), (features_gradient, kernel_gradient)
+    return (loss.sum(), nll.sum()), (kernel_gradient, features_gradient)
 
 
 def _backward(smoothing, gradients, cotangents):
     """Scales the gradients that the forward pass kept; the likelihood has none by design."""
-    features_gradient, kernel_gradient = gradients
+    kernel_gradient, features_gradient = gradients
     scale = cotangents[0]
     return (
-        features_gradient * scale.astype(features_gradient.dtype),
         kernel_gradient * scale,
+        features_gradient * scale.astype(features_gradient.dtype),
         None,
         None,
     )

@@ -1,0 +1,72 @@
+"""The numbers of parameters against the model's own, and traffic in cases one can do by hand.
+
+tests/integration/test_communication.py holds the rest to the compiled program.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformer.config import Config, MeshConfig, ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.nn.sharding import axis_names
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.communication import Traffic, count_parameters, step_traffic
+
+SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"d_k": 3, "d_v": 5, "biases": True},
+        {"embeddings": "separate", "positions": "learned", "norm_position": "pre"},
+    ],
+)
+def test_parameters_are_counted_as_they_are_split(changes):
+    config = ModelConfig(**SIZES | {"max_length": 50} | changes)
+    tokens = jnp.ones((1, 1), jnp.int32)
+    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
+    split = {"matrices": 0, "tables": 0, "vectors": 0}
+    leaves = zip(
+        jax.tree.leaves(params), jax.tree.leaves(axis_names(params), is_leaf=is_names), strict=True
+    )
+    for leaf, names in leaves:
+        kind = "tables" if "vocab" in names else "matrices" if "d_model" in names else "vectors"
+        split[kind] += leaf.size
+    assert count_parameters(config)._asdict() == split | {"table": 29 * 12}
+
+
+def is_names(node):
+    return isinstance(node, tuple)
+
+
+def test_a_ring_sends_a_sum_around_twice():
+    assert Traffic(4, gathered=8.0).sent == Traffic(4, scattered=8.0).sent == 6.0
+    assert Traffic(4, summed=8.0).sent == 12.0
+    assert Traffic(1, gathered=8.0, summed=8.0).sent == 0.0
+
+
+def test_one_device_sends_nothing():
+    alone = Config(model=ModelConfig(**SIZES), mesh=MeshConfig(data=1))
+    assert all(traffic.sent == 0 for traffic in step_traffic(alone, 8, 5, 7).values())
+
+
+def test_bfloat16_halves_what_products_take_and_give():
+    mesh = MeshConfig(data=1, fsdp=2, tensor=2)
+    wide, narrow = (
+        step_traffic(Config(model=ModelConfig(**SIZES, compute_dtype=dtype), mesh=mesh), 8, 5, 7)
+        for dtype in ("float32", "bfloat16")
+    )
+    matrices = count_parameters(ModelConfig(**SIZES)).matrices
+    assert wide["fsdp"].gathered - narrow["fsdp"].gathered == 2 * 2 * matrices / 2
+    assert wide["fsdp"].scattered == narrow["fsdp"].scattered
+    # 8 sums of 4 * 5 source positions a layer, and 8 of 4 * 7 target positions, and the loss's.
+    activations = 12 * (3 * 8 * 4 * 5 + (3 * 8 + 1) * 4 * 7)
+    assert wide["tensor"].summed - narrow["tensor"].summed == 2 * activations
+
+
+def test_a_mesh_of_unknown_size_is_refused():
+    with pytest.raises(UserError, match="mesh: expected all sizes"):
+        step_traffic(Config(), 8, 5, 7)

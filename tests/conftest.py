@@ -40,9 +40,18 @@ hypothesis.settings.load_profile("jaxformer")
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps tests, and the processes they start, off the user's own cache."""
+    """Keeps tests, and the processes they start, off the user's own cache.
+
+    They share one, and what one of them has compiled is compiled for all.
+    """
+    from jaxformer.workdir import use_compilation_cache
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("JAXFORMER_CACHE", str(folder / "cache"))
+        use_compilation_cache()
         yield
 
 

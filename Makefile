@@ -7,7 +7,7 @@ OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 DEMO := runs/numerals
 # Files go to as many processes as there are cores; compiling, most of the work, uses one core each.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # One set for every Python from 3.11 on and every platform, each file named by its hash.
 COMPILE := build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
   --generate-hashes --custom-compile-command "make lock"

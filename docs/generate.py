@@ -11,6 +11,7 @@ import runpy
 from collections.abc import Callable, Iterator
 
 from jaxformer.config import Config, from_dict
+from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate
 from jaxformer.training.flops import training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -22,9 +23,7 @@ PEAKS = {"TPU v5e": 197e12, "TPU v6e": 918e12, "H100 SXM": 989e12, "H200 SXM": 9
 SENTENCE = 32
 SHARES = (0.4, 0.1)
 CONFIGS = ("base", "big", "base_fr", "big_fr")
-# Section 5.2: hours on 8 P100 GPUs, and what the authors took one to sustain (footnote 5).
-PAPER_HOURS = {"base": 12, "big": 84}
-P100 = 9.5e12
+PAPER_RUNS = {run.row: run for run in RUNS}
 
 Departure = tuple[str, str]
 
@@ -57,9 +56,10 @@ def costs() -> str:
         steps = load_config(name).training.steps
         total = step_flops(name) * steps
         paper = "- | -"
-        if name in PAPER_HOURS:
-            theirs = PAPER_HOURS[name] * 3600 * 8 * P100
-            paper = f"{PAPER_HOURS[name]} h x 8 x 9.5e12 = {theirs:.1e} | {total / theirs:.0%}"
+        if name in PAPER_RUNS:
+            theirs = estimate(PAPER_RUNS[name].hours)
+            how = f"{PAPER_RUNS[name].hours:g} h x {GPUS} x {SUSTAINED:.2g}"
+            paper = f"{how.replace('e+', 'e')} = {theirs:.1e} | {total / theirs:.0%}"
         rows.append(f"| `{name}` | {steps:,} | {step_flops(name):.2e} | {total:.1e} | {paper} |")
     return "\n".join(rows)
 

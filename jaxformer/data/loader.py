@@ -45,7 +45,7 @@ def load_batches(
 
     def read(n: int) -> Batch:
         (count, src_length, tgt_length), rows = plan.rows(n)
-        share = _round_up(count, row_multiple) // process_count
+        share = round_up(count, row_multiple) // process_count
         local = rows[process_index * share : (process_index + 1) * share]
         pairs = [[store[example] for example in row] for row in local]
         return make_batch(pairs, (share, src_length, tgt_length))
@@ -56,8 +56,9 @@ def load_batches(
 
 def padded_shapes(plan: BatchPlan, row_multiple: int) -> tuple[Shape, ...]:
     """Every shape of a global batch of :func:`load_batches`: rows, source and target length."""
-    return tuple((_round_up(rows, row_multiple), src, tgt) for rows, src, tgt in plan.shapes)
+    return tuple((round_up(rows, row_multiple), src, tgt) for rows, src, tgt in plan.shapes)
 
 
-def _round_up(count: int, multiple: int) -> int:
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple that is no less than ``count``."""
     return -(-count // multiple) * multiple

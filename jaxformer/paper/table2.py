@@ -14,8 +14,8 @@ from jaxformer.paper.table3_rows import row_config
 from jaxformer.training.flops import training_flops
 
 _EXAMPLE = "python -m jaxformer.paper.table2 --tokens 25 > table2.md"
-_GPUS = 8
-_SUSTAINED = 9.5e12  # floating point operations a second of one P100, as the paper estimates
+GPUS = 8
+SUSTAINED = 9.5e12  # floating point operations a second of one P100, as the paper estimates
 _TOKENS_PER_BATCH = 25_000  # source, and as many target tokens
 
 
@@ -72,7 +72,7 @@ def report(length: int) -> str:
             command.markdown_table(header, lines),
             f"Counted: all matrix products, forward and backward, of {_TOKENS_PER_BATCH:,} source "
             f"and as many target tokens a step, in sentences of {length}, without padding. "
-            f"Estimate: {_GPUS} GPUs, {_SUSTAINED / 1e12:g} TFLOPS sustained, "
+            f"Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, "
             + " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
             + ".\n",
         ]
@@ -88,7 +88,7 @@ def run_flops(row: str, length: int) -> int:
 
 def estimate(hours: float) -> float:
     """The paper's own way: GPUs times seconds times sustained operations a second."""
-    return _GPUS * hours * 3600 * _SUSTAINED
+    return GPUS * hours * 3600 * SUSTAINED
 
 
 if __name__ == "__main__":

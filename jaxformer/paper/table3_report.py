@@ -84,7 +84,6 @@ class Result:
         values = read_json(path)
         try:
             result = cls(**values)
-            row_config(result.row, result.scale)
             describe(result.row, result.scale)
         except (TypeError, UserError) as error:
             raise UserError(

@@ -1,11 +1,11 @@
 """How much memory a training step takes on each device, known before anything runs."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxformer.config import Config
+from jaxformer.data.loader import round_up
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.mesh import make_mesh, row_shards
 from jaxformer.training.optimizer import make_optimizer
@@ -33,7 +33,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     """Compiles the step for the longest batch, and asks XLA what it reserved. Nothing is run.
 
     Short sentences in more rows take less: the weights of attention grow with the square of the
-    length. Validation, whose batches hold as many tokens, takes less, too.
+    length. Validation is not counted.
 
     Args:
       config: The experiment; its data is not read.
@@ -45,7 +45,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     longest, multiple = config.data.max_length, row_shards(mesh) * config.training.accumulation
-    rows = math.ceil(config.data.tokens_per_batch // longest / multiple) * multiple
+    rows = round_up(config.data.tokens_per_batch // longest, multiple)
     state = abstract_state(Transformer(config.model), optimizer, mesh)
     step = make_train_step(config, optimizer, mesh)
     program = step.lower(state, abstract_batch(rows, longest, longest)).compile()

@@ -102,10 +102,12 @@ def build_store(
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
         _write(partial, corpus.pairs(part), part, tokenizer, max_length)
-        # Another process may have been faster: its store will do.
+        # Opened before it is moved: files once mapped stay readable, whatever processes that
+        # build the same store at the same time do to the folder.
+        store = TokenStore(partial)
         with contextlib.suppress(OSError):
             partial.rename(folder)
-    return TokenStore(folder)
+    return store
 
 
 def _open_intact(folder: pathlib.Path) -> TokenStore | None:

@@ -1,5 +1,6 @@
 import concurrent.futures
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -113,3 +114,21 @@ def test_built_by_several_at_once(tokenizer: Tokenizer, tmp_path: pathlib.Path):
         lengths = [build.result().src_lengths.tolist() for build in builds]
     assert lengths == [lengths[0]] * 8
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_deleted_by_another_who_had_seen_none(
+    tokenizer: Tokenizer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    expected = build_store(CORPUS, "held_out", tokenizer, 64, tmp_path / "alone")
+    rename = pathlib.Path.rename
+
+    def rename_and_lose(self: pathlib.Path, target: pathlib.Path):
+        rename(self, target)
+        shutil.rmtree(target)
+
+    monkeypatch.setattr(pathlib.Path, "rename", rename_and_lose)
+    store = build_store(CORPUS, "held_out", tokenizer, 64, tmp_path / "shared")
+    assert len(store) == len(expected)
+    for index in range(len(store)):
+        for side, expected_side in zip(store[index], expected[index], strict=True):
+            np.testing.assert_array_equal(side, expected_side)

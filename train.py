@@ -4,12 +4,15 @@ Any field of the config can be overridden: ``--config.model.num_layers=3``. The 
 on where an interrupted run stopped. A config file is Python and is executed; nothing else is.
 """
 
+import functools
 import sys
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxformer.cli.config_file import MISTAKES, explain
+from jaxformer.config import from_dict
+from jaxformer.errors import UserError, exit_code
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "The experiment: a file in configs/, with an optional variant (base.py:tiny)."
@@ -29,26 +32,19 @@ PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0; 
 
 def main(argv: list[str]) -> None:
     """Turns the flags into a config and hands over to :mod:`jaxformer.training`."""
+    logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
+    sys.exit(exit_code(functools.partial(_train, argv)))
+
+
+def _train(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise UserError(f"expected only --flags: got {argv[1]!r}")
     # Imported late: a wrong flag, or --help, should not wait for jax.
-    from jaxformer.config import from_dict
-    from jaxformer.errors import UserError
     from jaxformer.training.loop import train
 
-    logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
-    try:
-        if len(argv) > 1:
-            raise UserError(f"expected only --flags: got {argv[1]!r}")
-        assert WORKDIR.value is not None  # parse has seen to it
-        _join_processes()
-        train(from_dict(CONFIG.value.to_dict()), WORKDIR.value)
-    except UserError as error:
-        sys.exit(_complain(str(error)))
-    except (FloatingPointError, OSError) as error:  # no convergence; or a full disk, say
-        _complain(str(error))
-        sys.exit(1)
-    except KeyboardInterrupt as stop:
-        print(str(stop) or "interrupted; the same command goes on", file=sys.stderr)
-        sys.exit(130)
+    assert WORKDIR.value is not None  # parse has seen to it
+    _join_processes()
+    train(from_dict(CONFIG.value.to_dict()), WORKDIR.value)
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -59,15 +55,14 @@ def parse(argv: list[str]) -> list[str]:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
         CONFIG.value.to_dict()  # a file that failed to load says so only when it is used
     except (SyntaxError, *MISTAKES) as error:
-        sys.exit(_complain(explain(error)))
+        print(f"error: {explain(error)}", file=sys.stderr)
+        sys.exit(2)
     return rest
 
 
 def _join_processes() -> None:
     """Connects the processes of a run on several hosts, if the flags say that there are any."""
     import jax
-
-    from jaxformer.errors import UserError
 
     numbers = (PROCESSES.value, PROCESS.value)
     if COORDINATOR.value in (None, "auto"):
@@ -84,8 +79,6 @@ def _join_processes() -> None:
 def _join_cluster() -> None:
     import jax
 
-    from jaxformer.errors import UserError
-
     try:
         jax.distributed.initialize()
     except (RuntimeError, ValueError) as error:  # which of them depends on what jax misses
@@ -93,11 +86,6 @@ def _join_cluster() -> None:
             f"--coordinator=auto: jax found no cluster it could join ({error}); give "
             "--coordinator=HOST:PORT, --processes and --process"
         ) from None
-
-
-def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

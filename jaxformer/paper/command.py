@@ -1,15 +1,12 @@
-"""What the commands of this room share: options, exit codes, Markdown, the machine's name."""
+"""What the commands of this room share: options, Markdown, the machine's name."""
 
 import argparse
 import os
 import pathlib
 import platform
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
-
-from jaxformer.errors import UserError
 
 
 def parser(name: str, description: str | None, example: str) -> argparse.ArgumentParser:
@@ -30,27 +27,6 @@ def numbers(text: str) -> list[int]:
     [1, 2, 8]
     """
     return sorted({int(number) for number in text.split(",")})
-
-
-def run(main: Callable[[], None]) -> int:
-    """Runs a command; a mistake of the user is one line.
-
-    Returns:
-      Its exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written or training
-      failed, 130 if it was interrupted.
-    """
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (FloatingPointError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        print(str(stop) or "interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, exit_code
 from jaxformer.files import write_file
 from jaxformer.nn.attention import additive_scores
 from jaxformer.paper import command
@@ -192,4 +192,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    sys.exit(exit_code(main))

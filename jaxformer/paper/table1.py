@@ -16,7 +16,7 @@ import jax
 from jaxtyping import Array
 from matplotlib.figure import Figure
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, exit_code
 from jaxformer.files import write_file
 from jaxformer.paper import command, complexity, layers
 from jaxformer.plots import figure
@@ -205,4 +205,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    sys.exit(exit_code(main))

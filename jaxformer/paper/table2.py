@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxformer.errors import exit_code
 from jaxformer.paper import command
 from jaxformer.paper.table3_rows import row_config
 from jaxformer.training.flops import training_flops
@@ -92,4 +93,4 @@ def estimate(hours: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    sys.exit(exit_code(main))

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from jaxformer.config import Config
 from jaxformer.data.corpus import open_corpus
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, exit_code
 from jaxformer.evaluation.report import Metric, translation_report
 from jaxformer.files import write_file
 from jaxformer.inference.translator import Translator
@@ -233,4 +233,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    sys.exit(exit_code(main))

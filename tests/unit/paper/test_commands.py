@@ -125,24 +125,6 @@ def test_scaling_writes_table_and_picture(tmp_path, pages):
         scaling.main([f"--output={tmp_path}", "--keys=1"])
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (UserError("x"), 2),
-        (FloatingPointError("x"), 1),
-        (OSError("x"), 1),
-        (KeyboardInterrupt(), 130),
-    ],
-)
-def test_exit_codes(error, code, capsys):
-    def fail():
-        raise error
-
-    assert command.run(fail) == code
-    assert "Traceback" not in capsys.readouterr().err
-    assert command.run(lambda: None) == 0
-
-
 @pytest.mark.parametrize("module", [scaling, table1, table2, table3])
 def test_help_has_an_example(module, capsys):
     with pytest.raises(SystemExit):

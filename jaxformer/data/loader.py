@@ -1,7 +1,7 @@
 """From a batch plan to batches: grain reads ahead in threads, in the order of the plan."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grain
 
@@ -20,10 +20,10 @@ def load_batches(
     start: int = 0,
     stop: int | None = None,
     row_multiple: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
+    parts: Sequence[int] = (0,),
+    part_count: int = 1,
 ) -> Iterator[Batch]:
-    """Global batches ``start``, ``start + 1``, ... of the plan; of each this process's rows.
+    """Global batches ``start``, ``start + 1``, ... of the plan; of each some parts of its rows.
 
     Args:
       store: What the plan's example ids refer to.
@@ -31,24 +31,23 @@ def load_batches(
       start: The first batch; resuming means to pass the number of batches that were used.
       stop: The batch to end before; None goes on for ever.
       row_multiple: Empty rows are added until the rows of a global batch divide by this.
-      process_index: Which process this is.
-      process_count: Processes that share each batch. Every one reads a contiguous slice of the
-        rows, of equal size, and nothing else.
+      parts: Which parts of the rows this process needs, ascending; it reads nothing else.
+      part_count: How many equal, contiguous parts the rows of each batch have.
 
     Raises:
-      ValueError: The rows cannot be shared equally.
+      ValueError: The rows cannot be parted equally.
     """
-    if row_multiple % process_count:
+    if row_multiple % part_count:
         raise ValueError(
-            f"row_multiple must be a multiple of the {process_count} processes: got {row_multiple}"
+            f"row_multiple must be a multiple of the {part_count} parts: got {row_multiple}"
         )
 
     def read(n: int) -> Batch:
         (count, src_length, tgt_length), rows = plan.rows(n)
-        share = round_up(count, row_multiple) // process_count
-        local = rows[process_index * share : (process_index + 1) * share]
+        share = round_up(count, row_multiple) // part_count
+        local = [row for part in parts for row in rows[part * share : (part + 1) * share]]
         pairs = [[store[example] for example in row] for row in local]
-        return make_batch(pairs, (share, src_length, tgt_length))
+        return make_batch(pairs, (len(parts) * share, src_length, tgt_length))
 
     numbers = grain.MapDataset.range(start, sys.maxsize if stop is None else stop)
     return iter(numbers.map(read).to_iter_dataset(_READ))

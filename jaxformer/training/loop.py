@@ -29,7 +29,7 @@ from jaxformer.files import write_file
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset, open_dataset
-from jaxformer.training.mesh import make_mesh, row_part, row_shards, to_devices
+from jaxformer.training.mesh import make_mesh, row_parts, row_shards, to_devices
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.step import (
@@ -171,15 +171,14 @@ class Run:
 
     def batches(self, start: int) -> Iterator[Batch]:
         """The batches of the remaining steps, on the devices."""
-        part, parts = row_part(self.mesh)
         local = load_batches(
             self.data.train,
             self.data.plan,
             start=start,
             stop=self.config.training.steps,
             row_multiple=self.row_multiple,
-            process_index=part,
-            process_count=parts,
+            parts=row_parts(self.mesh),
+            part_count=row_shards(self.mesh),
         )
         return map(functools.partial(to_devices, self.mesh), local)
 

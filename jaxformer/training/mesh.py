@@ -13,6 +13,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -36,6 +37,9 @@ RULES = {
 def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
     """All devices, or those given, as a mesh with the axes "data", "fsdp" and "tensor".
 
+    Slices of TPUs, and nodes of GPUs, are laid along the first axes: what "tensor" sums stays
+    within one of them if it can.
+
     Raises:
       UserError: The sizes do not multiply to the number of devices.
     """
@@ -52,7 +56,22 @@ def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = 
             "rest"
         )
     names = (DATA_AXIS, "fsdp", "tensor")
-    return jax.make_mesh(tuple(sizes), names, (AxisType.Auto,) * 3, devices=devices)
+    return Mesh(_arrange(sizes, devices), names, axis_types=(AxisType.Auto,) * 3)
+
+
+def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+    """Devices in the order in which they reach one another fastest."""
+    left = len({getattr(device, "slice_index", 0) for device in devices})
+    if left == 1:
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    slices = []
+    for size in sizes:
+        slices.append(math.gcd(size, left))
+        left //= slices[-1]
+    within = [size // along for size, along in zip(sizes, slices, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(
+        within, slices, devices, allow_split_physical_axes=True
+    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -70,15 +89,15 @@ def row_shards(mesh: Mesh) -> int:
     return mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
 
 
-def row_part(mesh: Mesh) -> tuple[int, int]:
-    """Which part of the rows of every batch this process reads, and of how many parts.
+def row_parts(mesh: Mesh) -> list[int]:
+    """Which parts of the rows of every batch, of :func:`row_shards`, this process reads.
 
-    Processes whose devices only split the tensors of one another read the same rows.
+    Not always neighbours: TPUs are in the order in which they are wired. Processes whose devices
+    only split the tensors of one another read the same rows.
     """
-    shards = row_shards(mesh)
-    places = rows_split(mesh).addressable_devices_indices_map((shards,)).values()
-    mine = {place[0].indices(shards)[0] for place in places if place is not None}
-    return min(mine) // len(mine), shards // len(mine)
+    process = jax.process_index()
+    parts = mesh.devices.reshape(row_shards(mesh), -1)
+    return [n for n, part in enumerate(parts) if any(d.process_index == process for d in part)]
 
 
 def split_over(mesh: Mesh, tree: PyTree) -> PyTree:
@@ -100,11 +119,16 @@ def split_over(mesh: Mesh, tree: PyTree) -> PyTree:
 
 def to_devices(mesh: Mesh, batch: Batch) -> Batch:
     """This process's rows of a batch, as its part of the global batch on the devices."""
-    sharding, (_, parts) = rows_split(mesh), row_part(mesh)
+    sharding, parts, count = rows_split(mesh), row_parts(mesh), row_shards(mesh)
 
     def place(local: np.ndarray) -> jax.Array:
-        shape = (parts * local.shape[0], *local.shape[1:])
-        return jax.make_array_from_process_local_data(sharding, local, shape)
+        share = local.shape[0] // len(parts)
+
+        def part(index: Any) -> np.ndarray:
+            start = share * parts.index((index[0].start or 0) // share)
+            return local[start : start + share]
+
+        return jax.make_array_from_callback((count * share, *local.shape[1:]), sharding, part)
 
     return jax.tree.map(place, batch)
 

@@ -15,7 +15,7 @@ from jaxformer.evaluation.report import corpus_bleu
 from jaxformer.inference.translator import Translator
 from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset
-from jaxformer.training.mesh import row_part, row_shards, to_devices
+from jaxformer.training.mesh import row_parts, row_shards, to_devices
 from jaxformer.training.reporting import loss_means
 from jaxformer.training.step import make_eval_step
 
@@ -31,14 +31,13 @@ class Validation:
     def __call__(self, params: PyTree) -> dict[str, float]:
         """Loss and perplexity; BLEU or F1 and exact match in %, if sentences are set aside."""
         plan = self._data.valid_plan
-        part, parts = row_part(self._mesh)
         batches = load_batches(
             self._data.valid,
             plan,
             stop=plan.batches_per_epoch,
             row_multiple=row_shards(self._mesh),
-            process_index=part,
-            process_count=parts,
+            parts=row_parts(self._mesh),
+            part_count=row_shards(self._mesh),
         )
         metrics = [self._eval_step(params, to_devices(self._mesh, batch)) for batch in batches]
         values = loss_means(jax.device_get(metrics))

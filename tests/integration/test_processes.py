@@ -1,8 +1,11 @@
 """Two processes with four devices each train the same model as one process does."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import jax
@@ -23,6 +26,25 @@ SETTINGS = {
     "training.eval_every": 20,
     "training.eval_sentences": 7,
 }
+
+# Devices in another order than that of the processes, as on a pod: 0 and 3 are the first's.
+PLACE_ROWS = """
+import sys
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from jaxformer.data.batch import Batch
+from jaxformer.training.mesh import row_parts, to_devices
+
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+order = np.array(jax.devices())[[0, 2, 3, 1]]
+mesh = Mesh(order.reshape(2, 2, 1), ("data", "fsdp", "tensor"))
+assert row_parts(mesh) == [[0, 3], [1, 2]][jax.process_index()]
+parts = np.arange(24, dtype=np.int32).reshape(4, 2, 3)
+batch = to_devices(mesh, Batch(*[parts[row_parts(mesh)].reshape(4, 3)] * 7))
+for whole in multihost_utils.process_allgather(batch, tiled=True):
+    np.testing.assert_array_equal(whole, parts.reshape(8, 3))
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +95,20 @@ def test_two_processes_equal_one(tmp_path):
     for ours, theirs in zip(reports, others_reports, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
     assert reports[-1]["bleu"] == others_reports[-1]["bleu"]
+
+
+def test_rows_reach_the_devices_whatever_their_order():
+    pair = [
+        subprocess.Popen(
+            [sys.executable, "-c", PLACE_ROWS, flags[0].removeprefix("--coordinator="), str(i)],
+            env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i, flags in enumerate(pair_flags())
+    ]
+    codes, said = finish(*pair)
+    assert codes == [0, 0], said
 
 
 def test_processes_started_differently_are_refused(tmp_path):

@@ -55,7 +55,7 @@ def test_slices_of_processes_make_the_whole(store: TokenStore, plan: BatchPlan, 
     options = {"stop": plan.batches_per_epoch, "row_multiple": 12}
     whole = load_batches(store, plan, **options)
     slices = [
-        load_batches(store, plan, **options, process_index=p, process_count=processes)
+        load_batches(store, plan, **options, parts=[p], part_count=processes)
         for p in range(processes)
     ]
     shapes = set()
@@ -80,14 +80,27 @@ def test_each_process_reads_its_own_rows_alone(
             plan,
             stop=plan.batches_per_epoch,
             row_multiple=processes,
-            process_index=process,
-            process_count=processes,
+            parts=[process],
+            part_count=processes,
         )
         assert sum(1 for _ in batches) == plan.batches_per_epoch
     # Every example once an epoch, whatever the number of processes.
     assert sorted(seen) == list(range(len(store)))
 
 
-def test_rows_that_cannot_be_shared(store: TokenStore, plan: BatchPlan):
-    with pytest.raises(ValueError, match="multiple of the 3 processes: got 4"):
-        load_batches(store, plan, row_multiple=4, process_count=3)
+def test_parts_that_are_no_neighbours(store: TokenStore, plan: BatchPlan):
+    options = {"stop": plan.batches_per_epoch, "row_multiple": 4}
+    whole = load_batches(store, plan, **options)
+    outer, inner = (
+        load_batches(store, plan, **options, parts=parts, part_count=4)
+        for parts in ([0, 3], [1, 2])
+    )
+    for batch, ours, theirs in zip(whole, outer, inner, strict=True):
+        halves = [[*np.split(a, 2)] for a in ours], [[*np.split(b, 2)] for b in theirs]
+        joined = [np.concatenate([a, *b, c]) for (a, c), b in zip(*halves, strict=True)]
+        assert_equal(batch, joined)
+
+
+def test_rows_that_cannot_be_parted(store: TokenStore, plan: BatchPlan):
+    with pytest.raises(ValueError, match="multiple of the 3 parts: got 4"):
+        load_batches(store, plan, row_multiple=4, part_count=3)

@@ -1,0 +1,93 @@
+"""Meshes over TPUs and GPUs that are not there: stand-ins with their coordinates."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import MeshConfig
+from jaxformer.training.mesh import make_mesh, row_parts, row_shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    id: int
+    platform: str
+    device_kind: str
+    process_index: int
+    slice_index: int
+    coords: tuple[int, ...] = ()
+    core_on_chip: int = 0
+
+
+def mesh_config(data, fsdp, tensor):
+    return MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
+
+
+def tpu_slice(rows, columns, slice_index=0, first_id=0, first_process=0):
+    """A v5e slice, a host for each 2 x 2 chips, in the order of ids: row by row."""
+    hosts = columns // 2
+    return [
+        Device(
+            id=first_id + y * columns + x,
+            platform="tpu",
+            device_kind="TPU v5 lite",
+            process_index=first_process + y // 2 * hosts + x // 2,
+            slice_index=slice_index,
+            coords=(x, y, 0),
+        )
+        for y in range(rows)
+        for x in range(columns)
+    ]
+
+
+def gpu_nodes(nodes, gpus):
+    """As jax has them: a node is a slice; in the order of processes, one for each GPU."""
+    return [
+        Device(id=n, platform="gpu", device_kind="H100", process_index=n, slice_index=n // gpus)
+        for n in range(nodes * gpus)
+    ]
+
+
+POD = tpu_slice(4, 4)
+TWO_SLICES = tpu_slice(4, 4) + tpu_slice(4, 4, slice_index=1, first_id=16, first_process=4)
+CLUSTERS = [POD, tpu_slice(4, 8), TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)]
+
+
+@pytest.mark.parametrize("devices", CLUSTERS)
+@pytest.mark.parametrize("sizes", [(-1, 1, 1), (2, -1, 1), (1, -1, 1), (-1, 1, 2), (-1, 2, 2)])
+def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch):
+    mesh = make_mesh(mesh_config(*sizes), devices)
+    assert mesh.shape["data"] * mesh.shape["fsdp"] == row_shards(mesh)
+    read = {}
+    for process in {device.process_index for device in devices}:
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        read[process] = row_parts(mesh)
+    needed = {process: set() for process in read}
+    for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
+        needed[device.process_index].add(data * mesh.shape["fsdp"] + fsdp)
+    assert read == {process: sorted(parts) for process, parts in needed.items()}
+    assert {part for parts in read.values() for part in parts} == set(range(row_shards(mesh)))
+
+
+def test_hosts_of_a_pod_do_not_own_neighbouring_parts(monkeypatch):
+    # What the test above would not notice if every cluster were in the order of its hosts.
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    parts = row_parts(make_mesh(devices=POD))
+    assert len(parts) == 4
+    assert np.ptp(parts) > 3
+
+
+@pytest.mark.parametrize("devices", [TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)])
+@pytest.mark.parametrize("sizes", [(-1, 1, 1), (-1, 4, 1), (-1, 1, 4), (-1, 2, 2)])
+def test_the_inner_axes_stay_within_a_slice(devices, sizes):
+    mesh = make_mesh(mesh_config(*sizes), devices)
+    assert sorted(device.id for device in mesh.devices.flat) == list(range(len(devices)))
+    for inner in mesh.devices:
+        assert len({device.slice_index for device in inner.flat}) == 1
+
+
+def test_an_axis_may_be_longer_than_a_slice():
+    mesh = make_mesh(mesh_config(1, -1, 1), gpu_nodes(3, 4))
+    assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4 + [2] * 4

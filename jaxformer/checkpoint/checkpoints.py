@@ -138,7 +138,13 @@ class Checkpoints:
         return max((pair for pair in scored if pair[0] is not None), default=(None, None))[1]
 
     def save(
-        self, step: int, state: PyTree, *, metadata: dict[str, Any], score: float | None = None
+        self,
+        step: int,
+        state: PyTree,
+        *,
+        metadata: dict[str, Any],
+        score: float | None = None,
+        interim: bool = False,
     ) -> None:
         """Saves in the background; the state may be donated or changed as soon as this returns.
 
@@ -149,6 +155,8 @@ class Checkpoints:
           state: Arrays in any pytree; to serve ``restore_params`` it has ``params`` at its top.
           metadata: Anything that JSON can say.
           score: Higher is better. None or NaN is never the best.
+          interim: Keep it only until the next is saved, beside those to keep: a run that was
+            stopped and went on then has the steps of one that was not.
 
         Raises:
           ValueError: The step is not newer than the newest.
@@ -165,7 +173,8 @@ class Checkpoints:
             score = None
         # What JSON cannot say fails here, not in the background.
         metadata = json.loads(json.dumps(metadata))
-        self._saving = Manifest(step, metadata, score, self._keep, describe_leaves(state))
+        leaves = describe_leaves(state)
+        self._saving = Manifest(step, metadata, score, self._keep, leaves, interim)
         with self._failures_explained():
             self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
 
@@ -283,10 +292,18 @@ class Checkpoints:
         """Keeps the newest and the best. Only after a commit: a failed save costs no older step."""
         if jax.process_index() != 0 or self._keep is None:
             return
-        for step in set(self.steps()[: -self._keep]) - {self.best_step()}:
+        steps = self.steps()
+        regular = [step for step in steps if not self._is_interim(step)]
+        for step in set(steps) - {steps[-1], self.best_step(), *regular[-self._keep :]}:
             # Renamed first: killed on the way, it leaves no step with half of its files.
             temporary = self._folder(step).rename(self._temporary(step))
             shutil.rmtree(temporary)
+
+    def _is_interim(self, step: int) -> bool:
+        try:
+            return self._manifest(step).interim
+        except DamagedError:
+            return False
 
     def _find(self, step: int | None) -> Manifest | None:
         """Verifies the given step, or finds the newest that is good."""

@@ -31,6 +31,7 @@ class Manifest:
       score: Higher is better; None if it has none.
       keep: How many of the newest steps the run keeps.
       leaves: Dtype and shape by name of the array: ``{"params/kernel": "float32[2,3]"}``.
+      interim: Whether it is kept only until the next is saved.
     """
 
     step: int
@@ -38,6 +39,7 @@ class Manifest:
     score: float | None
     keep: int
     leaves: dict[str, str]
+    interim: bool = False
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes the manifest into the folder of a step, with the hashes of the files there."""

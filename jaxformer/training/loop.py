@@ -124,10 +124,12 @@ class Run:
                 self.checkpoints.check()
                 window.add(step, metrics)
                 self.reporter.advance(step)
-                last, stop = step == training.steps, _asked_to_stop(stopped, step)
+                last = step == training.steps
+                stop = _asked_to_stop(stopped, step) and not last
                 if step % training.log_every == 0 or last:
                     self.report(state, window)
-                if step % training.checkpoint_every == 0 or last or stop:
+                due = step % training.checkpoint_every == 0 or last
+                if due or stop:
                     with window.paused():
                         score = None
                         # Who asks for an end may not wait for a validation.
@@ -135,7 +137,7 @@ class Run:
                             values = validate(state.params)
                             self.reporter.valid(step, values)
                             score = -values["loss"]
-                        self.save(step, state, score)
+                        self.save(step, state, score, interim=not due)
                 if stop:
                     self.checkpoints.wait()
                     name = stopped[0].name if stopped else "SIGTERM"
@@ -207,10 +209,10 @@ class Run:
                 "training.warmup_steps, or set training.clip_norm=1.0"
             )
 
-    def save(self, step: int, state: TrainState, score: float | None) -> None:
+    def save(self, step: int, state: TrainState, score: float | None, *, interim: bool) -> None:
         """Saves a checkpoint in the background."""
         metadata = {"tokenizer": self.data.tokenizer.sha256}
-        self.checkpoints.save(step, state, metadata=metadata, score=score)
+        self.checkpoints.save(step, state, metadata=metadata, score=score, interim=interim)
 
 
 def _check_claim(folder: Workdir, config: Config) -> None:

@@ -1,7 +1,7 @@
 """Validation while training: loss and perplexity, BLEU or F1 of trees, and exact matches."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -12,6 +12,7 @@ from jaxformer.data.loader import load_batches
 from jaxformer.data.trees import delinearise
 from jaxformer.evaluation import evalb
 from jaxformer.evaluation.report import corpus_bleu
+from jaxformer.inference.parser import Parser
 from jaxformer.inference.translator import Translator
 from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset
@@ -42,42 +43,50 @@ class Validation:
         metrics = [self._eval_step(params, to_devices(self._mesh, batch)) for batch in batches]
         values = loss_means(jax.device_get(metrics))
         if self._data.valid_text:
-            sources, references = zip(*self._data.valid_text, strict=True)
-            translations = self._translate(params, sources)
-            if self._config.data.corpus == "trees":
-                values["f1"] = bracketing_f1(sources, translations, references)
-            else:
-                values["bleu"] = corpus_bleu(translations, references)
-            same = sum(map(operator.eq, translations, references))
-            values["exact_match"] = 100 * same / len(references)
+            trees = self._config.data.corpus == "trees"
+            values |= self._parse(params) if trees else self._translate(params)
         return values
 
-    def _translate(self, params: PyTree, sources: Sequence[str]) -> list[str]:
-        """Translates on one device of each process, each its share of the sentences."""
+    def _translate(self, params: PyTree) -> dict[str, float]:
+        sources, references = zip(*self._data.valid_text, strict=True)
+        translations = self._decode(
+            params, lambda translator, mine: translator.translate(sources[mine], name="validation")
+        )
+        return {
+            "bleu": corpus_bleu(translations, references),
+            "exact_match": _percentage_equal(translations, references),
+        }
+
+    def _parse(self, params: PyTree) -> dict[str, float]:
+        """As ``jaxformer parse --trees`` does, whose trees have the right parts of speech."""
+        gold = [
+            delinearise(target.split(" "), source.split(" "))
+            for source, target in self._data.valid_text
+        ]
+
+        def parse(translator: Translator, mine: slice) -> list[str]:
+            words = [tree.words() for tree in gold[mine]]
+            tags = [tree.tags() for tree in gold[mine]]
+            return list(map(str, Parser(translator).parse(words, tags=tags, name="validation")))
+
+        references, parses = list(map(str, gold)), self._decode(params, parse)
+        return {
+            "f1": evalb.score(references, parses, evalb.COLLINS).all.f1,
+            "exact_match": _percentage_equal(parses, references),
+        }
+
+    def _decode(
+        self, params: PyTree, decode: Callable[[Translator, slice], list[str]]
+    ) -> list[str]:
+        """Decodes on one device of each process, each its share of the sentences."""
         if self._mesh.size > 1:
             params = hosts.on_this_host(params)
         translator = Translator(self._config, params, self._data.tokenizer)
-        share = -(-len(sources) // jax.process_count())
+        share = -(-len(self._data.valid_text) // jax.process_count())
         first = jax.process_index() * share
-        mine = translator.translate(sources[first : first + share], name="validation")
+        mine = decode(translator, slice(first, first + share))
         return [text for texts in hosts.everyones(mine) for text in texts]
 
 
-def bracketing_f1(
-    sentences: Sequence[str], parses: Sequence[str], references: Sequence[str]
-) -> float:
-    """F1 of labelled brackets in %, of linearised trees over the same words.
-
-    Words have the reference's tags: EVALB leaves out punctuation by them.
-
-    >>> reference = "(S (NP (PRP) )NP (VP (VBZ) )VP )S"
-    >>> bracketing_f1(["It works"], ["(S (PRP) (VP (VB) )VP )S"], [reference])
-    80.0
-    """
-    gold, parsed = [], []
-    for sentence, parse, reference in zip(sentences, parses, references, strict=True):
-        words = sentence.split(" ")
-        right = delinearise(reference.split(" "), words)
-        gold.append(str(right))
-        parsed.append(str(delinearise(parse.split(" "), words, right.tags())))
-    return evalb.score(gold, parsed, evalb.COLLINS).all.f1
+def _percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
+    return 100 * sum(map(operator.eq, ours, references)) / len(references)

@@ -127,6 +127,18 @@ def test_validation_says_f1(config, data, state):
     assert "bleu" not in values
 
 
+def test_validation_takes_the_best_hypothesis_that_is_a_tree(config, data, state, monkeypatch):
+    targets = dict(data.valid_text)
+
+    def found(self, sources, **rest):
+        texts = [["(S (NP (X) )S", targets[source]] for source in sources]
+        return [[Hypothesis(text, [], 0.0, 0.0) for text in beam] for beam in texts]
+
+    monkeypatch.setattr(Translator, "hypotheses", found)
+    values = Validation(config, data, make_mesh(devices=jax.devices()[:1]))(state.params)
+    assert (values["f1"], values["exact_match"]) == (100, 100)
+
+
 def test_every_line_gets_a_tree_over_its_words(run):
     lines = run(lines=WORDS)
     assert [not line for line in lines] == [not words.strip() for words in WORDS]

@@ -121,7 +121,7 @@ def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, mo
     train(tiny_config(steps=2), tmp_path)
     save = Checkpoints.save
 
-    def foreign(self, step, state, *, metadata, score=None):
+    def foreign(self, step, state, *, metadata, score=None, interim=False):
         save(self, step, state, metadata={"tokenizer": "another"}, score=score)
 
     with monkeypatch.context() as patch:

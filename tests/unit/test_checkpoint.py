@@ -327,6 +327,17 @@ class TestKept:
         assert [path.name for path in directory.parent.iterdir()] == [directory.name]
 
 
+def test_an_interim_step_is_kept_until_the_next(tmp_path: pathlib.Path) -> None:
+    seen = []
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, interim in [(1, True), (2, False), (3, False), (4, True), (5, True), (6, False)]:
+            checkpoints.save(step, make_state(step), metadata={}, interim=interim)
+            checkpoints.wait()
+            seen.append(checkpoints.steps())
+        assert_same(checkpoints.restore(make_state(0)).state, make_state(6))
+    assert seen == [[1], [2], [2, 3], [2, 3, 4], [2, 3, 5], [3, 6]]
+
+
 class TestRefused:
     def test_steps_that_are_not_newer(self, directory: pathlib.Path) -> None:
         with Checkpoints(directory, keep=2) as checkpoints:

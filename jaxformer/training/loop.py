@@ -119,7 +119,8 @@ class Run:
         validate = Validation(self.config, self.data, self.mesh)
         window = Window(self.config)
         with _stop_signals() as stopped:
-            for step, batch in enumerate(self.batches(start), start=start + 1):
+            batches = window.timed(self.batches(start))
+            for step, batch in enumerate(batches, start=start + 1):
                 state, metrics = train_step(state, batch)
                 self.checkpoints.check()
                 window.add(step, metrics)

@@ -65,8 +65,9 @@ def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     """
     yield {}
     settings: dict[str, Any] = {}
-    if devices > 1 and config.mesh.fsdp == 1:
-        settings = {"mesh.data": -1, "mesh.fsdp": devices // config.mesh.tensor}
+    tensor = devices if config.mesh.tensor == -1 else config.mesh.tensor
+    if devices > tensor and config.mesh.fsdp == 1:
+        settings = {"mesh.data": -1, "mesh.fsdp": devices // tensor}
         yield dict(settings)
     for factor in (2, 4, 8):
         settings["training.accumulation"] = config.training.accumulation * factor

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformer.config import Config
+from jaxformer.data.batch import Batch
 from jaxformer.files import write_file
 from jaxformer.training.hosts import is_first
 from jaxformer.training.optimizer import inverse_sqrt_schedule
@@ -111,7 +112,18 @@ class Window:
     def _clear(self) -> None:
         self._steps: list[int] = []
         self._metrics: list[Metrics] = []
+        self._waited = 0.0
         self._began = time.monotonic()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; counts the time in which the loop waits for them."""
+        while True:
+            began = time.monotonic()
+            batch = next(batches, None)
+            self._waited += time.monotonic() - began
+            if batch is None:
+                return
+            yield batch
 
     def add(self, step: int, metrics: Metrics) -> None:
         """Takes up one step, without waiting for the device."""
@@ -134,6 +146,9 @@ class Window:
     def means(self, updates: int) -> dict[str, float]:
         """Means over the window, skipped steps left out; empties it.
 
+        "waiting" is the share of the time in which the loop waited for batches. Devices work on
+        meanwhile: what the data costs is at most that.
+
         Args:
           updates: How often the optimizer has updated the parameters so far.
         """
@@ -146,6 +161,7 @@ class Window:
             "learning_rate": float(np.asarray(self._schedule(updates - 1))),
             "tokens_per_second": tokens / seconds,
             "seconds_per_step": seconds / len(every),
+            "waiting": self._waited / seconds,
             "skipped": float(len(every) - len(good)),
         }
         self._clear()

@@ -122,8 +122,9 @@ def test_pairs_that_do_not_fit():
     assert plan_for([(30, 2)], "sequential", 20).shapes == ((1, 30, 30),)
 
 
-def test_real_captions_waste_little(data_directory: pathlib.Path, tmp_path: pathlib.Path):
-    part = str(data_directory / "multi30k" / "train")
+@pytest.mark.parametrize("name", ["multi30k", "newstest-en-de"])
+def test_real_text_wastes_little(name: str, data_directory: pathlib.Path, tmp_path: pathlib.Path):
+    part = str(data_directory / name / "train")
     corpus = TextCorpus("en", "de")
     tokenizer = cached_tokenizer(corpus, part, 8000, tmp_path)
     store = build_store(corpus, part, tokenizer, 128, tmp_path)

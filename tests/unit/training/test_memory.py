@@ -47,6 +47,9 @@ def test_savings_begin_with_nothing_and_change_the_result_last():
     assert ["training.moments" in s for s in one] == [False] * 6 + [True]
     eight = list(savings(CONFIG, devices=8))
     assert eight[1] == {"mesh.data": -1, "mesh.fsdp": 8}
+    assert list(savings(with_settings(CONFIG, {"mesh.tensor": 2}), 8))[1]["mesh.fsdp"] == 4
+    taken = with_settings(CONFIG, {"mesh.data": 1, "mesh.tensor": -1})
+    assert not any("mesh.fsdp" in settings for settings in savings(taken, 8))
     training = TrainingConfig(accumulation=4, remat="layer", moments="bfloat16")
     saving = dataclasses.replace(CONFIG, training=training)
     assert list(savings(saving, devices=1)) == [

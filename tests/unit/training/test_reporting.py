@@ -3,10 +3,16 @@
 import io
 import json
 import sys
+import types
 
+import jax.numpy as jnp
 import pytest
 
+from jaxformer.config import Config
+from jaxformer.data.batch import make_batch
+from jaxformer.training import reporting
 from jaxformer.training.reporting import Reporter
+from jaxformer.training.step import Metrics
 from jaxformer.workdir import Workdir
 
 VALUES = {
@@ -15,6 +21,7 @@ VALUES = {
     "learning_rate": 1e-3,
     "tokens_per_second": 12345.6,
     "seconds_per_step": 12.0,
+    "waiting": 0.01,
     "skipped": 0.0,
 }
 
@@ -86,3 +93,25 @@ def test_resuming_drops_what_came_after_the_checkpoint_and_a_torn_line(folder):
     with Reporter(folder, start=4, steps=10) as reporter:
         reporter.train(6, VALUES)
     assert steps(folder) == [("train", 2), ("train", 4), ("train", 6)]
+
+
+def test_time_spent_waiting_for_batches(monkeypatch):
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(reporting, "time", clock)
+    batch = make_batch([[([3, 4], [5])]], (1, 4, 4))
+
+    def slow_batches():
+        for _ in range(3):
+            clock.now += 1
+            yield batch
+
+    window = reporting.Window(Config())
+    one, zero = jnp.ones(()), jnp.zeros((), jnp.int32)
+    for step, given in enumerate(window.timed(slow_batches()), start=1):
+        assert given is batch
+        clock.now += 7
+        window.add(step, Metrics(one, one, zero + 2, zero + 3, zero))
+    values = window.means(updates=3)
+    assert values["waiting"] == 3 / 24
+    assert values["seconds_per_step"] == 8
+    assert values["tokens_per_second"] == 5 / 8

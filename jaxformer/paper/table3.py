@@ -25,7 +25,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
 from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
-from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
+from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
 from jaxformer.plots.learning_curve import read_metrics
 from jaxformer.training.loop import train
 from jaxformer.workdir import Workdir, read_json
@@ -133,6 +133,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         decoding_seconds=time.monotonic() - began,
         machine=command.machine(),
         data=read_json(folder.identity),
+        settings=settings(config),
     )
     result.save(_result(folder))
     print(f"{row}: perplexity {perplexity:.3f}, BLEU {bleu.score:.2f}", file=sys.stderr)

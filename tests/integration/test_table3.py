@@ -8,8 +8,8 @@ import pytest
 
 from jaxformer.data.numerals import english, german
 from jaxformer.errors import UserError
-from jaxformer.paper.table3 import main, run_row
-from jaxformer.workdir import Workdir
+from jaxformer.paper.table3 import main
+from jaxformer.paper.table3_report import Result
 
 STEPS = 4
 
@@ -33,14 +33,10 @@ def arguments(corpus, workdir, *more):
 
 
 @pytest.mark.slow
-def test_a_finished_row_is_not_trained_again(corpus, tmp_path, tiny_config, capsys):
+def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     row = tmp_path / "rows" / "C1-0"
-    # The model of this folder's other tests, whose training step is compiled already.
-    config = tiny_config(steps=STEPS, eval_sentences=0)
-    data = dataclasses.replace(
-        config.data, corpus="text", train=str(corpus / "train"), valid=str(corpus / "valid")
-    )
-    found = run_row(dataclasses.replace(config, data=data), Workdir(row), "C1", "smoke")
+    main(arguments(corpus, tmp_path))
+    found = Result.load(row / "result.json")
     assert dataclasses.asdict(found) == json.loads((row / "result.json").read_text())
     assert (found.row, found.steps, found.seed) == ("C1", STEPS, 0)
     assert len((row / "valid.de").read_text().split("\n")) == 1 + 1

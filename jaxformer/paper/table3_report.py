@@ -110,11 +110,9 @@ def load_results(folder: pathlib.Path) -> list[Result]:
     """All finished rows below a folder, in the order of the table.
 
     Raises:
-      UserError: There is none, one is damaged, or they do not belong together.
+      UserError: One is damaged, or they do not belong together.
     """
     paths = sorted(folder.glob("*/result.json"))
-    if not paths:
-        raise UserError(f"{folder}: expected finished rows, */result.json: there is none yet")
     results = [Result.load(path) for path in paths]
     for path, result in zip(paths, results, strict=True):
         for name in ("scale", "steps", "data"):

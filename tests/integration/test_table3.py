@@ -51,11 +51,17 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     for path in row.iterdir():
         if path.name != "result.json":
             path.rename(tmp_path / path.name)
-    main(arguments(pathlib.Path("nowhere"), tmp_path))
-    assert "result.json: finished" in capsys.readouterr().err
+    (tmp_path / "table3.md").unlink()
+    main(arguments(pathlib.Path("nowhere"), tmp_path, "--report"))
+    capsys.readouterr()
     assert (
         f"| C1 | N 1 | {STEPS} | {found.perplexity:.2f} |" in (tmp_path / "table3.md").read_text()
     )
+    # With other data or without any, nobody knows whether the row is the one that is asked for.
+    with pytest.raises(UserError, match="no folder nowhere"):
+        main(arguments(pathlib.Path("nowhere"), tmp_path))
+    main(arguments(corpus, tmp_path))
+    assert "[1/1] C1: N 1; seed 0: finished" in capsys.readouterr().err
     assert [path.name for path in row.iterdir()] == ["result.json"]
     with pytest.raises(UserError, match="--steps 4, but smoke and 5 were given"):
         main(arguments(corpus, tmp_path, "--steps=5"))

@@ -96,8 +96,7 @@ def test_a_row_twice_is_no_second_seed(tmp_path):
 
 
 def test_no_rows_and_damaged_rows(tmp_path):
-    with pytest.raises(UserError, match="expected finished rows"):
-        load_results(tmp_path)
+    assert load_results(tmp_path) == []
     path = tmp_path / "F-0" / "result.json"
     path.parent.mkdir()
     for damage in ({"row": "base"}, dataclasses.asdict(result()) | {"row": "F"}):

@@ -128,10 +128,10 @@ def _check(
 
 
 def _check_progress(config: Config, folder: Workdir, row: str) -> None:
-    """Checks that a row has not gone on after what would be its last step."""
+    """Checks that a row which takes no more steps ended with a validation: it gets no other."""
     with Checkpoints(folder.checkpoints) as checkpoints:
         step = max(checkpoints.steps(), default=0)
-    if step > config.training.steps:
+    if step >= config.training.steps:
         _training(config, folder, row, step)
 
 

@@ -145,9 +145,9 @@ def interrupted(folder, step, *validated):
 
 @pytest.mark.parametrize(
     ("row", "step", "validated", "more"),
-    [("A1", 6, [], 6), ("A1", 6, [4], 6), ("big", 14, [12], 4)],
+    [("A1", 6, [], 6), ("A1", 6, [4], 6), ("A1", 4, [2], 4), ("big", 14, [12], 4)],
 )
-def test_a_row_past_its_end_is_refused_before_training(
+def test_a_row_that_cannot_end_as_it_should_is_refused_before_training(
     tmp_path, data, trained, row, step, validated, more
 ):
     """Its perplexity would be missing, or not that of the weights that are decoded."""
@@ -160,7 +160,7 @@ def test_a_row_past_its_end_is_refused_before_training(
 
 
 def test_a_row_at_or_before_its_end_goes_on(tmp_path, data, trained):
-    interrupted(tmp_path / "rows" / "A1-0", 4, 2)  # to be validated, which is for train to do
+    interrupted(tmp_path / "rows" / "A1-0", 4, 2, 4)
     interrupted(tmp_path / "rows" / "A2-0", 2)
     run(tmp_path, data, "A1,A2")
     assert trained == ["A1", "A2"]

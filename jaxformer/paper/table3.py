@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import jax
 from tqdm import tqdm
 
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Config
 from jaxformer.data.corpus import open_corpus
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
 from jaxformer.evaluation.report import Metric, translation_report
 from jaxformer.files import write_file
@@ -25,8 +27,9 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
 from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
-from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
+from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
 from jaxformer.plots.learning_curve import read_metrics
+from jaxformer.training.dataset import open_dataset
 from jaxformer.training.loop import train
 from jaxformer.workdir import Workdir, read_json
 
@@ -39,14 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains what is missing and writes the table.
 
     Raises:
-      UserError: A row, scale or folder is not as expected.
+      UserError: A row, scale or folder is not as expected, or there is no finished row.
       FloatingPointError: A row did not converge; all others are finished.
     """
     options = _options(arguments)
     folder = options.workdir / "rows"
     failures = [] if options.report else _run_rows(options, folder)
-    output = options.output or options.workdir
     results = load_results(folder)
+    if results:
+        _write_table(results, options.output or options.workdir)
+    if failures:
+        raise FloatingPointError("; ".join(failures))
+    if not results:
+        raise UserError(f"{folder}: expected finished rows, */result.json: there is none yet")
+
+
+def _write_table(results: Sequence[Result], output: pathlib.Path) -> None:
     write_file(output / "table3.md", report(results).encode())
     print(output / "table3.md")
     if any(result.row == "base" for result in results):
@@ -54,25 +65,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(output / "table3.png")
     else:
         print("no picture yet: it compares rows with base", file=sys.stderr)
-    if failures:
-        raise FloatingPointError("; ".join(failures))
 
 
 def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     """Trains and decodes the rows that are not finished; says which did not converge."""
+    configs = {
+        (row, seed): _configure(options, row, seed)
+        for seed in options.seeds
+        for row in options.rows
+    }
+    # Before any is trained: a mistake in the last row should not show after the others' hours.
+    finished = _check(configs, folder, options.scale)
     failures = []
-    jobs = [(row, seed) for seed in options.seeds for row in options.rows]
-    # All configs first: a mistake in the last row should not show after the others' hours.
-    configs = [_configure(options, row, seed) for row, seed in jobs]
-    for number, ((row, seed), config) in enumerate(zip(jobs, configs, strict=True), 1):
-        print(
-            f"[{number}/{len(jobs)}] {row}: {describe(row, options.scale)}; seed {seed}",
-            file=sys.stderr,
-        )
-        place = Workdir(folder / f"{row}-{seed}")
+    for number, ((row, seed), config) in enumerate(configs.items(), 1):
+        title = f"[{number}/{len(configs)}] {row}: {describe(row, options.scale)}; seed {seed}"
+        print(title + (": finished" if (row, seed) in finished else ""), file=sys.stderr)
+        if (row, seed) in finished:
+            continue
         try:
-            if not _is_finished(place, options.scale, config.training.steps // ROWS[row].longer):
-                run_row(config, place, row, options.scale)
+            run_row(config, _place(folder, row, seed), row, options.scale)
         except FloatingPointError as error:  # the others should not wait for it
             failures.append(f"{row}, seed {seed}: {error}")
             print(failures[-1], file=sys.stderr)
@@ -80,27 +91,64 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     return failures
 
 
-def _is_finished(folder: Workdir, scale: str, steps: int) -> bool:
-    """Whether the row need not be run again.
+def _check(
+    configs: dict[tuple[str, int], Config], folder: pathlib.Path, scale: str
+) -> set[tuple[str, int]]:
+    """Checks that the rows can be run, and belong to those that are finished.
+
+    Returns:
+      The finished ones, which need not be run again.
 
     Raises:
-      UserError: It was run with other settings.
+      UserError: A row has other settings or data than a finished one, or could not be finished.
     """
-    path = _result(folder)
-    if not path.exists():
-        return False
-    result = Result.load(path)
-    if (result.scale, result.steps) != (scale, steps):
+    results = load_results(folder)
+    (row, _), config = next(iter(configs.items()))
+    steps = config.training.steps // ROWS[row].longer
+    if results and (results[0].scale, results[0].steps) != (scale, steps):
         raise UserError(
-            f"{path}: holds a row of --scale {result.scale} --steps {result.steps}, but {scale} "
-            f"and {steps} were given; give the same, or another --workdir"
+            f"{folder}: holds rows of --scale {results[0].scale} --steps {results[0].steps}, but "
+            f"{scale} and {steps} were given; give the same, or another --workdir"
         )
-    print(f"{path}: finished", file=sys.stderr)
-    return True
+    finished = {(result.row, result.seed) for result in results}
+    waiting = [job for job in configs if job not in finished]
+    for row, seed in waiting:
+        _check_progress(configs[row, seed], _place(folder, row, seed), row)
+    expected = results[0].data if results else None
+    for row, seed in waiting or list(configs)[:1]:
+        data = open_dataset(configs[row, seed], _place(folder, row, seed))
+        expected = expected or data.identity
+        if data.identity != expected:
+            raise UserError(
+                f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
+                f"{expected}, got {data.identity}; give the same --data, or another --workdir"
+            )
+        _check_sources(configs[row, seed], data.tokenizer)
+    return finished
 
 
-def _result(folder: Workdir) -> pathlib.Path:
-    return folder.path / "result.json"
+def _check_progress(config: Config, folder: Workdir, row: str) -> None:
+    """Checks that a row which takes no more steps ended with a validation: it gets no other."""
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        step = max(checkpoints.steps(), default=0)
+    if step >= config.training.steps:
+        _training(config, folder, row, step)
+
+
+def _check_sources(config: Config, tokenizer: Tokenizer) -> None:
+    """Checks that all sources can be translated: training leaves out those that are too long."""
+    part, most = config.data.valid, config.model.max_length - 1
+    pairs = open_corpus(config.data).pairs(part)
+    lengths = [len(tokenizer.encode(source)) for source, _ in pairs]
+    if long := [number for number, length in enumerate(lengths, 1) if length > most]:
+        raise UserError(
+            f"{part}: expected sources of at most {most} tokens (model.max_length), but "
+            f"{len(long)} are longer, the first in line {long[0]}; take these pairs out"
+        )
+
+
+def _place(folder: pathlib.Path, row: str, seed: int) -> Workdir:
+    return Workdir(folder / f"{row}-{seed}")
 
 
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
@@ -113,11 +161,12 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
       scale: The scale of ``config``.
 
     Raises:
-      UserError: The folder holds another experiment, or data is missing or malformed.
+      UserError: The folder holds another experiment or a longer one, or data is missing or
+        malformed.
       FloatingPointError: It does not converge.
     """
-    train(config, folder.path)
-    perplexity, training_seconds = _training(folder, config.training.steps)
+    state = train(config, folder.path)
+    perplexity, training_seconds = _training(config, folder, row, int(state.step))
     began = time.monotonic()
     bleu = _translate(config, folder)
     result = Result(
@@ -133,8 +182,9 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         decoding_seconds=time.monotonic() - began,
         machine=command.machine(),
         data=read_json(folder.identity),
+        settings=settings(config),
     )
-    result.save(_result(folder))
+    result.save(folder.path / "result.json")
     print(f"{row}: perplexity {perplexity:.3f}, BLEU {bleu.score:.2f}", file=sys.stderr)
     return result
 
@@ -144,18 +194,26 @@ def count_parameters(config: Config) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config.model)))
 
 
-def _training(folder: Workdir, steps: int) -> tuple[float, float]:
-    """Perplexity after the last step, and the seconds that all steps took."""
-    records = read_metrics(folder.metrics)
-    perplexity = next(
-        r["perplexity"] for r in reversed(records) if r["kind"] == "valid" and r["step"] == steps
-    )
+def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[float, float]:
+    """Perplexity after the last step, and the seconds that all steps took.
+
+    Raises:
+      UserError: The row, which is at ``step``, went on after its last step, or was not validated.
+    """
+    steps, records = config.training.steps, read_metrics(folder.metrics)
+    valid = [r for r in records if r["kind"] == "valid" and r["step"] == steps]
+    if step > steps or not valid:
+        raise UserError(
+            f"{folder.path}: row {row} is at step {step}, but was to end with step {steps} and a "
+            f"validation; give --steps above {step // ROWS[row].longer}, or delete the folder to "
+            "train it anew"
+        )
     seconds, done = 0.0, 0
     for record in records:
         if record["kind"] == "train":
             seconds += record["seconds_per_step"] * (record["step"] - done)
             done = record["step"]
-    return perplexity, seconds
+    return valid[-1]["perplexity"], seconds
 
 
 def _translate(config: Config, folder: Workdir) -> Metric:

@@ -6,14 +6,16 @@ import math
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
-from jaxformer.paper.table3_rows import ROWS, describe, row_config
+from jaxformer.paper.table3_rows import ROWS, describe, row_config, settings
 from jaxformer.plots import figure
 from jaxformer.workdir import read_json
 
@@ -55,6 +57,7 @@ class Result:
       decoding_seconds: Of translating the validation part, compilation included.
       machine: What it was trained on.
       data: SHA-256 of the tokenizer and of both parts of the corpus.
+      settings: Those of ``table3_rows.settings``.
     """
 
     row: str
@@ -69,6 +72,7 @@ class Result:
     decoding_seconds: float
     machine: str
     data: dict[str, str]
+    settings: dict[str, Any]
 
     def save(self, path: pathlib.Path) -> None:
         """Writes it as JSON, whole or not at all."""
@@ -79,16 +83,26 @@ class Result:
         """Reads it.
 
         Raises:
-          UserError: The file is damaged or is another's.
+          UserError: The file is damaged or another's, or the row now has other settings.
         """
         values = read_json(path)
         try:
             result = cls(**values)
-            describe(result.row, result.scale)
+            config = row_config(result.row, result.scale, steps=result.steps, seed=result.seed)
+            # Settings that the project did not know yet had what is now their default.
+            before = {**settings(Config()), **result.settings}
         except (TypeError, UserError) as error:
             raise UserError(
                 f"{path}: expected a finished row of Table 3: {error}; delete it to train it anew"
             ) from None
+        now = settings(config)
+        for name, value in before.items():
+            if now.get(name) != value:
+                raise UserError(
+                    f"{path}: was run with {name}={value!r}, but row {result.row} at the scale "
+                    f"{result.scale} now has {now.get(name)!r}; make the table with the version "
+                    "that trained its rows, or train them anew in another --workdir"
+                )
         return result
 
 
@@ -96,11 +110,9 @@ def load_results(folder: pathlib.Path) -> list[Result]:
     """All finished rows below a folder, in the order of the table.
 
     Raises:
-      UserError: There is none, one is damaged, or they do not belong together.
+      UserError: One is damaged, or they do not belong together.
     """
     paths = sorted(folder.glob("*/result.json"))
-    if not paths:
-        raise UserError(f"{folder}: expected finished rows, */result.json: there is none yet")
     results = [Result.load(path) for path in paths]
     for path, result in zip(paths, results, strict=True):
         for name in ("scale", "steps", "data"):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, to_dict
 from jaxformer.errors import UserError
 
 
@@ -142,6 +142,13 @@ _SMOKE = Config(
     ),
 )
 
+# Of a config, what its figures do not depend on: where data lies (what is in it is compared by its
+# hash), memory, and how often is reported.
+_INDIFFERENT = {
+    *("corpus", "builder", "directory", "train", "valid", "accumulation", "remat"),
+    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "keep_checkpoints"),
+}
+
 # The paper's, one for hours of a CPU, and one to see that all works.
 SCALES = {
     "paper": Scale(base=_PAPER),
@@ -176,6 +183,20 @@ def row_config(
     return dataclasses.replace(
         base, model=dataclasses.replace(base.model, **model), training=training
     )
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """All of a row's config that its figures depend on, by name.
+
+    >>> settings(row_config("A1"))["model.num_heads"]
+    1
+    """
+    return {
+        f"{section}.{name}": value
+        for section, values in to_dict(config).items()
+        for name, value in values.items()
+        if section != "mesh" and name not in _INDIFFERENT
+    }
 
 
 def describe(row: str, scale: str) -> str:

@@ -8,8 +8,8 @@ import pytest
 
 from jaxformer.data.numerals import english, german
 from jaxformer.errors import UserError
-from jaxformer.paper.table3 import main, run_row
-from jaxformer.workdir import Workdir
+from jaxformer.paper.table3 import main
+from jaxformer.paper.table3_report import Result
 
 STEPS = 4
 
@@ -33,14 +33,10 @@ def arguments(corpus, workdir, *more):
 
 
 @pytest.mark.slow
-def test_a_finished_row_is_not_trained_again(corpus, tmp_path, tiny_config, capsys):
+def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     row = tmp_path / "rows" / "C1-0"
-    # The model of this folder's other tests, whose training step is compiled already.
-    config = tiny_config(steps=STEPS, eval_sentences=0)
-    data = dataclasses.replace(
-        config.data, corpus="text", train=str(corpus / "train"), valid=str(corpus / "valid")
-    )
-    found = run_row(dataclasses.replace(config, data=data), Workdir(row), "C1", "smoke")
+    main(arguments(corpus, tmp_path))
+    found = Result.load(row / "result.json")
     assert dataclasses.asdict(found) == json.loads((row / "result.json").read_text())
     assert (found.row, found.steps, found.seed) == ("C1", STEPS, 0)
     assert len((row / "valid.de").read_text().split("\n")) == 1 + 1
@@ -55,11 +51,17 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, tiny_config, caps
     for path in row.iterdir():
         if path.name != "result.json":
             path.rename(tmp_path / path.name)
-    main(arguments(pathlib.Path("nowhere"), tmp_path))
-    assert "result.json: finished" in capsys.readouterr().err
+    (tmp_path / "table3.md").unlink()
+    main(arguments(pathlib.Path("nowhere"), tmp_path, "--report"))
+    capsys.readouterr()
     assert (
         f"| C1 | N 1 | {STEPS} | {found.perplexity:.2f} |" in (tmp_path / "table3.md").read_text()
     )
+    # With other data or without any, nobody knows whether the row is the one that is asked for.
+    with pytest.raises(UserError, match="no folder nowhere"):
+        main(arguments(pathlib.Path("nowhere"), tmp_path))
+    main(arguments(corpus, tmp_path))
+    assert "[1/1] C1: N 1; seed 0: finished" in capsys.readouterr().err
     assert [path.name for path in row.iterdir()] == ["result.json"]
     with pytest.raises(UserError, match="--steps 4, but smoke and 5 were given"):
         main(arguments(corpus, tmp_path, "--steps=5"))

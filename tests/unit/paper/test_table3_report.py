@@ -7,10 +7,11 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.paper.table3_report import Result, draw, load_results, report
+from jaxformer.paper.table3_rows import row_config, settings
 
 
-def result(row="base", **values):
-    made_up = {
+def result(row="base", **changes):
+    values = {
         "scale": "small",
         "steps": 3000,
         "seed": 0,
@@ -22,8 +23,10 @@ def result(row="base", **values):
         "decoding_seconds": 6.0,
         "machine": "an abacus",
         "data": {"train": "abc"},
+        **changes,
     }
-    return Result(row=row, **{**made_up, **values})
+    config = row_config(row, values["scale"], steps=values["steps"], seed=values["seed"])
+    return Result(row=row, **{"settings": settings(config), **values})
 
 
 def save(folder, *results):
@@ -93,14 +96,35 @@ def test_a_row_twice_is_no_second_seed(tmp_path):
 
 
 def test_no_rows_and_damaged_rows(tmp_path):
-    with pytest.raises(UserError, match="expected finished rows"):
-        load_results(tmp_path)
+    assert load_results(tmp_path) == []
     path = tmp_path / "F-0" / "result.json"
     path.parent.mkdir()
     for damage in ({"row": "base"}, dataclasses.asdict(result()) | {"row": "F"}):
         path.write_text(json.dumps(damage))
         with pytest.raises(UserError, match=r"expected a finished row of Table 3: .*; delete it"):
             load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "message"),
+    [
+        ("search.beam_size", 5, "search.beam_size=5, but row C1 at the scale small now has 4;"),
+        ("model.d_ff", 500, "model.d_ff=500, but row C1 at the scale small now has 512;"),
+        ("model.gone", "yes", "model.gone='yes', but row C1 at the scale small now has None;"),
+    ],
+)
+def test_a_row_of_other_settings_is_not_taken_for_todays(tmp_path, name, then, message):
+    old = result("C1")
+    save(tmp_path, dataclasses.replace(old, settings={**old.settings, name: then}))
+    with pytest.raises(UserError, match=f"C1-0/result.json: was run with {message}"):
+        load_results(tmp_path)
+
+
+def test_a_setting_that_was_not_known_yet_had_its_default(tmp_path):
+    old = result("C1")
+    known = {name: value for name, value in old.settings.items() if name != "search.top_p"}
+    save(tmp_path, dataclasses.replace(old, settings=known))
+    assert [found.row for found in load_results(tmp_path)] == ["C1"]
 
 
 def test_picture_shows_differences_to_base(tmp_path, pages):

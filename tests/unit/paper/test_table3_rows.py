@@ -7,7 +7,7 @@ import pytest
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.paper.table3 import count_parameters
-from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
+from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
 
 # Table 3 as the paper prints it: sizes, parameters in millions; None where a cell is blank.
 #        N  d_model d_ff  h  d_k d_v P_drop  e_ls  10^6
@@ -115,6 +115,24 @@ def test_base_is_the_papers():
     base = row_config("base")
     assert dataclasses.replace(base.model, compute_dtype="float32") == Config().model
     assert (base.data, base.search) == (Config().data, Config().search)
+
+
+def test_settings_are_all_that_bears_on_the_figures():
+    base = row_config("base")
+    moved = dataclasses.replace(
+        base,
+        data=dataclasses.replace(base.data, directory="elsewhere", train="t", valid="v"),
+        training=dataclasses.replace(base.training, log_every=7, keep_checkpoints=2, remat="layer"),
+    )
+    assert settings(moved) == settings(base)
+    for row in ROWS:
+        if row != "base":
+            assert settings(row_config(row)) != settings(base), row
+    for name in ("tokens_per_batch", "max_length"):
+        data = dataclasses.replace(base.data, **{name: getattr(base.data, name) - 1})
+        assert settings(dataclasses.replace(base, data=data)) != settings(base), name
+    longer = row_config("base", steps=7, seed=3)
+    assert settings(longer) == {**settings(base), "training.steps": 7, "training.seed": 3}
 
 
 def test_descriptions():

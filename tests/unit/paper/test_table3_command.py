@@ -1,0 +1,174 @@
+"""What is refused before any row is trained, and what is said of rows that cannot be finished.
+
+Nothing is trained: in the place of training and decoding a row stands a function that notes it.
+"""
+
+import json
+import types
+
+import pytest
+
+from jaxformer.data.numerals import english, german
+from jaxformer.errors import UserError
+from jaxformer.paper import table3
+from jaxformer.paper.table3_report import Result
+from jaxformer.paper.table3_rows import row_config, settings
+from jaxformer.training.dataset import open_dataset
+from jaxformer.workdir import Workdir
+
+STEPS = 4
+
+
+def corpus(folder, numbers, more=""):
+    folder.mkdir()
+    for part in ("train", "valid"):
+        for language, spell in (("en", english), ("de", german)):
+            text = "".join(f"{spell(number)}\n" for number in numbers)
+            (folder / f"{part}.{language}").write_text(text + more, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return corpus(tmp_path_factory.mktemp("table3") / "data", range(400))
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The rows that were trained, in order; seed 9 does not converge."""
+    rows = []
+
+    def run_row(config, folder, row, scale):
+        rows.append(row)
+        if config.training.seed == 9:
+            raise FloatingPointError("gradients were NaN")
+        Result(
+            row=row,
+            scale=scale,
+            steps=STEPS,
+            seed=config.training.seed,
+            perplexity=10.0,
+            bleu=20.0,
+            bleu_signature="nrefs:1",
+            parameters=1,
+            training_seconds=1.0,
+            decoding_seconds=1.0,
+            machine="an abacus",
+            data=open_dataset(config, folder).identity,
+            settings=settings(config),
+        ).save(folder.path / "result.json")
+
+    monkeypatch.setattr(table3, "run_row", run_row)
+    return rows
+
+
+def run(workdir, data, rows, *more):
+    arguments = [f"--steps={STEPS}", f"--data={data}", f"--workdir={workdir}", f"--rows={rows}"]
+    table3.main(["--scale=smoke", *arguments, *more])
+
+
+def test_each_row_is_run_once(tmp_path, data, trained, capsys):
+    run(tmp_path, data, "C1")
+    # As from another machine: what counts is what is in it, not the folder's name.
+    (tmp_path / "rows" / "C1-0").rename(tmp_path / "rows" / "another")
+    run(tmp_path, data, "C1,A1,A1,big")
+    assert trained == ["C1", "A1", "big"]
+    said = [line for line in capsys.readouterr().err.split("\n") if line.startswith("[1/3] C1")]
+    assert said == ["[1/3] C1: N 1; seed 0: finished"]
+
+
+@pytest.mark.parametrize("rows", ["A1", "A1,C1", "C1"])
+def test_rows_of_other_data_are_refused_before_training(tmp_path, data, trained, rows):
+    run(tmp_path, data, "C1")
+    other = corpus(tmp_path / "other", range(1, 401))
+    with pytest.raises(UserError, match=r"rows: holds rows of other data than \w\w, seed 0"):
+        run(tmp_path, other, rows)
+    assert trained == ["C1"]
+    # The same text elsewhere is the same data.
+    run(tmp_path, corpus(tmp_path / "copy", range(400)), rows)
+    assert trained == ["C1", "A1"][: 1 + ("A1" in rows)]
+
+
+def test_rows_of_other_steps_are_refused_before_training(tmp_path, data, trained):
+    run(tmp_path, data, "C1")
+    with pytest.raises(UserError, match="holds rows of --scale smoke --steps 4, but smoke and 5"):
+        run(tmp_path, data, "A1", "--steps=5")
+    with pytest.raises(UserError, match="--steps 4, but smoke and 5"):
+        run(tmp_path, data, "big", "--steps=5")
+    assert trained == ["C1"]
+
+
+@pytest.mark.parametrize(("pieces", "fits"), [(127, True), (128, False)])
+def test_a_source_too_long_to_translate_is_refused_before_training(
+    tmp_path, data, trained, pieces, fits
+):
+    # A model of the scale "smoke" takes 128 tokens, end-of-sentence included. A sign that the
+    # training text lacks has one token a byte, and a space before the first is one more.
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in data.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    for language in ("en", "de"):
+        with (other / f"valid.{language}").open("a", encoding="utf-8") as valid:
+            print("~" * (pieces - 1), file=valid)
+    if fits:
+        run(tmp_path, other, "C1")
+        assert trained == ["C1"]
+    else:
+        message = r"valid: expected sources of at most 127 tokens .* 1 are longer, .* line 401;"
+        with pytest.raises(UserError, match=message):
+            run(tmp_path, other, "C1")
+        assert trained == []
+
+
+def test_if_no_row_converges_that_is_what_is_said(tmp_path, data, trained):
+    with pytest.raises(FloatingPointError, match="C1, seed 9: gradients were NaN; A1, seed 9: gra"):
+        run(tmp_path, data, "C1,A1", "--seeds=9")
+    assert trained == ["C1", "A1"]
+    assert not (tmp_path / "table3.md").exists()
+
+
+def test_a_row_that_does_not_converge_leaves_the_others_table(tmp_path, data, trained):
+    with pytest.raises(FloatingPointError, match=r"^C1, seed 9: gradients were NaN$"):
+        run(tmp_path, data, "C1", "--seeds=0,9")
+    assert "| C1 | N 1 | 4 | 10.00 |" in (tmp_path / "table3.md").read_text()
+
+
+def interrupted(folder, step, *validated):
+    """What matters here of a row's folder that training left at a step."""
+    (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    records = [{"kind": "train", "step": step, "seconds_per_step": 1.0}]
+    records += [{"kind": "valid", "step": at, "perplexity": 7.0} for at in validated]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "metrics.jsonl").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "step", "validated", "more"),
+    [("A1", 6, [], 6), ("A1", 6, [4], 6), ("A1", 4, [2], 4), ("big", 14, [12], 4)],
+)
+def test_a_row_that_cannot_end_as_it_should_is_refused_before_training(
+    tmp_path, data, trained, row, step, validated, more
+):
+    """Its perplexity would be missing, or not that of the weights that are decoded."""
+    interrupted(tmp_path / "rows" / f"{row}-0", step, *validated)
+    steps = 3 * STEPS if row == "big" else STEPS
+    message = f"row {row} is at step {step}, but was to end with step {steps} .* above {more},"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, data, f"C1,{row}")
+    assert trained == []
+
+
+def test_a_row_at_or_before_its_end_goes_on(tmp_path, data, trained):
+    interrupted(tmp_path / "rows" / "A1-0", 4, 2, 4)
+    interrupted(tmp_path / "rows" / "A2-0", 2)
+    run(tmp_path, data, "A1,A2")
+    assert trained == ["A1", "A2"]
+
+
+def test_a_row_without_its_last_validation(tmp_path, monkeypatch):
+    config = row_config("C1", "smoke", steps=STEPS)
+    interrupted(tmp_path, STEPS, 2)
+    monkeypatch.setattr(table3, "train", lambda *_: types.SimpleNamespace(step=STEPS))
+    with pytest.raises(UserError, match=r"row C1 is at step 4, .* and a validation; give --steps"):
+        table3.run_row(config, Workdir(tmp_path), "C1", "smoke")

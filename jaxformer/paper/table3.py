@@ -199,6 +199,7 @@ def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[flo
 
     Raises:
       UserError: The row, which is at ``step``, went on after its last step, or was not validated.
+      FloatingPointError: It did not converge.
     """
     steps, records = config.training.steps, read_metrics(folder.metrics)
     valid = [r for r in records if r["kind"] == "valid" and r["step"] == steps]
@@ -208,12 +209,14 @@ def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[flo
             f"validation; give --steps above {step // ROWS[row].longer}, or delete the folder to "
             "train it anew"
         )
+    if (perplexity := valid[-1]["perplexity"]) is None:
+        raise FloatingPointError(f"{folder.path}: the validation loss of {row} is not a number")
     seconds, done = 0.0, 0
     for record in records:
         if record["kind"] == "train":
             seconds += record["seconds_per_step"] * (record["step"] - done)
             done = record["step"]
-    return valid[-1]["perplexity"], seconds
+    return perplexity, seconds
 
 
 def _translate(config: Config, folder: Workdir) -> Metric:

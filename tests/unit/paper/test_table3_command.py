@@ -4,6 +4,7 @@ Nothing is trained: in the place of training and decoding a row stands a functio
 """
 
 import json
+import re
 import types
 
 import pytest
@@ -171,4 +172,14 @@ def test_a_row_without_its_last_validation(tmp_path, monkeypatch):
     interrupted(tmp_path, STEPS, 2)
     monkeypatch.setattr(table3, "train", lambda *_: types.SimpleNamespace(step=STEPS))
     with pytest.raises(UserError, match=r"row C1 is at step 4, .* and a validation; give --steps"):
+        table3.run_row(config, Workdir(tmp_path), "C1", "smoke")
+
+
+def test_a_row_whose_validation_is_not_a_number(tmp_path, monkeypatch):
+    config = row_config("C1", "smoke", steps=STEPS)
+    interrupted(tmp_path, STEPS, STEPS)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(re.sub(r'"perplexity": [\d.]+', '"perplexity": null', metrics.read_text()))
+    monkeypatch.setattr(table3, "train", lambda *_: types.SimpleNamespace(step=STEPS))
+    with pytest.raises(FloatingPointError, match="the validation loss of C1 is not a number"):
         table3.run_row(config, Workdir(tmp_path), "C1", "smoke")

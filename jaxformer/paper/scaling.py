@@ -30,7 +30,7 @@ _QUERIES_PER_NETWORK = 32
 _LOOKS = {
     "dot product": (figure.ORANGE, "s"),
     "dot product / √d_k": (figure.BLUE, "o"),
-    "additive": ("#009E73", "D"),
+    "additive": (figure.GREEN, "D"),
 }
 
 

@@ -31,8 +31,8 @@ _FORMULAS = {
 _LOOKS = {
     "self-attention": (figure.BLUE, "o"),
     "recurrent": (figure.ORANGE, "s"),
-    "convolutional": ("#CC79A7", "^"),
-    "restricted self-attention": ("#009E73", "D"),
+    "convolutional": (figure.PURPLE, "^"),
+    "restricted self-attention": (figure.GREEN, "D"),
 }
 Times = dict[str, dict[int, float]]
 

@@ -13,7 +13,7 @@ from matplotlib.ft2font import FT2Font
 from jaxformer.files import write_file
 
 # Told apart with any colour vision (Okabe and Ito).
-BLUE, ORANGE = "#0072B2", "#D55E00"
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 GREY = "#595959"
 
 # DejaVu Sans comes with matplotlib; it has the scripts of Europe, Arabic and Hebrew. The others

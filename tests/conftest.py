@@ -13,6 +13,9 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["MPLBACKEND"] = "Agg"
+# Compiling is most of the work: without LLVM's optimisations it takes about two thirds of the time.
+# XLA's own passes, which decide what is computed in what order, are the same.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import hypothesis
 import jaxtyping

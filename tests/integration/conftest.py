@@ -1,6 +1,8 @@
 """Small runs that the tests of this folder share."""
 
 import dataclasses
+import fcntl
+import os
 import pathlib
 
 import pytest
@@ -45,23 +47,33 @@ def tiny_config():
 @pytest.fixture(scope="session")
 def tiny_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of a finished tiny run; not to be changed."""
-    from jaxformer.training.loop import train
-
-    folder = tmp_path_factory.mktemp("run") / "tiny"
-    train(TINY, folder)
-    return folder
+    return _trained_once(tmp_path_factory, "tiny", TINY)
 
 
 @pytest.fixture(scope="session")
 def learned_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of a run that spells number words, if often wrong ones; not to be changed."""
-    from jaxformer.training.loop import train
-
-    folder = tmp_path_factory.mktemp("run") / "learned"
     model = dataclasses.replace(TINY.model, d_model=64, d_ff=128)
     training = dataclasses.replace(
         TINY.training, steps=300, warmup_steps=100, log_every=100, checkpoint_every=300,
-        eval_every=300,
+        eval_every=300, eval_sentences=0,
     )  # fmt: skip
-    train(dataclasses.replace(TINY, model=model, training=training), folder)
-    return folder
+    config = dataclasses.replace(TINY, model=model, training=training)
+    return _trained_once(tmp_path_factory, "learned", config)
+
+
+def _trained_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, config: Config
+) -> pathlib.Path:
+    """The folder of a run that the first process to ask for it has trained."""
+    from jaxformer.training.loop import train
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / name).exists():
+            train(config, folder / f"{name}.new")
+            (folder / f"{name}.new").rename(folder / name)
+    return folder / name

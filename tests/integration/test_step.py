@@ -18,6 +18,7 @@ from jaxformer.nn.transformer import Transformer
 from jaxformer.training.mesh import make_mesh, rows_split
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import (
+    Metrics,
     abstract_state,
     batch_sums,
     init_state,
@@ -27,11 +28,14 @@ from jaxformer.training.step import (
 
 CONFIG = Config(
     model=ModelConfig(
-        vocab_size=37, d_model=16, d_ff=24, num_heads=4, num_layers=2, dropout_rate=0.3
+        vocab_size=37, d_model=16, d_ff=24, num_heads=4, num_layers=1, dropout_rate=0.3
     ),
     training=TrainingConfig(warmup_steps=2),
 )
+DEEP = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, num_layers=2))
 ROWS = 8
+# Plain SGD; a momentum of zero keeps the gradients themselves in the state.
+OPTIMIZER = optax.sgd(1.0, momentum=0.0)
 
 
 def ragged_batch(seed=0):
@@ -48,18 +52,23 @@ def ragged_batch(seed=0):
     return Batch(*src, tgt[0], tgt_out, *tgt[1:])
 
 
+@functools.cache
+def step_on(devices, config, mesh=None):
+    """The mesh and the compiled step."""
+    mesh = make_mesh(mesh, jax.devices()[:devices])
+    return mesh, make_train_step(config, OPTIMIZER, mesh)
+
+
 def one_step(devices, accumulation=1, config=CONFIG, batch=None, mesh=None):
-    """The state after one step on that many devices; plain SGD shows the gradients themselves."""
+    """The state after one step on that many devices, its gradients and metrics."""
     config = dataclasses.replace(
         config, training=dataclasses.replace(config.training, accumulation=accumulation)
     )
-    optimizer = optax.sgd(1.0)
-    mesh = make_mesh(mesh, jax.devices()[:devices])
-    state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
-    before = jax.device_get(state.params)
+    mesh, train_step = step_on(devices, config, mesh)
+    state = init_state(Transformer(config.model), OPTIMIZER, mesh, seed=0)
     batch = jax.device_put(ragged_batch() if batch is None else batch, rows_split(mesh))
-    state, metrics = make_train_step(config, optimizer, mesh)(state, batch)
-    gradients = jax.tree.map(np.subtract, before, jax.device_get(state.params))
+    state, metrics = train_step(state, batch)
+    gradients = jax.device_get(optax.tree.get(state.opt_state, "trace"))
     return state, gradients, jax.device_get(metrics)
 
 
@@ -69,22 +78,13 @@ def reference():
 
 
 def assert_same(actual, expected):
-    scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+    """Within a millionth of the largest element of each array."""
     for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6 * scale)
-
-
-@pytest.mark.parametrize("devices", [2, 4, 8])
-def test_devices_do_not_change_loss_or_gradients(reference, devices):
-    _, gradients, metrics = one_step(devices)
-    np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
-    np.testing.assert_allclose(metrics.nll, reference[2].nll, rtol=1e-6)
-    assert (metrics.target_tokens, metrics.source_tokens) == (20, 27)
-    assert_same(gradients, reference[1])
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("devices", "accumulation"), [(1, 2), (1, 4), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (4, 2)])
 def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accumulation):
     _, gradients, metrics = one_step(devices, accumulation)
     np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
@@ -92,13 +92,15 @@ def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accu
     assert_same(gradients, reference[1])
 
 
-@pytest.mark.parametrize("remat", ["dots", "layer"])
-def test_rematerialisation_changes_memory_and_nothing_else(reference, remat):
-    training = dataclasses.replace(CONFIG.training, remat=remat)
-    config = dataclasses.replace(CONFIG, training=training)
-    _, gradients, metrics = one_step(2, config=config)
-    np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
-    assert_same(gradients, reference[1])
+def test_rematerialisation_changes_memory_and_nothing_else():
+    """Nor does it matter that layers become a loop: without it they are unrolled on CPUs."""
+    _, expected, expected_metrics = one_step(1, config=DEEP)
+    for remat in ("dots", "layer"):
+        training = dataclasses.replace(DEEP.training, remat=remat)
+        config = dataclasses.replace(DEEP, training=training)
+        _, gradients, metrics = one_step(2, config=config)
+        np.testing.assert_allclose(metrics.loss, expected_metrics.loss, rtol=1e-6)
+        assert_same(gradients, expected)
 
 
 def test_rematerialisation_saves_memory():
@@ -110,13 +112,13 @@ def test_rematerialisation_saves_memory():
 def temporary_memory(remat):
     config = dataclasses.replace(
         CONFIG,
-        model=dataclasses.replace(CONFIG.model, num_layers=8, d_model=64, d_ff=256),
+        model=dataclasses.replace(CONFIG.model, num_layers=4, d_model=64, d_ff=256),
         training=dataclasses.replace(CONFIG.training, remat=remat),
     )
-    mesh, optimizer = make_mesh(devices=jax.devices()[:1]), optax.sgd(1.0)
-    state = abstract_state(Transformer(config.model), optimizer, mesh)
+    mesh, train_step = step_on(1, config)
+    state = abstract_state(Transformer(config.model), OPTIMIZER, mesh)
     ids = jax.ShapeDtypeStruct((16, 32), np.int32)
-    step = make_train_step(config, optimizer, mesh).lower(state, Batch(*[ids] * 7)).compile()
+    step = train_step.lower(state, Batch(*[ids] * 7)).compile()
     return step.memory_analysis().temp_size_in_bytes
 
 
@@ -127,7 +129,7 @@ MESHES = [
     *((d, f, 8 // d // f) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if d * f <= 8),
 ]
 DIVISIBLE = dataclasses.replace(
-    CONFIG, model=dataclasses.replace(CONFIG.model, vocab_size=40, num_heads=8, num_layers=1)
+    CONFIG, model=dataclasses.replace(CONFIG.model, vocab_size=40, num_heads=8)
 )
 
 
@@ -138,7 +140,9 @@ DIVISIBLE = dataclasses.replace(
 )
 def test_the_mesh_changes_neither_gradients_nor_weights_after_twenty_steps(mesh):
     expected, actual = twenty_steps((1, 1, 1)), twenty_steps(mesh)
-    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-6)
+    np.testing.assert_allclose(actual.metrics.loss, expected.metrics.loss, rtol=1e-6)
+    np.testing.assert_allclose(actual.metrics.nll, expected.metrics.nll, rtol=1e-6)
+    assert (actual.metrics.target_tokens, actual.metrics.source_tokens) == (20, 27)
     assert_same(actual.gradients, expected.gradients)
     assert relative_distance(actual.params, expected.params) < 1e-4
     _, fsdp, tensor = mesh
@@ -146,9 +150,9 @@ def test_the_mesh_changes_neither_gradients_nor_weights_after_twenty_steps(mesh)
 
 
 class TwentySteps(NamedTuple):
-    """Loss and gradients of the first step, and parameters after the last."""
+    """Metrics and gradients of the first step, and parameters after the last."""
 
-    loss: float
+    metrics: Metrics
     gradients: dict
     params: dict
     inner_shard: tuple[int, ...]
@@ -166,11 +170,11 @@ def twenty_steps(sizes):
         batch = jax.device_put(ragged_batch(seed), rows_split(mesh))
         state, metrics = train_step(state, batch)
         if seed == 0:
-            loss = float(metrics.loss)
+            first = jax.device_get(metrics)
             # Adam's first moment after one step is a tenth of the gradient.
             gradients = jax.device_get(optax.tree.get(state.opt_state, "mu"))
     shard = state.params["decoder"]["layers"]["feed_forward"]["inner"].addressable_shards[0]
-    return TwentySteps(loss, gradients, jax.device_get(state.params), shard.data.shape)
+    return TwentySteps(first, gradients, jax.device_get(state.params), shard.data.shape)
 
 
 def relative_distance(actual, expected):
@@ -207,7 +211,7 @@ def test_gradient_is_that_of_the_mean_over_all_tokens():
         smoothed = 0.9 * jax.nn.one_hot(batch.tgt_out, 37) + 0.1 / 37
         return -((smoothed * log_p).sum(-1) * batch.tgt_segments).sum() / batch.tgt_segments.sum()
 
-    params = init_state(model, optax.sgd(1.0), make_mesh(devices=jax.devices()[:1]), seed=0).params
+    params = init_state(model, OPTIMIZER, make_mesh(devices=jax.devices()[:1]), seed=0).params
     loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
     _, gradients, metrics = one_step(8, config=config)
     np.testing.assert_allclose(metrics.loss / metrics.target_tokens, loss, rtol=1e-5)
@@ -226,22 +230,19 @@ def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
     assert_same(gradients, expected)
 
 
-def test_dropout_changes_with_the_step():
-    batch = ragged_batch()
-    optimizer = optax.sgd(0.0)
-    mesh = make_mesh(devices=jax.devices()[:1])
-    state = init_state(Transformer(CONFIG.model), optimizer, mesh, seed=0)
-    train_step = make_train_step(CONFIG, optimizer, mesh)
-    state, first = train_step(state, batch)
-    state, second = train_step(state, batch)
+def test_dropout_changes_with_the_step(reference):
+    """The same parameters and batch have another loss at the second step."""
+    state, _, first = reference
+    mesh, train_step = step_on(1, CONFIG)
+    fresh = init_state(Transformer(CONFIG.model), OPTIMIZER, mesh, seed=0)
+    state, second = train_step(fresh._replace(step=jnp.copy(state.step)), ragged_batch())
     assert int(state.step) == 2
     assert float(first.loss) != float(second.loss)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_step_with_nan_is_skipped_on_all_devices_and_counted(devices):
+def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     optimizer = optax.adam(1e-3)
-    mesh = make_mesh(devices=jax.devices()[:devices])
+    mesh = make_mesh(devices=jax.devices()[:8])
     state = init_state(Transformer(CONFIG.model), optimizer, mesh, seed=0)
     # A poisoned embedding of one token makes the gradients of the row that has it NaN.
     batch = ragged_batch()
@@ -266,7 +267,7 @@ def test_validation_sums_do_not_depend_on_devices():
     results = []
     for devices in (1, 8):
         mesh = make_mesh(devices=jax.devices()[:devices])
-        state = init_state(Transformer(CONFIG.model), optax.sgd(1.0), mesh, seed=0)
+        state = init_state(Transformer(CONFIG.model), OPTIMIZER, mesh, seed=0)
         results.append(jax.device_get(make_eval_step(CONFIG, mesh)(state.params, batch)))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
 

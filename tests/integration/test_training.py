@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 
@@ -36,16 +37,18 @@ def uninterrupted(tiny_config, tmp_path_factory):
 
 @pytest.mark.smoke
 def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted):
-    train(tiny_config(steps=2), tmp_path)
-    train(tiny_config(steps=4), tmp_path)
+    train(tiny_config(steps=2, eval_sentences=0), tmp_path)
+    train(tiny_config(steps=4, eval_sentences=0), tmp_path)
     assert_equal_states(train(tiny_config(), tmp_path), uninterrupted[0])
+    last, expected = read_metrics(tmp_path)[-1], read_metrics(uninterrupted[1])[-1]
+    assert (last["loss"], last["bleu"]) == (expected["loss"], expected["bleu"])
 
 
 def test_every_step_is_reported_once(tiny_config, tmp_path, uninterrupted):
     # The first part reports step 3, but its checkpoint is lost: it is resumed from step 2.
-    train(tiny_config(steps=3), tmp_path)
+    train(tiny_config(steps=3, eval_sentences=0), tmp_path)
     (tmp_path / "checkpoints" / "3").rename(tmp_path / "removed")
-    train(tiny_config(), tmp_path)
+    train(tiny_config(eval_sentences=0), tmp_path)
     reports = [(r["kind"], r["step"]) for r in read_metrics(tmp_path)]
     assert reports == [("train", 2), ("train", 4), ("train", 6), ("valid", 6)]
     losses = [r["loss"] for r in read_metrics(tmp_path)]
@@ -55,7 +58,7 @@ def test_every_step_is_reported_once(tiny_config, tmp_path, uninterrupted):
 def test_damaged_newest_checkpoint_falls_back_to_the_one_before(
     tiny_config, tmp_path, uninterrupted, caplog
 ):
-    train(tiny_config(steps=4), tmp_path)
+    train(tiny_config(steps=4, eval_sentences=0), tmp_path)
     damaged = max(
         (p for p in (tmp_path / "checkpoints" / "4").rglob("*") if p.is_file()),
         key=lambda p: p.stat().st_size,
@@ -63,7 +66,7 @@ def test_damaged_newest_checkpoint_falls_back_to_the_one_before(
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    state = train(tiny_config(), tmp_path)
+    state = train(tiny_config(eval_sentences=0), tmp_path)
     assert "damaged" in caplog.text
     assert_equal_states(state, uninterrupted[0])
 
@@ -83,54 +86,55 @@ def wait_for_step(folder, step, process):
 
 @pytest.mark.slow
 def test_kill_and_termination_lose_nothing(tmp_path):
-    """One run through; one killed with -9, then asked to stop, then left to finish."""
-    settings = {"training.steps": 400, "training.eval_every": 1000, "training.eval_sentences": 0}
-    whole = start_training(tmp_path / "whole", **settings)
-    _, errors = whole.communicate(timeout=180)
-    assert whole.returncode == 0, errors
+    """One run killed with -9, then asked to stop, then left to finish; and one run through."""
+
+    def start(folder, steps):
+        off = {"training.eval_every": 10_000, "training.eval_sentences": 0}
+        return start_training(folder, **{"training.steps": steps}, **off)
+
     folder = tmp_path / "interrupted"
-    killed = start_training(folder, **settings)
+    killed = start(folder, 5000)
     wait_for_step(folder, 20, killed)
     killed.kill()
     killed.communicate()
-    stopped = start_training(folder, **settings)
+    stopped = start(folder, 5000)
     wait_for_step(folder, newest_step(folder) + 20, stopped)
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == 130
-    assert "SIGTERM: step" in errors
-    assert "the same command goes on there" in errors
-    finished = start_training(folder, **settings)
+    assert "resumed from step" in errors
+    saved = newest_step(folder)
+    assert f"SIGTERM: step {saved} is saved; the same command goes on there" in errors
+    finished, whole = start(folder, saved + 20), start(tmp_path / "whole", saved + 20)
     _, errors = finished.communicate(timeout=180)
     assert finished.returncode == 0, errors
-    assert "resumed from step" in errors
-    states = []
+    assert f"resumed from step {saved}" in errors
+    _, errors = whole.communicate(timeout=180)
+    assert whole.returncode == 0, errors
+    states, kept = [], []
     for run in (tmp_path / "whole", folder):
         checkpoints = Checkpoints(run / "checkpoints")
-        assert checkpoints.steps()[-1] == 400
+        kept.append(checkpoints.steps())
         config = loop.config_lib.load(run / "config.json")
         mesh = loop.make_mesh(devices=jax.devices()[:1])
-        template = loop.init_state(
-            loop.Transformer(config.model), loop.make_optimizer(config), mesh, seed=1
+        template = loop.abstract_state(
+            loop.Transformer(config.model), loop.make_optimizer(config), mesh
         )
         states.append(checkpoints.restore(template).state)
+    assert kept[0] == kept[1]
+    assert kept[0][-1] == saved + 20
     assert_equal_states(*states)
 
 
-def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, monkeypatch):
-    train(tiny_config(steps=2), tmp_path)
-    save = Checkpoints.save
-
-    def foreign(self, step, state, *, metadata, score=None, interim=False):
-        save(self, step, state, metadata={"tokenizer": "another"}, score=score)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", foreign)
-        train(tiny_config(steps=4), tmp_path)
+def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, uninterrupted):
+    state, folder = uninterrupted
+    run = shutil.copytree(folder, tmp_path / "run")
+    with Checkpoints(run / "checkpoints", keep=3) as checkpoints:
+        checkpoints.save(7, state._replace(step=state.step + 1), metadata={"tokenizer": "another"})
     with pytest.raises(UserError, match="but they are of another; use another --workdir"):
-        train(tiny_config(), tmp_path)
+        train(tiny_config(steps=8), run)
     with pytest.raises(UserError, match="but these are of another; copy the whole workdir"):
-        Translator.load(tmp_path)
+        Translator.load(run)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +147,12 @@ def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, mo
     ],
 )
 def test_workdir_of_another_experiment_is_refused(
-    tiny_config, tiny_workdir, section, changes, words
+    tiny_config, uninterrupted, section, changes, words
 ):
     config = tiny_config()
     part = dataclasses.replace(getattr(config, section), **changes)
     with pytest.raises(UserError, match=words):
-        train(dataclasses.replace(config, **{section: part}), tiny_workdir)
+        train(dataclasses.replace(config, **{section: part}), uninterrupted[1])
 
 
 def write_text_corpus(folder, lines):
@@ -168,7 +172,7 @@ def text_config(tiny_config, folder, **training):
 
 def test_changed_data_is_refused(tiny_config, tmp_path):
     write_text_corpus(tmp_path, 200)
-    config = text_config(tiny_config, tmp_path, steps=2)
+    config = text_config(tiny_config, tmp_path, steps=2, eval_sentences=0)
     train(config, tmp_path / "run")
     write_text_corpus(tmp_path, 201)
     with pytest.raises(UserError, match="the run began with other data: train was"):
@@ -178,9 +182,10 @@ def test_changed_data_is_refused(tiny_config, tmp_path):
 def test_data_may_move(tiny_config, tmp_path, capsys):
     (tmp_path / "old").mkdir()
     write_text_corpus(tmp_path / "old", 200)
-    train(text_config(tiny_config, tmp_path / "old", steps=2), tmp_path / "run")
+    two, four = ({"steps": steps, "eval_sentences": 0} for steps in (2, 4))
+    train(text_config(tiny_config, tmp_path / "old", **two), tmp_path / "run")
     (tmp_path / "old").rename(tmp_path / "new")
-    train(text_config(tiny_config, tmp_path / "new", steps=4), tmp_path / "run")
+    train(text_config(tiny_config, tmp_path / "new", **four), tmp_path / "run")
     assert "resumed from step 2" in capsys.readouterr().err
 
 
@@ -227,7 +232,7 @@ def test_an_epoch_of_several_shapes_compiles_nothing_after_its_first_steps(
 
 
 def test_hopeless_run_stops_and_keeps_its_good_checkpoint(tiny_config, tmp_path, monkeypatch):
-    train(tiny_config(steps=2), tmp_path)
+    train(tiny_config(steps=2, eval_sentences=0), tmp_path)
     restore = Checkpoints.restore
 
     def poisoned(self, template):
@@ -242,12 +247,12 @@ def test_hopeless_run_stops_and_keeps_its_good_checkpoint(tiny_config, tmp_path,
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2]
 
 
-def test_finished_run_is_left_alone(tiny_config, tmp_path, capsys):
-    train(tiny_config(steps=2), tmp_path)
-    before = read_metrics(tmp_path)
-    train(tiny_config(steps=2), tmp_path)
-    assert read_metrics(tmp_path) == before
-    assert "nothing to do: training.steps=2 are done" in capsys.readouterr().err
+def test_finished_run_is_left_alone(tiny_config, uninterrupted, capsys):
+    state, folder = uninterrupted
+    before = read_metrics(folder)
+    assert_equal_states(train(tiny_config(), folder), state)
+    assert read_metrics(folder) == before
+    assert "nothing to do: training.steps=6 are done" in capsys.readouterr().err
 
 
 def test_tensorboard_files_are_written(uninterrupted):

@@ -51,6 +51,8 @@ class ModelConfig:
         none; other systems' models do.
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or
         "separate" ones.
+      target_vocab_size: Entries of the target and output matrices if they are separate: the first
+        ids of the vocabulary, where the symbols of trees are; ``vocab_size`` when None.
       norm_epsilon: Added to the variance in layer normalisation.
       max_length: The longest sequence, in tokens. Bounds the memory of translation and sizes the
         learned positions.
@@ -72,6 +74,7 @@ class ModelConfig:
     activation: Literal["relu", "swish"] = "relu"
     biases: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
+    target_vocab_size: int | None = None
     norm_epsilon: float = 1e-6
     max_length: int = 1024
     compute_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
@@ -103,6 +106,17 @@ class ModelConfig:
                 )
             if size is not None and size < 1:
                 raise UserError(f"model.{name} must be at least 1 or left out: got {size}")
+        if (size := self.target_vocab_size) is not None:
+            if self.embeddings == "tied":
+                raise UserError(
+                    "model.target_vocab_size needs model.embeddings=separate: one matrix for both "
+                    "sides has one size"
+                )
+            if not 1 <= size <= self.vocab_size:
+                raise UserError(
+                    "model.target_vocab_size must be from 1 to model.vocab_size="
+                    f"{self.vocab_size}, of which it is a part: got {size}"
+                )
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(
                 "model.d_model must be even, since sinusoidal positions are sine and cosine "
@@ -113,6 +127,11 @@ class ModelConfig:
     def key_size(self) -> int:
         """Size of one head's queries and keys, with the default filled in."""
         return self.d_model // self.num_heads if self.d_k is None else self.d_k
+
+    @property
+    def output_size(self) -> int:
+        """Entries of the target and output matrices, with the default filled in."""
+        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
     @property
     def value_size(self) -> int:

@@ -34,6 +34,7 @@ class Tokenizer:
 
     Attributes:
       vocab_size: Number of ids.
+      target_vocab_size: Number of ids up to the last that a target can have.
       serialized: The SentencePiece model, as it lies in a file.
       sha256: Hash of the SentencePiece model, hexadecimal: what a trained network depends on.
     """
@@ -61,6 +62,7 @@ class Tokenizer:
         self.vocab_size: int = processor.vocab_size()
         known = range(UNK + 1, self.vocab_size)
         self._symbols = {processor.id_to_piece(i): i for i in known if processor.is_control(i)}
+        self.target_vocab_size = max(self._symbols.values(), default=self.vocab_size - 1) + 1
         self.sha256 = hashlib.sha256(model).hexdigest()
 
     @classmethod

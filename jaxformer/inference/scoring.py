@@ -159,7 +159,7 @@ def log_probabilities(
         return jax.nn.logsumexp(jnp.stack(each), axis=0) - np.log(len(each))
 
     tokens = tgt_out.size
-    chunk = min(tokens, max(8, _LOGITS_AT_ONCE // max(c.vocab_size for c in configs)))
+    chunk = min(tokens, max(8, _LOGITS_AT_ONCE // max(c.output_size for c in configs)))
     count = -(-tokens // chunk)
 
     def chunked(rows: Array) -> Array:

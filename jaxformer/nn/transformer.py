@@ -227,11 +227,13 @@ class Transformer(nn.Module):
         names = ["embedding"] * 3
         if c.embeddings == "separate":
             names = ["src_embedding", "tgt_embedding", "output_embedding"]
-        shape = (c.vocab_size, c.d_model)
-        tables = {name: self.param(name, initializer, shape) for name in dict.fromkeys(names)}
+        sizes = dict(zip(names, (c.vocab_size, c.output_size, c.output_size), strict=True))
+        tables = {
+            name: self.param(name, initializer, (size, c.d_model)) for name, size in sizes.items()
+        }
         self.src_table, self.tgt_table, self.output_table = (tables[name] for name in names)
         self.logits_bias = (
-            self.param("logits_bias", nn.initializers.zeros, (c.vocab_size,)) if c.biases else None
+            self.param("logits_bias", nn.initializers.zeros, (c.output_size,)) if c.biases else None
         )
         if c.positions == "learned":
             learned = nn.initializers.normal(stddev=c.d_model**-0.5)

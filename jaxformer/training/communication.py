@@ -47,13 +47,15 @@ class Parameters(NamedTuple):
     Attributes:
       matrices: Of all layers, split over "fsdp" and "tensor".
       tables: Embeddings, split likewise: one, or three if they are not tied.
-      table: One of them.
+      source: The one that source tokens are looked up in.
+      target: The one that target tokens are looked up in, of the size of the output's.
       vectors: The rest, whole on every device.
     """
 
     matrices: int
     tables: int
-    table: int
+    source: int
+    target: int
     vectors: int
 
 
@@ -70,11 +72,12 @@ def count_parameters(config: ModelConfig) -> Parameters:
     attention_biases = 3 * (2 * keys + values + d) if c.biases else 0
     vectors = c.num_layers * (norms + inner_biases + attention_biases)
     vectors += 2 * 2 * d if c.norm_position == "pre" else 0
-    vectors += c.vocab_size if c.biases else 0
+    vectors += c.output_size if c.biases else 0
     vectors += 2 * c.max_length * d if c.positions == "learned" else 0
     matrices = c.num_layers * (3 * attention + 2 * feed_forward)
-    table = c.vocab_size * d
-    return Parameters(matrices, table * (1 if c.embeddings == "tied" else 3), table, vectors)
+    source, target = c.vocab_size * d, c.output_size * d
+    tables = source if c.embeddings == "tied" else source + 2 * target
+    return Parameters(matrices, tables, source, target, vectors)
 
 
 def step_traffic(config: Config, rows: int, src_length: int, tgt_length: int) -> dict[str, Traffic]:
@@ -114,7 +117,7 @@ def _fsdp(config: Config) -> Traffic:
         # Layers for the forward and the backward pass, as they are multiplied; tables for both.
         gathered=(2 * product * p.matrices + _FLOAT32 * p.tables) / tensor,
         # A table has a gradient from the loss, and from the look-ups of each side.
-        scattered=sums * (p.matrices + 3 * p.table) / tensor,
+        scattered=sums * (p.matrices + p.source + 2 * p.target) / tensor,
         summed=sums * p.vectors,
     )
 
@@ -132,10 +135,11 @@ def _tensor(config: Config, src_tokens: int, tgt_tokens: int) -> Traffic:
     sums = layers * (src_sums * src_tokens + tgt_sums * tgt_tokens) + tgt_tokens
     # Largest logit, sum of exponentials, the target's logit, and the mean.
     softmax = 4 * _FLOAT32 * tgt_tokens
-    tables = 1 if model.embeddings == "tied" and config.mesh.fsdp == 1 else 2
+    p = count_parameters(model)
+    once = model.embeddings == "tied" and config.mesh.fsdp == 1
     return Traffic(
         config.mesh.tensor,
-        gathered=_FLOAT32 * tables * count_parameters(model).table,
+        gathered=_FLOAT32 * (p.source if once else p.source + p.target),
         summed=_product_bytes(model) * model.d_model * sums + softmax,
     )
 

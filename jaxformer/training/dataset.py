@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 
-from jaxformer.config import Config
+from jaxformer.config import Config, ModelConfig
 from jaxformer.data.corpus import Corpus, open_corpus
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
@@ -51,6 +51,7 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
         tokenizer = Tokenizer.load(folder.tokenizer)
     else:
         tokenizer = cached_tokenizer(corpus, config.data.train, config.model.vocab_size, cache)
+    _check_target_vocabulary(config.model, tokenizer)
     identity = {
         "tokenizer": tokenizer.sha256,
         "train": corpus.fingerprint(config.data.train),
@@ -71,6 +72,14 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
         ),
         valid_text=_translatable(config, corpus, tokenizer),
     )
+
+
+def _check_target_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> None:
+    if model.output_size < tokenizer.target_vocab_size:
+        raise UserError(
+            f"model.target_vocab_size must be at least {tokenizer.target_vocab_size}, for all that "
+            f"the target of this corpus may be made of: got {model.output_size}"
+        )
 
 
 def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ def forward_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: i
     feed_forward = 2 * d * config.d_ff
     encoder = attention(s, s) + s * feed_forward
     decoder = attention(t, t) + attention(t, s) + t * feed_forward
-    logits = t * d * config.vocab_size
+    logits = t * d * config.output_size
     return 2 * rows * (config.num_layers * (encoder + decoder) + logits)
 
 

@@ -114,7 +114,11 @@ def numbers(text):
         ((1, 8, 1), {"num_layers": 2}, {}),
         ((1, 1, 8), {"num_layers": 2}, {}),
         ((2, 2, 2), {}, {}),
-        ((1, 4, 2), {"embeddings": "separate"}, {"remat": "layer", "accumulation": 2}),
+        (
+            (1, 4, 2),
+            {"embeddings": "separate", "target_vocab_size": 16},
+            {"remat": "layer", "accumulation": 2},
+        ),
     ],
     ids=str,
 )

@@ -54,7 +54,14 @@ def config(tmp_path_factory):
     (folder / "b.trees").write_text(TREES[0], encoding="utf-8")
     return Config(
         model=ModelConfig(
-            vocab_size=320, d_model=16, d_ff=32, num_heads=2, num_layers=1, max_length=96
+            vocab_size=320,
+            d_model=16,
+            d_ff=32,
+            num_heads=2,
+            num_layers=1,
+            embeddings="separate",
+            target_vocab_size=40,
+            max_length=96,
         ),
         data=DataConfig(
             corpus="trees",
@@ -119,6 +126,17 @@ def test_what_is_trained_on(data):
     linearised = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
     assert data.tokenizer.decode(target.tolist()) == linearised
     assert [data.tokenizer.piece(int(token)) for token in target] == linearised.split(" ")
+
+
+def test_targets_have_a_vocabulary_of_their_own(config, data, state, tmp_path):
+    linearised = [data.train[i][1] for i in range(len(data.train))]
+    highest = int(max(max(target) for target in linearised))
+    assert data.tokenizer.target_vocab_size == highest + 1
+    for name in ("tgt_embedding", "output_embedding"):
+        assert state.params[name].shape == (40, 16)
+    model = dataclasses.replace(config.model, target_vocab_size=highest)
+    with pytest.raises(UserError, match=f"must be at least {highest + 1}, .*: got {highest}"):
+        open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path))
 
 
 def test_validation_says_f1(config, data, state):

@@ -208,6 +208,21 @@ def test_separate_embeddings_serve_one_purpose_each():
     assert used == {"src": {*src[0].tolist()}, "tgt": {*tgt[0].tolist()}, "output": {3}}
 
 
+def test_the_target_may_have_fewer_ids_than_the_source():
+    model, variables = make(variant(embeddings="separate", target_vocab_size=9, biases=True))
+    src, tgt = jnp.array([[36, 20, 1]]), jnp.array([[2, 8]])
+    logits = model.apply(variables, src, tgt)
+    # The same as a vocabulary of 37 on both sides, of which only the first nine are looked at.
+    larger, padded = make(variant(embeddings="separate", biases=True))
+    padded = {"params": {**padded["params"], **variables["params"]}}
+    for name in ("tgt_embedding", "output_embedding", "logits_bias"):
+        leaf = variables["params"][name]
+        padding = [(0, 37 - 9)] + [(0, 0)] * (leaf.ndim - 1)
+        padded["params"][name] = jnp.pad(leaf, padding, constant_values=3.0)
+    assert logits.shape == (1, 2, 9)
+    np.testing.assert_allclose(logits, larger.apply(padded, src, tgt)[..., :9], rtol=1e-6)
+
+
 def test_biases_are_added_to_what_they_are_named_after():
     model, variables = make(variant(biases=True))
     plain, _ = make(TINY)

@@ -22,6 +22,7 @@ SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layer
         {},
         {"d_k": 3, "d_v": 5, "biases": True},
         {"embeddings": "separate", "positions": "learned", "norm_position": "pre"},
+        {"embeddings": "separate", "target_vocab_size": 7, "biases": True},
     ],
 )
 def test_parameters_are_counted_as_they_are_split(changes):
@@ -35,7 +36,10 @@ def test_parameters_are_counted_as_they_are_split(changes):
     for leaf, names in leaves:
         kind = "tables" if "vocab" in names else "matrices" if "d_model" in names else "vectors"
         split[kind] += leaf.size
-    assert count_parameters(config)._asdict() == split | {"table": 29 * 12}
+    assert count_parameters(config)._asdict() == split | {
+        "source": config.vocab_size * 12,
+        "target": (config.target_vocab_size or 29) * 12,
+    }
 
 
 def is_names(node):

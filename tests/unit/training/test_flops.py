@@ -28,7 +28,15 @@ def traced_flops(jaxpr, times=1) -> int:
     return total
 
 
-@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"num_heads": 1, "num_layers": 1}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"d_k": 3, "d_v": 5},
+        {"num_heads": 1, "num_layers": 1},
+        {"embeddings": "separate", "target_vocab_size": 11},
+    ],
+)
 def test_the_formula_counts_what_is_traced(sizes):
     config = ModelConfig(
         **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes

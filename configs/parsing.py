@@ -53,8 +53,8 @@ PARSING = Config(
         max_length=512,
     ),
     # Dropout, learning rate and beam were chosen on section 22, and only the beam was published;
-    # dropout, warm-up and separate vocabularies are those of the authors' program, tensor2tensor;
-    # 128 target ids those of Vinyals et al., 2015. Steps as for `base`.
+    # dropout, warm-up and separate vocabularies are those of the authors' program, tensor2tensor.
+    # Steps as for `base`.
     training=TrainingConfig(
         steps=100_000, warmup_steps=16_000, checkpoint_every=2000, eval_every=2000, eval_sentences=0
     ),

@@ -10,15 +10,22 @@ that --peers names. nn.Transformer also has dropout in attention and feed-forwar
 paper's model does not have and which it cannot be built without: it does that little more.
 
 All get the same settings of malloc: glibc gives large arrays back to the system after every
-operation otherwise, and a third of a step is page faults. --malloc default leaves them alone.
+operation otherwise, and a third of a step is page faults. --malloc default leaves them alone, as is
+always done on a GPU, whose arrays are not there.
+
+On a GPU give it a batch that fills it, such as 25,000 tokens a side; the peers are compiled there:
+
+    python benchmarks/train.py --size big --rows 96 --length 256 --peers python \
+        --systems "ours bfloat16" "torch bfloat16"
 
 A line has, for one system:
   tokens_per_second  source and target tokens without padding: median, least and most of the steps
   ratio              the median over that of each peer; above 1 is faster
   flops_per_second   of the matrix products, counted from the sizes (jaxformer/training/flops.py)
-  mfu                those over the best matrix product of 2,048 x 2,048 seen in this process
-  padding_efficiency, compile_seconds, compilations, peak_memory_mb (of the process),
-  waiting_for_data   the share of time, and
+  mfu                those over the best matrix product seen in this process, of 2,048 x 2,048, on
+                     accelerators 8,192 x 8,192
+  padding_efficiency, compile_seconds, compilations, peak_memory_mb (of the process; of the device)
+  waiting_for_data   the share of time spent loading, while devices compute, and
   milliseconds       of a step by kind of operation, summed over threads, from a profile: ours only
 """
 
@@ -26,6 +33,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import resource
 import statistics
 import subprocess
@@ -46,6 +54,10 @@ SIZES = {
         "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 3,
         "vocab_size": 8_000, "rows": 128, "length": 24,
     },
+    "big": {
+        "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 6,
+        "vocab_size": 32_000, "rows": 64, "length": 32,
+    },
     "tiny": {
         "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1,
         "vocab_size": 50, "rows": 4, "length": 6,
@@ -60,18 +72,30 @@ MALLOC = {
     "MALLOC_TOP_PAD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**35),
 }
+# JAX takes three quarters of a GPU's memory otherwise, and leaves the peers none.
+SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 WARM_UP = 3
+# Kinds of XLA's operations by their names; the first that fits.
+KINDS = {
+    "attention": re.compile("cudnn|sdpa"),
+    "products": re.compile("ynn|dot|gemm|nvjet|cutlass|convolution"),
+    "transposes and copies": re.compile("transpose|copy|bitcast|concatenate|memcpy"),
+}
 
 
 def main() -> None:
     """Takes steps of all systems in turn and prints a line for each."""
     options = parse_arguments()
+    size = dict(SIZES[options.size])
+    size |= {name: getattr(options, name) or size[name] for name in ("rows", "length")}
     if options.worker:
-        serve(our_steps(options.worker, SIZES[options.size]))
+        serve(our_steps(options.worker, size))
         return
-    size = SIZES[options.size]
+    os.environ |= SHARED_GPU
+    if on_accelerator():
+        options.malloc = "default"
     surroundings = machine() | {"malloc": options.malloc}
-    contestants = {name: Contestant(name, options) for name in options.systems}
+    contestants = {name: Contestant(name, options, size) for name in options.systems}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(WARM_UP + options.steps):
         for name, contestant in contestants.items():
@@ -100,6 +124,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--size", choices=SIZES, default="small", help="of the model (%(default)s)")
     parser.add_argument("--steps", type=int, default=7, help="timed steps (%(default)s)")
+    parser.add_argument("--rows", type=int, metavar="N", help="sentences (default: the size's)")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens of a sentence (likewise)")
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter with torch, transformers")
     parser.add_argument(
         "--systems", nargs="+", choices=OURS + PEERS, metavar="NAME", help="only some of them: "
@@ -117,20 +143,21 @@ def parse_arguments() -> argparse.Namespace:
 class Contestant:
     """A system in a process of its own, which takes a step for every line it is sent."""
 
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, options: argparse.Namespace, size: dict[str, int]) -> None:
         """Starts it."""
         here = pathlib.Path(__file__)
         if name in OURS:
-            command = [sys.executable, str(here), "--worker", name, "--size", options.size]
+            sizes = ["--rows", str(size["rows"]), "--length", str(size["length"])]
+            command = [sys.executable, str(here), "--worker", name, "--size", options.size, *sizes]
         else:
             peers = here.with_name("train_peers.py")
-            command = [options.peers, str(peers), name, json.dumps(SIZES[options.size])]
+            command = [options.peers, str(peers), name, json.dumps(size)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | (MALLOC if options.malloc == "tuned" else {}),
+            env=os.environ | SHARED_GPU | (MALLOC if options.malloc == "tuned" else {}),
         )
 
     def step(self) -> float:
@@ -207,14 +234,16 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     began = time.perf_counter()
     train_step = make_train_step(config, optimizer, mesh).lower(state, first).compile()
     compile_seconds = time.perf_counter() - began
-    waited = took = 0.0
+    batch, waited, took = first, 0.0, 0.0
 
     def step() -> None:
-        nonlocal state, waited, took
+        nonlocal state, batch, waited, took
         began = time.perf_counter()
-        batch = to_devices(mesh, next(batches))
-        waited += time.perf_counter() - began
         state, metrics = train_step(state, batch)
+        # The next batch meanwhile, as in training.
+        loading = time.perf_counter()
+        batch = to_devices(mesh, next(batches))
+        waited += time.perf_counter() - loading
         jax.block_until_ready(metrics)
         took += time.perf_counter() - began
 
@@ -223,6 +252,7 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
             # Counted before the peak is measured, which is a program of its own.
             "compilations": sum(event.endswith("backend_compile_duration") for event in compiled),
             "flops": training_flops(config.model, rows, length, length),
+            "peak_device_memory_mb": peak_device_memory_mb(),
             "peak_flops_per_second": matrix_product_peak(dtype),
             "padding_efficiency": plan.efficiency,
             "compile_seconds": round(compile_seconds, 1),
@@ -237,32 +267,49 @@ def where_time_goes(step: Callable[[], None], steps: int = 2) -> dict[str, float
     """Milliseconds of a step, summed over threads, by the kind of XLA's operations."""
     import jax
 
-    milliseconds = dict.fromkeys(("products", "transposes and copies", "other"), 0.0)
+    milliseconds = dict.fromkeys((*KINDS, "other"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(steps):
                 step()
         (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
-    for event in (event for plane in planes for line in plane.lines for event in line.events):
+    if on_gpu := [plane for plane in planes if plane.name.startswith("/device:GPU")]:
+        lines = [line for plane in on_gpu for line in plane.lines if line.name.startswith("Stream")]
+    else:
+        lines = [line for plane in planes for line in plane.lines]
+    for event in (event for line in lines for event in line.events):
         # Python's frames, and what waits for or contains other operations.
         if event.name.startswith(("$", "ThunkExecutor", "SlinkyThreadPool", "while", "call")):
             continue
-        kind = "other"
-        if any(word in event.name for word in ("ynn", "dot", "gemm", "convolution")):
-            kind = "products"
-        elif any(word in event.name for word in ("transpose", "copy", "bitcast", "concatenate")):
-            kind = "transposes and copies"
+        kind = next((kind for kind, words in KINDS.items() if words.search(event.name)), "other")
         milliseconds[kind] += event.duration_ns / steps / 1e6
     return {kind: round(spent, 1) for kind, spent in milliseconds.items()}
 
 
-def matrix_product_peak(dtype: str, size: int = 2048) -> float:
+def on_accelerator() -> bool:
+    """Whether JAX computes on anything but CPUs."""
+    import jax
+
+    return jax.default_backend() != "cpu"
+
+
+def peak_device_memory_mb() -> int | None:
+    """The most memory that arrays took on an accelerator so far; None on CPUs."""
+    import jax
+
+    statistics_ = jax.devices()[0].memory_stats()
+    return statistics_ and statistics_["peak_bytes_in_use"] // 2**20
+
+
+def matrix_product_peak(dtype: str) -> float:
     """Operations a second of the best of twenty products of two square matrices."""
     import jax
     import jax.numpy as jnp
 
-    a = jnp.ones((size, size), dtype)
+    size = 8192 if on_accelerator() else 2048
+    # Random: zeros or ones heat a GPU less, and it runs faster.
+    a = jax.random.normal(jax.random.key(0), (size, size)).astype(dtype)
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     product(a).block_until_ready()
     times = []

@@ -8,7 +8,8 @@
 docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
 
 Departs from the paper: matrix products in bfloat16, which today's accelerators are built for.
-Measured: nothing yet. The paper's run took 3.5 days on 8 P100 GPUs, 1.0 s a step.
+Measured: 85 ms a step on one H100, for 30 steps; no whole run yet. The paper's took 3.5 days on
+8 P100 GPUs, 1.0 s a step.
 """
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig, select

@@ -19,6 +19,8 @@ PAGES = ("paper_map.md", "reproduce.md")
 
 # Peak of one chip's dense bfloat16 products, in operations a second, by its maker's data sheet.
 PEAKS = {"TPU v5e": 197e12, "TPU v6e": 918e12, "H100 SXM": 989e12, "H200 SXM": 989e12}
+# Seconds of a step of 24,576 tokens a side, by benchmarks/train.py (docs/scaling.md).
+MEASURED = {"H100 SXM": {"base": 0.0373, "big": 0.0850}}
 # What the estimates stand on. Rows of this length, full batches, and two shares of the peak.
 SENTENCE = 32
 SHARES = (0.4, 0.1)
@@ -75,9 +77,18 @@ def estimates() -> str:
         for count in (1, 16 if "TPU" in chip else 8):
             machine = chip if count == 1 else f"{count} x {chip}"
             spans = (_span(*(hours(n, peak * count, s) for s in SHARES)) for n in CONFIGS)
-            cells = (machine, f"{peak * count / 1e12:,.0f}", *spans, "not measured yet")
+            cells = (machine, f"{peak * count / 1e12:,.0f}", *spans, _measured(machine))
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _measured(machine: str) -> str:
+    """What all steps of the runs would take at the speed that was measured there."""
+    runs = [
+        f"`{name}` {load_config(name).training.steps * seconds / 3600:.2g} h"
+        for name, seconds in MEASURED.get(machine, {}).items()
+    ]
+    return ", ".join(runs) + ", by the speed of single steps" if runs else "not measured yet"
 
 
 def _span(least: float, most: float) -> str:

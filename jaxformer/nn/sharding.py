@@ -82,7 +82,7 @@ def for_each_part(
       What the function returns, stacked: one for each part. Without rules, there is one part.
     """
     vocab = PartitionSpec.UNCONSTRAINED if split_table else None
-    parts = _parts_of_rows()
+    parts = parts_of("batch")
     if parts == 1:
         return jax.tree.map(lambda a: a[None], function(_pin(table, vocab, None), *rows))
     tables = jnp.broadcast_to(table, (parts, *table.shape))
@@ -92,8 +92,9 @@ def for_each_part(
     return jax.vmap(function)(tables, *(_pin(a, "batch", *[None] * (a.ndim - 1)) for a in split))
 
 
-def _parts_of_rows() -> int:
-    axis = dict(get_logical_axis_rules()).get("batch")
+def parts_of(name: str) -> int:
+    """How many parts the axes of that name are split into; 1 without rules."""
+    axis = dict(get_logical_axis_rules()).get(name)
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1
 
 

@@ -405,9 +405,10 @@ def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
     if remat != "none":
         policy = jax.checkpoint_policies.save_only_these_names(PRODUCT)
         layer = nn.remat(layer, prevent_cse=False, policy=policy if remat == "dots" else None)
-    # On CPUs, stacking what the backward pass needs takes longer than compiling every layer. But
-    # in one piece of code the compiler would find that what is computed again is there already.
-    unrolled = jax.default_backend() == "cpu" and remat == "none"
+    # Stacking what the backward pass needs takes longer than compiling every layer (on TPUs, not
+    # measured). But in one piece of code the compiler would find that what is computed again is
+    # there already.
+    unrolled = jax.default_backend() in ("cpu", "gpu") and remat == "none"
     return nn.scan(
         layer,
         variable_axes={"params": 0, "intermediates": 0},

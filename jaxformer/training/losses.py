@@ -1,6 +1,7 @@
 """Label-smoothed cross-entropy (section 5.4) without the logits of a whole batch in memory."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from jaxformer.nn.sharding import for_each_part
 
 # Logits held at a time: enough rows to fill the matrix units, few enough to stay near the caches.
 _LOGITS_PER_CHUNK = 2**23
+# On GPUs more: every chunk reads and writes the embedding's gradient, which no cache there holds.
+_LOGITS_PER_CHUNK_ON_GPUS = 2**27
 
 
 def cross_entropy(
@@ -50,7 +53,9 @@ def cross_entropy(
 def _chunks(features, targets, weights, vocab_size):
     """The rows, padded, as a first axis of chunks."""
     rows = features.shape[0]
-    chunk = min(rows, max(128, _LOGITS_PER_CHUNK // vocab_size))
+    on_gpu = jax.default_backend() == "gpu"
+    logits = _LOGITS_PER_CHUNK_ON_GPUS if on_gpu else _LOGITS_PER_CHUNK
+    chunk = min(rows, max(128, logits // vocab_size // 128 * 128))
     padding = -rows % chunk
     features = jnp.pad(features, ((0, padding), (0, 0)))
     targets, weights = jnp.pad(targets, (0, padding)), jnp.pad(weights, (0, padding))
@@ -60,11 +65,11 @@ def _chunks(features, targets, weights, vocab_size):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _chunked(embedding, features, targets, weights, smoothing):
     """The two sums, for callers that take no gradient."""
-    kernel = _transposed(embedding, features.dtype)
+    projection = _projection(embedding, features.dtype)
 
     def chunk_sums(chunk):
         rows, targets, weights = chunk
-        return _chunk(rows, targets, weights, kernel, smoothing)[:2]
+        return _chunk(rows, targets, weights, projection, smoothing)[:2]
 
     loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
     return loss.sum(), nll.sum()
@@ -72,21 +77,22 @@ def _chunked(embedding, features, targets, weights, smoothing):
 
 def _forward(embedding, features, targets, weights, smoothing):
     """The two sums and the gradients of the loss, in one pass over the chunks."""
-    kernel = _transposed(embedding, features.dtype)
+    projection = _projection(embedding, features.dtype)
+    kernel = projection.kernel
 
     def chunk_gradients(kernel_gradient, chunk):
         rows, targets, weights = chunk
-        loss, nll, logits_gradient = _chunk(rows, targets, weights, kernel, smoothing)
+        loss, nll, logits_gradient = _chunk(rows, targets, weights, projection, smoothing)
         logits_gradient = logits_gradient.astype(kernel.dtype)
         kernel_gradient += columns_by_columns(rows, logits_gradient)
         features_gradient = rows_by_rows(logits_gradient, kernel).astype(rows.dtype)
         return kernel_gradient, (loss, nll, features_gradient)
 
     kernel_gradient, (loss, nll, features_gradient) = jax.lax.scan(
-        chunk_gradients, jnp.zeros_like(embedding.T), (features, targets, weights)
+        chunk_gradients, jnp.zeros_like(kernel, embedding.dtype), (features, targets, weights)
     )
     # The barrier keeps XLA from folding the transpose into a product that CPUs have no kernel for.
-    kernel_gradient = jax.lax.optimization_barrier(kernel_gradient).T
+    kernel_gradient = jax.lax.optimization_barrier(kernel_gradient)[:, : len(embedding)].T
     return (loss.sum(), nll.sum()), (kernel_gradient, features_gradient)
 
 
@@ -105,20 +111,44 @@ def _backward(smoothing, gradients, cotangents):
 _chunked.defvjp(_forward, _backward)
 
 
-def _transposed(embedding, dtype):
-    """The embedding as [D, V], in which all three products of a chunk are fast on CPUs."""
-    return jax.lax.optimization_barrier(embedding.astype(dtype).T)
+class _Projection(NamedTuple):
+    """The embedding as all chunks need it.
+
+    Attributes:
+      kernel: Its rows as columns, in which all three products of a chunk are fast on CPUs, and
+        columns of zeros up to a multiple of 16: GPUs would copy logits of another width.
+      mean: The mean row, float32. Its logit is the mean of the logits.
+      vocab_size: V.
+    """
+
+    kernel: Float[Array, "D W"]
+    mean: Float[Array, " D"]
+    vocab_size: int
 
 
-def _chunk(features, targets, weights, kernel, smoothing):
-    """Loss, likelihood, and the loss's gradient by the logits, of one chunk of rows."""
-    vocab_size = kernel.shape[1]
+def _projection(embedding, dtype):
+    rounded, size = embedding.astype(dtype), len(embedding)
+    kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, -size % 16))))
+    return _Projection(kernel, rounded.mean(axis=0, dtype=jnp.float32), size)
+
+
+def _chunk(features, targets, weights, projection, smoothing):
+    """Loss, likelihood, and the loss's gradient by the logits, of one chunk of rows.
+
+    The gradient by the logits of columns that only pad the kernel means nothing.
+    """
+    kernel, mean, vocab_size = projection
+    columns = jnp.arange(kernel.shape[1])
     logits = jnp.matmul(features, kernel, preferred_element_type=jnp.float32)
+    if kernel.shape[1] > vocab_size:
+        logits = jnp.where(columns < vocab_size, logits, jnp.finfo(jnp.float32).min)
     log_total = jax.nn.logsumexp(logits, axis=-1)
     # A sum instead of an index: where the vocabulary is split over devices, none has all of it.
-    is_target = jnp.arange(vocab_size) == targets[:, None]
+    is_target = columns == targets[:, None]
     nll = log_total - jnp.where(is_target, logits, 0.0).sum(axis=-1)
-    loss = (1 - smoothing) * nll + smoothing * (log_total - logits.mean(axis=-1))
+    # Not as a product, which accelerators would take in less than float32.
+    uniform_nll = log_total - (features.astype(jnp.float32) * mean).sum(axis=-1)
+    loss = (1 - smoothing) * nll + smoothing * uniform_nll
     probabilities = jnp.exp(logits - log_total[:, None])
     gradient = probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
     return (weights * loss).sum(), (weights * nll).sum(), weights[:, None] * gradient

@@ -12,8 +12,10 @@ from jaxformer.nn.attention import (
     MultiHeadAttention,
     additive_attention,
     dot_product_attention,
+    has_fused_kernel,
     project,
 )
+from jaxformer.nn.masks import causal_mask, segment_mask
 
 
 def attention_by_formula(queries, keys, values, mask):
@@ -48,6 +50,57 @@ def test_equation_1(random_heads):
     expected = attention_by_formula(queries, keys, values, mask)
     np.testing.assert_allclose(attended, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
+
+
+def test_no_fused_kernel_for_float32_nor_for_other_lengths(monkeypatch):
+    class Gpu:
+        compute_capability = "9.0"
+
+    def heads(length, size, dtype=jnp.bfloat16):
+        return jnp.zeros((2, length, 3, size), dtype)
+
+    assert not has_fused_kernel(heads(6, 16), heads(6, 16))  # here, on a CPU
+    monkeypatch.setattr(jax, "devices", lambda: [Gpu()])
+    assert has_fused_kernel(heads(6, 16), heads(8, 16))
+    assert not has_fused_kernel(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
+    assert not has_fused_kernel(heads(7, 16), heads(8, 16))
+    assert not has_fused_kernel(heads(6, 16), heads(7, 16))
+    assert not has_fused_kernel(heads(6, 12), heads(8, 12))
+    assert not has_fused_kernel(heads(6, 16), heads(8, 24))
+    Gpu.compute_capability = "7.5"
+    assert not has_fused_kernel(heads(6, 16), heads(8, 16))
+    Gpu.compute_capability = "gfx942"  # an AMD GPU
+    assert not has_fused_kernel(heads(6, 16), heads(8, 16))
+
+
+def test_fused_kernel_is_dot_product_attention():
+    """Values and gradients of packed, causal rows, on GPUs that have the kernel."""
+    rng = np.random.default_rng(0)
+    x, cotangent = jnp.asarray(rng.normal(size=(2, 2, 64, 128)), jnp.bfloat16)
+    heads = x.reshape(2, 64, 4, 32)
+    if not has_fused_kernel(heads, heads):
+        pytest.skip("needs an NVIDIA GPU, Ampere or newer")
+    segments = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 2, 2]], 16, axis=1))
+    mask = segment_mask(segments, segments) & causal_mask(64)
+    config = ModelConfig(d_model=128, num_heads=4, vocab_size=8, compute_dtype="bfloat16")
+    model = MultiHeadAttention(config)
+    params = model.init(jax.random.key(0), x, x, mask)
+
+    def fused(params, x):
+        return model.apply(params, x, x, mask) * (segments != 0)[..., None]
+
+    def plain(params, x):  # the kernel has no weights to record
+        attended, _ = model.apply(params, x, x, mask, mutable=["intermediates"])
+        return attended * (segments != 0)[..., None]
+
+    assert "custom-call" in jax.jit(fused).lower(params, x).as_text(dialect="hlo")
+    results = []
+    for function in (fused, plain):
+        attended, pull_back = jax.vjp(function, params, x)
+        results.append(jax.tree.leaves((attended, pull_back(cotangent))))
+    for ours, expected in zip(*results, strict=True):
+        ours, expected = np.asarray(ours, np.float32), np.asarray(expected, np.float32)
+        assert np.linalg.norm(ours - expected) < 0.01 * np.linalg.norm(expected)
 
 
 def test_additive_attention_is_that_of_plain_loops(random_heads):

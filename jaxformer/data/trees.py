@@ -338,6 +338,11 @@ def linearise(tree: Tree, *, tags: bool = False) -> list[str]:
     return tokens
 
 
+def stands_for_word(token: str) -> bool:
+    """Whether a token of :func:`linearise` is a word's: ``XX``, or a tag such as ``(NN)``."""
+    return token == XX or _TAG.fullmatch(token) is not None
+
+
 def delinearise(
     tokens: Iterable[str], words: Sequence[str], tags: Sequence[str] | None = None
 ) -> Tree:

@@ -9,6 +9,7 @@ target word are averaged, and each target word is aligned to the source word wit
 import codecs
 import difflib
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -28,6 +29,8 @@ from jaxformer.nn.transformer import Transformer
 # Attention of all layers and heads is recorded, [L, B, H, T, S], so batches are smaller here.
 _TOKENS_PER_BATCH = 1024
 _NO_WORD = -1
+# What aligning in order counts for a word that stays alone, as if it were a weight of attention.
+_ALONE = 0.05
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -56,21 +59,47 @@ def align(
     Raises:
       UserError: There is no such layer.
     """
+    weights = word_attention(translator, sources, targets, layer=layer, report=report)
+    return [most_attended(pair) for pair in weights]
+
+
+def word_attention(
+    translator: Translator,
+    sources: Sequence[str],
+    targets: Sequence[tuple[str, list[int]]],
+    *,
+    layer: int | None = None,
+    report: Callable[[int], None] = lambda finished: None,
+) -> list[Float[np.ndarray, "T S"]]:
+    """The attention that :func:`align` is made from, whose arguments it takes.
+
+    Returns:
+      For each pair the weights of each target word over the source words, those of a word without
+      pieces zero.
+
+    Raises:
+      UserError: There is no such layer.
+    """
     configs = tuple(config for config, _ in translator.models)
     params = tuple(params for _, params in translator.models)
     layers = layer_indices(translator, layer)
     source_ids = [translator.encode(text) for text in sources]
     pairs = [(ids, target) for ids, (_, target) in zip(source_ids, targets, strict=True)]
-    result: list[list[tuple[int, int]]] = [[] for _ in pairs]
+    shapes = [
+        (len(target.split()), len(source.split()))
+        for source, (target, _) in zip(sources, targets, strict=True)
+    ]
+    result = [np.zeros(shape) for shape in shapes]
     longest = min(config.max_length for config in configs)
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
         weights = jax.device_get(cross_attention(configs, layers, params, batch.src, batch.tgt_in))
         for row, number in enumerate(batch.numbers):
             ids, target = pairs[number]
-            result[number] = align_words(
+            result[number] = between_words(
                 weights[row, : len(target), : len(ids)],
                 words_of(translator, ids, sources[number]),
                 words_of(translator, target, targets[number][0]),
+                shapes[number],
             )
         report(len(batch.numbers))
     return result
@@ -100,34 +129,76 @@ def pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
     return " ".join(f"{source}-{target}" for source, target in alignment)
 
 
-def align_words(
-    weights: Float[np.ndarray, "T S"],
+def between_words(
+    weights: Float[np.ndarray, "P Q"],
     source_words: Sequence[int],
     target_words: Sequence[int],
-) -> list[tuple[int, int]]:
-    """The source word of each target word, from attention between their pieces.
+    shape: tuple[int, int],
+) -> Float[np.ndarray, "T S"]:
+    """Attention between words, from that between their pieces.
 
     Args:
       weights: Attention of each target piece over the source pieces, float.
       source_words: The word of each source piece; -1: of none, as end-of-sentence.
       target_words: The word of each target piece, likewise.
+      shape: How many target and source words there are.
 
     Returns:
-      (source word, target word) couples, by target word; the first of equal source words. A
-      target word without pieces has no couple.
+      The weights of a source word's pieces added up, those of a target word's averaged; zeros for
+      words without pieces.
     """
-    source_sums = np.zeros((len(target_words), max(source_words, default=_NO_WORD) + 1))
-    for piece, word in enumerate(source_words):
-        if word != _NO_WORD:
-            source_sums[:, word] += weights[:, piece]
-    if not source_sums.shape[1]:
-        return []
-    words = np.asarray(target_words)
-    return [
-        (int(source_sums[words == word].mean(axis=0).argmax()), int(word))
-        for word in np.unique(words)
-        if word != _NO_WORD
-    ]
+    of_targets, of_sources = (
+        np.equal.outer(words, np.arange(count)).astype(np.float64)
+        for words, count in zip((target_words, source_words), shape, strict=True)
+    )
+    averages = of_targets / np.maximum(of_targets.sum(axis=0), 1)
+    return averages.T @ weights @ of_sources
+
+
+def most_attended(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
+    """(source word, target word) couples, by target word: the source word with the most attention.
+
+    Of equal ones the first. A target word without pieces, all zeros, has no couple.
+    """
+    return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
+
+
+def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
+    """The best alignment that crosses nowhere and in which each word has at most one other.
+
+    That of the highest product of weights, of which a word that stays alone has 0.05 (Needleman and
+    Wunsch 1970). Where all words have their likes in the same order, but for a few of them:
+    translations have not, but parts of speech.
+
+    >>> weights = np.array([[0.8, 0.1, 0.1], [0.1, 0.2, 0.7], [0.1, 0.3, 0.6]])
+    >>> align_in_order(weights[:2])  # the source word 1 stays alone
+    [(0, 0), (2, 1)]
+
+    Args:
+      weights: Attention of each target word over the source words.
+
+    Returns:
+      (source word, target word) couples, in order.
+    """
+    costs, alone = -np.log(weights + 1e-6), -math.log(_ALONE)
+    targets, sources = weights.shape
+    least = np.zeros((targets + 1, sources + 1))  # cost of the first words of both
+    least[:, 0] = alone * np.arange(targets + 1)
+    least[0] = alone * np.arange(sources + 1)
+    for t in range(targets):
+        for s in range(sources):
+            one_alone = min(least[t, s + 1], least[t + 1, s]) + alone
+            least[t + 1, s + 1] = min(least[t, s] + costs[t, s], one_alone)
+    couples, t, s = [], targets, sources
+    while t and s:
+        if least[t, s] == least[t - 1, s - 1] + costs[t - 1, s - 1]:
+            t, s = t - 1, s - 1
+            couples.append((s, t))
+        elif least[t, s] == least[t - 1, s] + alone:
+            t -= 1
+        else:
+            s -= 1
+    return couples[::-1]
 
 
 def words_of(translator: Translator, ids: Sequence[int], text: str) -> list[int]:

@@ -3,9 +3,13 @@
 import pathlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from jaxtyping import Float
+
 from jaxformer.config import SearchConfig
-from jaxformer.data.trees import Tree, delinearise, linearise
+from jaxformer.data.trees import XX, Tree, delinearise, stands_for_word
 from jaxformer.errors import UserError
+from jaxformer.inference.alignment import align_in_order, word_attention
 from jaxformer.inference.translator import Translator
 
 
@@ -59,10 +63,11 @@ class Parser:
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[Tree | None]:
-        """The best tree over the words of each sentence, in the order given.
+        """The tree over the words of each sentence, in the order given.
 
-        That is the best hypothesis of the beam that is a tree over just as many words. If none is,
-        a tree is made of the best one, as :func:`~jaxformer.data.trees.delinearise` says.
+        It is that of the best hypothesis, made whole: :func:`one_tag_a_word` says which part of
+        speech is which word's, by the model's attention, and
+        :func:`~jaxformer.data.trees.delinearise` what becomes of brackets.
 
         Args:
           sentences: Words as treebanks write them: :func:`~jaxformer.data.trees.split_words`.
@@ -80,27 +85,47 @@ class Parser:
         """
         sources = [" ".join(words) for words in sentences]
         found = self.translator.hypotheses(sources, name=name, first=first, report=report)
+        # A search may find nothing at all.
+        best = [(beam[0].text, beam[0].tokens) if beam else ("", []) for beam in found]
+        attention = word_attention(self.translator, [_visible(words) for words in sentences], best)
         tags = [None] * len(sentences) if tags is None else tags
         return [
-            best_tree([hypothesis.text for hypothesis in beam], words, known) if words else None
-            for beam, words, known in zip(found, sentences, tags, strict=True)
+            delinearise(one_tag_a_word(parse.split(), weights), words, known) if words else None
+            for (parse, _), weights, words, known in zip(
+                best, attention, sentences, tags, strict=True
+            )
         ]
 
 
-def best_tree(parses: Sequence[str], words: Sequence[str], tags: Sequence[str] | None) -> Tree:
-    """The tree of the first linearised parse that needs no repair; if all do, of the first.
+def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:
+    """The linearised tree with a part of speech for each word, except for words at the end.
 
-    >>> best_tree(["(S (PRP) )S", "(S (PRP) (VBZ) )S"], ["It", "works"], tags=None)
-    <Tree (S (PRP It) (VBZ works))>
+    A decoder skips a word now and then, or says one twice; all words after it would be in the wrong
+    place. Its attention shows which word it is at: parts of speech that go with none are left out,
+    and a word that goes with none gets ``XX``, behind the word before it.
+
+    >>> weights = np.eye(3)[[0, 0, 2, 2]]  # looks at no brackets, and not at the second word
+    >>> " ".join(one_tag_a_word("(NP (DT) (NN) )NP".split(), weights))
+    '(NP (DT) XX (NN) )NP'
 
     Args:
-      parses: Best first; a search may find none at all.
-      words: The sentence, at least one word.
-      tags: Parts of speech for the tree's words; those of the parse when None.
-
-    Raises:
-      UserError: A word has a round bracket or white space in it.
+      tokens: As :func:`~jaxformer.data.trees.linearise` writes them, or anything else.
+      weights: The attention of each token over the words.
     """
-    tokens = [parse.split(" ") for parse in parses] or [[]]
-    whole = (t for t in tokens if linearise(delinearise(t, words), tags=True) == t)
-    return delinearise(next(whole, tokens[0]), words, tags)
+    places = [place for place, token in enumerate(tokens) if stands_for_word(token)]
+    word_of = {places[n]: word for word, n in align_in_order(weights[places])}
+    result, behind, done = [], 0, 0
+    for place, token in enumerate(tokens):
+        if not stands_for_word(token):
+            result.append(token)
+        elif place in word_of:
+            at = behind or len(result)
+            result[at:at] = [XX] * (word_of[place] - done)
+            result.append(token)
+            behind, done = len(result), word_of[place] + 1
+    return result
+
+
+def _visible(words: Sequence[str]) -> str:
+    """The words, without the white space that they may have inside, of which none is ASCII."""
+    return " ".join("".join(word.split()) or "\ufffd" for word in words)

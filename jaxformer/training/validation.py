@@ -40,8 +40,12 @@ class Validation:
             parts=row_parts(self._mesh),
             part_count=row_shards(self._mesh),
         )
-        metrics = [self._eval_step(params, to_devices(self._mesh, batch)) for batch in batches]
-        values = loss_means(jax.device_get(metrics))
+        # One at a time: several that sum over a CPU's devices can wait for one another for ever.
+        metrics = [
+            jax.device_get(self._eval_step(params, to_devices(self._mesh, batch)))
+            for batch in batches
+        ]
+        values = loss_means(metrics)
         if self._data.valid_text:
             trees = self._config.data.corpus == "trees"
             values |= self._parse(params) if trees else self._translate(params)

@@ -6,6 +6,7 @@ import json
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from jaxformer import config as config_lib
@@ -20,7 +21,7 @@ from jaxformer.config import (
 )
 from jaxformer.data.trees import escape, read_trees
 from jaxformer.errors import UserError
-from jaxformer.inference.parser import Parser, best_tree
+from jaxformer.inference.parser import Parser, one_tag_a_word
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.dataset import open_dataset
@@ -145,12 +146,15 @@ def test_validation_says_f1(config, data, state):
     assert "bleu" not in values
 
 
-def test_validation_takes_the_best_hypothesis_that_is_a_tree(config, data, state, monkeypatch):
+def test_validation_takes_the_best_hypothesis(config, data, state, monkeypatch):
     targets = dict(data.valid_text)
 
     def found(self, sources, **rest):
-        texts = [["(S (NP (X) )S", targets[source]] for source in sources]
-        return [[Hypothesis(text, [], 0.0, 0.0) for text in beam] for beam in texts]
+        texts = [[targets[source], "(S (NP (X) )S"] for source in sources]
+        return [
+            [Hypothesis(text, self.encode_target(text), 0.0, 0.0) for text in beam]
+            for beam in texts
+        ]
 
     monkeypatch.setattr(Translator, "hypotheses", found)
     values = Validation(config, data, make_mesh(devices=jax.devices()[:1]))(state.params)
@@ -182,21 +186,31 @@ def test_whatever_the_model_writes(workdir, monkeypatch, written):
 
 
 @pytest.mark.parametrize(
-    ("beam", "tree"),
+    ("tokens", "looks_at", "expected"),
     [
-        (["(S (A) (B) )S", "(T (A) (B) )T"], "(S (A a) (B b))"),
-        (["(S (A) )S", "(S (A) (B) (C) )S", "(S (A) (B)", "(T (A) (B) )T"], "(T (A a) (B b))"),
-        (["(S (NP )NP (A) (B) )S", "(S (A) (B) )NP )S", "(TOP (A) (B) )TOP"], "(TOP (A a) (B b))"),
-        (["(S (A) )S", "(T (A) )T"], "(S (A a) (XX b))"),  # the best one, repaired
-        ([], "(TOP (XX a) (XX b))"),
-        ([""], "(TOP (XX a) (XX b))"),
+        ("(S (A) (B) (C) )S", "-012-", "(S (A) (B) (C) )S"),
+        ("(S (NP (A) (B) )NP (C) )S", "--02-3-", "(S (NP (A) XX (B) )NP (C) )S"),
+        ("(S (NP (A) )NP (VP (B) )VP )S", "--1--2--", "(S (NP XX (A) )NP (VP (B) )VP )S"),
+        ("(S (A) (A) (B) (C) )S", "-0012-", "(S (A) (B) (C) )S"),
+        ("XX )NP (x XX", "0--2", "XX XX )NP (x XX"),
+        ("(S )S", "--", "(S )S"),
+        ("", "", ""),
     ],
 )
-def test_the_best_hypothesis_that_is_a_tree(beam, tree):
-    assert str(best_tree(beam, ["a", "b"], None)) == tree
-    tags_too = best_tree(beam, ["a", "b"], ["T", "T"])
-    assert tags_too.tags() == ["T", "T"]
-    assert [t[0] for t in str(tags_too).split("(")[1:2]] == [tree[1]]
+def test_parts_of_speech_go_where_the_model_looks(tokens, looks_at, expected):
+    tokens = tokens.split()
+    assert len(tokens) == len(looks_at)
+    weights = np.full((len(tokens), 4), 0.01)
+    for token, word in enumerate(looks_at):
+        if word != "-":
+            weights[token, int(word)] = 0.97
+    assert one_tag_a_word(tokens, weights) == expected.split()
+
+
+def test_a_sentence_for_which_the_search_found_nothing(workdir, monkeypatch):
+    parser = Parser.load(workdir)
+    monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [[] for _ in s])
+    assert str(parser.parse([["a", "b"]])[0]) == "(TOP (XX a) (XX b))"
 
 
 def test_a_treebank_is_parsed_and_scored(run, config, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Word alignment: hand-made attention, hand-split words, and a model that copies."""
 
 import itertools
+import math
 import random
 
 import jax
@@ -11,12 +12,19 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, train_tokenizer
 from jaxformer.inference.alignment import (
-    align_words,
+    align_in_order,
+    between_words,
     cross_attention,
+    most_attended,
     pharaoh,
     words_of_pieces,
 )
 from jaxformer.nn.transformer import Transformer
+
+
+def align_words(weights, source_words, target_words):
+    shape = (max(target_words) + 1, max(source_words) + 1)
+    return most_attended(between_words(weights, source_words, target_words, shape))
 
 
 def test_pieces_of_a_source_word_are_added_and_of_a_target_word_averaged():
@@ -58,6 +66,36 @@ def test_against_loops_over_words():
                 totals.append(sum(sums) / len(pieces))
             expected.append((totals.index(max(totals)), word))
         assert align_words(weights, source, target) == expected
+
+
+def test_words_without_pieces_have_no_attention():
+    weights = between_words(np.array([[0.75, 0.25]]), [0, 2], [1], (3, 3))
+    assert weights.tolist() == [[0, 0, 0], [0.75, 0, 0.25], [0, 0, 0]]
+    assert most_attended(weights) == [(0, 1)]
+
+
+def all_alignments_in_order(targets, sources):
+    for size in range(min(targets, sources) + 1):
+        for chosen in itertools.combinations(range(targets), size):
+            for others in itertools.combinations(range(sources), size):
+                yield list(zip(others, chosen, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (4, 4), (3, 5), (5, 4)])
+def test_in_order_is_the_best_of_all_alignments(shape):
+    random_numbers = np.random.default_rng(1)
+    for _ in range(20):
+        weights = random_numbers.dirichlet(np.full(max(1, shape[1]), 0.3), size=shape[0])
+        weights = weights[:, : shape[1]]
+
+        def probability(couples, weights=weights):
+            product = 0.05 ** (sum(weights.shape) - 2 * len(couples))
+            return product * math.prod(weights[t, s] + 1e-6 for s, t in couples)
+
+        best = max(all_alignments_in_order(*shape), key=probability)
+        found = align_in_order(weights)
+        assert probability(found) == pytest.approx(probability(best), rel=1e-9)
+        assert found == sorted(found)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from jaxformer.nn.transformer import Transformer
 _TOKENS_PER_BATCH = 1024
 _NO_WORD = -1
 # What aligning in order counts for a word that stays alone, as if it were a weight of attention.
-_ALONE = 0.05
+ALONE = 0.05
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -180,7 +180,7 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     Returns:
       (source word, target word) couples, in order.
     """
-    costs, alone = -np.log(weights + 1e-6), -math.log(_ALONE)
+    costs, alone = -np.log(weights + 1e-6), -math.log(ALONE)
     targets, sources = weights.shape
     least = np.zeros((targets + 1, sources + 1))  # cost of the first words of both
     least[:, 0] = alone * np.arange(targets + 1)

@@ -1,5 +1,6 @@
 """Parsing with a trained model: words in, trees out (section 6.3)."""
 
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -9,8 +10,8 @@ from jaxtyping import Float
 from jaxformer.config import SearchConfig
 from jaxformer.data.trees import XX, Tree, delinearise, stands_for_word
 from jaxformer.errors import UserError
-from jaxformer.inference.alignment import align_in_order, word_attention
-from jaxformer.inference.translator import Translator
+from jaxformer.inference.alignment import ALONE, align_in_order, word_attention
+from jaxformer.inference.translator import Hypothesis, Translator
 
 
 class Parser:
@@ -65,8 +66,8 @@ class Parser:
     ) -> list[Tree | None]:
         """The tree over the words of each sentence, in the order given.
 
-        It is that of the best hypothesis, made whole: :func:`one_tag_a_word` says which part of
-        speech is which word's, by the model's attention, and
+        It is that of the :func:`best_hypothesis`, made whole: :func:`one_tag_a_word` says which
+        part of speech is which word's, by the model's attention, and
         :func:`~jaxformer.data.trees.delinearise` what becomes of brackets.
 
         Args:
@@ -85,16 +86,33 @@ class Parser:
         """
         sources = [" ".join(words) for words in sentences]
         found = self.translator.hypotheses(sources, name=name, first=first, report=report)
-        # A search may find nothing at all.
-        best = [(beam[0].text, beam[0].tokens) if beam else ("", []) for beam in found]
-        attention = word_attention(self.translator, [_visible(words) for words in sentences], best)
+        parses = [
+            best_hypothesis(beam, len(words)) for beam, words in zip(found, sentences, strict=True)
+        ]
+        visible = [_visible(words) for words in sentences]
+        attention = word_attention(self.translator, visible, [(p.text, p.tokens) for p in parses])
         tags = [None] * len(sentences) if tags is None else tags
         return [
-            delinearise(one_tag_a_word(parse.split(), weights), words, known) if words else None
-            for (parse, _), weights, words, known in zip(
-                best, attention, sentences, tags, strict=True
-            )
+            delinearise(one_tag_a_word(p.text.split(), weights), words, known) if words else None
+            for p, weights, words, known in zip(parses, attention, sentences, tags, strict=True)
         ]
+
+
+def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
+    """The likeliest hypothesis, if a part of speech too few or too many has a probability of 0.05.
+
+    Some end long before the sentence does, and are likelier than those that go on.
+
+    Args:
+      beam: What the search found; an empty hypothesis is returned if that is nothing.
+      words: How many the sentence has.
+    """
+
+    def log_prob(hypothesis: Hypothesis) -> float:
+        found = sum(map(stands_for_word, hypothesis.text.split()))
+        return hypothesis.log_prob + math.log(ALONE) * abs(found - words)
+
+    return max(beam, key=log_prob, default=Hypothesis("", [], 0.0, 0.0))
 
 
 def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:

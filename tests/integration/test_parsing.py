@@ -21,7 +21,7 @@ from jaxformer.config import (
 )
 from jaxformer.data.trees import escape, read_trees
 from jaxformer.errors import UserError
-from jaxformer.inference.parser import Parser, one_tag_a_word
+from jaxformer.inference.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.dataset import open_dataset
@@ -205,6 +205,17 @@ def test_parts_of_speech_go_where_the_model_looks(tokens, looks_at, expected):
         if word != "-":
             weights[token, int(word)] = 0.97
     assert one_tag_a_word(tokens, weights) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "chosen"),
+    [((-5, -6, -3), 0), ((-5, -4, -3), 1), ((-5, -6, -1), 2), ((-8, -6, -3), 2)],
+)
+def test_the_likeliest_hypothesis_if_each_missing_word_costs_three(log_probs, chosen):
+    texts = ["(S (A) (B) )S", "(S XX (B) )S", "(S (A) )S"]  # log 0.05 is -2.996
+    beam = [Hypothesis(text, [], 0.0, p) for text, p in zip(texts, log_probs, strict=True)]
+    assert best_hypothesis(beam, 2) == beam[chosen]
+    assert best_hypothesis([], 2).text == ""
 
 
 def test_a_sentence_for_which_the_search_found_nothing(workdir, monkeypatch):

@@ -20,8 +20,8 @@ class Parser:
     ``parser = Parser.load("runs/parsing-small")``, then ``parser.parse([["It", "works", "."]])``
     gives ``[<Tree (S (NP (PRP It)) (VP (VBZ works)) (. .))>]``.
 
-    Departs from the paper: the hypothesis taken is not always the search's best, and parts of speech
-    are matched with words by attention.
+    Departs from the paper: the hypothesis taken is not always the search's best, and parts of
+    speech are matched with words by attention.
 
     Attributes:
       translator: Translates words into linearised trees.

@@ -133,8 +133,8 @@ def _tensor(config: Config, src_tokens: int, tgt_tokens: int) -> Traffic:
     src_sums, tgt_sums = src_sums + 4 + 2, tgt_sums + 4 + 1
     # The loss has another.
     sums = layers * (src_sums * src_tokens + tgt_sums * tgt_tokens) + tgt_tokens
-    # Largest logit, sum of exponentials, the target's logit, and the mean.
-    softmax = 4 * _FLOAT32 * tgt_tokens
+    # Largest logit, sum of exponentials, the target's logit; and once the mean row.
+    softmax = _FLOAT32 * (3 * tgt_tokens + model.d_model)
     p = count_parameters(model)
     once = model.embeddings == "tied" and config.mesh.fsdp == 1
     return Traffic(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.nn.projection import columns_by_columns, rows_by_rows
-from jaxformer.nn.sharding import for_each_part
+from jaxformer.nn.sharding import for_each_part, parts_of
 
 # Logits held at a time: enough rows to fill the matrix units, few enough to stay near the caches.
 _LOGITS_PER_CHUNK = 2**23
@@ -55,7 +55,9 @@ def _chunks(features, targets, weights, vocab_size):
     rows = features.shape[0]
     on_gpu = jax.default_backend() == "gpu"
     logits = _LOGITS_PER_CHUNK_ON_GPUS if on_gpu else _LOGITS_PER_CHUNK
-    chunk = min(rows, max(128, logits // vocab_size // 128 * 128))
+    count = -(-rows // max(128, logits // vocab_size))
+    # GPUs would copy a matrix whose sides are no multiples of 16, too.
+    chunk = rows if count == 1 else -(-rows // (16 * count)) * 16
     padding = -rows % chunk
     features = jnp.pad(features, ((0, padding), (0, 0)))
     targets, weights = jnp.pad(targets, (0, padding)), jnp.pad(weights, (0, padding))
@@ -116,7 +118,8 @@ class _Projection(NamedTuple):
 
     Attributes:
       kernel: Its rows as columns, in which all three products of a chunk are fast on CPUs, and
-        columns of zeros up to a multiple of 16: GPUs would copy logits of another width.
+        columns of zeros up to a multiple of 16: GPUs would copy logits of another width. Not
+        where the vocabulary is split.
       mean: The mean row, float32. Its logit is the mean of the logits.
       vocab_size: V.
     """
@@ -128,7 +131,9 @@ class _Projection(NamedTuple):
 
 def _projection(embedding, dtype):
     rounded, size = embedding.astype(dtype), len(embedding)
-    kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, -size % 16))))
+    # Where devices have parts of the vocabulary, padding would move rows from one to another.
+    padding = -size % 16 if parts_of("vocab") == 1 else 0
+    kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, padding))))
     return _Projection(kernel, rounded.mean(axis=0, dtype=jnp.float32), size)
 
 

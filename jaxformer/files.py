@@ -1,7 +1,9 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and folders that have one writer."""
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 
 from jaxformer.errors import UserError
 
@@ -25,3 +27,29 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
+    """Makes a folder if need be and locks it; says whether this process has it to itself.
+
+    The lock ends with the block, or with the process, kill -9 included. Where a file system knows
+    no locks, everyone is told yes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    descriptor, alone = os.open(folder, os.O_RDONLY), True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        alone = False
+    except OSError:  # some network file systems
+        pass
+    try:
+        yield alone
+    finally:
+        os.close(descriptor)

@@ -47,10 +47,18 @@ def machine() -> str:
     """The device that jax computes on, to print with what was measured on it."""
     device = jax.devices()[0]
     if device.platform == "cpu":
-        name = f"{os.cpu_count()} cores of {processor()}"
+        cores = _usable_cores()
+        name = f"{cores} core{'s' if cores > 1 else ''} of {processor()}"
     else:
         name = f"{jax.device_count()} x {device.device_kind}"
     return f"{name}, jax {jax.__version__}"
+
+
+def _usable_cores() -> int:
+    """How many this process may use: fewer than there are under taskset and some batch systems."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def processor() -> str:

@@ -205,11 +205,14 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     """Draws how far each row is from base, ours and the paper's, as a PNG or SVG.
 
     Raises:
-      UserError: The row "base" is missing.
+      UserError: There is no row "base", or no other.
     """
     rows = _by_row(results)
-    if "base" not in rows:
-        raise UserError("expected the row base, which the picture compares all others with")
+    if not {"base"} < set(rows):
+        raise UserError(
+            f"expected the row base and others, which the picture compares with it; got "
+            f"{', '.join(rows)}"
+        )
     others = [row for row in rows if row != "base"]
     with figure.style():
         page = Figure(figsize=(6.4, 1.3 + 0.18 * len(others)), layout="constrained")

@@ -25,7 +25,7 @@ from jaxformer.data.batch import Batch
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import lock_folder, write_file
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset, open_dataset
@@ -63,7 +63,8 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
       The final state.
 
     Raises:
-      UserError: The workdir belongs to another experiment, or data is missing or malformed.
+      UserError: The workdir belongs to another experiment, or another process trains in it; or
+        data is missing or malformed.
       FloatingPointError: Gradients were not finite for many steps in a row.
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
@@ -82,7 +83,10 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config)
     model = Transformer(config.model)
-    with Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints:
+    with (
+        _only_run_in(folder),
+        Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints,
+    ):
         restored = checkpoints.restore(abstract_state(model, optimizer, mesh))
         if restored is None:
             state = init_state(model, optimizer, mesh, config.training.seed)
@@ -238,6 +242,23 @@ def _check_claim(folder: Workdir, config: Config) -> None:
                 )
 
 
+@contextlib.contextmanager
+def _only_run_in(folder: Workdir) -> Iterator[None]:
+    """Keeps other runs out of the folder, which it makes if need be.
+
+    Raises:
+      UserError: There is one already, on every process of this run.
+    """
+    lock = lock_folder(folder.path) if hosts.is_first() else contextlib.nullcontext(True)
+    with lock as alone:
+        if not all(hosts.everyones(alone)):
+            raise UserError(
+                f"{folder.path}: another process is training in this folder; stop it or let it "
+                "end (a stopped one saves its state first), or give another --workdir"
+            )
+        yield
+
+
 def _check_vocabulary(folder: Workdir, data: Dataset, metadata: dict[str, Any]) -> None:
     if metadata.get("tokenizer") != data.tokenizer.sha256:
         raise UserError(
@@ -249,7 +270,6 @@ def _check_vocabulary(folder: Workdir, data: Dataset, metadata: dict[str, Any]) 
 
 def _claim(folder: Workdir, config: Config, data: Dataset) -> None:
     """Writes what the run is made from; the config last, since it makes the folder a workdir."""
-    folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.config.exists():
         data.tokenizer.save(folder.tokenizer)
         write_file(folder.identity, json.dumps(data.identity, indent=2).encode())

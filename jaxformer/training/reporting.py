@@ -22,6 +22,10 @@ from jaxformer.training.optimizer import inverse_sqrt_schedule
 from jaxformer.training.step import Metrics
 from jaxformer.workdir import Workdir
 
+# How many steps may wait for the device. It must not run out of them; but each is one more to wait
+# for when the run is asked to stop, and a machine that is taken away leaves it only seconds.
+_IN_FLIGHT = 4
+
 
 class Reporter:
     """Reports to the terminal, to ``metrics.jsonl`` and, with the extra, to TensorBoard.
@@ -126,9 +130,11 @@ class Window:
             yield batch
 
     def add(self, step: int, metrics: Metrics) -> None:
-        """Takes up one step, without waiting for the device."""
+        """Takes up one step; waits only if the device is far behind."""
         self._steps.append(step)
         self._metrics.append(metrics)
+        if len(self._metrics) > _IN_FLIGHT:
+            jax.block_until_ready(self._metrics[-1 - _IN_FLIGHT])
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

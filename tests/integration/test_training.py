@@ -12,6 +12,7 @@ import pytest
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
+from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
 from jaxformer.training import loop
 from jaxformer.training.loop import train
@@ -153,6 +154,16 @@ def test_workdir_of_another_experiment_is_refused(
     part = dataclasses.replace(getattr(config, section), **changes)
     with pytest.raises(UserError, match=words):
         train(dataclasses.replace(config, **{section: part}), uninterrupted[1])
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tiny_config, tmp_path, uninterrupted):
+    train(tiny_config(steps=2, eval_sentences=0), tmp_path)
+    with (
+        lock_folder(tmp_path),
+        pytest.raises(UserError, match="another process is training in this folder; stop it or"),
+    ):
+        train(tiny_config(), tmp_path)
+    assert_equal_states(train(tiny_config(), tmp_path), uninterrupted[0])
 
 
 def write_text_corpus(folder, lines):

@@ -1,12 +1,16 @@
-"""Files are written whole or not at all, and nowhere else."""
+"""Files are written whole or not at all, and nowhere else; a locked folder has one holder."""
 
+import errno
+import fcntl
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import lock_folder, write_file
 
 
 def test_content_and_folder(tmp_path):
@@ -51,3 +55,41 @@ def test_only_files_are_replaced(tmp_path):
             write_file(tmp_path / name, b"content")
     with pytest.raises(UserError, match="expected the name of a file to write"):
         write_file(pathlib.Path(), b"content")
+
+
+def test_a_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):
+    folder = tmp_path / "new" / "run"
+    with lock_folder(folder) as first, lock_folder(folder) as second:
+        assert (first, second) == (True, False)
+    program = (
+        "import pathlib, sys, time; from jaxformer.files import lock_folder\n"
+        "with lock_folder(pathlib.Path(sys.argv[1])) as alone: print(alone, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "True\n"
+        with lock_folder(folder) as alone:
+            assert not alone
+        holder.kill()
+    with lock_folder(folder) as alone:
+        assert alone
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("system", ["no locks on this file system", "no fcntl"])
+def test_without_locks_everyone_may(system, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if system == "no fcntl":
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+    else:
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    with lock_folder(tmp_path) as first, lock_folder(tmp_path) as second:
+        assert first
+        assert second

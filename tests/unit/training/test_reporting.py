@@ -5,6 +5,7 @@ import json
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -115,3 +116,20 @@ def test_time_spent_waiting_for_batches(monkeypatch):
     assert values["waiting"] == 3 / 24
     assert values["seconds_per_step"] == 8
     assert values["tokens_per_second"] == 5 / 8
+
+
+def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
+    """Otherwise who presses Ctrl-C waits for all steps until the next report."""
+
+    @jax.jit
+    def slow(x):
+        return jax.lax.fori_loop(0, 20, lambda _, x: jnp.tanh(x @ x), x)
+
+    window = reporting.Window(Config())
+    x = jnp.eye(300)
+    behind = []
+    for step in range(1, 21):
+        x = slow(x)
+        window.add(step, Metrics(x, x, x, x, x))
+        behind.append(sum(not metrics.loss.is_ready() for metrics in window._metrics))
+    assert 1 <= max(behind) <= 4

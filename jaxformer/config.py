@@ -58,7 +58,9 @@ class ModelConfig:
         learned positions.
       compute_dtype: Type of what goes into matrix products; their sums, softmax, layer norm
         statistics and the loss are float32 always. "int8" rounds parameters and inputs to eight
-        bits where they meet, and keeps float32 elsewhere: only to decode with.
+        bits where they meet, and keeps float32 elsewhere: only to decode with. Accelerators
+        multiply float32 with fewer bits than it has, unless told otherwise
+        (``JAX_DEFAULT_MATMUL_PRECISION=highest``).
     """
 
     vocab_size: int = 37_000

@@ -6,5 +6,6 @@ memory-mapped files, :mod:`~jaxformer.data.plan` says which pairs are in which b
 :mod:`~jaxformer.data.loader` reads those pairs and lays them out as a
 :class:`~jaxformer.data.batch.Batch`.
 
-:mod:`~jaxformer.data.trees` turns parse trees into token sequences and back (section 6.3).
+:mod:`~jaxformer.data.trees` reads parse trees, :mod:`~jaxformer.data.linearisation` turns them into
+token sequences and back (section 6.3).
 """

@@ -5,7 +5,8 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxformer.data.corpus import find_file, fingerprint_files
-from jaxformer.data.trees import linearise, normalise, read_tree_file
+from jaxformer.data.linearisation import linearise
+from jaxformer.data.trees import normalise, read_tree_file
 
 # Part of every fingerprint: to be raised when other pairs are made of the same files.
 _FORMAT = 1

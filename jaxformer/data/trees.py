@@ -1,23 +1,12 @@
-"""Constituency trees (section 6.3): brackets in files, tokens for the decoder, and back.
+"""Constituency trees (section 6.3): as treebanks write them, and as parsers are scored on them.
 
-A treebank writes a sentence as ``(S (NP-SBJ (DT The) (NN gene)) (VP (VBZ works)))``. For parsing,
-the source of the Transformer is the words, and its target the tree in the tokens of Vinyals et al.,
-2015, "Grammar as a Foreign Language": an opening and a closing token for each constituent, and
-``XX`` for each word, whatever its tag; or, if tags are to be predicted, too, the tag in brackets:
-
-    (S (NP XX XX )NP (VP XX )VP )S
-    (S (NP (DT) (NN) )NP (VP (VBZ) )VP )S
-
-A decoder may write anything. :func:`delinearise` makes a tree over exactly the sentence's words of
-any list of tokens.
+A treebank writes a sentence as ``(S (NP-SBJ (DT The) (NN gene)) (VP (VBZ works)))``.
 
 No function here is recursive, so that no depth of brackets is too much. Only ASCII white space
 separates words: text has others, such as the hair space U+200A, inside of words.
 """
 
-import collections
 import dataclasses
-import itertools
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,8 +15,6 @@ from typing import TypeAlias
 from jaxformer.data.corpus import read_file
 from jaxformer.errors import UserError
 
-# Stands for a word in a linearised tree, and for the tag of a word whose tag is not known.
-XX = "XX"
 # The constituent above a whole sentence, if there is need of one.
 TOP = "TOP"
 # What treebanks and parsers call it: nothing (Penn), ROOT (Stanford), S1 (Charniak).
@@ -37,7 +24,6 @@ _EMPTY = "-NONE-"
 
 _BRACKET_OR_TEXT = re.compile(r"[()]|[^()\s]+", re.ASCII)
 _TEXT = re.compile(r"[^()\s]+", re.ASCII)
-_TAG = re.compile(r"\(([^()\s]+)\)", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +75,7 @@ class Tree:
 
     def leaves(self) -> list[Leaf]:
         """All words with their tags, from left to right."""
-        return [event for event in _walk(self) if isinstance(event, Leaf)]
+        return [event for event in walk(self) if isinstance(event, Leaf)]
 
     def words(self) -> list[str]:
         """All words, from left to right."""
@@ -102,7 +88,7 @@ class Tree:
     def __str__(self) -> str:
         """The tree in brackets, on one line."""
         parts = []
-        for event in _walk(self):
+        for event in walk(self):
             if isinstance(event, str):
                 parts.append(f" ({event}")
             else:
@@ -123,10 +109,11 @@ class Tree:
 
 
 # A tree as a sequence: the label of a constituent that begins, a leaf, or None where one ends.
-_Event: TypeAlias = str | Leaf | None
+Event: TypeAlias = str | Leaf | None
 
 
-def _walk(tree: Tree) -> Iterator[_Event]:
+def walk(tree: Tree) -> Iterator[Event]:
+    """The events of a tree, from left to right."""
     todo: list[Tree | Leaf | None] = [tree]
     while todo:
         node = todo.pop()
@@ -138,7 +125,7 @@ def _walk(tree: Tree) -> Iterator[_Event]:
             yield node
 
 
-def _build(events: Iterable[_Event]) -> list[Tree | Leaf]:
+def build(events: Iterable[Event]) -> list[Tree | Leaf]:
     """The trees that events describe; a constituent without words is left out."""
     labels: list[str] = []
     children: list[list[Tree | Leaf]] = [[]]
@@ -155,7 +142,7 @@ def _build(events: Iterable[_Event]) -> list[Tree | Leaf]:
     return children[0]
 
 
-def _one(trees: Sequence[Tree | Leaf]) -> Tree:
+def as_one(trees: Sequence[Tree | Leaf]) -> Tree:
     """A single constituent as it is; anything else under a top of its own."""
     if len(trees) == 1 and isinstance(trees[0], Tree):
         return trees[0]
@@ -217,7 +204,7 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
                 if stack:
                     stack[-1].children.append(node)
                 else:
-                    yield _one([node])
+                    yield as_one([node])
     if stack:
         raise UserError(
             f"{stack[0].where}: the tree that begins here is never closed: {len(stack)} closing "
@@ -293,124 +280,16 @@ def normalise(tree: Tree) -> Tree | None:
     >>> normalise(tree)
     <Tree (S (VP (VB Go)))>
     """
-    kept = _build(_normalised(tree))
+    kept = build(_normalised(tree))
     while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
         kept = list(kept[0].children)
-    return _one(kept) if kept else None
+    return as_one(kept) if kept else None
 
 
-def _normalised(tree: Tree) -> Iterator[_Event]:
-    for event in _walk(tree):
+def _normalised(tree: Tree) -> Iterator[Event]:
+    for event in walk(tree):
         if isinstance(event, str):
             label = re.match("[^-=|]+", event)
             yield label[0] if label else event
         elif event is None or event.tag != _EMPTY:
             yield event
-
-
-def linearise(tree: Tree, *, tags: bool = False) -> list[str]:
-    """The tokens that the decoder learns to write; they do not say the words.
-
-    Args:
-      tree: A normalised tree.
-      tags: Whether they say the tag of each word.
-
-    Raises:
-      UserError: A constituent has no label, as before :func:`normalise`.
-
-    >>> (tree,) = read_trees(["(S (NP (DT The) (NN gene)) (VP (VBZ works)))"], "example")
-    >>> " ".join(linearise(tree))
-    '(S (NP XX XX )NP (VP XX )VP )S'
-    >>> " ".join(linearise(tree, tags=True))
-    '(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S'
-    """
-    tokens, labels = [], []
-    for event in _walk(tree):
-        if event == "":
-            raise UserError(f"expected a normalised tree, got a constituent without label: {tree}")
-        if isinstance(event, str):
-            labels.append(event)
-            tokens.append(f"({event}")
-        elif event is None:
-            tokens.append(f"){labels.pop()}")
-        else:
-            tokens.append(f"({event.tag})" if tags else XX)
-    return tokens
-
-
-def stands_for_word(token: str) -> bool:
-    """Whether a token of :func:`linearise` is a word's: ``XX``, or a tag such as ``(NN)``."""
-    return token == XX or _TAG.fullmatch(token) is not None
-
-
-def delinearise(
-    tokens: Iterable[str], words: Sequence[str], tags: Sequence[str] | None = None
-) -> Tree:
-    """A tree over exactly these words, whatever the tokens are.
-
-    The tokens of :func:`linearise` give the tree that they came from. Others are repaired:
-
-    1. ``XX``, or a tag such as ``(NN)``, is the next word; when all words are used up, it is
-       ignored, as is any token that is not one of the linearisation.
-    2. ``)NP`` ends the innermost open ``NP`` and everything that is open within; if no ``NP`` is
-       open, it is ignored.
-    3. Words that are left go to the end of the innermost constituent that is open when the tokens
-       end; if none is, to the end of the whole tree.
-    4. Then all constituents end. Those without words are left out.
-    5. If this is not one constituent, it is put under ``TOP``.
-
-    Args:
-      tokens: Anything.
-      words: The sentence, at least one word, brackets escaped.
-      tags: The part of speech of each word, whatever the tokens say; if left out, what they say,
-        and ``XX`` where they do not.
-
-    Raises:
-      UserError: There are no words, or not as many tags, or one has white space or a bracket in it.
-
-    >>> delinearise("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
-    <Tree (S (NP (XX It) (XX works)))>
-    >>> delinearise("(S (NP (PRP) )NP (VP (VBZ) )VP )S".split(), ["It", "works"])
-    <Tree (S (NP (PRP It)) (VP (VBZ works)))>
-    """
-    known = [XX] * len(words) if tags is None else tags
-    if not words or len(known) != len(words):
-        raise UserError(
-            f"expected at least one word, and a tag for each: got {len(words)} words and "
-            f"{len(known)} tags"
-        )
-    leaves = iter([Leaf(tag, word) for tag, word in zip(known, words, strict=True)])
-    events, depth = _repaired(tokens, leaves, tagged=tags is not None)
-    if depth:
-        return _one(_build([*events, *leaves, *[None] * depth]))
-    trees, rest = _build(events), tuple(leaves)
-    if rest and len(trees) == 1 and isinstance(trees[0], Tree):
-        return Tree(trees[0].label, (*trees[0].children, *rest))
-    return _one([*trees, *rest])
-
-
-def _repaired(
-    tokens: Iterable[str], leaves: Iterator[Leaf], *, tagged: bool
-) -> tuple[list[_Event], int]:
-    """Rules 1 and 2; and how many constituents are open at the end."""
-    events: list[_Event] = []
-    labels: list[str] = []
-    count = collections.Counter()  # of each label in labels: a search in them could take long
-    for token in tokens:
-        label = token[1:]
-        tag = _TAG.fullmatch(token)
-        if token == XX or (tag and tagged):
-            events.extend(itertools.islice(leaves, 1))
-        elif tag:
-            events.extend(Leaf(tag[1], leaf.word) for leaf in itertools.islice(leaves, 1))
-        elif token.startswith("(") and _TEXT.fullmatch(label):
-            events.append(label)
-            labels.append(label)
-            count[label] += 1
-        elif token.startswith(")") and count[label]:
-            closed = None
-            while closed != label:
-                closed = labels.pop()
-                count[closed] -= 1
-                events.append(None)
-    return events, len(labels)

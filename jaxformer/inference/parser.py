@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxformer.config import SearchConfig
-from jaxformer.data.trees import XX, Tree, delinearise, stands_for_word
+from jaxformer.data.linearisation import XX, delinearise, stands_for_word
+from jaxformer.data.trees import Tree
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import ALONE, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
@@ -71,7 +72,7 @@ class Parser:
 
         It is that of the :func:`best_hypothesis`, made whole: :func:`one_tag_a_word` says which
         part of speech is which word's, by the model's attention, and
-        :func:`~jaxformer.data.trees.delinearise` what becomes of brackets.
+        :func:`~jaxformer.data.linearisation.delinearise` what becomes of brackets.
 
         Args:
           sentences: Words as treebanks write them: :func:`~jaxformer.data.trees.split_words`.
@@ -130,7 +131,7 @@ def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> 
     '(NP (DT) XX (NN) )NP'
 
     Args:
-      tokens: As :func:`~jaxformer.data.trees.linearise` writes them, or anything else.
+      tokens: As :func:`~jaxformer.data.linearisation.linearise` writes them, or anything else.
       weights: The attention of each token over the words.
     """
     places = [place for place, token in enumerate(tokens) if stands_for_word(token)]

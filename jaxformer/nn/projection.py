@@ -4,7 +4,9 @@ What goes in is rounded to ``config.compute_dtype``, sums are float32, and what 
 type of the activations; where devices add up a product, it is that which they send. Logits of a
 search are float32 products unless that type is int8; those of the training loss
 (:mod:`jaxformer.training.losses`) are like other products. On CPUs it is asking for a float32
-result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway.
+result that brings the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway. In
+how many bits accelerators multiply float32 is left to jax's default: bfloat16's on TPUs, TF32's on
+NVIDIA GPUs; ``JAX_DEFAULT_MATMUL_PRECISION=highest`` means all.
 
 Departs from the paper: "bfloat16" and, to decode with, "int8", both optional; configs say so.
 """

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.config import Config
+from jaxformer.data.linearisation import delinearise
 from jaxformer.data.loader import load_batches
-from jaxformer.data.trees import delinearise
 from jaxformer.evaluation import evalb
 from jaxformer.evaluation.report import corpus_bleu
 from jaxformer.inference.parser import Parser

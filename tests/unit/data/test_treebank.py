@@ -7,10 +7,11 @@ import pytest
 
 from jaxformer.config import DataConfig
 from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.data.linearisation import delinearise
 from jaxformer.data.store import build_store
 from jaxformer.data.tokenizer import cached_tokenizer
 from jaxformer.data.treebank import TreesCorpus
-from jaxformer.data.trees import delinearise, normalise, read_tree_file
+from jaxformer.data.trees import normalise, read_tree_file
 from jaxformer.errors import UserError
 
 FIRST = """( (S (NP-SBJ-1 (DT The) (NN gene))

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.data.trees import (
-    Leaf,
-    Tree,
-    delinearise,
-    escape,
-    linearise,
-    normalise,
-    read_tree_file,
-    read_trees,
-)
+from jaxformer.data.linearisation import delinearise, linearise
+from jaxformer.data.trees import Leaf, Tree, escape, normalise, read_tree_file, read_trees
 from jaxformer.errors import UserError
 
 # Whatever has no ASCII white space and no round bracket is a word, other white space included.

@@ -4,6 +4,7 @@ import argparse
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Sequence
 
 import jax
@@ -23,9 +24,14 @@ def parser(name: str, description: str | None, example: str) -> argparse.Argumen
 def numbers(text: str) -> list[int]:
     """Whole numbers separated by commas, in order, each once: a type of options.
 
+    Raises:
+      ArgumentTypeError: The text is not that.
+
     >>> numbers("8,1,2")
     [1, 2, 8]
     """
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
     return sorted({int(number) for number in text.split(",")})
 
 

@@ -50,6 +50,13 @@ def test_table1_report_and_slopes(pages, tmp_path):
         np.testing.assert_allclose(line.get_ydata(), [1000 * t for t in row.values()])
 
 
+def test_a_list_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        table1.main(["--output=unused", "--lengths=32-64"])
+    said = capsys.readouterr().err
+    assert "argument --lengths: expected numbers such as 1 or 1,3: got '32-64'" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

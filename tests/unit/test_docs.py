@@ -12,6 +12,7 @@ import pytest
 
 from jaxformer.cli.parser import parse
 from jaxformer.errors import UserError
+from jaxformer.paper.table3_report import load_results, report
 
 PROJECT = pathlib.Path(__file__).parents[2]
 GENERATE = runpy.run_path(str(PROJECT / "docs" / "generate.py"))
@@ -116,6 +117,14 @@ def test_names_in_the_figures_are_those_of_the_source():
 def test_generated_parts_are_up_to_date(page: str):
     text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
     assert text == GENERATE["generated"](text), "run: python docs/generate.py"
+
+
+def test_table3_is_that_of_its_rows():
+    folder = PROJECT / "docs" / "table3"
+    written = (folder / "table3.md").read_text(encoding="utf-8")
+    assert written == report(load_results(folder / "rows")), (
+        "run: python -m jaxformer.paper.table3 --report --workdir docs/table3"
+    )
 
 
 def test_no_departure_is_missed():

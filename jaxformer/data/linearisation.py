@@ -16,13 +16,12 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from jaxformer.data.trees import Event, Leaf, Tree, as_one, build, walk
+from jaxformer.data.trees import TEXT, Event, Leaf, Tree, as_one, build, walk
 from jaxformer.errors import UserError
 
 # Stands for a word in a linearised tree, and for the tag of a word whose tag is not known.
 XX = "XX"
 
-_LABEL = re.compile(r"[^()\s]+", re.ASCII)
 _TAG = re.compile(r"\(([^()\s]+)\)", re.ASCII)
 
 
@@ -122,7 +121,7 @@ def _repaired(
             events.extend(itertools.islice(leaves, 1))
         elif tag:
             events.extend(Leaf(tag[1], leaf.word) for leaf in itertools.islice(leaves, 1))
-        elif token.startswith("(") and _LABEL.fullmatch(label):
+        elif token.startswith("(") and TEXT.fullmatch(label):
             events.append(label)
             labels.append(label)
             count[label] += 1

@@ -23,7 +23,8 @@ _TOPS = ("", TOP, "ROOT", "S1")
 _EMPTY = "-NONE-"
 
 _BRACKET_OR_TEXT = re.compile(r"[()]|[^()\s]+", re.ASCII)
-_TEXT = re.compile(r"[^()\s]+", re.ASCII)
+# A label, a tag or a word.
+TEXT = re.compile(r"[^()\s]+", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Leaf:
     def __post_init__(self) -> None:
         """Refuses what could not be read back."""
         for what, text in (("tag", self.tag), ("word", self.word)):
-            if not _TEXT.fullmatch(text):
+            if not TEXT.fullmatch(text):
                 raise UserError(
                     f"expected a {what} without white space and round brackets, got {text!r}; "
                     "write -LRB- and -RRB- for brackets"
@@ -66,7 +67,7 @@ class Tree:
 
     def __post_init__(self) -> None:
         """Refuses what could not be read back."""
-        if self.label and not _TEXT.fullmatch(self.label):
+        if self.label and not TEXT.fullmatch(self.label):
             raise UserError(
                 f"expected a label without white space and round brackets, got {self.label!r}"
             )

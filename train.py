@@ -5,7 +5,11 @@ on where an interrupted run stopped. A config file is Python and is executed; no
 """
 
 import functools
+import os
 import sys
+import threading
+import traceback
+from collections.abc import Callable
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -29,11 +33,17 @@ COORDINATOR = flags.DEFINE_string(
 PROCESSES = flags.DEFINE_integer("processes", None, "How many processes; not with auto.")
 PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0; not with auto.")
 
+# With several processes: after how long without a sign of life one of them counts as dead, and how
+# long one that ends with an error waits for the others to do the same.
+_HEARTBEAT_SECONDS = 30
+_FAREWELL_SECONDS = 10
+
 
 def main(argv: list[str]) -> None:
     """Turns the flags into a config and hands over to :mod:`jaxformer.training`."""
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
-    sys.exit(exit_code(functools.partial(_train, argv)))
+    command = functools.partial(exit_code, functools.partial(_train, argv))
+    sys.exit(command() if COORDINATOR.value is None else _leaving_others_free(command))
 
 
 def _train(argv: list[str]) -> None:
@@ -73,14 +83,37 @@ def _join_processes() -> None:
         return
     if None in numbers:
         raise UserError("--coordinator=HOST:PORT needs --processes=N and --process=0 to N-1")
-    jax.distributed.initialize(COORDINATOR.value, *numbers)
+    jax.distributed.initialize(
+        COORDINATOR.value, *numbers, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+    )
+
+
+def _leaving_others_free(command: Callable[[], int]) -> int:
+    """Runs one process of several, and ends it if it fails: the others must not hang.
+
+    If all of them end so, they take leave of one another. If this one is alone, the others are in
+    the middle of a step and would let it wait for minutes; once it is gone, they notice.
+    """
+    try:
+        code = command()
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    if code == 0:
+        return code
+    import jax
+
+    farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    farewell.start()
+    farewell.join(_FAREWELL_SECONDS)
+    os._exit(code)
 
 
 def _join_cluster() -> None:
     import jax
 
     try:
-        jax.distributed.initialize()
+        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
     except (RuntimeError, ValueError) as error:  # which of them depends on what jax misses
         raise UserError(
             f"--coordinator=auto: jax found no cluster it could join ({error}); give "

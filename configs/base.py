@@ -16,8 +16,8 @@ own parallel text, in the files ``my/train.en`` and ``my/train.de``, needs no ot
 The variant ``configs/base.py:tiny`` is a model for a CPU, to try out a corpus.
 
 Departs from the paper: matrix products in bfloat16, which today's accelerators are built for.
-Measured: 37 ms a step on one H100, for 30 steps; no whole run yet. The paper's took 12 hours on
-8 P100 GPUs, 0.4 s a step.
+Measured: 37 ms a step on one H100, for 30 steps with 32,000 pieces and sentences of 256 tokens; no
+whole run yet. The paper's took 12 hours on 8 P100 GPUs, 0.4 s a step.
 """
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, select

@@ -14,7 +14,7 @@ Departs from the paper: matrix products in bfloat16, which today's accelerators 
 pairs where the paper had word pieces, 16,000 as there; and, in the variant alone, pre-norm, since
 with post-norm its attention to the words stayed uniform, and twice the learning rate. Not in the
 paper, and so chosen here: parts of speech in the target, which has 128 ids and embeddings of its
-own, dropout, warm-up and steps.
+own, dropout, warm-up and steps; d_ff, heads and tokens in a batch are those of the base model.
 Measured: the variant after 15,500 of its 24,000 steps, 94 minutes of two cores: F1 84.2 on the
 sample of the Wall Street Journal, 79.8 on CRAFT (``docs/parsing.md``). The paper's: nothing yet.
 """

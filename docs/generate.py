@@ -11,11 +11,11 @@ import runpy
 from collections.abc import Callable, Iterator
 
 from jaxformer.config import Config, from_dict
-from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate
+from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
 from jaxformer.training.flops import training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
-PAGES = ("paper_map.md", "reproduce.md")
+PAGES = ("paper.md", "paper_map.md", "reproduce.md")
 
 # Peak of one chip's dense bfloat16 products, in operations a second, by its maker's data sheet.
 PEAKS = {"TPU v5e": 197e12, "TPU v6e": 918e12, "H100 SXM": 989e12, "H200 SXM": 989e12}
@@ -132,10 +132,16 @@ def _documented(
             yield from _documented(child, (*name, child.name))
 
 
+def table2() -> str:
+    """What ``python -m jaxformer.paper.table2`` prints, below its title."""
+    return report(length=25).partition("\n\n")[2].strip()
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "costs": costs,
     "estimates": estimates,
     "departures": departures,
+    "table2": table2,
 }
 
 

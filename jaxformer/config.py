@@ -163,6 +163,8 @@ class DataConfig:
         padding included; empty rows that make the rows divisible among devices come on top.
       max_length: The longest side of a training pair in tokens, end-of-sentence included; longer
         pairs are skipped, counted and reported. With packing also the length of a row.
+
+    Departs from the paper: training pairs longer than ``max_length``, 256, are left out.
     """
 
     corpus: Literal["text", "tfds", "numerals", "trees"] = "tfds"

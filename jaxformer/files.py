@@ -33,8 +33,9 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
 def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
     """Makes a folder if need be and locks it; says whether this process has it to itself.
 
-    The lock ends with the block, or with the process, kill -9 included. Where a file system knows
-    no locks, everyone is told yes.
+    The lock is that of a file in it, ``lock``: network file systems lock only what can be written,
+    as folders cannot. It ends with the block, or with the process, kill -9 included. Where a file
+    system knows no locks, everyone is told yes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -42,7 +43,7 @@ def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
     except ImportError:  # Windows
         yield True
         return
-    descriptor, alone = os.open(folder, os.O_RDONLY), True
+    descriptor, alone = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666), True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

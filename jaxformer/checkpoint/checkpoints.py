@@ -103,8 +103,12 @@ class Checkpoints:
         """Writes a folder of one checkpoint, in the place of any that was there."""
         new = directory.with_name(directory.name + ".new")
         _remove(new)
-        with cls(new, keep=1) as checkpoints:
-            checkpoints.save(step, state, metadata=metadata)
+        try:
+            with cls(new, keep=1) as checkpoints:
+                checkpoints.save(step, state, metadata=metadata)
+        except BaseException:
+            _remove(new)
+            raise
         old = directory.with_name(directory.name + ".old")
         _remove(old)
         if directory.is_symlink() or directory.exists():
@@ -125,8 +129,28 @@ class Checkpoints:
         Raises:
           UserError: The newest is damaged, which says how many were kept.
         """
-        steps = self.steps()
-        return steps[-self._manifest(steps[-1]).keep :] if steps else []
+        newest: list[int] = []
+        most: float = math.inf
+        for step in reversed(self.steps()):
+            if len(newest) == most:
+                break
+            try:
+                # Those before it that were not among so many are gone, or there for another reason.
+                most = min(most, len(newest) + self._manifest(step).keep)
+            except DamagedError:
+                if not newest:
+                    raise
+            newest.append(step)
+        return newest[::-1]
+
+    def newest_good_step(self) -> int | None:
+        """The step that ``restore`` takes; None if there are no steps.
+
+        Raises:
+          UserError: All are damaged.
+        """
+        manifest = self._find(None)
+        return None if manifest is None else manifest.step
 
     def best_step(self) -> int | None:
         """The step with the highest score, the newer of equal ones; None if none has a score."""

@@ -25,6 +25,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     module, function = options.run.split(".")
     try:
         getattr(importlib.import_module(f"jaxformer.cli.{module}"), function)(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,6 +14,8 @@ from jaxformer.cli.text import (
     blocks,
     blocks_as_they_arrive,
     check_outputs,
+    is_on_screen,
+    is_stream,
     writing,
 )
 from jaxformer.data.trees import normalise, read_tree_file, split_words
@@ -43,7 +45,7 @@ def parse(options: argparse.Namespace) -> None:
     interactive = text is not None and text.interactive
     if interactive:
         print("Type words with spaces between and press Enter; Ctrl-D ends.", file=sys.stderr)
-    on_screen = options.output is None and sys.stdout.isatty()
+    on_screen = is_on_screen(options.output)
     done = 0
     with (
         writing(options.output) as write,
@@ -80,7 +82,7 @@ def _arriving(
             parser.translator.encode(" ".join(sentence.words), f"{name}:{number}")
             yield sentence
 
-    if text is not None and text.stream:
+    if text.stream if text is not None else is_stream(options.trees):
         return None, blocks_as_they_arrive(sentences(), BLOCK)
     return sum(1 for _ in sentences()), blocks(sentences(), BLOCK)
 

@@ -3,12 +3,11 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator
 from typing import TypeAlias
 
 from jaxformer.cli.loading import load, progress
-from jaxformer.cli.text import BLOCK, Text, blocks, check_outputs, paired, writing
+from jaxformer.cli.text import BLOCK, Text, blocks, check_outputs, is_on_screen, paired, writing
 from jaxformer.data.tokenizer import EOS
 from jaxformer.inference.scoring import Score, score_pairs
 from jaxformer.inference.translator import Translator
@@ -30,7 +29,7 @@ def score(options: argparse.Namespace) -> None:
         return _encoded(translator, source, target)
 
     total = None if source.stream or target.stream else sum(1 for _ in pairs())
-    on_screen = options.output is None and sys.stdout.isatty()
+    on_screen = is_on_screen(options.output)
     style = json_line if options.json else "{0.score:.6f}".format
     with (
         writing(options.output) as write,

@@ -43,7 +43,7 @@ class Text:
         self._path = path
         self.interactive = False
         if path is not None:
-            self.stream = path.exists() and not path.is_file()
+            self.stream = is_stream(path)
             return
         if sys.stdin is None:
             raise UserError("expected text on standard input, but it is closed")
@@ -64,6 +64,16 @@ class Text:
             return read_lines(sys.stdin.buffer, self.name)
         # A handle of its own: at exit Python would wait for the one that a thread is reading.
         return read_lines(_reopened(sys.stdin.buffer), self.name)
+
+
+def is_stream(path: pathlib.Path | None) -> bool:
+    """Whether a file can be read only once: a pipe, as of a shell's ``<(command)``."""
+    return path is not None and path.exists() and not path.is_file()
+
+
+def is_on_screen(output: pathlib.Path | None) -> bool:
+    """Whether output, standard output if None, goes to a terminal: a bar would be in its way."""
+    return output is None and sys.stdout is not None and sys.stdout.isatty()
 
 
 def _reopened(stream: BinaryIO) -> BinaryIO:
@@ -162,9 +172,12 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
       What to call with lines without ends: they are written at once, in UTF-8.
 
     Raises:
-      UserError: Something other than a file has this name: a folder, a link, a device.
+      UserError: Something other than a file has this name: a folder, a link, a device; or standard
+        output is closed.
     """
     if path is None:
+        if sys.stdout is None:
+            raise UserError("standard output is closed: expected --output FILE")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # like the input, whatever the locale says
         yield _writer(sys.stdout)

@@ -19,6 +19,8 @@ from jaxformer.cli.text import (
     blocks,
     blocks_as_they_arrive,
     check_outputs,
+    is_on_screen,
+    is_stream,
     lines_with_prefixes,
     writing,
 )
@@ -49,7 +51,7 @@ def translate(options: argparse.Namespace) -> None:
     total, arriving = _arriving(translator, text, options)
     if text.interactive:
         print("Type a sentence and press Enter; Ctrl-D ends.", file=sys.stderr)
-    on_screen = options.output is None and sys.stdout.isatty()
+    on_screen = is_on_screen(options.output)
     style, done = output_format(options, translator), 0
     with (
         writing(options.output) as write,
@@ -78,7 +80,7 @@ def _arriving(
         given = lines_with_prefixes(text, options.prefix, options.prefixes)
         return _checked(translator, given, text.name, prefixes_name)
 
-    if text.stream:
+    if text.stream or is_stream(options.prefixes):
         return None, blocks_as_they_arrive(lines(), BLOCK)
     return sum(1 for _ in lines()), blocks(lines(), BLOCK)
 

@@ -8,6 +8,7 @@ import json
 import pathlib
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +18,15 @@ from tqdm import tqdm
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
+from jaxformer.files import lock_folder
 
 # Part of every store's name: stores of other versions are not read, but built anew.
 _FORMAT = 1
 _HEADER, _TOKENS, _OFFSETS = "header.json", "tokens.bin", "offsets.bin"
 _PAIRS_AT_A_TIME = 10_000
+# Folders of stores that are being built, and after how long without a holder nobody is at it.
+_PARTIAL = "partial-"
+_ABANDONED_SECONDS = 3600
 
 
 class TokenStore:
@@ -98,7 +103,11 @@ def build_store(
         return store
     shutil.rmtree(folder, ignore_errors=True)
     cache_directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_directory, prefix="partial-") as temporary:
+    _remove_abandoned(cache_directory)
+    with (
+        tempfile.TemporaryDirectory(dir=cache_directory, prefix=_PARTIAL) as temporary,
+        lock_folder(pathlib.Path(temporary)),
+    ):
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
         _write(partial, corpus.pairs(part), part, tokenizer, max_length)
@@ -108,6 +117,17 @@ def build_store(
         with contextlib.suppress(OSError):
             partial.rename(folder)
     return store
+
+
+def _remove_abandoned(cache_directory: pathlib.Path) -> None:
+    """Removes what killed processes have left: as large as a store, for each of them."""
+    for folder in cache_directory.glob(f"{_PARTIAL}*"):
+        with contextlib.suppress(OSError):
+            # Whose holder is about to lock it is younger.
+            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
+                with lock_folder(folder) as alone:
+                    if alone:
+                        shutil.rmtree(folder)
 
 
 def _open_intact(folder: pathlib.Path) -> TokenStore | None:

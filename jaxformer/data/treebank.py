@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jaxformer.data.corpus import find_file, fingerprint_files
 from jaxformer.data.linearisation import linearise
 from jaxformer.data.trees import normalise, read_tree_file
+from jaxformer.errors import UserError
 
 # Part of every fingerprint: to be raised when other pairs are made of the same files.
 _FORMAT = 1
@@ -51,4 +52,7 @@ class TreesCorpus:
 
 
 def _paths(part: str) -> list[pathlib.Path]:
-    return [find_file(pathlib.Path(path)) for path in part.split(",")]
+    names = part.split(",")
+    if not all(names):
+        raise UserError(f"expected names of files of trees with commas between: got {part!r}")
+    return [find_file(pathlib.Path(name)) for name in names]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.data.tokenizer import BOS, EOS
+from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
@@ -94,7 +94,7 @@ def look(translator: Translator, sentence: str) -> AttentionView:
     tokenizer = translator.tokenizer
     found = translator.search([source])[0].tokens
     translation = found[0] if found else []
-    target = [BOS, *(token for token in translation if token != EOS)]
+    target = [BOS, *translation[:-1]]  # each at the step that chose the next
     config, params = translator.models[0]
     apply = jax.jit(Transformer(config).apply, static_argnames="mutable")
     _, recorded = apply(

@@ -1,5 +1,6 @@
 """Parsing with a trained model: words in, trees out (section 6.3)."""
 
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from jaxtyping import Float
 
 from jaxformer.config import SearchConfig
 from jaxformer.data.linearisation import XX, delinearise, stands_for_word
-from jaxformer.data.trees import Tree
+from jaxformer.data.trees import Leaf, Tree
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import ALONE, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
@@ -88,6 +89,8 @@ class Parser:
           UserError: A sentence is longer than the model allows, or a word has a round bracket or
             white space in it.
         """
+        for word in itertools.chain(*sentences):
+            Leaf(XX, word)  # refuses what no tree could have, before the search
         sources = [" ".join(words) for words in sentences]
         found = self.translator.hypotheses(sources, name=name, first=first, report=report)
         parses = [

@@ -25,20 +25,20 @@ def quantize(
 
     Args:
       workdir: The folder of a run.
-      output: The folder to write; there must be nothing of that name.
+      output: The folder to write, not a workdir yet; one that was not finished is written again.
       weights: Which parameters, as for :meth:`Translator.load`.
 
     Returns:
       Bytes of the parameters before and after.
 
     Raises:
-      UserError: The run is damaged or rounded already, or ``output`` exists.
+      UserError: The run is damaged or rounded already, or ``output`` is a workdir or a file.
     """
     folder, target = Workdir(pathlib.Path(workdir)), Workdir(pathlib.Path(output))
     config = folder.load_config()
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to round to int8, but this one is already")
-    if target.path.exists():
+    if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
     folder.check_tokenizer()
     params, name = load_params(folder, config.model, weights)
@@ -46,7 +46,7 @@ def quantize(
     rounded = prepare_params(model, params)
     identity = read_json(folder.identity)
     metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
-    target.path.mkdir(parents=True)
+    target.path.mkdir(parents=True, exist_ok=True)
     Checkpoints.write_single(target.checkpoints, 0, {"params": rounded}, metadata)
     write_file(target.tokenizer, folder.tokenizer.read_bytes())
     write_file(target.identity, folder.identity.read_bytes())

@@ -84,11 +84,17 @@ def average(folder: Workdir, last: int) -> list[int]:
       The steps that were averaged.
 
     Raises:
-      UserError: There are fewer checkpoints, or one of them is damaged.
+      UserError: There are fewer checkpoints, one of them is damaged, or they are rounded to int8.
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
-    template = abstract_params(folder.load_config().model)
+    config = folder.load_config().model
+    if config.compute_dtype == "int8":
+        raise UserError(
+            f"{folder.path}: is rounded to int8; average the run that it was made from, then round "
+            "the average with jaxformer quantize"
+        )
+    template = abstract_params(config)
     with _open(folder.checkpoints, "train.py") as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
         if not steps:

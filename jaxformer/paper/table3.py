@@ -17,11 +17,11 @@ import jax
 from tqdm import tqdm
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import Config
+from jaxformer.config import Config, DataConfig
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
-from jaxformer.evaluation.report import Metric, translation_report
+from jaxformer.evaluation.report import TranslationReport, translation_report
 from jaxformer.files import write_file
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
@@ -123,7 +123,7 @@ def _check(
                 f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
                 f"{expected}, got {data.identity}; give the same --data, or another --workdir"
             )
-        _check_sources(configs[row, seed], data.tokenizer)
+        _check_sentences(configs[row, seed], data.tokenizer)
     return finished
 
 
@@ -135,15 +135,18 @@ def _check_progress(config: Config, folder: Workdir, row: str) -> None:
         _training(config, folder, row, step)
 
 
-def _check_sources(config: Config, tokenizer: Tokenizer) -> None:
-    """Checks that all sources can be translated: training leaves out those that are too long."""
+def _check_sentences(config: Config, tokenizer: Tokenizer) -> None:
+    """Checks that all of the validation part counts: for the perplexity as for BLEU."""
     part, most = config.data.valid, config.model.max_length - 1
-    pairs = open_corpus(config.data).pairs(part)
-    lengths = [len(tokenizer.encode(source)) for source, _ in pairs]
-    if long := [number for number, length in enumerate(lengths, 1) if length > most]:
+    others = []
+    for number, (source, target) in enumerate(open_corpus(config.data).pairs(part), 1):
+        lengths = len(tokenizer.encode(source)), len(tokenizer.encode_target(target))
+        if not all(1 <= length <= most for length in lengths):
+            others.append(number)
+    if others:
         raise UserError(
-            f"{part}: expected sources of at most {most} tokens (model.max_length), but "
-            f"{len(long)} are longer, the first in line {long[0]}; take these pairs out"
+            f"{part}: expected sentences of 1 to {most} tokens (model.max_length), but those of "
+            f"{len(others)} pairs are others, the first in line {others[0]}; take these pairs out"
         )
 
 
@@ -168,15 +171,17 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     state = train(config, folder.path)
     perplexity, training_seconds = _training(config, folder, row, int(state.step))
     began = time.monotonic()
-    bleu = _translate(config, folder)
+    scores = _translate(config, folder)
     result = Result(
         row=row,
         scale=scale,
         steps=config.training.steps // ROWS[row].longer,
         seed=config.training.seed,
+        corpus=_corpus_name(config.data),
         perplexity=perplexity,
-        bleu=bleu.score,
-        bleu_signature=bleu.method,
+        bleu=scores.sacrebleu.score,
+        bleu_signature=scores.sacrebleu.method,
+        compound_split_bleu=scores.compound_split_bleu.score,
         parameters=count_parameters(config),
         training_seconds=training_seconds,
         decoding_seconds=time.monotonic() - began,
@@ -185,7 +190,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         settings=settings(config),
     )
     result.save(folder.path / "result.json")
-    print(f"{row}: perplexity {perplexity:.3f}, BLEU {bleu.score:.2f}", file=sys.stderr)
+    print(f"{row}: perplexity {perplexity:.3f}, BLEU {result.bleu:.2f}", file=sys.stderr)
     return result
 
 
@@ -219,7 +224,14 @@ def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[flo
     return perplexity, seconds
 
 
-def _translate(config: Config, folder: Workdir) -> Metric:
+def _corpus_name(data: DataConfig) -> str:
+    """What the data is called: of files, their folder, since the table may travel."""
+    if data.corpus == "text":
+        return pathlib.Path(data.train).absolute().parent.name
+    return data.builder if data.corpus == "tfds" else data.corpus
+
+
+def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation part and scores it; the folder keeps translations and scores."""
     pairs = open_corpus(config.data).pairs(config.data.valid)
     sources, references = zip(*pairs, strict=True)
@@ -235,7 +247,7 @@ def _translate(config: Config, folder: Workdir) -> Metric:
     write_file(folder.path / f"valid.{language}", text.encode())
     scores = translation_report(translations, references, target_language=language)
     write_file(folder.path / "report.json", scores.to_json().encode())
-    return scores.sacrebleu
+    return scores
 
 
 def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:

@@ -17,6 +17,7 @@ from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
 from jaxformer.paper.table3_rows import ROWS, describe, row_config, settings
 from jaxformer.plots import figure
+from jaxformer.training.optimizer import inverse_sqrt_schedule
 from jaxformer.workdir import read_json
 
 # What the paper says of the rows, as pairs: the first is the worse of the two.
@@ -49,9 +50,11 @@ class Result:
       scale: The scale it was trained at.
       steps: Steps of the row "base" at this scale.
       seed: Of the training.
+      corpus: What it was trained and validated on, by name.
       perplexity: Per word piece, on the validation part.
       bleu: Cased detokenised sacreBLEU on the validation part.
       bleu_signature: How it was computed.
+      compound_split_bleu: Of the same translations, as the paper computed it.
       parameters: Exact count.
       training_seconds: Of the steps alone.
       decoding_seconds: Of translating the validation part, compilation included.
@@ -64,9 +67,11 @@ class Result:
     scale: str
     steps: int
     seed: int
+    corpus: str
     perplexity: float
     bleu: float
     bleu_signature: str
+    compound_split_bleu: float
     parameters: int
     training_seconds: float
     decoding_seconds: float
@@ -134,20 +139,28 @@ def load_results(folder: pathlib.Path) -> list[Result]:
 def report(results: Sequence[Result]) -> str:
     """The page: how it was measured, the table, and which of the paper's claims hold."""
     first = results[0]
-    base = row_config("base", first.scale)
+    base = row_config("base", first.scale, steps=first.steps)
+    warmup = base.training.warmup_steps
+    peak = inverse_sqrt_schedule(base.model.d_model, warmup)(warmup - 1)
     signatures = ", ".join(sorted({f"`{r.bleu_signature}`" for r in results}))
-    machines = "; ".join(sorted({r.machine for r in results}))
+    machines, corpora = (
+        "; ".join(sorted({getattr(result, name) for result in results}))
+        for name in ("machine", "corpus")
+    )
     return "\n".join(
         [
             f'# Table 3 at the scale "{first.scale}"\n',
             f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
-            f"{first.steps:,} steps of at most {base.data.tokens_per_batch:,} source and target "
-            f"tokens; checkpoints not averaged; beam {base.search.beam_size}, length penalty "
-            f"{base.search.length_penalty}.\n",
+            f"{first.steps:,} steps of at most {base.data.tokens_per_batch:,} source and as many "
+            f"target tokens, in pairs of at most {base.data.max_length} tokens a side; warm-up of "
+            f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
+            f"{base.search.beam_size}, length penalty {base.search.length_penalty}.\n",
             "Each row differs from base in what is named and in nothing else. PPL: perplexity per "
-            f"word piece; BLEU: cased detokenised sacreBLEU, {signatures}; both on the validation "
-            "part. The paper's: newstest2013, its own word pieces, tokenised BLEU. ±: sample "
-            "standard deviation over seeds. Time: the training steps of one seed, alone.\n",
+            f"word piece; BLEU: cased detokenised sacreBLEU, {signatures}; split: tokenised BLEU "
+            "with compounds split, as the paper's. All on the validation part of "
+            f"{corpora}; the paper's are of newstest2013, in its own word pieces: compare "
+            "differences between rows, not levels. ±: sample standard deviation over seeds. "
+            "Minutes: the training steps of one seed, and decoding.\n",
             f"Machine: {machines}.\n",
             _table(results),
             _claims(results),
@@ -157,13 +170,16 @@ def report(results: Sequence[Result]) -> str:
 
 def _table(results: Sequence[Result]) -> str:
     header = [
-        *("row", "change", "steps", "PPL", "paper", "BLEU", "paper"),
-        *("parameters", "paper (10⁶)", "seeds", "time"),
+        *("row", "change", "steps", "PPL", "paper", "BLEU", "split", "paper"),
+        *("parameters", "paper (10⁶)", "seeds", "minutes"),
     ]
     lines = []
     for row, same in _by_row(results).items():
         paper, config = ROWS[row], row_config(row, same[0].scale, steps=same[0].steps)
-        minutes = statistics.mean(r.training_seconds for r in same) / 60
+        training, decoding = (
+            statistics.mean(getattr(result, f"{work}_seconds") for result in same) / 60
+            for work in ("training", "decoding")
+        )
         lines.append(
             [
                 row,
@@ -172,11 +188,12 @@ def _table(results: Sequence[Result]) -> str:
                 _mean_and_spread(r.perplexity for r in same),
                 f"{paper.perplexity:.2f}",
                 _mean_and_spread(r.bleu for r in same),
+                _mean_and_spread(r.compound_split_bleu for r in same),
                 f"{paper.bleu:.1f}",
                 f"{same[0].parameters:,}",
                 f"{paper.parameters or ''}",
                 str(len(same)),
-                f"{minutes:.1f} min",
+                f"{training:.1f} + {decoding:.1f}",
             ]
         )
     return markdown_table(header, lines)

@@ -34,6 +34,15 @@ class Dataset:
     valid_plan: BatchPlan
     valid_text: list[tuple[str, str]]
 
+    def check_identity(self, folder: Workdir) -> None:
+        """Checks that this is what the run of a workdir began with, if it has one.
+
+        Raises:
+          UserError: It is not.
+        """
+        if folder.config.exists():
+            _check_identity(self.identity, folder)
+
 
 def open_dataset(config: Config, folder: Workdir) -> Dataset:
     """Reads and tokenizes the corpus, or takes up what earlier runs left in the cache.

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import signal
 import threading
@@ -87,6 +88,12 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         _only_run_in(folder),
         Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints,
     ):
+        # Once more: while this run read its data, another may have come and gone.
+        _check_claim(folder, config)
+        data.check_identity(folder)
+        if jax.process_count() > 1:
+            newest = checkpoints.newest_good_step()
+            hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
         restored = checkpoints.restore(abstract_state(model, optimizer, mesh))
         if restored is None:
             state = init_state(model, optimizer, mesh, config.training.seed)
@@ -137,19 +144,21 @@ class Run:
                 if due or stop:
                     with window.paused():
                         score = None
-                        # Who asks for an end may not wait for a validation.
+                        # Who asks for an end may not wait for a validation, but for the last.
                         if (step % training.eval_every == 0 or last) and not stop:
-                            values = validate(state.params)
-                            self.reporter.valid(step, values)
-                            score = -values["loss"]
+                            values = validate(state.params, stopped=stopped if not last else ())
+                            if values is not None:
+                                self.reporter.valid(step, values)
+                                score = -values["loss"]
                         self.save(step, state, score, interim=not due)
+                        stop = stop or (bool(stopped) and not last)  # asked while it validated
                 if stop:
                     self.checkpoints.wait()
                     name = stopped[0].name if stopped else "SIGTERM"
                     raise KeyboardInterrupt(
                         f"{name}: step {step} is saved; the same command goes on there"
                     )
-        self.checkpoints.wait()
+            self.checkpoints.wait()
         return state
 
     def compile_train_step(
@@ -202,16 +211,17 @@ class Run:
             ids = sorted(i for row in self.data.plan.rows(number - 1)[1] for i in row)
             self.reporter.say(
                 f"step {number} skipped: its gradients were NaN or Inf; it had {len(ids)} "
-                f"examples, training pairs {', '.join(map(str, ids[:10]))}"
-                f"{', ...' if ids[10:] else ''}"
+                f"examples: {', '.join(map(str, ids[:10]))}{', ...' if ids[10:] else ''} of the "
+                "training pairs that were not left out, the first being 0"
             )
         in_row = int(state.skipped_in_row)
         if in_row >= _MOST_SKIPPED_IN_ROW:
             newest = max(self.checkpoints.steps(), default=None)
             raise FloatingPointError(
                 f"gradients were NaN or Inf for the last {in_row} steps; the newest checkpoint is "
-                f"of step {newest}. Lower training.learning_rate_scale, lengthen "
-                "training.warmup_steps, or set training.clip_norm=1.0"
+                f"of step {newest}. Begin again in another --workdir, with a lower "
+                "training.learning_rate_scale, more training.warmup_steps, or "
+                "training.clip_norm=1.0"
             )
 
     def save(self, step: int, state: TrainState, score: float | None, *, interim: bool) -> None:
@@ -315,20 +325,27 @@ def _stop_signals() -> Iterator[list[signal.Signals]]:
     """A list into which SIGTERM (preemption) or SIGINT goes, instead of ending the process.
 
     A second signal ends the process all the same. With several processes jax watches for SIGTERM,
-    and lets them agree on a step.
+    and lets them agree on a step; the list stays empty, and SIGINT is passed on as SIGTERM.
     """
     received: list[signal.Signals] = []
+    asked = []
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if received:
+        if asked:
             raise KeyboardInterrupt("stopped at once; the same command goes on")
-        received.append(signal.Signals(number))
+        asked.append(number)
+        if alone:
+            received.append(signal.Signals(number))
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
 
+    alone = jax.process_count() == 1
     # Only the main thread may install handlers.
-    if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
+    if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    old = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT) if alone else (signal.SIGINT,)
+    old = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield received
     finally:

@@ -205,4 +205,5 @@ def _open_tensorboard(folder: Workdir, start: int) -> Any:
         import tensorboardX  # the extra [tensorboard]
     except ImportError:
         return None
-    return tensorboardX.SummaryWriter(str(folder.tensorboard), purge_step=start)
+    # What is after the step that the run goes on from will be reported again.
+    return tensorboardX.SummaryWriter(str(folder.tensorboard), purge_step=start + 1)

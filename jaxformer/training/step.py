@@ -107,8 +107,10 @@ def make_train_step(
     """The jitted step: forward, backward, one psum, Adam. The given state is donated.
 
     The batch's rows must be divisible by the mesh's parts of rows (:func:`row_shards`) times
-    ``config.training.accumulation``. A step whose gradients are not finite leaves parameters and
-    optimizer state as they were, on all devices alike.
+    ``config.training.accumulation``.
+
+    Departs from the paper: a step whose gradients are not finite leaves parameters and optimizer
+    state as they were, on all devices alike.
     """
     training = config.training
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 from jax.sharding import Mesh
@@ -20,6 +21,13 @@ from jaxformer.training.mesh import row_parts, row_shards, to_devices
 from jaxformer.training.reporting import loss_means
 from jaxformer.training.step import make_eval_step
 
+# Called with how many sentences have been decoded since the last call.
+Report: TypeAlias = Callable[[int], None]
+
+
+class _GivenUpError(Exception):
+    """Nobody waits for the validation any more."""
+
 
 class Validation:
     """Loss and BLEU, or F1 of trees, on the validation part."""
@@ -29,8 +37,28 @@ class Validation:
         self._config, self._data, self._mesh = config, data, mesh
         self._eval_step = make_eval_step(config, mesh)
 
-    def __call__(self, params: PyTree) -> dict[str, float]:
-        """Loss and perplexity; BLEU or F1 and exact match in %, if sentences are set aside."""
+    def __call__(
+        self, params: PyTree, *, stopped: Sequence[object] = ()
+    ) -> dict[str, float] | None:
+        """Loss and perplexity; BLEU or F1 and exact match in %, if sentences are set aside.
+
+        Args:
+          params: Of the model.
+          stopped: As soon as something is in it, nobody waits for the result any more.
+
+        Returns:
+          None if it was given up.
+        """
+        try:
+            return self._values(params, stopped)
+        except _GivenUpError:
+            return None
+
+    def _values(self, params: PyTree, stopped: Sequence[object]) -> dict[str, float]:
+        def give_up_if_stopped(*_: object) -> None:
+            if stopped:
+                raise _GivenUpError
+
         plan = self._data.valid_plan
         batches = load_batches(
             self._data.valid,
@@ -41,27 +69,29 @@ class Validation:
             part_count=row_shards(self._mesh),
         )
         # One at a time: several that sum over a CPU's devices can wait for one another for ever.
-        metrics = [
-            jax.device_get(self._eval_step(params, to_devices(self._mesh, batch)))
-            for batch in batches
-        ]
+        metrics = []
+        for batch in batches:
+            give_up_if_stopped()
+            metrics.append(jax.device_get(self._eval_step(params, to_devices(self._mesh, batch))))
         values = loss_means(metrics)
         if self._data.valid_text:
             trees = self._config.data.corpus == "trees"
-            values |= self._parse(params) if trees else self._translate(params)
+            values |= (self._parse if trees else self._translate)(params, give_up_if_stopped)
         return values
 
-    def _translate(self, params: PyTree) -> dict[str, float]:
+    def _translate(self, params: PyTree, report: Report) -> dict[str, float]:
         sources, references = zip(*self._data.valid_text, strict=True)
-        translations = self._decode(
-            params, lambda translator, mine: translator.translate(sources[mine], name="validation")
-        )
+
+        def translate(translator: Translator, mine: slice) -> list[str]:
+            return translator.translate(sources[mine], name="validation", report=report)
+
+        translations = self._decode(params, translate)
         return {
             "bleu": corpus_bleu(translations, references),
             "exact_match": _percentage_equal(translations, references),
         }
 
-    def _parse(self, params: PyTree) -> dict[str, float]:
+    def _parse(self, params: PyTree, report: Report) -> dict[str, float]:
         """As ``jaxformer parse --trees`` does, whose trees have the right parts of speech."""
         gold = [
             delinearise(target.split(" "), source.split(" "))
@@ -71,7 +101,8 @@ class Validation:
         def parse(translator: Translator, mine: slice) -> list[str]:
             words = [tree.words() for tree in gold[mine]]
             tags = [tree.tags() for tree in gold[mine]]
-            return list(map(str, Parser(translator).parse(words, tags=tags, name="validation")))
+            parser = Parser(translator)
+            return list(map(str, parser.parse(words, tags=tags, name="validation", report=report)))
 
         references, parses = list(map(str, gold)), self._decode(params, parse)
         return {

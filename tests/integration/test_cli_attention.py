@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import types
 
 import numpy as np
 import pytest
@@ -36,6 +37,17 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(tiny_workdir, tmp
         _, _, weights = view.part(kind)
         read = np.frombuffer(base64.b64decode(data["weights"][kind]), "<u2") / 65535
         np.testing.assert_allclose(read.reshape(weights.shape), weights, rtol=0, atol=1e-5)
+
+
+def test_a_translation_that_was_cut_off(tiny_workdir, monkeypatch):
+    """It does not end with EOS, and is as long as the model allows."""
+    translator = Translator.load(tiny_workdir)
+    tokens = [7] * translator.config.model.max_length
+    cut = types.SimpleNamespace(tokens=[tokens])
+    monkeypatch.setattr(Translator, "search", lambda self, sources: [cut])
+    view = look(translator, "two")
+    assert len(view.target) == len(tokens)
+    assert view.cross.shape[2] == len(tokens)
 
 
 def test_a_page_is_what_is_written_by_default(tiny_workdir, tmp_path, monkeypatch):

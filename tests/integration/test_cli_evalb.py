@@ -11,7 +11,7 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.cli.parser import parse
 
-OFFICIAL = pathlib.Path(__file__).parents[1] / "fixtures" / "evalb"
+PRINTED = pathlib.Path(__file__).parents[1] / "fixtures" / "evalb"
 
 
 def evalb(capsys, *arguments):
@@ -20,23 +20,25 @@ def evalb(capsys, *arguments):
 
 
 def test_it_prints_what_the_official_program_prints(capsys):
-    files = (OFFICIAL / "sample.gld", OFFICIAL / "sample.tst")
-    code, out, err = evalb(capsys, *files, "--params", OFFICIAL / "sample.prm")
+    files = (PRINTED / "random.gld", PRINTED / "random.tst")
+    code, out, err = evalb(capsys, *files, "--params", PRINTED / "random.prm")
     assert code == 0
-    assert out == (OFFICIAL / "sample.sample.out").read_text()
-    assert err == (OFFICIAL / "sample.sample.err").read_text()
+    assert out == (PRINTED / "random.random.out").read_text()
+    assert err == (PRINTED / "random.random.err").read_text()
 
 
-def test_without_parameters_it_is_collins(capsys):
-    code, out, err = evalb(capsys, OFFICIAL / "bug.gld", OFFICIAL / "bug.tst")
+def test_without_parameters_it_is_collins(data_directory, capsys):
+    package = data_directory / "trees" / "evalb"
+    code, out, err = evalb(capsys, package / "bug.gld", package / "bug.tst")
     assert code == 0
-    assert out == (OFFICIAL / "bug.COLLINS.out").read_text()
-    assert err == (OFFICIAL / "bug.COLLINS.err").read_text()
+    assert out == (PRINTED / "bug.COLLINS.out").read_text()
+    assert err == (PRINTED / "bug.COLLINS.err").read_text()
 
 
-def test_json(capsys):
-    files = (OFFICIAL / "bug.gld", OFFICIAL / "bug.tst")
-    _, out, _ = evalb(capsys, *files, "--params", OFFICIAL / "new.prm", "--json")
+def test_json(data_directory, capsys):
+    package = data_directory / "trees" / "evalb"
+    files = (package / "bug.gld", package / "bug.tst")
+    _, out, _ = evalb(capsys, *files, "--params", PRINTED / "new.prm", "--json")
     figures = json.loads(out)
     assert round(figures["all"]["f1"], 2) == 60.17
     assert len(figures["rows"]) == 5
@@ -73,7 +75,7 @@ def test_help_has_examples_that_are_accepted(capsys):
 
 
 def test_it_needs_neither_jax_nor_a_model():
-    files = [str(OFFICIAL / name) for name in ("sample.gld", "sample.tst")]
+    files = [str(PRINTED / "listing.gld")] * 2
     code = (
         f"import sys, jaxformer.cli; jaxformer.cli.main(['evalb', *{files}])\n"
         "print([m for m in ('jax', 'sentencepiece', 'sacrebleu') if m in sys.modules])"

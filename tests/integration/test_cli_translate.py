@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -125,6 +126,28 @@ def test_blocks_leave_no_trace(run, monkeypatch, tmp_path, size):
     monkeypatch.setattr(command, "BLOCK", size)
     assert run("--alignments", tmp_path / "blocks") == expected
     assert (tmp_path / "blocks").read_text() == (tmp_path / "whole").read_text()
+
+
+def test_prefixes_may_come_through_a_pipe(run, tmp_path):
+    source, prefixes, pipe = tmp_path / "in.txt", tmp_path / "prefixes", tmp_path / "pipe"
+    source.write_text("one\ntwo\n")
+    prefixes.write_text("ein\n\n")
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=[b"ein\n\n"], daemon=True).start()
+    expected = run("--input", source, "--prefixes", prefixes)
+    assert run("--input", source, "--prefixes", pipe) == expected
+
+
+def test_standard_output_may_be_closed(learned_workdir, tmp_path, monkeypatch, capsys):
+    """As it is for some services; not needed with --output."""
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("one\n")
+    arguments = ["translate", "--workdir", str(learned_workdir), "--input", str(source)]
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*arguments, "--output", str(output)]) == 0
+    assert len(output.read_text(encoding="utf-8").split("\n")) == 2
+    assert main(arguments) == 2
+    assert "standard output is closed: expected --output FILE" in capsys.readouterr().err
 
 
 def test_an_interrupted_job_leaves_what_it_finished(

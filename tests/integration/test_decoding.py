@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.config import ModelConfig, SearchConfig
 from jaxformer.data.numerals import english
 from jaxformer.errors import UserError
@@ -15,8 +16,10 @@ from jaxformer.inference.decoding import Decoded, decode
 from jaxformer.inference.precision import prepare_params
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import average
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training.loop import train
+from jaxformer.workdir import Workdir
 
 from .compilations import Compilations
 
@@ -186,6 +189,26 @@ def test_what_cannot_be_rounded_or_undone_is_refused(learned_workdir, tmp_path):
         UserError, match="rounded to int8: expected to compute in int8, got float32"
     ):
         Translator.load(output, compute_dtype="float32")
+
+
+def test_rounding_that_failed_can_be_repeated(learned_workdir, tmp_path, monkeypatch):
+    output = tmp_path / "int8"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            quantize(learned_workdir, output)
+    quantize(learned_workdir, output)
+    assert Translator.load(output).translate(["nine"]) != [""]
+
+
+def test_what_is_rounded_is_not_averaged(learned_workdir, tmp_path):
+    quantize(learned_workdir, tmp_path / "int8")
+    with pytest.raises(UserError, match="rounded to int8; average the run that it was made from"):
+        average(Workdir(tmp_path / "int8"), 1)
 
 
 def test_training_in_int8_is_refused(tiny_config, tmp_path):

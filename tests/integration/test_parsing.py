@@ -3,7 +3,10 @@
 import dataclasses
 import io
 import json
+import os
+import pathlib
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -175,7 +178,7 @@ def test_every_line_gets_a_tree_over_its_words(run):
 )
 def test_whatever_the_model_writes(workdir, monkeypatch, written):
     parser = Parser.load(workdir)
-    beam = [Hypothesis(written, [], 0.0, 0.0)]
+    beam = [Hypothesis(written, parser.translator.encode_target(written), 0.0, 0.0)]
     monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [beam for _ in s])
     sentences = [words_of(words) for words in WORDS]
     trees = parser.parse(sentences)
@@ -239,6 +242,22 @@ def test_a_treebank_is_parsed_and_scored(run, config, tmp_path, capsys):
     assert [tree.leaves() for tree in found] == [tree.leaves() for tree in expected]
     assert main(["evalb", str(gold), str(parsed)]) == 0
     assert "Number of Error sentence  =      0" in capsys.readouterr().out
+
+
+def test_a_treebank_may_come_through_a_pipe(run, config, tmp_path):
+    pipe, content = tmp_path / "pipe", pathlib.Path(config.data.valid).read_bytes()
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=[content], daemon=True).start()
+    lines = run("--trees", pipe)
+    assert len(lines) == 4
+    assert lines == run("--trees", config.data.valid)
+
+
+def test_words_that_no_tree_can_have_are_refused_before_the_search(workdir, monkeypatch):
+    monkeypatch.delattr(Translator, "hypotheses")  # never reached
+    for word in ("(", "", "a b"):
+        with pytest.raises(UserError, match="expected a word without white space and round brack"):
+            Parser.load(workdir).parse([["a"], ["b", word]])
 
 
 def test_files_and_what_is_refused(run, config, workdir, tmp_path, capsys):

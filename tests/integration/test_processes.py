@@ -128,14 +128,40 @@ def test_one_process_asked_to_stop_stops_both_after_the_same_step(tmp_path):
     settings = {"training.steps": 5000, "training.eval_every": 5000}
     folder = tmp_path / "run"
     pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
-    deadline = time.monotonic() + 200
-    while not (folder / "checkpoints" / "10").is_dir():
-        assert time.monotonic() < deadline
-        assert all(process.poll() is None for process in pair)
-        time.sleep(0.1)
+    wait_for_step(folder, 10, pair)
     pair[1].send_signal(signal.SIGTERM)
     codes, said = finish(*pair)
     assert codes == [130, 130], said
     saved = max(int(path.name) for path in (folder / "checkpoints").iterdir())
     for errors in said:
         assert f"SIGTERM: step {saved} is saved" in errors
+
+
+def test_when_one_process_dies_the_other_ends(tmp_path):
+    """Ctrl-C in one of them stops both, too."""
+    folder, settings = tmp_path / "run", {"training.steps": 5000, "training.eval_every": 5000}
+    pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
+    wait_for_step(folder, 10, pair)
+    pair[0].send_signal(signal.SIGINT)
+    codes, said = finish(*pair)
+    assert codes == [130, 130], said
+    saved = newest_step(folder)
+    pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
+    wait_for_step(folder, saved + 10, pair)
+    pair[1].kill()
+    _, said = pair[0].communicate(timeout=60)
+    assert pair[0].returncode not in (0, None), said
+    assert f"resumed from step {saved}" in said
+
+
+def newest_step(folder):
+    names = (path.name for path in (folder / "checkpoints").glob("*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def wait_for_step(folder, step, processes):
+    deadline = time.monotonic() + 200
+    while newest_step(folder) < step:
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.1)

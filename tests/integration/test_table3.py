@@ -42,6 +42,8 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     assert len((row / "valid.de").read_text().split("\n")) == 1 + 1
     report = json.loads((row / "report.json").read_text())
     assert report["sacrebleu"]["score"] == found.bleu
+    assert report["compound_split_bleu"]["score"] == found.compound_split_bleu
+    assert found.corpus == corpus.name
     records = [json.loads(line) for line in (row / "metrics.jsonl").read_text().split("\n")[:-1]]
     assert found.perplexity == records[-1]["perplexity"] > 1
     rates = [r["seconds_per_step"] for r in records if r["kind"] == "train"]

@@ -1,5 +1,6 @@
 """The loop: interrupted equals uninterrupted, bit for bit; a run is held to what it began with."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -14,7 +15,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
 from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
-from jaxformer.training import loop
+from jaxformer.training import loop, validation
 from jaxformer.training.loop import train
 
 from .compilations import Compilations
@@ -164,6 +165,67 @@ def test_a_second_run_in_the_same_folder_is_refused(tiny_config, tmp_path, unint
     ):
         train(tiny_config(), tmp_path)
     assert_equal_states(train(tiny_config(), tmp_path), uninterrupted[0])
+
+
+def test_who_came_and_went_while_data_was_read_is_noticed(
+    tiny_config, tmp_path, uninterrupted, monkeypatch
+):
+    """Between the first look at the folder and the lock."""
+    run = tmp_path / "run"
+
+    @contextlib.contextmanager
+    def locked_too_late(folder):
+        shutil.copytree(uninterrupted[1], run)
+        yield
+
+    monkeypatch.setattr(loop, "_only_run_in", locked_too_late)
+    with pytest.raises(UserError, match=r"training\.seed=0, but 5 was given"):
+        train(tiny_config(seed=5), run)
+
+
+def test_who_asks_for_an_end_does_not_wait_for_a_validation(
+    tiny_config, tmp_path, uninterrupted, monkeypatch
+):
+    """It is given up between two batches; the checkpoint is one without a score."""
+    load_batches, often = validation.load_batches, {"eval_every": 2, "eval_sentences": 0}
+
+    def interrupted(*arguments, **rest):
+        for batch in load_batches(*arguments, **rest):
+            yield batch
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "load_batches", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 2 is saved"):
+            train(tiny_config(**often), tmp_path)
+    assert [r["kind"] for r in read_metrics(tmp_path)] == ["train"]
+    assert Checkpoints(tmp_path / "checkpoints").best_step() is None
+    assert_equal_states(train(tiny_config(**often), tmp_path), uninterrupted[0])
+
+
+def test_nor_for_translations(tiny_config, tmp_path, monkeypatch):
+    decode = validation.Translator.translate
+
+    def interrupted(self, sentences, **rest):
+        signal.raise_signal(signal.SIGTERM)
+        return decode(self, sentences, **rest)
+
+    monkeypatch.setattr(validation.Translator, "translate", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 2 is saved"):
+        train(tiny_config(eval_every=2), tmp_path)
+
+
+def test_a_signal_during_the_last_save_does_not_stop_it(tiny_config, tmp_path, monkeypatch):
+    wait = Checkpoints.wait
+
+    def interrupted(self):
+        if self._saving is not None and self._saving.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        wait(self)
+
+    monkeypatch.setattr(Checkpoints, "wait", interrupted)
+    assert int(train(tiny_config(steps=2, eval_sentences=0), tmp_path).step) == 2
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [2]
 
 
 def write_text_corpus(folder, lines):

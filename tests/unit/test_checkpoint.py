@@ -309,6 +309,18 @@ class TestKept:
         assert (reopened.best_step(), reopened.steps()) == (4, [4, 6, 7])
         assert reopened.newest_steps() == [6, 7]
 
+    def test_newest_are_those_that_were_kept_for_it(self, tmp_path: pathlib.Path) -> None:
+        """Also when a run goes on with more to keep: older ones are gone, all but the best."""
+        state = {"params": jnp.zeros(2)}
+        for keep, steps in ((2, [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]), (5, [(5, 1.0)])):
+            with Checkpoints(tmp_path, keep=keep) as checkpoints:
+                for step, score in steps:
+                    checkpoints.save(step, state, metadata={}, score=score)
+        assert Checkpoints(tmp_path).steps() == [1, 3, 4, 5]
+        assert Checkpoints(tmp_path).newest_steps() == [3, 4, 5]
+        (tmp_path / "3" / "manifest.json").unlink()  # a damaged one hides no better ones
+        assert Checkpoints(tmp_path).newest_steps()[-2:] == [4, 5]
+
     def test_without_scores(self, tmp_path: pathlib.Path) -> None:
         with Checkpoints(tmp_path, keep=1) as checkpoints:
             for step in range(3):
@@ -424,6 +436,18 @@ class TestFailure:
         checkpoints.save(3, make_state(3), metadata={})
         with pytest.raises(OSError, match="No space left on device"):
             method(checkpoints)
+
+    @pytest.mark.usefixtures("full_disk")
+    def test_leaves_nothing_of_a_single_one(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(OSError, match="No space left on device"):
+            Checkpoints.write_single(tmp_path / "averaged", 1, make_state(1), {})
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_good_step(directory: pathlib.Path) -> None:
+    assert Checkpoints(directory).newest_good_step() == 2
+    (directory / "2" / "manifest.json").unlink()
+    assert Checkpoints(directory).newest_good_step() == 1
 
 
 def test_the_manifest_is_there_before_the_step(

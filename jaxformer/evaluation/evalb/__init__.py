@@ -14,8 +14,9 @@ has one of the same label over the same words. This is the release of 2006 (Elli
 * Crossing is the number of test brackets that cross a gold bracket.
 * A pair of brackets without label, the outermost of the Penn Treebank, is a bracket like any other.
 
-Unlike the C program, there are no limits on the length of words, lines and sentences; a line on
-which it would hang or read outside its memory is an error like any other.
+Unlike the C program, there are no limits on the length of words, lines and sentences, though the
+time for crossing brackets grows with the square of their number in a line; a line on which it would
+hang or read outside its memory is an error like any other.
 """
 
 from jaxformer.evaluation.evalb.parameters import COLLINS as COLLINS

@@ -1,4 +1,5 @@
 import concurrent.futures
+import os
 import pathlib
 import shutil
 
@@ -10,6 +11,7 @@ from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import Tokenizer, train_tokenizer
 from jaxformer.errors import UserError
+from jaxformer.files import lock_folder
 
 PAIRS = list(NumeralsCorpus().pairs("held_out"))
 
@@ -73,6 +75,18 @@ def test_a_fault_in_the_corpus_leaves_nothing_behind(tokenizer: Tokenizer, tmp_p
     with pytest.raises(UserError, match=r"a\.en:20001: not UTF-8"):
         build_store(TextCorpus("en", "de"), str(tmp_path / "a"), tokenizer, 64, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_what_killed_processes_left_is_removed(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    for name in ("partial-old", "partial-held", "partial-new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokens.bin").write_bytes(b"some")
+    with lock_folder(tmp_path / "partial-held"):
+        for name in ("partial-old", "partial-held"):
+            os.utime(tmp_path / name, (0, 0))
+        build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
+    left = {path.name for path in tmp_path.glob("partial-*")}
+    assert left == {"partial-held", "partial-new"}
 
 
 def test_damaged_stores_are_built_anew(tokenizer: Tokenizer, tmp_path: pathlib.Path):

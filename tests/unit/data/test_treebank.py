@@ -59,6 +59,9 @@ def test_mistakes_name_the_file(part, tmp_path):
     corpus = TreesCorpus()
     with pytest.raises(UserError, match=r"frist\.trees: no such file.*did you mean .*first\.trees"):
         corpus.fingerprint(part.replace("first", "frist"))
+    for name in ("", f"{part},"):
+        with pytest.raises(UserError, match="expected names of files of trees with commas between"):
+            corpus.fingerprint(name)
     (tmp_path / "second.trees").write_text("(S (NN a))\n(S", encoding="utf-8")
     with pytest.raises(UserError, match=r"second\.trees:2: the tree that begins here is never"):
         list(corpus.pairs(part))

@@ -48,9 +48,11 @@ def trained(monkeypatch):
             scale=scale,
             steps=STEPS,
             seed=config.training.seed,
+            corpus="numbers",
             perplexity=10.0,
             bleu=20.0,
             bleu_signature="nrefs:1",
+            compound_split_bleu=20.0,
             parameters=1,
             training_seconds=1.0,
             decoding_seconds=1.0,
@@ -100,7 +102,7 @@ def test_rows_of_other_steps_are_refused_before_training(tmp_path, data, trained
 
 
 @pytest.mark.parametrize(("pieces", "fits"), [(127, True), (128, False)])
-def test_a_source_too_long_to_translate_is_refused_before_training(
+def test_a_sentence_too_long_to_translate_is_refused_before_training(
     tmp_path, data, trained, pieces, fits
 ):
     # A model of the scale "smoke" takes 128 tokens, end-of-sentence included. A sign that the
@@ -116,10 +118,24 @@ def test_a_source_too_long_to_translate_is_refused_before_training(
         run(tmp_path, other, "C1")
         assert trained == ["C1"]
     else:
-        message = r"valid: expected sources of at most 127 tokens .* 1 are longer, .* line 401;"
+        message = r"valid: expected sentences of 1 to 127 tokens .* 1 pairs .* line 401;"
         with pytest.raises(UserError, match=message):
             run(tmp_path, other, "C1")
         assert trained == []
+
+
+@pytest.mark.parametrize("sides", [("one", ""), ("one", "~" * 127), ("", "eins")])
+def test_no_pair_counts_for_the_bleu_alone(tmp_path, data, trained, sides):
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in data.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    for language, text in zip(("en", "de"), sides, strict=True):
+        with (other / f"valid.{language}").open("a", encoding="utf-8") as valid:
+            print(text, file=valid)
+    with pytest.raises(UserError, match="those of 1 pairs are others, the first in line 401"):
+        run(tmp_path, other, "C1")
+    assert trained == []
 
 
 def test_if_no_row_converges_that_is_what_is_said(tmp_path, data, trained):

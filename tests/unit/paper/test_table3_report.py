@@ -15,9 +15,11 @@ def result(row="base", **changes):
         "scale": "small",
         "steps": 3000,
         "seed": 0,
+        "corpus": "a corpus",
         "perplexity": 10.0,
         "bleu": 20.0,
         "bleu_signature": "nrefs:1",
+        "compound_split_bleu": 20.5,
         "parameters": 1_234_567,
         "training_seconds": 90.0,
         "decoding_seconds": 6.0,
@@ -42,10 +44,12 @@ def cells(text, start):
 def test_a_row_stands_beside_the_papers():
     text = report([result(), result("A1", perplexity=12.345, bleu=18.5)])
     assert cells(text, "A1") == [
-        *("A1", "h 1, d_k 128, d_v 128", "3,000", "12.35", "5.29", "18.50", "24.9"),
-        *("1,234,567", "", "1", "1.5 min"),
+        *("A1", "h 1, d_k 128, d_v 128", "3,000", "12.35", "5.29", "18.50", "20.50", "24.9"),
+        *("1,234,567", "", "1", "1.5 + 0.1"),
     ]
     assert cells(text, "base")[-3] == "65"
+    assert "on the validation part of a corpus;" in text
+    assert "warm-up of 400 steps, to a learning rate of 4.4e-03;" in text  # 1 / sqrt(128 * 400)
     assert "nrefs:1" in text
     assert "an abacus" in text
 

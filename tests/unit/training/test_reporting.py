@@ -133,3 +133,16 @@ def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
         window.add(step, Metrics(x, x, x, x, x))
         behind.append(sum(not metrics.loss.is_ready() for metrics in window._metrics))
     assert 1 <= max(behind) <= 4
+
+
+def test_tensorboard_keeps_the_point_that_a_run_goes_on_from(folder, monkeypatch):
+    """TensorBoard hides what an earlier run wrote from the step to purge on, that included."""
+    purged = []
+    writer = types.SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+    fake = types.SimpleNamespace(
+        SummaryWriter=lambda _, purge_step: (purged.append(purge_step), writer)[1]
+    )
+    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
+    with Reporter(folder, start=4, steps=10):
+        pass
+    assert purged == [5]

@@ -375,3 +375,33 @@ def test_sixty_tokens_stay_fluid(panels: str, visit):
     median = float(np.median(times))
     print(f"{panels}: median {median:.1f} ms, longest {max(times):.1f} ms")
     assert median < 50
+
+
+@pytest.mark.parametrize("panels", ["together", "apart", "whole"])
+def test_another_layer_of_sixty_tokens_is_there_at_once(panels: str, visit):
+    """With the table of all weights open, and a token chosen."""
+    page = visit(long_page())
+    page.locator(f"label[for=panels-{panels}]").click()
+    page.get_by_text("The weights as a table").click()
+    page.locator(".queries .token").nth(30).click()
+    rest(page)
+    times = page.evaluate(
+        """async () => {
+          const times = [];
+          const pixel = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+          for (const layer of [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]) {
+            await new Promise((resolve) => setTimeout(resolve));
+            const start = performance.now();
+            document.querySelector(`label[for=layer-${layer}]`).click();
+            document.body.getBoundingClientRect();  // not before all is laid out
+            for (const panel of panels) paint(panel);
+            for (const panel of panels) pixel.drawImage(panel.canvas, 0, 0);
+            pixel.getImageData(0, 0, 1, 1);
+            times.push(performance.now() - start);
+          }
+          return times;
+        }"""
+    )
+    median = float(np.median(times))
+    print(f"{panels}: another layer: median {median:.0f} ms, longest {max(times):.0f} ms")
+    assert median < 250

@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from jaxformer.cli.parser import parse
 from jaxformer.errors import exit_code
@@ -25,7 +26,11 @@ def _run(arguments: Sequence[str] | None) -> None:
     module, function = options.run.split(".")
     try:
         getattr(importlib.import_module(f"jaxformer.cli.{module}"), function)(options)
-        if sys.stdout is not None:  # closed
-            sys.stdout.flush()
+        _flush(sys.stdout)
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flush(stream: TextIO | None) -> None:
+    if stream is not None:  # closed before the program began
+        stream.flush()

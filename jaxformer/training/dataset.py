@@ -34,15 +34,6 @@ class Dataset:
     valid_plan: BatchPlan
     valid_text: list[tuple[str, str]]
 
-    def check_identity(self, folder: Workdir) -> None:
-        """Checks that this is what the run of a workdir began with, if it has one.
-
-        Raises:
-          UserError: It is not.
-        """
-        if folder.config.exists():
-            _check_identity(self.identity, folder)
-
 
 def open_dataset(config: Config, folder: Workdir) -> Dataset:
     """Reads and tokenizes the corpus, or takes up what earlier runs left in the cache.
@@ -66,8 +57,7 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
         "train": corpus.fingerprint(config.data.train),
         "valid": corpus.fingerprint(config.data.valid),
     }
-    if folder.config.exists():
-        _check_identity(identity, folder)
+    check_identity(identity, folder)
     train = build_store(corpus, config.data.train, tokenizer, config.data.max_length, cache)
     valid = build_store(corpus, config.data.valid, tokenizer, config.model.max_length, cache)
     return Dataset(
@@ -98,7 +88,14 @@ def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[
     return list(itertools.islice(fitting, config.training.eval_sentences))
 
 
-def _check_identity(identity: dict[str, str], folder: Workdir) -> None:
+def check_identity(identity: dict[str, str], folder: Workdir) -> None:
+    """Checks that data is what the run of a workdir began with, if it has one.
+
+    Raises:
+      UserError: It is not.
+    """
+    if not folder.config.exists():
+        return
     began_with = read_json(folder.identity)
     for name, digest in identity.items():
         if began_with.get(name) != digest:

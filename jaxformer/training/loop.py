@@ -29,7 +29,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import lock_folder, write_file
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training import hosts
-from jaxformer.training.dataset import Dataset, open_dataset
+from jaxformer.training.dataset import Dataset, check_identity, open_dataset
 from jaxformer.training.mesh import make_mesh, row_parts, row_shards, to_devices
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.reporting import Reporter, Window
@@ -90,7 +90,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
     ):
         # Once more: while this run read its data, another may have come and gone.
         _check_claim(folder, config)
-        data.check_identity(folder)
+        check_identity(data.identity, folder)
         if jax.process_count() > 1:
             newest = checkpoints.newest_good_step()
             hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})

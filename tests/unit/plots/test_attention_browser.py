@@ -350,27 +350,39 @@ def test_a_notebook_s_frame_works_in_its_sandbox(visit, browser):
     assert page.title() == "notebook"
 
 
+def painting_times(page, numbers: list[int], act: str) -> list[float]:
+    """Milliseconds from each act, a function of JavaScript, to the end of painting, on a CPU."""
+    return page.evaluate(
+        f"""async (numbers) => {{
+          const act = {act};
+          const times = [];
+          const pixel = new OffscreenCanvas(1, 1).getContext("2d", {{willReadFrequently: true}});
+          for (const number of numbers) {{
+            await new Promise((resolve) => setTimeout(resolve));
+            const start = performance.now();
+            act(number);
+            for (const panel of panels) paint(panel);
+            for (const panel of panels) pixel.drawImage(panel.canvas, 0, 0);
+            pixel.getImageData(0, 0, 1, 1);  // not before all is painted
+            times.push(performance.now() - start);
+          }}
+          return times;
+        }}""",
+        numbers,
+    )
+
+
 @pytest.mark.parametrize("panels", ["together", "apart"])
 def test_sixty_tokens_stay_fluid(panels: str, visit):
     """Six layers of eight heads: from pointing at a token to the end of painting, on a CPU."""
     page = visit(long_page())
     page.locator(f"label[for=panels-{panels}]").click()
     rest(page)
-    times = page.evaluate(
-        """async () => {
-          const times = [];
-          const pixel = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-          for (const token of [...document.querySelectorAll(".queries .token")].slice(0, 60)) {
-            await new Promise((resolve) => setTimeout(resolve));
-            const start = performance.now();
-            token.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
-            for (const panel of panels) paint(panel);
-            for (const panel of panels) pixel.drawImage(panel.canvas, 0, 0);
-            pixel.getImageData(0, 0, 1, 1);  // not before all is painted
-            times.push(performance.now() - start);
-          }
-          return times;
-        }"""
+    times = painting_times(
+        page,
+        list(range(60)),
+        """token => document.querySelectorAll(".queries .token")[token]
+          .dispatchEvent(new PointerEvent("pointerover", {bubbles: true}))""",
     )
     median = float(np.median(times))
     print(f"{panels}: median {median:.1f} ms, longest {max(times):.1f} ms")
@@ -385,22 +397,13 @@ def test_another_layer_of_sixty_tokens_is_there_at_once(panels: str, visit):
     page.get_by_text("The weights as a table").click()
     page.locator(".queries .token").nth(30).click()
     rest(page)
-    times = page.evaluate(
-        """async () => {
-          const times = [];
-          const pixel = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-          for (const layer of [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]) {
-            await new Promise((resolve) => setTimeout(resolve));
-            const start = performance.now();
-            document.querySelector(`label[for=layer-${layer}]`).click();
-            document.body.getBoundingClientRect();  // not before all is laid out
-            for (const panel of panels) paint(panel);
-            for (const panel of panels) pixel.drawImage(panel.canvas, 0, 0);
-            pixel.getImageData(0, 0, 1, 1);
-            times.push(performance.now() - start);
-          }
-          return times;
-        }"""
+    times = painting_times(
+        page,
+        [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4],
+        """layer => {
+          document.querySelector(`label[for=layer-${layer}]`).click();
+          document.body.getBoundingClientRect();  // not before all is laid out
+        }""",
     )
     median = float(np.median(times))
     print(f"{panels}: another layer: median {median:.0f} ms, longest {max(times):.0f} ms")

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.layout import take_rows, zeros_beside
 from jaxformer.search.cache import gather_beams, reorder_cache
 from jaxformer.search.constraints import constrain
 from jaxformer.search.continuations import choose, freeze
@@ -139,10 +140,9 @@ def start(
     Arguments and errors are those of :func:`beam_search`.
     """
     cache, limits, prefix = prepare(cache, limits, rules.beam_size, max_length, prefix)
-    shape = (limits.shape[0], rules.beam_size)
-    tokens = jnp.full((*shape, max_length), rules.pad_id, jnp.int32)
-    impossible = jnp.full(shape, -jnp.inf, jnp.float32)
-    none = jnp.zeros(shape, jnp.int32)
+    none = zeros_beside(limits, (rules.beam_size,), jnp.int32)
+    tokens = zeros_beside(limits, (rules.beam_size, max_length), jnp.int32) + rules.pad_id
+    impossible = none - jnp.float32(jnp.inf)
     # Each group starts with an empty hypothesis of its own.
     firsts = slice(None, None, rules.beam_size // rules.diversity_groups)
     return BeamState(
@@ -152,7 +152,7 @@ def start(
         done=limits == 0,
         alive=Candidates(
             log_probs=impossible.at[:, firsts].set(0.0),
-            tokens=jnp.full(shape, rules.bos_id, jnp.int32),
+            tokens=none + rules.bos_id,
             parents=none,
         ),
         alive_tokens=tokens,
@@ -199,7 +199,7 @@ def step(rules: Rules, step_fn: StepFn, state: BeamState) -> BeamState:
         ),
         rules.diversity_groups,
     )
-    over = decided(rules, alive, finished, penalties[length], penalties[state.limits])
+    over = decided(rules, alive, finished, penalties[length], take_rows(penalties, state.limits))
     return dataclasses.replace(
         state,
         step=length,
@@ -257,7 +257,7 @@ def finalise(rules: Rules, state: BeamState) -> BeamResult:
     unfinished = BeamResult(
         tokens=state.alive_tokens,
         lengths=jnp.broadcast_to(length, alive.tokens.shape),
-        scores=alive.log_probs / _penalties(rules, state)[length],
+        scores=alive.log_probs / take_rows(_penalties(rules, state), length),
         log_probs=alive.log_probs,
     )
     none_finished = (state.finished.scores == -jnp.inf).all(axis=1)

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
+from jaxformer.layout import take_rows, zeros_beside
 from jaxformer.search.constraints import constrain
 from jaxformer.search.penalties import Penalty, length_penalties
 from jaxformer.search.rules import SamplingRules
@@ -117,18 +118,18 @@ def start(
         raise UserError(
             f"keys must hold one PRNG key per sentence, shape {limits.shape}: got {keys.shape}"
         )
-    shape = (limits.shape[0], rules.num_samples)
+    none = zeros_beside(limits, (rules.num_samples,), jnp.int32)
     return SampleState(
         step=jnp.zeros((), jnp.int32),
         limits=limits,
         prefix=prefix,
         done=limits == 0,
         keys=keys,
-        newest=jnp.full(shape, rules.bos_id, jnp.int32),
-        tokens=jnp.full((*shape, max_length), rules.pad_id, jnp.int32),
-        lengths=jnp.zeros(shape, jnp.int32),
-        ended=jnp.zeros(shape, jnp.bool_),
-        log_probs=jnp.zeros(shape, jnp.float32),
+        newest=none + rules.bos_id,
+        tokens=zeros_beside(limits, (rules.num_samples, max_length), jnp.int32) + rules.pad_id,
+        lengths=none,
+        ended=none != 0,
+        log_probs=none.astype(jnp.float32),
         cache=cache,
     )
 
@@ -209,7 +210,7 @@ def finalise(rules: SamplingRules, state: SampleState) -> BeamResult:
     result = BeamResult(
         tokens=state.tokens,
         lengths=state.lengths,
-        scores=state.log_probs / penalties[state.lengths],
+        scores=state.log_probs / take_rows(penalties, state.lengths),
         log_probs=state.log_probs,
     )
     return best_first(result, rules.pad_id)

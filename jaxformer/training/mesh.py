@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from jaxformer.config import MeshConfig
 from jaxformer.data.batch import Batch
 from jaxformer.errors import UserError
+from jaxformer.layout import pvary
 from jaxformer.nn.sharding import axis_names
 
 DATA_AXIS = "data"
@@ -170,7 +171,4 @@ def _rules_of(mesh: Mesh) -> Iterator[None]:
 
 
 def _varying(tree: PyTree) -> PyTree:
-    if hasattr(jax.lax, "pcast"):
-        return jax.tree.map(lambda a: jax.lax.pcast(a, DATA_AXIS, to="varying"), tree)
-    pvary = vars(jax.lax)["pvary"]  # its name before jax 0.8
     return jax.tree.map(lambda a: pvary(a, DATA_AXIS), tree)

@@ -164,7 +164,7 @@ def _chunk(features, targets, projection, smoothing):
     log_total = jax.nn.logsumexp(logits, axis=-1)
     # A sum instead of an index: where the vocabulary is split over devices, none has all of it.
     is_target = columns == targets[:, None]
-    nll = log_total - jnp.where(is_target, logits, 0.0).sum(axis=-1)
+    nll = log_total - (logits * is_target).sum(axis=-1)
     # Not as a product, which accelerators would take in less than float32.
     uniform_nll = log_total - (features.astype(jnp.float32) * mean).sum(axis=-1)
     loss = (1 - smoothing) * nll + smoothing * uniform_nll

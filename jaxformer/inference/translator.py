@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxtyping import PyTree
 
+from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
 from jaxformer.config import Config, ModelConfig, SearchConfig
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
@@ -168,11 +169,14 @@ class Translator:
           report: Called with the number of sentences of each finished batch.
 
         Raises:
-          UserError: A sentence is longer than the model allows; nothing has been translated then.
+          UserError: A sentence is longer than the model allows, this is one string instead of a
+            list, or there is not one prefix for each sentence; nothing has been translated then.
         """
+        sentences, targets = check_texts(sentences, "sentences"), None
         sources = [self.encode(text, f"{name}:{n}") for n, text in enumerate(sentences, first)]
-        targets = None
         if prefixes is not None:
+            prefixes = check_texts(prefixes, "prefixes")
+            check_same_length(prefixes, sentences, "prefixes", "sentences")
             targets = [self.tokenizer.encode_target(text) for text in prefixes]
         return [
             [
@@ -190,8 +194,23 @@ class Translator:
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[Decoded]:
-        """Like :meth:`hypotheses`, from the ids of :meth:`encode` to ids with end-of-sentence."""
+        """Like :meth:`hypotheses`, from the ids of :meth:`encode` to ids with end-of-sentence.
+
+        Raises:
+          UserError: A token id is none of the model's, a source is longer than the model allows,
+            or there is not one prefix for each source.
+        """
         configs, params = zip(*self.models, strict=True)
+        longest = min(config.max_length for config in configs)
+        sizes = [min(c.vocab_size for c in configs), min(c.output_size for c in configs)]
+        sources = [
+            check_tokens(ids, sizes[0], f"sources[{n}]", longest) for n, ids in enumerate(sources)
+        ]
+        if prefixes is not None:
+            check_same_length(prefixes, sources, "prefixes", "sources")
+            prefixes = [
+                check_tokens(ids, sizes[1], f"prefixes[{n}]") for n, ids in enumerate(prefixes)
+            ]
         return decode(
             configs, self.config.search, params, sources, prefixes, first=first, report=report
         )
@@ -217,6 +236,7 @@ class Translator:
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 
     def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
+        check_text(text, place)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:

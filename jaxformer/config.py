@@ -152,7 +152,8 @@ class DataConfig:
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
       directory: For "tfds": the data directory; TFDS's own default when empty.
       source_language: Language code of the source; also the file extension for "text".
-      target_language: Language code of the target; also the file extension for "text".
+      target_language: Language code of the target; also the file extension for "text". BLEU uses
+        sacreBLEU's tokenizer for it.
       train: Training part: a path prefix for "text" ("data/train" stands for data/train.en and
         data/train.de, or the same with .gz), files separated by commas for "trees", a split name
         otherwise.

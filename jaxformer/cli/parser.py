@@ -175,6 +175,11 @@ def _add_evaluate(commands) -> None:
         "--reference", type=_file, required=True, metavar="FILE", help="its translation"
     )
     files.add_argument("--output", type=_file, metavar="FILE", help="keep the translations here")
+    files.add_argument(
+        "--language",
+        metavar="CODE",
+        help="target language, for the metrics' tokenizers (default: the run's)",
+    )
     files.add_argument("--json", action="store_true", help="print the report as JSON")
     decoding.add_model_options(command)
     decoding.add_search_options(command)
@@ -207,7 +212,8 @@ def _add_compare(commands) -> None:
     command.add_argument(
         "--language",
         metavar="CODE",
-        help="target language, for the tokenizer (default: the ending of the reference's name)",
+        help="target language, for the metrics' tokenizers (default: the ending of the reference's "
+        "name)",
     )
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
 

@@ -6,7 +6,7 @@ A string is a sequence of one-character strings, and indexing in JAX clamps what
 import operator
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from jaxformer.errors import UserError
 
@@ -43,7 +43,9 @@ def check_texts(texts: Iterable[str], name: str) -> list[str]:
     return texts
 
 
-def check_tokens(ids: Iterable[int], size: int, name: str, longest: int | None = None) -> list[int]:
+def check_tokens(
+    ids: Iterable[SupportsIndex], size: int, name: str, longest: int | None = None
+) -> list[int]:
     """The token ids of a sentence as a list of plain integers, all of which a model has.
 
     Args:

@@ -10,7 +10,7 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import UNK, Tokenizer
@@ -100,25 +100,24 @@ class MarianTokenizer(Tokenizer):
         """
         return self._encode(texts, self._target)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of token ids of the target side; special ids leave no trace.
 
         Raises:
           UserError: An id is out of range.
         """
-        ids = check_tokens(ids, self.vocab_size, "token ids")
-        pieces = [self._pieces[i] for i in ids if i > UNK]
+        tokens = check_tokens(ids, self.vocab_size, "token ids")
+        pieces = [self._pieces[i] for i in tokens if i > UNK]
         # SentencePiece leaves alone what it does not know, such as a piece of the source side.
         return self._target.decode_pieces(pieces).replace("▁", " ").strip()
 
-    def piece(self, token: int) -> str:
+    def piece(self, token: SupportsIndex) -> str:
         """How a token is written, as a label; "▁" stands for a space.
 
         Raises:
           UserError: The id is out of range.
         """
-        (token,) = check_tokens([token], self.vocab_size, "token id")
-        return self._pieces[token]
+        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
     def _encode(self, texts: Sequence[str], processor: Any) -> list[list[int]]:
         texts = check_texts(texts, "texts")

@@ -11,6 +11,7 @@ import pathlib
 import random
 import re
 from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.corpus import Corpus
@@ -48,6 +49,11 @@ class Tokenizer:
         """
         import sentencepiece
 
+        if isinstance(model, str | pathlib.Path):
+            raise UserError(
+                f"expected the bytes of a SentencePiece model, got {str(model)!r}; read a file "
+                "with Tokenizer.load"
+            )
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
@@ -121,25 +127,24 @@ class Tokenizer:
         texts = check_texts(texts, "texts")
         return [[self._symbols.get(symbol, UNK) for symbol in _split(text)] for text in texts]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The target sentence of token ids; special ids leave no trace.
 
         Raises:
           UserError: An id is out of range.
         """
-        ids = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
+        tokens = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
         if self._symbols:
-            return " ".join(map(self.piece, ids))
-        return self._processor.decode(ids)
+            return " ".join(map(self.piece, tokens))
+        return self._processor.decode(tokens)
 
-    def piece(self, token: int) -> str:
+    def piece(self, token: SupportsIndex) -> str:
         """How a token is written, as a label; "▁" stands for a space.
 
         Raises:
           UserError: The id is out of range.
         """
-        (token,) = check_tokens([token], self.vocab_size, "token id")
-        return self._processor.id_to_piece(token)
+        return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
 
 
 def train_tokenizer(

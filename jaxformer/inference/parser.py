@@ -49,7 +49,7 @@ class Parser:
         cls,
         workdir: str | pathlib.Path,
         *,
-        weights: str = "auto",
+        weights: str | int = "auto",
         search: SearchConfig | None = None,
         compute_dtype: str | None = None,
     ) -> "Parser":

@@ -4,20 +4,21 @@ import copy
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, SupportsIndex
 
 from jaxtyping import PyTree
 
 from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
-from jaxformer.config import Config, ModelConfig, SearchConfig
+from jaxformer.config import Config, ModelConfig, SearchConfig, check_config
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference.decoding import Decoded, decode
+from jaxformer.inference.decoding import Decoded, compile_programs, decode, shapes
 from jaxformer.inference.precision import prepare_params
 from jaxformer.inference.weights import load_params
-from jaxformer.workdir import Workdir
+from jaxformer.workdir import Workdir, use_compilation_cache
 
 
 class Hypothesis(NamedTuple):
@@ -57,14 +58,30 @@ class Translator:
     ) -> None:
         """Keeps the parts together; :meth:`load` reads them from a workdir.
 
+        Programs are kept on disk from now on, in JAX's cache of compiled programs, as the command
+        line keeps them: in ``$JAXFORMER_CACHE``, unless JAX has been told another folder.
+
         Raises:
-          UserError: The tokenizer has another vocabulary than the model.
+          UserError: The tokenizer has another vocabulary than the model, or an argument is not what
+            is expected.
         """
+        check_config(config)
+        if not isinstance(tokenizer, Tokenizer):
+            raise UserError(
+                f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
+                "Tokenizer.load"
+            )
+        if isinstance(params, Mapping) and "params" in params:
+            raise UserError(
+                "params: expected the parameters themselves, got variables that hold them; give "
+                'variables["params"]'
+            )
         if tokenizer.vocab_size != config.model.vocab_size:
             raise UserError(
                 f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
                 f"one of {tokenizer.vocab_size}"
             )
+        use_compilation_cache()
         self.config = config
         model = (config.model, prepare_params(config.model, params))
         self.models: tuple[tuple[ModelConfig, PyTree], ...] = (model,)
@@ -76,7 +93,7 @@ class Translator:
         cls,
         workdir: str | pathlib.Path,
         *,
-        weights: str = "auto",
+        weights: str | int = "auto",
         search: SearchConfig | None = None,
         compute_dtype: str | None = None,
     ) -> "Translator":
@@ -98,7 +115,7 @@ class Translator:
         config = folder.load_config()
         folder.check_tokenizer()
         tokenizer = load_tokenizer(folder.tokenizer)
-        loaded = [load_params(folder, config.model, name) for name in weights.split(",")]
+        loaded = [load_params(folder, config.model, name) for name in str(weights).split(",")]
         if compute_dtype is not None:
             if config.model.compute_dtype == "int8" != compute_dtype:
                 raise UserError(
@@ -186,6 +203,31 @@ class Translator:
             for found in self.search(sources, targets, first=first, report=report)
         ]
 
+    def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
+        """Compiles ahead of time what calls of :meth:`translate` up to this size will run.
+
+        A server calls it before it answers: the first call would compile otherwise. Programs are
+        kept on disk, too, so that the next process loads them. There are two for each size of
+        batch; a few sizes serve all calls.
+
+        Args:
+          sentences: The most sentences of a call.
+          tokens: The most source tokens of a sentence, end-of-sentence included.
+          prefixes: Whether the calls will give prefixes, which other programs decode.
+
+        Raises:
+          UserError: A size is less than 1, or the model allows fewer tokens.
+        """
+        configs, params = zip(*self.models, strict=True)
+        longest = min(config.max_length for config in configs)
+        if sentences < 1:
+            raise UserError(f"sentences must be at least 1: got {sentences}")
+        if not 1 <= tokens <= longest:
+            raise UserError(f"tokens must be from 1 to {longest} (model.max_length): got {tokens}")
+        search = self.config.search
+        for shape in shapes(sentences, tokens, longest, search):
+            compile_programs(configs, search, params, shape, prefixes=prefixes)
+
     def search(
         self,
         sources: Sequence[Sequence[int]],
@@ -231,8 +273,12 @@ class Translator:
         """Like :meth:`encode`, for a translation."""
         return self._checked(text, self.tokenizer.encode_target, place)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, on one line: byte pieces can spell a line break."""
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """The text of token ids, on one line: byte pieces can spell a line break.
+
+        Raises:
+          UserError: An id is none of the tokenizer's.
+        """
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 
     def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:

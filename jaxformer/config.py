@@ -415,7 +415,7 @@ def check_config(config: Any) -> None:
     if isinstance(config, Config):
         return
     fields = {hint: name for name, hint in typing.get_type_hints(Config).items()}
-    advice = "of one of configs/*.py: from_dict(get_config().to_dict())"
+    advice = "make one of a ConfigDict with config.from_dict(values.to_dict())"
     if type(config) in fields:
         advice = f"put it into one: Config({fields[type(config)]}=...)"
     raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")

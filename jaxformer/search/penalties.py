@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypeVar, cast
 import jax
 import numpy as np
 
-Length = TypeVar("Length", float, np.ndarray, jax.Array)
+Length = TypeVar("Length", float, np.ndarray, jax.Array, list)
 Penalty: TypeAlias = Literal["gnmt", "power", "none"]
 
 
@@ -30,12 +30,15 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
     2.0
 
     Args:
-      length: Tokens of the hypothesis, end of sentence included; a number or an array of any shape.
+      length: Tokens of the hypothesis, end of sentence included; a number, or an array or list of
+        any shape.
       alpha: Strength; the paper's is 0.6.
 
     Returns:
-      The penalty, in the shape of ``length``.
+      The penalty, in the shape of ``length``; an array for a list.
     """
+    if isinstance(length, list):
+        length = np.asarray(length)
     return cast(Length, ((5.0 + length) / 6.0) ** alpha)
 
 

@@ -66,7 +66,7 @@ class Translator:
             is expected.
         """
         check_config(config)
-        if not isinstance(tokenizer, Tokenizer):
+        if not hasattr(tokenizer, "vocab_size"):
             raise UserError(
                 f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
                 "Tokenizer.load"
@@ -212,20 +212,20 @@ class Translator:
 
         Args:
           sentences: The most sentences of a call.
-          tokens: The most source tokens of a sentence, end-of-sentence included.
+          tokens: The most source tokens of a sentence, end-of-sentence included; more than
+            ``model.max_length`` counts as that.
           prefixes: Whether the calls will give prefixes, which other programs decode.
 
         Raises:
-          UserError: A size is less than 1, or the model allows fewer tokens.
+          UserError: A size is less than 1.
         """
         configs, params = zip(*self.models, strict=True)
         longest = min(config.max_length for config in configs)
-        if sentences < 1:
-            raise UserError(f"sentences must be at least 1: got {sentences}")
-        if not 1 <= tokens <= longest:
-            raise UserError(f"tokens must be from 1 to {longest} (model.max_length): got {tokens}")
+        for name, size in (("sentences", sentences), ("tokens", tokens)):
+            if size < 1:
+                raise UserError(f"{name} must be at least 1: got {size}")
         search = self.config.search
-        for shape in shapes(sentences, tokens, longest, search):
+        for shape in shapes(sentences, min(tokens, longest), longest, search):
             compile_programs(configs, search, params, shape, prefixes=prefixes)
 
     def search(

@@ -45,8 +45,8 @@ class HypothesisRules:
           UserError: A value is out of range; the message names it.
         """
         _check_choice("penalty", self.penalty, Penalty)
-        _check_whole(self, "bos_id", "eos_id", "pad_id", "min_length", "no_repeat_ngram")
-        _check_not_negative(self, "bos_id", "length_penalty", "min_length", "no_repeat_ngram")
+        _check_whole(self, "eos_id", "min_length", "no_repeat_ngram")
+        _check_not_negative(self, "length_penalty", "min_length", "no_repeat_ngram")
 
 
 EndsWithin = Literal["2N", "N"]

@@ -77,7 +77,7 @@ def check_prefix(
     Raises:
       UserError: A token is not one of the vocabulary.
     """
-    if not prefix.size or isinstance(prefix, Tracer):
+    if not prefix.size or isinstance(prefix, Tracer) or not prefix.is_fully_addressable:
         return
     logits, _ = jax.eval_shape(
         lambda tokens, cache: call(step_fn, tokens, cache, rules.eos_id), tokens, cache

@@ -10,7 +10,7 @@ Of ``n`` tokens, end of sentence included:
 None ever falls with the length, which is what makes it sound to stop a search early.
 """
 
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
@@ -37,9 +37,8 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
     Returns:
       The penalty, in the shape of ``length``; an array for a list.
     """
-    if isinstance(length, list):
-        length = np.asarray(length)
-    return cast(Length, ((5.0 + length) / 6.0) ** alpha)
+    values: Any = np.asarray(length) if isinstance(length, list) else length
+    return cast(Length, ((5.0 + values) / 6.0) ** alpha)
 
 
 def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> np.ndarray:

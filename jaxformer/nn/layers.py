@@ -8,8 +8,9 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.nn.arguments import check_config, check_width
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.checks import check_width
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.masks import causal_mask
 from jaxformer.nn.projection import project
@@ -44,11 +45,12 @@ class FeedForward(nn.Module):
         """Applies the network to every position separately.
 
         Raises:
-          ValueError: The last axis has another size than ``config.d_model``.
+          UserError: The last axis has another size than ``config.d_model``.
         """
         c = self.config
+        check_config("FeedForward", c)
         if x.shape[-1:] != (c.d_model,):
-            raise ValueError(
+            raise UserError(
                 f"FeedForward: expected x of shape [..., d_model={c.d_model}], got {x.shape}"
             )
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")

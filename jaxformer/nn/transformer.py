@@ -13,8 +13,9 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import ModelConfig, Remat
+from jaxformer.errors import UserError
 from jaxformer.layout import zeros_beside
-from jaxformer.nn.checks import check_ids
+from jaxformer.nn.arguments import check_config, check_ids
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
 from jaxformer.nn.masks import causal_mask, segment_mask
@@ -226,6 +227,7 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         """Creates the stacks, the embeddings, one and the same if tied, and the positions."""
         c = self.config
+        check_config("Transformer", c)
         # Unit variance once multiplied by sqrt(d_model), like the sinusoids' own scale.
         initializer = nn.initializers.normal(stddev=c.d_model**-0.5)
         names = ["embedding"] * 3
@@ -281,10 +283,17 @@ class Transformer(nn.Module):
           rows: Number of each row in the global batch, which dropout is keyed by.
 
         Raises:
-          ValueError: Tokens are not [batch, length], a sequence is longer than
+          UserError: Tokens are not [batch, length], a sequence is longer than
             ``config.max_length``, or an id is not in the vocabulary. Within ``jax.jit`` ids are
             not known: a wrong one gives NaN there.
         """
+        check_ids("src", src, self.config.vocab_size)
+        check_ids("tgt_in", tgt_in, self.config.output_size)
+        if src.shape[0] != tgt_in.shape[0]:
+            raise UserError(
+                f"Transformer: expected as many rows in src as in tgt_in, got {src.shape[0]} and "
+                f"{tgt_in.shape[0]}"
+            )
         src_segments = _segments(src) if src_segments is None else src_segments
         encoded = self.encode(
             src, src_segments, src_positions, rows=rows, deterministic=deterministic
@@ -382,9 +391,7 @@ class Transformer(nn.Module):
         encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"],
     ) -> Float[Array, "B T D"]:
         """Embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5)."""
-        if tokens.ndim != 2:
-            raise ValueError(f"expected token ids of shape [batch, length], got {tokens.shape}")
-        check_ids("tokens", tokens, jax.tree.leaves(table)[0].shape[0])
+        check_ids("Transformer", tokens, jax.tree.leaves(table)[0].shape[0])
         if positions is None:
             _check_length("sequence", tokens.shape[1], self.config.max_length)
             encoding = jnp.asarray(encodings)[: tokens.shape[1]]

@@ -37,22 +37,30 @@ from jaxformer.search.constraints import constrain
 from jaxformer.search.continuations import choose, freeze
 from jaxformer.search.penalties import Penalty, length_penalties
 from jaxformer.search.rules import EarlyStop, EndsWithin, Rules, Unfinished
-from jaxformer.search.state import BeamResult, BeamState, Candidates, best_first, prepare
-from jaxformer.search.stepping import StepFn, append, call, repeat
+from jaxformer.search.state import (
+    BeamResult,
+    BeamState,
+    Candidates,
+    Limits,
+    Prefix,
+    best_first,
+    prepare,
+)
+from jaxformer.search.stepping import StepFn, append, call, check_prefix, repeat
 
 
 def beam_search(
     step_fn: StepFn,
     cache: Any,
     *,
-    limits: Int[Array, " B"],
+    limits: Limits,
     max_length: int,
     beam_size: int,
     length_penalty: float,
     bos_id: int,
     eos_id: int,
     pad_id: int,
-    prefix: Int[Array, "B P"] | None = None,
+    prefix: Prefix | None = None,
     penalty: Penalty = "gnmt",
     min_length: int = 0,
     no_repeat_ngram: int = 0,
@@ -131,9 +139,9 @@ def beam_search(
 def start(
     rules: Rules,
     cache: Any,
-    limits: Int[Array, " B"],
+    limits: Limits,
     max_length: int,
-    prefix: Int[Array, "B P"] | None = None,
+    prefix: Prefix | None = None,
 ) -> BeamState:
     """One alive hypothesis per sentence, the empty one, and none finished.
 
@@ -173,8 +181,10 @@ def advance(
       until: Value of ``state.step`` to stop at.
 
     Raises:
-      UserError: The logits have other axes than expected, or EOS is not among them.
+      UserError: The logits have other axes than expected, or EOS or a token of the prefix is not
+        among them.
     """
+    check_prefix(step_fn, state.alive.tokens, state.cache, state.prefix, rules)
     return repeat(lambda state: step(rules, step_fn, state), state, until)
 
 

@@ -35,7 +35,7 @@ def cross_entropy(
       features: Decoder outputs, one row for every target position.
       embedding: The shared embedding, which is also the pre-softmax projection.
       targets: Target token ids. One outside the vocabulary gives NaN, unless its weight is 0.
-      weights: 1 for real targets, 0 for padding.
+      weights: 1 for real targets, 0 for padding. The loss has a gradient by them, too.
       smoothing: epsilon_ls.
 
     Returns:
@@ -92,20 +92,20 @@ def _chunked(embedding, features, targets, weights, smoothing):
 
 @_chunked.defjvp
 def _chunked_jvp(smoothing, primals, tangents):
-    """The two sums, and the loss's change: the inner products of its gradients with the tangents.
+    """The two sums, and the loss's tangent: inner products of its gradients with the tangents.
 
-    This serves both modes of differentiation. The likelihood does not change, by design.
+    This serves both modes of differentiation. The likelihood's tangent is 0, by design.
     """
-    loss, nll, losses, gradients = _sums_and_gradients(*primals, smoothing)
-    weights_tangent = tangents[3]
-    change = (losses * weights_tangent).sum()
-    for gradient, tangent in zip(gradients, tangents[:2], strict=True):
-        change += (gradient * tangent).sum(dtype=jnp.float32)
-    return (loss, nll), (change, jnp.zeros_like(nll))
+    loss, nll, losses, gradients = _sums_and_gradients(primals, smoothing)
+    tangent = (losses * tangents[3]).sum()
+    for gradient, by in zip(gradients, tangents[:2], strict=True):
+        tangent += (gradient * by).sum(dtype=jnp.float32)
+    return (loss, nll), (tangent, jnp.zeros_like(nll))
 
 
-def _sums_and_gradients(embedding, features, targets, weights, smoothing):
+def _sums_and_gradients(primals, smoothing):
     """The two sums, every row's loss, and the loss's gradients, in one pass over the chunks."""
+    embedding, features, targets, weights = primals
     projection = _projection(embedding, features.dtype)
     kernel = projection.kernel
 

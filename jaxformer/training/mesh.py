@@ -42,9 +42,14 @@ def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = 
     within one of them if it can.
 
     Raises:
-      UserError: The sizes do not multiply to the number of devices.
+      UserError: The sizes do not multiply to the number of devices, or are not in a MeshConfig.
     """
     config = MeshConfig() if config is None else config
+    if not isinstance(config, MeshConfig):
+        raise UserError(
+            f"expected a MeshConfig, got {type(config).__name__}; give config.mesh or "
+            "MeshConfig(data=...)"
+        )
     devices = jax.devices() if devices is None else devices
     sizes = [config.data, config.fsdp, config.tensor]
     known = math.prod(size for size in sizes if size != -1)

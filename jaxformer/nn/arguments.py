@@ -1,18 +1,34 @@
 """Checks of what callers pass to layers: errors that name the layer, not an einsum."""
 
-import jax
+from typing import Any
+
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array
+
+from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+
+
+def check_config(owner: str, config: Any) -> None:
+    """Checks that a layer was given the config of a model.
+
+    Raises:
+      UserError: Says what was given, and what to do.
+    """
+    if not isinstance(config, ModelConfig):
+        advice = "; give config.model" if hasattr(config, "model") else ""
+        raise UserError(f"{owner}: expected a ModelConfig, got {type(config).__name__}{advice}")
 
 
 def check_width(owner: str, name: str, x: Array, width: int) -> None:
     """Checks that activations are [batch, length, width].
 
     Raises:
-      ValueError: Says which layer expected which shape.
+      UserError: Says which layer expected which shape.
     """
     if x.ndim != 3 or x.shape[-1] != width:
-        raise ValueError(
+        raise UserError(
             f"{owner}: expected {name} of shape [batch, length, d_model={width}], got {x.shape}"
         )
 
@@ -27,7 +43,7 @@ def check_mask(owner: str, name: str, mask: Array, shape: tuple) -> None:
       shape: Batch, queries and keys; symbolic sizes while exporting.
 
     Raises:
-      ValueError: Says which layer expected which shape, or which dtype.
+      UserError: Says which layer expected which shape, or which dtype.
     """
     batch, queries, keys = shape
     fits = mask.ndim == 4 and all(
@@ -37,24 +53,29 @@ def check_mask(owner: str, name: str, mask: Array, shape: tuple) -> None:
         )
     )
     if not fits or mask.dtype != bool:
-        raise ValueError(
+        raise UserError(
             f"{owner}: expected {name} of booleans, True where a query may attend, of shape "
             f"[batch={batch}, 1, queries={queries}, keys={keys}] or 1 in place of a size, got "
             f"{mask.dtype} of shape {mask.shape}"
         )
 
 
-def check_ids(name: str, ids: Array, size: int) -> None:
-    """Checks token ids whose values are known; within ``jax.jit`` they are not.
+def check_ids(name: str, ids: Any, size: int) -> None:
+    """Checks token ids, [batch, length]; within ``jax.jit`` only their shape is known.
 
     Raises:
-      ValueError: An id is negative or not less than ``size``.
+      UserError: They have another shape, or an id is negative or not less than ``size``.
     """
-    if isinstance(ids, jax.core.Tracer) or not ids.size:
+    if getattr(ids, "ndim", None) != 2:
+        shape = f"shape {ids.shape}" if hasattr(ids, "shape") else type(ids).__name__
+        raise UserError(
+            f"{name}: expected an array of token ids of shape [batch, length], got {shape}"
+        )
+    if isinstance(ids, Tracer) or not ids.size:
         return
     lowest, highest = int(np.min(ids)), int(np.max(ids))
     if lowest < 0 or highest >= size:
-        raise ValueError(
+        raise UserError(
             f"{name}: expected token ids from 0 to {size - 1}, the vocabulary's, got ids from "
             f"{lowest} to {highest}"
         )

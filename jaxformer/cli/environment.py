@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from jaxformer.cli.compiler import check_compiler
 from jaxformer.version import __version__
 
 _PACKAGES = (
@@ -124,6 +125,7 @@ SECTIONS: tuple[tuple[str, Callable[[], Iterator[str]]], ...] = (
     ("environment variables", variables),
     ("cache", cache),
     ("machine", machine),
+    ("compiler for CPUs", check_compiler),
 )
 
 

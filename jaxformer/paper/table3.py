@@ -22,7 +22,7 @@ from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
 from jaxformer.evaluation.report import TranslationReport, translation_report
-from jaxformer.files import write_file
+from jaxformer.files import local_path, write_file
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
 from jaxformer.paper import command
@@ -266,7 +266,7 @@ def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser("table3", __doc__, _EXAMPLE)
     add = parser.add_argument
-    add("--workdir", type=pathlib.Path, required=True, metavar="DIR", help="folder of all rows")
+    add("--workdir", type=local_path, required=True, metavar="DIR", help="folder of all rows")
     add(
         "--scale",
         choices=SCALES,
@@ -276,7 +276,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--data",
-        type=pathlib.Path,
+        type=local_path,
         metavar="DIR",
         help="train.en, train.de, valid.en, valid.de (default: what the scale has)",
     )
@@ -298,7 +298,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--report", action="store_true", help="train nothing: write the table of what is finished")
     add(
         "--output",
-        type=pathlib.Path,
+        type=local_path,
         metavar="DIR",
         help="folder for table3.md and table3.png (default: the workdir)",
     )

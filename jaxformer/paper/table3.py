@@ -128,10 +128,12 @@ def _check(
 
 
 def _check_progress(config: Config, folder: Workdir, row: str) -> None:
-    """Checks that a row which takes no more steps ended with a validation: it gets no other."""
+    """Checks that a row which takes no more steps ended with a validation, or will get it."""
+    steps = config.training.steps
     with Checkpoints(folder.checkpoints) as checkpoints:
         step = max(checkpoints.steps(), default=0)
-    if step >= config.training.steps:
+        ended = step > steps or (step == steps and checkpoints.is_scored(step))
+    if ended:
         _training(config, folder, row, step)
 
 

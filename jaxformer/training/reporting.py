@@ -202,18 +202,18 @@ def _open_metrics(folder: Workdir, start: int) -> IO[str]:
     """
     if not is_first():
         return pathlib.Path(os.devnull).open("w", encoding="utf-8")
-    kept, cut = b"", b""
-    if folder.metrics.exists():
-        for line in folder.metrics.read_bytes().splitlines(keepends=True):
-            step = _step_of(line)
-            if step is not None and step <= start:
-                kept += line.removesuffix(b"\n") + b"\n"
-            elif step is not None or line.endswith(b"\n"):
-                cut += line.removesuffix(b"\n") + b"\n"
-    if cut.strip():
+    content = folder.metrics.read_bytes() if folder.metrics.exists() else b""
+    *lines, torn = content.split(b"\n")
+    if _step_of(torn) is not None:  # nothing but its end is missing
+        lines.append(torn)
+    kept, cut = [], []
+    for line in filter(bytes.strip, lines):
+        step = _step_of(line)
+        (kept if step is not None and step <= start else cut).append(line + b"\n")
+    if cut:
         copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
-        write_file(copy, (copy.read_bytes() if copy.exists() else b"") + cut)
-    write_file(folder.metrics, kept)
+        write_file(copy, (copy.read_bytes() if copy.exists() else b"") + b"".join(cut))
+    write_file(folder.metrics, b"".join(kept))
     return folder.metrics.open("a", encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint import Checkpoints, write_single
 from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.errors import UserError
 
@@ -52,7 +52,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=5) as checkpoints:
         for step in (1, 2):
-            checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"}, score=-step)
+            checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"})
+            checkpoints.attach_score(step, -step)
     return directory
 
 
@@ -63,7 +64,7 @@ def directory(saved: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
 
 def payload(folder: pathlib.Path) -> list[pathlib.Path]:
     """Every file that makes up the state."""
-    others = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+    others = {"_CHECKPOINT_METADATA", "commit_success.txt", "score.json"}
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path for path in files if path.name not in others]
 
@@ -298,8 +299,10 @@ class TestKept:
         state = {"params": jnp.zeros(2)}
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step, score in enumerate(scores):
-                checkpoints.save(step, state, metadata={}, score=score)
+                checkpoints.save(step, state, metadata={})
                 checkpoints.wait()
+                if score is not None:
+                    checkpoints.attach_score(step, score)
                 saved |= {} if score is None or score != score else {step: score}
                 best = max(saved, key=lambda step: (saved[step], step), default=None)
                 assert checkpoints.steps() == sorted({step - 1, step, best} - {-1, None})
@@ -315,7 +318,8 @@ class TestKept:
         for keep, steps in ((2, [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]), (5, [(5, 1.0)])):
             with Checkpoints(tmp_path, keep=keep) as checkpoints:
                 for step, score in steps:
-                    checkpoints.save(step, state, metadata={}, score=score)
+                    checkpoints.save(step, state, metadata={})
+                    checkpoints.attach_score(step, score)
         assert Checkpoints(tmp_path).steps() == [1, 3, 4, 5]
         assert Checkpoints(tmp_path).newest_steps() == [3, 4, 5]
         (tmp_path / "3" / "manifest.json").unlink()  # a damaged one hides no better ones
@@ -331,7 +335,7 @@ class TestKept:
     def test_write_single_replaces(self, directory: pathlib.Path) -> None:
         state = {"params": {"w": jnp.arange(3.0)}}
         for averaged in ([1, 2], [2]):
-            Checkpoints.write_single(directory, 2, state, {"averaged_steps": averaged})
+            write_single(directory, 2, state, {"averaged_steps": averaged})
             restored = Checkpoints(directory).restore_params(state["params"])
             assert Checkpoints(directory).steps() == [2]
             assert restored.metadata == {"averaged_steps": averaged}
@@ -440,7 +444,7 @@ class TestFailure:
     @pytest.mark.usefixtures("full_disk")
     def test_leaves_nothing_of_a_single_one(self, tmp_path: pathlib.Path) -> None:
         with pytest.raises(OSError, match="No space left on device"):
-            Checkpoints.write_single(tmp_path / "averaged", 1, make_state(1), {})
+            write_single(tmp_path / "averaged", 1, make_state(1), {})
         assert list(tmp_path.iterdir()) == []
 
 

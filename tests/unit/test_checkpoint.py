@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import pathlib
@@ -341,6 +342,107 @@ class TestKept:
             assert restored.metadata == {"averaged_steps": averaged}
             assert_same(restored.params, state["params"])
         assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+
+
+class TestScore:
+    def test_is_attached_to_a_step_that_is_being_saved(self, tmp_path: pathlib.Path) -> None:
+        with Checkpoints(tmp_path, keep=2) as checkpoints:
+            checkpoints.save(1, make_state(1), metadata={})
+            assert not checkpoints.is_scored(1)
+            checkpoints.attach_score(1, -2.5)
+            assert checkpoints.steps() == [1]
+            assert checkpoints.is_scored(1)
+            checkpoints.save(2, make_state(2), metadata={})
+            checkpoints.attach_score(2, float("nan"))  # validated, and never the best
+            assert checkpoints.is_scored(2)
+        assert Checkpoints(tmp_path).best_step() == 1
+
+    def test_that_is_damaged_costs_no_more_than_itself(self, directory: pathlib.Path) -> None:
+        path = directory / "1" / "score.json"
+        good, checkpoints = path.read_bytes(), Checkpoints(directory)
+        assert checkpoints.best_step() == 1
+        for position in range(len(good)):
+            bad = bytearray(good)
+            bad[position] ^= 1 << position % 8
+            path.write_bytes(bad)
+            assert not checkpoints.is_scored(1)
+            assert checkpoints.best_step() == 2
+        for content in (b"", good[:-1], b"[]", b"{}", b"null", b"[" * 10_000):
+            path.write_bytes(content)
+            assert checkpoints.best_step() == 2
+        assert_same(checkpoints.restore(make_state(0), step=1).state, make_state(1))
+
+    def test_of_an_earlier_version_is_in_the_manifest(self, directory: pathlib.Path) -> None:
+        for step, score in ((1, -1.0), (2, -0.5)):
+            folder = directory / str(step)
+            manifest = Manifest.read(folder, verify=True)
+            (folder / "score.json").unlink()
+            (folder / "manifest.json").unlink()
+            dataclasses.replace(manifest, score=score).write(folder)
+        with Checkpoints(directory, keep=1) as checkpoints:
+            assert checkpoints.is_scored(1)
+            assert checkpoints.best_step() == 2
+            checkpoints.save(3, make_state(3), metadata={})
+            checkpoints.attach_score(3, -0.7)
+            assert checkpoints.steps() == [2, 3]
+            checkpoints.save(4, make_state(4), metadata={})
+            checkpoints.attach_score(4, -0.4)
+            assert checkpoints.steps() == [4]
+
+
+def test_every_commit_is_announced_once_it_is_there(directory: pathlib.Path) -> None:
+    announced = []
+
+    def announce(step: int) -> None:
+        announced.append((step, Manifest.read(directory / str(step), verify=True).step))
+
+    with Checkpoints(directory, keep=5, on_commit=announce) as checkpoints:
+        for step in (3, 4):
+            checkpoints.save(step, make_state(step), metadata={})
+            checkpoints.check()
+    assert announced == [(3, 3), (4, 4)]
+
+
+class TestSingle:
+    @pytest.mark.parametrize("name", ["averaged.old", "averaged.new", "averaged.backup"])
+    def test_leaves_what_is_beside_it_alone(
+        self, directory: pathlib.Path, saved: pathlib.Path, name: str
+    ) -> None:
+        """Whether it is the user's own or a copy of ours."""
+        averaged = directory.rename(directory.with_name("averaged"))
+        mine = directory.with_name(name)
+        shutil.copytree(saved, mine)
+        (mine / "thesis.txt").write_text("years of work")
+        write_single(averaged, 2, {"params": {"w": jnp.zeros(2)}}, {})
+        assert Checkpoints(averaged).steps() == [2]
+        assert (mine / "thesis.txt").read_text() == "years of work"
+        assert Checkpoints(mine).steps() == [1, 2]
+
+    @pytest.mark.parametrize("name", ["averaged", "averaged.unfinished"])
+    @pytest.mark.parametrize("kind", ["folder", "steps of others", "file", "link"])
+    def test_never_replaces_what_is_not_ours(
+        self, tmp_path: pathlib.Path, name: str, kind: str
+    ) -> None:
+        path = tmp_path / name
+        if kind == "file":
+            path.write_text("mine")
+        elif kind == "link":  # to a disk that is not mounted
+            path.symlink_to(tmp_path / "nowhere")
+        else:
+            inner = path / ("100" if kind == "steps of others" else "notes")
+            inner.mkdir(parents=True)
+            (inner / "weights.bin").write_text("mine")
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match="move it away"):
+            write_single(tmp_path / "averaged", 1, {"params": {"w": jnp.zeros(2)}}, {})
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_clears_what_a_killed_process_left(self, tmp_path: pathlib.Path) -> None:
+        work = tmp_path / "averaged.unfinished"
+        (work / "new" / "2").mkdir(parents=True)
+        (work / "unfinished").touch()
+        write_single(tmp_path / "averaged", 1, {"params": {"w": jnp.zeros(2)}}, {})
+        assert [path.name for path in tmp_path.iterdir()] == ["averaged"]
 
 
 def test_an_interim_step_is_kept_until_the_next(tmp_path: pathlib.Path) -> None:

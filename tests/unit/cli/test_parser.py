@@ -112,5 +112,5 @@ def test_every_option_refuses_a_url():
             continue
         with pytest.raises(UserError, match="expected a path on a local disk: got gs://bucket/f; "):
             parse(arguments)
-    with pytest.raises(UserError, match="expected a path on a local disk: got gs://bucket/f.py"):
+    with pytest.raises(UserError, match=r"expected a path on a local disk: got gs://bucket/f\.py"):
         load_config("gs://bucket/f.py")

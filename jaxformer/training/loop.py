@@ -1,6 +1,5 @@
 """The training loop: :func:`train` reads like a table of contents."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -9,26 +8,31 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh
 
 from jaxformer import config as config_lib
-from jaxformer.checkpoint import Checkpoints, saved_steps
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Config
 from jaxformer.data.batch import Batch
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, lock_folder, write_file
+from jaxformer.files import local_path
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset, check_identity, open_dataset
 from jaxformer.training.mesh import make_mesh, row_parts, row_shards, to_devices
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.reporting import Reporter, Window
+from jaxformer.training.run_directory import (
+    check_vocabulary,
+    check_workdir,
+    initialize_workdir,
+    only_run_in,
+)
 from jaxformer.training.signals import asked_to_stop, stop_signals
 from jaxformer.training.step import (
     Metrics,
@@ -43,12 +47,6 @@ from jaxformer.workdir import Workdir, code_digest, use_compilation_cache
 
 # A run in which this many steps in a row were skipped does not recover by itself.
 _MOST_SKIPPED_IN_ROW = 10
-
-# What may differ when a run goes on.
-_MAY_CHANGE = {
-    *("train", "valid", "directory", "steps", "accumulation", "remat", "keep_checkpoints"),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
-}
 
 
 def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
@@ -74,7 +72,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         )
     use_compilation_cache()
     hosts.check_agreement({"config": _digest(config), "jaxformer": code_digest()})
-    _check_claim(folder, config)
+    check_workdir(folder, config)
     with hosts.first_before_others("data"):
         data = open_dataset(config, folder)
     hosts.check_agreement(data.identity)
@@ -82,7 +80,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
     optimizer = make_optimizer(config)
     model = Transformer(config.model)
     with (
-        _only_run_in(folder),
+        only_run_in(folder),
         Checkpoints(
             folder.checkpoints,
             keep=config.training.keep_checkpoints,
@@ -90,7 +88,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         ) as checkpoints,
     ):
         # Once more: while this run read its data, another may have come and gone.
-        _check_claim(folder, config)
+        check_workdir(folder, config)
         check_identity(data.identity, folder)
         if jax.process_count() > 1:
             newest = checkpoints.newest_good_step()
@@ -99,11 +97,11 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         if restored is None:
             state = init_state(model, optimizer, mesh, config.training.seed)
         else:
-            _check_vocabulary(folder, data, restored.metadata)
+            check_vocabulary(folder, data, restored.metadata)
             state = restored.state
         start = int(state.step)
         if hosts.is_first():
-            _claim(folder, config, data)
+            initialize_workdir(folder, config, data)
             if restored is not None:  # in a workdir that an earlier version made, too
                 folder.record_commit(start)
         with Reporter(folder, start=start, steps=config.training.steps) as reporter:
@@ -266,78 +264,6 @@ class Run:
         """Saves a checkpoint in the background."""
         metadata = {"tokenizer": self.data.tokenizer.sha256}
         self.checkpoints.save(step, state, metadata=metadata, interim=interim)
-
-
-def _check_claim(folder: Workdir, config: Config) -> None:
-    """Checks that the workdir is free, or belongs to the same experiment and has its checkpoints.
-
-    How long to train and how often to report may change between the parts of a run, and data may
-    move: what it is like is held to its SHA-256. The rest of the experiment may not change.
-    """
-    if folder.path.exists() and not folder.path.is_dir():
-        raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
-    if not folder.config.exists():
-        return
-    old = folder.load_config()
-    for section in ("model", "data", "training"):
-        before, now = getattr(old, section), getattr(config, section)
-        for field in dataclasses.fields(before):
-            was, given = getattr(before, field.name), getattr(now, field.name)
-            if was != given and field.name not in _MAY_CHANGE:
-                raise UserError(
-                    f"{folder.path}: holds a run with {section}.{field.name}={was!r}, but "
-                    f"{given!r} was given; give the same config, or another --workdir"
-                )
-    _check_checkpoints(folder)
-
-
-def _check_checkpoints(folder: Workdir) -> None:
-    """Checks that a run does not start over because the disk of its checkpoints is not mounted."""
-    if saved_steps(folder.checkpoints):
-        return
-    step = folder.committed_step()
-    if step is None and folder.checkpoints.is_dir():
-        return  # stopped before its first checkpoint
-    last = "" if step is None else f", the last of which is of step {step}"
-    raise UserError(
-        f"{folder.checkpoints}: expected the checkpoints of this run{last}, found none; mount or "
-        f"bring back the folder that has them, or give another --workdir, or move {folder.path} "
-        "away to start over"
-    )
-
-
-@contextlib.contextmanager
-def _only_run_in(folder: Workdir) -> Iterator[None]:
-    """Keeps other runs out of the folder, which it makes if need be.
-
-    Raises:
-      UserError: There is one already, on every process of this run.
-    """
-    lock = lock_folder(folder.path) if hosts.is_first() else contextlib.nullcontext(True)
-    with lock as alone:
-        if not all(hosts.everyones(alone)):
-            raise UserError(
-                f"{folder.path}: another process is training in this folder; stop it or let it "
-                "end (a stopped one saves its state first), or give another --workdir"
-            )
-        yield
-
-
-def _check_vocabulary(folder: Workdir, data: Dataset, metadata: dict[str, Any]) -> None:
-    if metadata.get("tokenizer") != data.tokenizer.sha256:
-        raise UserError(
-            f"{folder.checkpoints}: expected checkpoints of the tokenizer with SHA-256 "
-            f"{data.tokenizer.sha256}, but they are of {metadata.get('tokenizer')}; "
-            "use another --workdir"
-        )
-
-
-def _claim(folder: Workdir, config: Config, data: Dataset) -> None:
-    """Writes what the run is made from; the config last, since it makes the folder a workdir."""
-    if not folder.config.exists():
-        data.tokenizer.save(folder.tokenizer)
-        write_file(folder.identity, json.dumps(data.identity, indent=2).encode())
-    config_lib.save(config, folder.config)
 
 
 def _introduce(

@@ -190,7 +190,7 @@ def test_who_came_and_went_while_data_was_read_is_noticed(
         shutil.copytree(uninterrupted[1], run)
         yield
 
-    monkeypatch.setattr(loop, "_only_run_in", locked_too_late)
+    monkeypatch.setattr(loop, "only_run_in", locked_too_late)
     with pytest.raises(UserError, match=r"training\.seed=0, but 5 was given"):
         train(tiny_config(seed=5), run)
 

@@ -78,41 +78,49 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
     hosts.check_agreement(data.identity)
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config)
-    model = Transformer(config.model)
+    keep, on_commit = config.training.keep_checkpoints, folder.record_commit
     with (
         only_run_in(folder),
-        Checkpoints(
-            folder.checkpoints,
-            keep=config.training.keep_checkpoints,
-            on_commit=folder.record_commit,
-        ) as checkpoints,
+        Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
     ):
         # Once more: while this run read its data, another may have come and gone.
         check_workdir(folder, config)
         check_identity(data.identity, folder)
-        if jax.process_count() > 1:
-            newest = checkpoints.newest_good_step()
-            hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
-        restored = checkpoints.restore(abstract_state(model, optimizer, mesh))
-        if restored is None:
-            state = init_state(model, optimizer, mesh, config.training.seed)
-        else:
-            check_vocabulary(folder, data, restored.metadata)
-            state = restored.state
+        state = _restore_or_initialize(config, folder, data, mesh, optimizer, checkpoints)
         start = int(state.step)
         if hosts.is_first():
             initialize_workdir(folder, config, data)
-            if restored is not None:  # in a workdir that an earlier version made, too
+            if start:  # in a workdir that an earlier version made, too
                 folder.record_commit(start)
         with Reporter(folder, start=start, steps=config.training.steps) as reporter:
             _introduce(reporter, config, data, mesh, state, start)
             run = Run(config, data, mesh, optimizer, checkpoints, reporter)
-            if restored is not None:
+            if start:
                 run.resume_validation(state, start)
             if start >= config.training.steps:
                 reporter.say(f"nothing to do: training.steps={config.training.steps} are done")
                 return state
             return run.steps(state, start)
+
+
+def _restore_or_initialize(
+    config: Config,
+    folder: Workdir,
+    data: Dataset,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    checkpoints: Checkpoints,
+) -> TrainState:
+    """Restores the newest good checkpoint, or initializes a state if there is none yet."""
+    if jax.process_count() > 1:
+        newest = checkpoints.newest_good_step()
+        hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
+    model = Transformer(config.model)
+    restored = checkpoints.restore(abstract_state(model, optimizer, mesh))
+    if restored is None:
+        return init_state(model, optimizer, mesh, config.training.seed)
+    check_vocabulary(folder, data, restored.metadata)
+    return restored.state
 
 
 @dataclasses.dataclass

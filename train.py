@@ -17,6 +17,7 @@ from ml_collections import config_flags
 from jaxformer.cli.config_file import MISTAKES, explain
 from jaxformer.config import from_dict
 from jaxformer.errors import UserError, exit_code
+from jaxformer.files import local_path
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "The experiment: a file in configs/, with an optional variant (base.py:tiny)."
@@ -63,6 +64,7 @@ def parse(argv: list[str]) -> list[str]:
         rest = flags.FLAGS(argv)
         if CONFIG.value is None or not WORKDIR.value:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
+        local_path(WORKDIR.value)
         CONFIG.value.to_dict()  # a file that failed to load says so only when it is used
     except (SyntaxError, *MISTAKES) as error:
         print(f"error: {explain(error)}", file=sys.stderr)

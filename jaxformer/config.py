@@ -24,7 +24,7 @@ import typing
 from typing import Any, Literal
 
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import local_path, write_file
 
 # What the backward pass computes again rather than keep: nothing, all but products, whole layers.
 Remat = Literal["none", "dots", "layer"]
@@ -180,8 +180,13 @@ class DataConfig:
     max_length: int = 256
 
     def __post_init__(self) -> None:
-        """Refuses batches that could hold nothing."""
+        """Refuses batches that could hold nothing, and data that is not on a local disk."""
         _check_choices(self, "data")
+        for name in ("directory", "train", "valid"):
+            try:
+                local_path(getattr(self, name))
+            except UserError as error:
+                raise UserError(f"data.{name}: {error}") from None
         _check_positive(self, "data", "tokens_per_batch", "max_length")
         if self.tokens_per_batch < self.max_length:
             raise UserError(

@@ -1,11 +1,38 @@
-"""Files that are written whole or not at all, and folders that have one writer."""
+"""Local paths, files that are written whole or not at all, and folders that have one writer."""
 
+import argparse
 import contextlib
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 
 from jaxformer.errors import UserError
+
+
+class RemotePathError(UserError, argparse.ArgumentTypeError):
+    """A path is the address of something that is not on a local disk.
+
+    An ``ArgumentTypeError`` too, so that argparse shows the message of an option's type as it is.
+    """
+
+
+def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a path on a local disk; also serves as the type of an option.
+
+    Python would take ``gs://bucket/run`` for the folder ``gs:/bucket/run`` beside this program, and
+    what is written there is lost with the machine.
+
+    Raises:
+      RemotePathError: The path is a URL, or was one before ``pathlib`` merged its slashes.
+    """
+    text = os.fspath(path)
+    if "://" in text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise RemotePathError(
+            f"expected a path on a local disk: got {text}; work on a local disk and copy from or "
+            "to there, or mount the bucket (with gcsfuse, for instance) and give the mount point"
+        )
+    return pathlib.Path(path)
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:

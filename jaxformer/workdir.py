@@ -11,6 +11,7 @@ import jax
 
 from jaxformer import config as config_lib
 from jaxformer.errors import UserError
+from jaxformer.files import local_path, write_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +20,16 @@ class Workdir:
 
     Attributes:
       path: The folder itself.
+
+    Raises:
+      UserError: The path is not on a local disk.
     """
 
     path: pathlib.Path
+
+    def __post_init__(self) -> None:
+        """Refuses URLs: whoever reads or writes a workdir comes through here."""
+        local_path(self.path)
 
     @property
     def config(self) -> pathlib.Path:
@@ -35,7 +43,10 @@ class Workdir:
 
     @property
     def identity(self) -> pathlib.Path:
-        """What the run was made from, JSON: SHA-256 of the tokenizer and of the data."""
+        """What the run was made from, JSON: SHA-256 of the tokenizer and of the data.
+
+        Of a converted model also "made_by", the command that made the workdir.
+        """
         return self.path / "identity.json"
 
     @property
@@ -47,6 +58,11 @@ class Workdir:
     def averaged(self) -> pathlib.Path:
         """The average of several checkpoints, itself stored as a checkpoint."""
         return self.path / "averaged"
+
+    @property
+    def committed(self) -> pathlib.Path:
+        """The step of the newest checkpoint, JSON: known also while ``checkpoints`` is missing."""
+        return self.path / "committed.json"
 
     @property
     def metrics(self) -> pathlib.Path:
@@ -71,6 +87,59 @@ class Workdir:
             )
         return config_lib.load(self.config)
 
+    def record_commit(self, step: int) -> None:
+        """Notes that ``checkpoints`` holds a step."""
+        write_file(self.committed, json.dumps({"step": step}).encode())
+
+    def committed_step(self) -> int | None:
+        """The step that was noted last; None before the first commit.
+
+        Raises:
+          UserError: The note is damaged.
+        """
+        return read_json(self.committed).get("step") if self.committed.exists() else None
+
+    def check_unused(self, made_by: str) -> None:
+        """Checks that a command may make this workdir: nothing that is not its own is in the way.
+
+        Args:
+          made_by: The command. What it has begun itself and did not finish is its own.
+
+        Raises:
+          UserError: The folder holds a run, or files that the command would write over.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path}: expected the name of a new folder, but it exists")
+        if self.config.exists():
+            raise UserError(f"{self.path}: expected a new workdir, but it has a run; name another")
+        names = (self.identity, self.tokenizer, self.checkpoints)
+        found = [path.name for path in names if path.is_symlink() or path.exists()]
+        if found and not self._begun_by(made_by):
+            raise UserError(
+                f"{self.path}: expected a new or empty folder, but it holds {', '.join(found)}, "
+                f"which {made_by} did not write; name another folder"
+            )
+
+    def begin(self, made_by: str, identity: dict[str, Any]) -> None:
+        """Makes the folder and marks it as the command's, before anything else is written.
+
+        Args:
+          made_by: The command.
+          identity: What the model is made from, as in ``identity.json``.
+
+        Raises:
+          UserError: As in :meth:`check_unused`.
+        """
+        self.check_unused(made_by)
+        identity = {**identity, "made_by": made_by}
+        write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
+
+    def _begun_by(self, made_by: str) -> bool:
+        try:
+            return read_json(self.identity).get("made_by") == made_by
+        except (OSError, UserError):
+            return False
+
     def check_tokenizer(self) -> None:
         """Compares the tokenizer with the hash written when training began.
 
@@ -79,13 +148,18 @@ class Workdir:
         """
         if not self.tokenizer.is_file():
             raise UserError(f"{self.tokenizer}: no such file; copy the whole workdir")
-        found = hashlib.sha256(self.tokenizer.read_bytes()).hexdigest()
+        found = sha256_of(self.tokenizer)
         expected = read_json(self.identity).get("tokenizer")
         if found != expected:
             raise UserError(
                 f"{self.tokenizer}: expected the tokenizer that the model was trained with, "
                 f"SHA-256 {expected}, but this one has {found}; copy the whole workdir again"
             )
+
+
+def sha256_of(path: pathlib.Path) -> str:
+    """SHA-256 of a small file, in hexadecimal digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -109,8 +183,11 @@ def cache_directory() -> pathlib.Path:
     """Where tokenizers, token stores and compiled programs are kept between runs.
 
     ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs time and nothing else.
+
+    Raises:
+      UserError: ``JAXFORMER_CACHE`` is not on a local disk.
     """
-    return pathlib.Path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer").expanduser()
+    return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer").expanduser()
 
 
 def use_compilation_cache() -> None:

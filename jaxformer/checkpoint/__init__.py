@@ -1,5 +1,6 @@
 """Checkpoints of a run: orbax behind one small wrapper that saves, verifies and falls back."""
 
-from jaxformer.checkpoint.checkpoints import Checkpoints, Restored, RestoredParams
+from jaxformer.checkpoint.checkpoints import Checkpoints, Restored, RestoredParams, saved_steps
+from jaxformer.checkpoint.single import write_single
 
-__all__ = ["Checkpoints", "Restored", "RestoredParams"]
+__all__ = ["Checkpoints", "Restored", "RestoredParams", "saved_steps", "write_single"]

@@ -4,7 +4,8 @@ A step is a folder, ``directory/<step>``, which orbax fills under a temporary na
 it is complete. Just before the rename, ``manifest.json`` is written into it: the SHA-256 of every
 file, the shape and dtype of every array, and what is not an array. So a step is either absent or
 complete with its manifest, whenever the process is killed; and what the disk has changed since is
-noticed before it is used. Orbax alone restores flipped bits and casts dtypes without a word.
+noticed before it is used. Orbax alone restores flipped bits and casts dtypes without a word. A step
+gets its score, if any, after it was saved: a state does not wait for what may fail.
 """
 
 import contextlib
@@ -14,15 +15,22 @@ import math
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint.manifest import DamagedError, Manifest, describe_leaves
+from jaxformer.checkpoint.manifest import (
+    DamagedError,
+    Manifest,
+    describe_leaves,
+    read_score,
+    write_score,
+)
 from jaxformer.errors import UserError
+from jaxformer.files import local_path
 
 _logger = logging.getLogger("jaxformer")
 
@@ -66,7 +74,13 @@ class Checkpoints:
     # deletes old steps although the save failed, and one flipped bit in its file of scores keeps
     # it from opening at all.
 
-    def __init__(self, directory: pathlib.Path, *, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        *,
+        keep: int | None = None,
+        on_commit: Callable[[int], None] | None = None,
+    ) -> None:
         """Opens the folder.
 
         Args:
@@ -74,11 +88,13 @@ class Checkpoints:
           keep: How many of the newest steps to keep; the best one is kept besides. The folder is
             made if need be, and what a killed process left half-written is removed, so there must
             be one writer. None: only for reading, at any time; nothing is changed.
+          on_commit: Called on process 0 with each step once it is complete on the disk.
         """
         if keep is not None and keep < 1:
             raise UserError(f"expected at least 1 checkpoint to keep: got {keep}")
-        self.directory = directory.absolute()
+        self.directory = local_path(directory).absolute()
         self._keep = keep
+        self._on_commit = on_commit
         self._saving: Manifest | None = None
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(),
@@ -96,32 +112,9 @@ class Checkpoints:
         """Closes, also after an error: what is being saved may be all that remains of the run."""
         self.close()
 
-    @classmethod
-    def write_single(
-        cls, directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
-    ) -> None:
-        """Writes a folder of one checkpoint, in the place of any that was there."""
-        new = directory.with_name(directory.name + ".new")
-        _remove(new)
-        try:
-            with cls(new, keep=1) as checkpoints:
-                checkpoints.save(step, state, metadata=metadata)
-        except BaseException:
-            _remove(new)
-            raise
-        old = directory.with_name(directory.name + ".old")
-        _remove(old)
-        if directory.is_symlink() or directory.exists():
-            directory.rename(old)
-        new.rename(directory)
-        _remove(old)
-
     def steps(self) -> list[int]:
         """The complete steps, ascending. Their contents are verified when they are restored."""
-        if not self.directory.is_dir():
-            return []
-        names = (path.name for path in self.directory.iterdir())
-        return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+        return saved_steps(self.directory)
 
     def newest_steps(self) -> list[int]:
         """The steps kept for being new, ascending: without one kept only for being the best.
@@ -158,8 +151,18 @@ class Checkpoints:
         for step in self.steps():
             # A damaged one is never the best; whoever restores it is told.
             with contextlib.suppress(DamagedError):
-                scored.append((self._manifest(step).score, step))
+                scored.append((self._score(step)[1], step))
         return max((pair for pair in scored if pair[0] is not None), default=(None, None))[1]
+
+    def is_scored(self, step: int) -> bool:
+        """Whether a step has been scored, also if the score was not a number."""
+        with contextlib.suppress(DamagedError):
+            return self._score(step)[0]
+        return False
+
+    def _score(self, step: int) -> tuple[bool, float | None]:
+        earlier = self._manifest(step).score
+        return (True, earlier) if earlier is not None else read_score(self._folder(step))
 
     def save(
         self,
@@ -167,7 +170,6 @@ class Checkpoints:
         state: PyTree,
         *,
         metadata: dict[str, Any],
-        score: float | None = None,
         interim: bool = False,
     ) -> None:
         """Saves in the background; the state may be donated or changed as soon as this returns.
@@ -178,7 +180,6 @@ class Checkpoints:
           step: Higher than all saved before.
           state: Arrays in any pytree; to serve ``restore_params`` it has ``params`` at its top.
           metadata: Anything that JSON can say.
-          score: Higher is better. None or NaN is never the best.
           interim: Keep it only until the next is saved, beside those to keep: a run that was
             stopped and went on then has the steps of one that was not.
 
@@ -193,14 +194,27 @@ class Checkpoints:
             raise ValueError(
                 f"{self.directory}: expected a step after {newest} to save: got {step}"
             )
-        if score is not None and math.isnan(score):
-            score = None
         # What JSON cannot say fails here, not in the background.
         metadata = json.loads(json.dumps(metadata))
         leaves = describe_leaves(state)
-        self._saving = Manifest(step, metadata, score, self._keep, leaves, interim)
+        self._saving = Manifest(step, metadata, None, self._keep, leaves, interim)
         with self._failures_explained():
             self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
+
+    def attach_score(self, step: int, score: float) -> None:
+        """Gives a step its score; waits until it has been saved.
+
+        Args:
+          step: A complete one, or the one that is being saved.
+          score: Higher is better; NaN is never the best.
+
+        Raises:
+          OSError: The save has failed, or the score cannot be written.
+        """
+        self.wait()
+        if jax.process_index() == 0:
+            write_score(self._folder(step), None if math.isnan(score) else score)
+        self._remove_old()
 
     def check(self) -> None:
         """Sees whether the save in the background has ended; if not, that takes microseconds.
@@ -211,7 +225,9 @@ class Checkpoints:
         with self._failures_explained():
             self._checkpointer.check_for_errors()
         if self._saving is not None and self._folder(self._saving.step).is_dir():
-            self._saving = None
+            step, self._saving = self._saving.step, None
+            if self._on_commit is not None and jax.process_index() == 0:
+                self._on_commit(step)
             self._remove_old()
 
     def wait(self) -> None:
@@ -380,9 +396,9 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _remove(path: pathlib.Path) -> None:
-    """Removes a folder, or a link to one but not what it points to."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """The complete steps in a folder of checkpoints, ascending; none if there is no folder."""
+    if not directory.is_dir():
+        return []
+    names = (path.name for path in directory.iterdir())
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())

@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: what a step holds, and the SHA-256 of every file."""
+"""The manifest of a checkpoint: what a step holds, and the SHA-256 of every file.
+
+And its score, which is known only later: a file of its own, beside the manifest.
+"""
 
 import dataclasses
 import hashlib
@@ -11,8 +14,10 @@ import jax
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
+from jaxformer.files import write_file
 
 _NAME = "manifest.json"
+_SCORE = "score.json"
 # Orbax writes these two after the manifest. They hold times and no part of the state.
 _UNVERIFIED = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
@@ -28,7 +33,7 @@ class Manifest:
     Attributes:
       step: Number of the step.
       metadata: What the run wants to remember beside the state.
-      score: Higher is better; None if it has none.
+      score: Of steps that an earlier version saved after it had validated them; None otherwise.
       keep: How many of the newest steps the run keeps.
       leaves: Dtype and shape by name of the array: ``{"params/kernel": "float32[2,3]"}``.
       interim: Whether it is kept only until the next is saved.
@@ -99,6 +104,34 @@ class Manifest:
                 f"{f' (and {others} more differences)' if others else ''}; "
                 "use the config that it was trained with"
             )
+
+
+def is_step(path: pathlib.Path) -> bool:
+    """Whether this is the folder of a step: by its name and its manifest, damaged or not."""
+    return path.name.isascii() and path.name.isdecimal() and (path / _NAME).is_file()
+
+
+def write_score(folder: pathlib.Path, score: float | None) -> None:
+    """Writes the score of a step, atomically. No part of the state depends on it."""
+    content = {"score": score}
+    digest = {"sha256": _sha256_of_json(content), "content": content}
+    write_file(folder / _SCORE, json.dumps(digest).encode())
+
+
+def read_score(folder: pathlib.Path) -> tuple[bool, float | None]:
+    """Reads the score of a step.
+
+    Returns:
+      Whether the step has been scored, and the score: higher is better, None for not a number. A
+      damaged file counts as none, since the step itself is as good as without it.
+    """
+    try:
+        values = json.loads((folder / _SCORE).read_bytes())
+        if _sha256_of_json(values["content"]) != values["sha256"]:
+            return False, None
+        return True, values["content"]["score"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False, None
 
 
 def describe_leaves(tree: PyTree) -> dict[str, str]:

@@ -8,6 +8,7 @@ from ml_collections import config_flags
 
 from jaxformer.config import Config, from_dict
 from jaxformer.errors import UserError
+from jaxformer.files import local_path
 
 # What absl and ml_collections raise for a mistake in a flag, a field or a file.
 MISTAKES = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
@@ -24,6 +25,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
       UserError: There is no such file, variant or field, or a value does not fit.
     """
+    local_path(path)
     values, words = flags.FlagValues(), ["jaxformer", f"--config={path}", *overrides]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=words)
     try:

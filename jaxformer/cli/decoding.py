@@ -2,10 +2,10 @@
 
 import argparse
 import dataclasses
-import pathlib
 
 from jaxformer.config import SearchConfig
 from jaxformer.errors import UserError
+from jaxformer.files import local_path
 
 _RUN = "(default: the run's config)"
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
@@ -23,7 +23,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ensemble",
-        type=pathlib.Path,
+        type=local_path,
         nargs="+",
         default=[],
         metavar="DIR",
@@ -74,7 +74,7 @@ def add_prefix_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--prefix", metavar="TEXT", help="every translation begins with this text")
     group.add_argument(
         "--prefixes",
-        type=pathlib.Path,
+        type=local_path,
         metavar="FILE",
         help="each translation begins with its line of this file",
     )

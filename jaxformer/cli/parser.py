@@ -5,13 +5,13 @@ Nothing heavy is imported here, so that ``--help`` and mistakes are answered at 
 
 import argparse
 import difflib
-import pathlib
 import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 from jaxformer.cli import decoding
 from jaxformer.errors import UserError
+from jaxformer.files import local_path
 from jaxformer.version import __version__
 
 
@@ -93,8 +93,8 @@ def _add_translate(commands) -> None:
         "OUTPUT.<process id>.partial and renamed when all is done: what an interrupted run has "
         "finished stays there.",
     )
-    files.add_argument("--input", type=_file, metavar="FILE", help="default: standard input")
-    files.add_argument("--output", type=_file, metavar="FILE", help="default: standard output")
+    files.add_argument("--input", type=local_path, metavar="FILE", help="default: standard input")
+    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
     formats = command.add_argument_group(
         "format", "A score is the log probability divided by the length penalty."
     )
@@ -114,7 +114,7 @@ def _add_translate(commands) -> None:
     )
     formats.add_argument(
         "--alignments",
-        type=_file,
+        type=local_path,
         metavar="FILE",
         help="write, for each line, the words that the best translation's words come from: "
         '"source-target" pairs, words from 0',
@@ -147,11 +147,13 @@ def _add_score(commands) -> None:
         "A blank target is scored as the empty translation; a blank source is never translated: "
         "0 if the target is blank, too, else -inf.",
     )
-    files.add_argument("--source", type=_file, required=True, metavar="FILE", help="source text")
     files.add_argument(
-        "--target", type=_file, required=True, metavar="FILE", help="translation, line by line"
+        "--source", type=local_path, required=True, metavar="FILE", help="source text"
     )
-    files.add_argument("--output", type=_file, metavar="FILE", help="default: standard output")
+    files.add_argument(
+        "--target", type=local_path, required=True, metavar="FILE", help="translation, line by line"
+    )
+    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
     files.add_argument(
         "--json",
         action="store_true",
@@ -171,12 +173,14 @@ def _add_evaluate(commands) -> None:
     )
     files = command.add_argument_group("text")
     files.add_argument(
-        "--source", type=_file, required=True, metavar="FILE", help="text to translate"
+        "--source", type=local_path, required=True, metavar="FILE", help="text to translate"
     )
     files.add_argument(
-        "--reference", type=_file, required=True, metavar="FILE", help="its translation"
+        "--reference", type=local_path, required=True, metavar="FILE", help="its translation"
     )
-    files.add_argument("--output", type=_file, metavar="FILE", help="keep the translations here")
+    files.add_argument(
+        "--output", type=local_path, metavar="FILE", help="keep the translations here"
+    )
     files.add_argument(
         "--language",
         metavar="CODE",
@@ -203,13 +207,17 @@ def _add_compare(commands) -> None:
     )
     command.add_argument(
         "translations",
-        type=_file,
+        type=local_path,
         nargs="+",
         metavar="FILE",
         help="translations as plain text, one a line; all others are compared with the first",
     )
     command.add_argument(
-        "--reference", type=_file, required=True, metavar="FILE", help="the reference, line by line"
+        "--reference",
+        type=local_path,
+        required=True,
+        metavar="FILE",
+        help="the reference, line by line",
     )
     command.add_argument(
         "--language",
@@ -242,18 +250,18 @@ def _add_parse(commands) -> None:
         "output for each line of input, blank lines included; every tree has just the words of "
         "its line, ( and ) written as -LRB- and -RRB-.",
     )
-    files.add_argument("--input", type=_file, metavar="FILE", help="default: standard input")
-    files.add_argument("--output", type=_file, metavar="FILE", help="default: standard output")
+    files.add_argument("--input", type=local_path, metavar="FILE", help="default: standard input")
+    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
     treebank = command.add_argument_group("treebank, to see how good the parser is")
     treebank.add_argument(
         "--trees",
-        type=_file,
+        type=local_path,
         metavar="FILE",
         help="parse the words of these trees; the trees written have their parts of speech, too",
     )
     treebank.add_argument(
         "--gold",
-        type=_file,
+        type=local_path,
         metavar="FILE",
         help="write the trees of --trees as the parser's should be: on a line each, without empty "
         "elements, function tags and the top",
@@ -277,20 +285,20 @@ def _add_evalb(commands) -> None:
     )
     command.add_argument(
         "gold",
-        type=_file,
+        type=local_path,
         metavar="GOLD",
         help="the right trees; an outermost pair of brackets without a label counts as a "
         "constituent, one labelled TOP does not",
     )
     command.add_argument(
         "test",
-        type=_file,
+        type=local_path,
         metavar="TEST",
         help="the parser's, line by line; a blank line for a sentence without a parse",
     )
     command.add_argument(
         "--params",
-        type=_file,
+        type=local_path,
         metavar="FILE",
         help="what counts, as a .prm file of EVALB (default: as COLLINS.prm)",
     )
@@ -359,7 +367,7 @@ def _add_attention(commands) -> None:
     command.add_argument("sentence", help="source sentence")
     command.add_argument(
         "--output",
-        type=_file,
+        type=local_path,
         help="file to write, by its ending: .html, a page of all layers, heads and kinds that "
         "needs no network; .png or .svg, a picture (default: attention.html in the workdir)",
     )
@@ -394,7 +402,7 @@ def _add_plot(commands) -> None:
         "jaxformer plot --workdir runs/numerals",
     )
     command.add_argument(
-        "--output", type=_file, help="PNG (default: learning_curve.png in the workdir)"
+        "--output", type=local_path, help="PNG (default: learning_curve.png in the workdir)"
     )
 
 
@@ -407,7 +415,7 @@ def _add_quantize(commands) -> None:
         "jaxformer quantize --workdir runs/multi30k --output runs/multi30k-int8",
     )
     command.add_argument(
-        "--output", type=_file, required=True, metavar="DIR", help="folder to make"
+        "--output", type=local_path, required=True, metavar="DIR", help="folder to make"
     )
     command.add_argument("--weights", default="auto", help="as for translate")
 
@@ -423,7 +431,7 @@ def _add_import(commands) -> None:
     command.add_argument(
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face hub"
     )
-    command.add_argument("directory", type=_file, help="folder of the model")
+    command.add_argument("directory", type=local_path, help="folder of the model")
 
 
 def _command(
@@ -443,16 +451,13 @@ def _command(
     if workdir:
         command.add_argument(
             "--workdir",
-            type=_file,
+            type=local_path,
             required=True,
             metavar="DIR",
             help="folder of a run of train.py",
         )
     command.set_defaults(run=run, parser=command)
     return command
-
-
-_file = pathlib.Path
 
 
 def _numbers(text: str) -> list[int]:

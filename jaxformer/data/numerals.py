@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import local_path, write_file
 
 PARTS = ("train", "held_out")
 
@@ -168,7 +168,7 @@ def main() -> None:
     """Writes one part to PART.en and PART.de."""
     parser = argparse.ArgumentParser(description="Write number words to text files.")
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path())
+    parser.add_argument("--directory", type=local_path, default=pathlib.Path())
     options = parser.parse_args()
     for language, spell in _SPELLERS.items():
         path = options.directory / f"{options.part}.{language}"

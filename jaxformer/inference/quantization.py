@@ -7,12 +7,14 @@ import jax
 from jaxtyping import PyTree
 
 from jaxformer import config as config_lib
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import local_path, write_file
 from jaxformer.inference.precision import prepare_params
 from jaxformer.inference.weights import load_params
 from jaxformer.workdir import Workdir, read_json
+
+_COMMAND = "jaxformer quantize"
 
 
 def quantize(
@@ -25,31 +27,32 @@ def quantize(
 
     Args:
       workdir: The folder of a run.
-      output: The folder to write, not a workdir yet; one that was not finished is written again.
+      output: The folder to write, new or empty; one that was not finished is written again.
       weights: Which parameters, as for :meth:`Translator.load`.
 
     Returns:
       Bytes of the parameters before and after.
 
     Raises:
-      UserError: The run is damaged or rounded already, or ``output`` is a workdir or a file.
+      UserError: The run is damaged or rounded already, or ``output`` is a workdir or a file, or
+        holds files that this command would write over.
     """
-    folder, target = Workdir(pathlib.Path(workdir)), Workdir(pathlib.Path(output))
+    folder, target = Workdir(local_path(workdir)), Workdir(local_path(output))
     config = folder.load_config()
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to round to int8, but this one is already")
     if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
+    target.check_unused(_COMMAND)
     folder.check_tokenizer()
     params, name = load_params(folder, config.model, weights)
     model = dataclasses.replace(config.model, compute_dtype="int8")
     rounded = prepare_params(model, params)
     identity = read_json(folder.identity)
     metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
-    target.path.mkdir(parents=True, exist_ok=True)
-    Checkpoints.write_single(target.checkpoints, 0, {"params": rounded}, metadata)
+    target.begin(_COMMAND, identity)
+    write_single(target.checkpoints, 0, {"params": rounded}, metadata)
     write_file(target.tokenizer, folder.tokenizer.read_bytes())
-    write_file(target.identity, folder.identity.read_bytes())
     config_lib.save(dataclasses.replace(config, model=model), target.config)  # now it is a workdir
     return _bytes(params), _bytes(rounded)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint import Checkpoints, write_single
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.precision import prepare_params
@@ -113,7 +113,7 @@ def average(folder: Workdir, last: int) -> list[int]:
             total = jax.tree.map(np.add, total, jax.device_get(restored.params))
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
-    Checkpoints.write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
+    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
     return steps
 
 

@@ -12,7 +12,6 @@ A Marian model is the Transformer of the paper with biases in its attention and 
 - its vocabulary is numbered otherwise.
 """
 
-import json
 import pathlib
 
 import jax
@@ -20,12 +19,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer import config as config_lib
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint import write_single
 from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import local_path
 from jaxformer.interop.arrays import NamedArrays, read_safetensors
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
@@ -34,6 +33,7 @@ from jaxformer.workdir import Workdir
 
 _SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 _SHARED, _OUTPUT = "model.shared.weight", "lm_head.weight"
+_COMMAND = "jaxformer import"
 
 
 def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
@@ -42,18 +42,17 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     Args:
       directory: Has config.json, model.safetensors, source.spm, target.spm and vocab.json; its
         generation_config.json and tokenizer_config.json are read if it has them.
-      workdir: A folder without a run, made if need be.
+      workdir: A new or empty folder; one that was not finished is written again.
 
     Returns:
       One line about the model.
 
     Raises:
       UserError: A file is missing or damaged, the model is not one that ours can be, or the
-        workdir has a run already.
+        workdir has a run already, or files that this command would write over.
     """
-    folder = Workdir(workdir)
-    if folder.config.exists():
-        raise UserError(f"{workdir}: expected a new workdir, but it has a run; name another one")
+    directory, folder = local_path(directory), Workdir(local_path(workdir))
+    folder.check_unused(_COMMAND)
     marian = MarianConfig(directory)
     config = marian.config(_languages(directory / "tokenizer_config.json"))
     pieces, order = _vocabulary(directory / "vocab.json", marian)
@@ -61,11 +60,10 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
         _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
     )
     params = _read_params(_weights_file(directory), marian, config.model, order)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder.tokenizer)
     identity = {"tokenizer": tokenizer.sha256}
-    write_file(folder.identity, (json.dumps(identity, indent=2) + "\n").encode())
-    Checkpoints.write_single(folder.checkpoints, 0, {"params": params}, identity)
+    folder.begin(_COMMAND, identity)
+    tokenizer.save(folder.tokenizer)
+    write_single(folder.checkpoints, 0, {"params": params}, identity)
     config_lib.save(config, folder.config)  # last: without it this is no workdir
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from jaxformer.errors import UserError, exit_code
-from jaxformer.files import write_file
+from jaxformer.files import local_path, write_file
 from jaxformer.nn.attention import additive_scores
 from jaxformer.paper import command
 from jaxformer.plots import figure
@@ -175,7 +175,7 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser("scaling", __doc__, _EXAMPLE)
     add = parser.add_argument
-    add("--output", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
+    add("--output", type=local_path, required=True, metavar="DIR", help="folder to write to")
     add(
         "--sizes",
         type=command.numbers,

@@ -17,7 +17,7 @@ from jaxtyping import Array
 from matplotlib.figure import Figure
 
 from jaxformer.errors import UserError, exit_code
-from jaxformer.files import write_file
+from jaxformer.files import local_path, write_file
 from jaxformer.paper import command, complexity, layers
 from jaxformer.plots import figure
 
@@ -168,7 +168,7 @@ def draw(options: argparse.Namespace, times: Times, path: pathlib.Path) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser("table1", __doc__, _EXAMPLE)
     add = parser.add_argument
-    add("--output", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
+    add("--output", type=local_path, required=True, metavar="DIR", help="folder to write to")
     add(
         "--lengths",
         type=command.numbers,

@@ -22,7 +22,7 @@ from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
 from jaxformer.evaluation.report import TranslationReport, translation_report
-from jaxformer.files import write_file
+from jaxformer.files import local_path, write_file
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
 from jaxformer.paper import command
@@ -128,10 +128,12 @@ def _check(
 
 
 def _check_progress(config: Config, folder: Workdir, row: str) -> None:
-    """Checks that a row which takes no more steps ended with a validation: it gets no other."""
+    """Checks that a row which takes no more steps ended with a validation, or will get it."""
+    steps = config.training.steps
     with Checkpoints(folder.checkpoints) as checkpoints:
         step = max(checkpoints.steps(), default=0)
-    if step >= config.training.steps:
+        ended = step > steps or (step == steps and checkpoints.is_scored(step))
+    if ended:
         _training(config, folder, row, step)
 
 
@@ -267,7 +269,7 @@ def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser("table3", __doc__, _EXAMPLE)
     add = parser.add_argument
-    add("--workdir", type=pathlib.Path, required=True, metavar="DIR", help="folder of all rows")
+    add("--workdir", type=local_path, required=True, metavar="DIR", help="folder of all rows")
     add(
         "--scale",
         choices=SCALES,
@@ -277,7 +279,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--data",
-        type=pathlib.Path,
+        type=local_path,
         metavar="DIR",
         help="train.en, train.de, valid.en, valid.de (default: what the scale has)",
     )
@@ -299,7 +301,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--report", action="store_true", help="train nothing: write the table of what is finished")
     add(
         "--output",
-        type=pathlib.Path,
+        type=local_path,
         metavar="DIR",
         help="folder for table3.md and table3.png (default: the workdir)",
     )

@@ -1,22 +1,16 @@
 """The training loop: :func:`train` reads like a table of contents."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxformer import config as config_lib
@@ -26,13 +20,20 @@ from jaxformer.data.batch import Batch
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
-from jaxformer.files import lock_folder, write_file
+from jaxformer.files import local_path
 from jaxformer.nn.transformer import Transformer
 from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset, check_identity, open_dataset
 from jaxformer.training.mesh import make_mesh, row_parts, row_shards, to_devices
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.reporting import Reporter, Window
+from jaxformer.training.run_directory import (
+    check_vocabulary,
+    check_workdir,
+    initialize_workdir,
+    only_run_in,
+)
+from jaxformer.training.signals import asked_to_stop, stop_signals
 from jaxformer.training.step import (
     Metrics,
     TrainState,
@@ -44,32 +45,27 @@ from jaxformer.training.step import (
 from jaxformer.training.validation import Validation
 from jaxformer.workdir import Workdir, code_digest, use_compilation_cache
 
-# A run in which this many steps in a row had NaN or Inf gradients does not recover by itself.
+# A run in which this many steps in a row were skipped does not recover by itself.
 _MOST_SKIPPED_IN_ROW = 10
-
-# What may differ when a run goes on.
-_MAY_CHANGE = {
-    *("train", "valid", "directory", "steps", "accumulation", "remat", "keep_checkpoints"),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
-}
 
 
 def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
     """Trains the model of ``config`` in ``workdir``, or goes on where an earlier run stopped.
 
     A run that was interrupted, even by kill -9, gets exactly the batches and random numbers that
-    it would have got. SIGTERM and SIGINT save a checkpoint first.
+    it would have got. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
 
     Returns:
       The final state.
 
     Raises:
-      UserError: The workdir belongs to another experiment, or another process trains in it; or
-        data is missing or malformed.
-      FloatingPointError: Gradients were not finite for many steps in a row.
+      UserError: The workdir belongs to another experiment, or another process trains in it, or its
+        checkpoints are missing; or data is missing or malformed.
+      FloatingPointError: Updates were not finite for many steps in a row.
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
-    folder = Workdir(pathlib.Path(workdir))
+    config_lib.check_config(config)
+    folder = Workdir(local_path(workdir))
     if config.model.compute_dtype == "int8":
         raise UserError(
             "model.compute_dtype=int8 is only to decode with: train in float32 or bfloat16, then "
@@ -77,39 +73,55 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         )
     use_compilation_cache()
     hosts.check_agreement({"config": _digest(config), "jaxformer": code_digest()})
-    _check_claim(folder, config)
+    check_workdir(folder, config)
     with hosts.first_before_others("data"):
         data = open_dataset(config, folder)
     hosts.check_agreement(data.identity)
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config)
-    model = Transformer(config.model)
+    keep, on_commit = config.training.keep_checkpoints, folder.record_commit
     with (
-        _only_run_in(folder),
-        Checkpoints(folder.checkpoints, keep=config.training.keep_checkpoints) as checkpoints,
+        only_run_in(folder),
+        Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
     ):
         # Once more: while this run read its data, another may have come and gone.
-        _check_claim(folder, config)
+        check_workdir(folder, config)
         check_identity(data.identity, folder)
-        if jax.process_count() > 1:
-            newest = checkpoints.newest_good_step()
-            hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
-        restored = checkpoints.restore(abstract_state(model, optimizer, mesh))
-        if restored is None:
-            state = init_state(model, optimizer, mesh, config.training.seed)
-        else:
-            _check_vocabulary(folder, data, restored.metadata)
-            state = restored.state
-        if hosts.is_first():
-            _claim(folder, config, data)
+        state = _restore_or_initialize(config, folder, data, mesh, optimizer, checkpoints)
         start = int(state.step)
+        if hosts.is_first():
+            initialize_workdir(folder, config, data)
+            if start:  # in a workdir that an earlier version made, too
+                folder.record_commit(start)
         with Reporter(folder, start=start, steps=config.training.steps) as reporter:
             _introduce(reporter, config, data, mesh, state, start)
+            run = Run(config, data, mesh, optimizer, checkpoints, reporter)
+            if start:
+                run.resume_validation(state, start)
             if start >= config.training.steps:
                 reporter.say(f"nothing to do: training.steps={config.training.steps} are done")
                 return state
-            run = Run(config, data, mesh, optimizer, checkpoints, reporter)
             return run.steps(state, start)
+
+
+def _restore_or_initialize(
+    config: Config,
+    folder: Workdir,
+    data: Dataset,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    checkpoints: Checkpoints,
+) -> TrainState:
+    """Restores the newest good checkpoint, or initializes a state if there is none yet."""
+    if jax.process_count() > 1:
+        newest = checkpoints.newest_good_step()
+        hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
+    model = Transformer(config.model)
+    restored = checkpoints.restore(abstract_state(model, optimizer, mesh))
+    if restored is None:
+        return init_state(model, optimizer, mesh, config.training.seed)
+    check_vocabulary(folder, data, restored.metadata)
+    return restored.state
 
 
 @dataclasses.dataclass
@@ -127,9 +139,8 @@ class Run:
         """Takes all steps from ``start`` on, and reports, validates and saves on the way."""
         training = self.config.training
         train_step = self.compile_train_step(state)
-        validate = Validation(self.config, self.data, self.mesh)
         window = Window(self.config)
-        with _stop_signals() as stopped:
+        with stop_signals() as stopped:
             batches = window.timed(self.batches(start))
             for step, batch in enumerate(batches, start=start + 1):
                 state, metrics = train_step(state, batch)
@@ -137,20 +148,16 @@ class Run:
                 window.add(step, metrics)
                 self.reporter.advance(step)
                 last = step == training.steps
-                stop = _asked_to_stop(stopped, step) and not last
+                stop = asked_to_stop(stopped, step) and not last
                 if step % training.log_every == 0 or last:
                     self.report(state, window)
                 due = step % training.checkpoint_every == 0 or last
                 if due or stop:
                     with window.paused():
-                        score = None
-                        # Who asks for an end may not wait for a validation, but for the last.
-                        if (step % training.eval_every == 0 or last) and not stop:
-                            values = validate(state.params, stopped=stopped if not last else ())
-                            if values is not None:
-                                self.reporter.valid(step, values)
-                                score = -values["loss"]
-                        self.save(step, state, score, interim=not due)
+                        self.save(step, state, interim=not due)
+                        # A preempted run skips validation, except the final one.
+                        if self.is_validated(step) and not stop:
+                            self.validate(step, state, stopped if not last else ())
                         stop = stop or (bool(stopped) and not last)  # asked while it validated
                 if stop:
                     self.checkpoints.wait()
@@ -160,6 +167,44 @@ class Run:
                     )
             self.checkpoints.wait()
         return state
+
+    def is_validated(self, step: int) -> bool:
+        """Whether there is a validation after this step."""
+        training = self.config.training
+        return step % training.eval_every == 0 or step == training.steps
+
+    def validate(
+        self, step: int, state: TrainState, stopped: Sequence[signal.Signals] = ()
+    ) -> None:
+        """Validates a state that is saved or being saved, and attaches the score to it.
+
+        A validation that fails is reported and costs nothing else. With several processes it ends
+        the run: where one of them fails, the others wait for it in the middle of a computation.
+        """
+        try:
+            values = self.validation(state.params, stopped=stopped)
+        except Exception as error:
+            if jax.process_count() > 1:
+                raise
+            self.reporter.failed_validation(step, error)
+            return
+        if values is None:
+            return
+        # First, so that a process killed while it waits does not report this validation twice.
+        self.checkpoints.wait()
+        self.reporter.valid(step, values)
+        self.checkpoints.attach_score(step, -values["loss"])
+
+    def resume_validation(self, state: TrainState, start: int) -> None:
+        """Validates the checkpoint that the run resumes from, if its validation was cut short."""
+        due = start <= self.config.training.steps and self.is_validated(start)
+        if due and not self.checkpoints.is_scored(start):
+            self.validate(start, state)
+
+    @functools.cached_property
+    def validation(self) -> Validation:
+        """Compiles its programs at the first use."""
+        return Validation(self.config, self.data, self.mesh)
 
     def compile_train_step(
         self, state: TrainState
@@ -210,7 +255,7 @@ class Run:
         for number in skipped:
             ids = sorted(i for row in self.data.plan.rows(number - 1)[1] for i in row)
             self.reporter.say(
-                f"step {number} skipped: its gradients were NaN or Inf; it had {len(ids)} "
+                f"step {number} skipped: its update was NaN or Inf; it had {len(ids)} "
                 f"examples: {', '.join(map(str, ids[:10]))}{', ...' if ids[10:] else ''} of the "
                 "training pairs that were not left out, the first being 0"
             )
@@ -218,72 +263,16 @@ class Run:
         if in_row >= _MOST_SKIPPED_IN_ROW:
             newest = max(self.checkpoints.steps(), default=None)
             raise FloatingPointError(
-                f"gradients were NaN or Inf for the last {in_row} steps; the newest checkpoint is "
+                f"updates were NaN or Inf for the last {in_row} steps; the newest checkpoint is "
                 f"of step {newest}. Begin again in another --workdir, with a lower "
                 "training.learning_rate_scale, more training.warmup_steps, or "
                 "training.clip_norm=1.0"
             )
 
-    def save(self, step: int, state: TrainState, score: float | None, *, interim: bool) -> None:
+    def save(self, step: int, state: TrainState, *, interim: bool) -> None:
         """Saves a checkpoint in the background."""
         metadata = {"tokenizer": self.data.tokenizer.sha256}
-        self.checkpoints.save(step, state, metadata=metadata, score=score, interim=interim)
-
-
-def _check_claim(folder: Workdir, config: Config) -> None:
-    """Checks that the workdir is free, or belongs to the same experiment.
-
-    How long to train and how often to report may change between the parts of a run, and data may
-    move: what it is like is held to its SHA-256. The rest of the experiment may not change.
-    """
-    if folder.path.exists() and not folder.path.is_dir():
-        raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
-    if not folder.config.exists():
-        return
-    old = folder.load_config()
-    for section in ("model", "data", "training"):
-        before, now = getattr(old, section), getattr(config, section)
-        for field in dataclasses.fields(before):
-            was, given = getattr(before, field.name), getattr(now, field.name)
-            if was != given and field.name not in _MAY_CHANGE:
-                raise UserError(
-                    f"{folder.path}: holds a run with {section}.{field.name}={was!r}, but "
-                    f"{given!r} was given; give the same config, or another --workdir"
-                )
-
-
-@contextlib.contextmanager
-def _only_run_in(folder: Workdir) -> Iterator[None]:
-    """Keeps other runs out of the folder, which it makes if need be.
-
-    Raises:
-      UserError: There is one already, on every process of this run.
-    """
-    lock = lock_folder(folder.path) if hosts.is_first() else contextlib.nullcontext(True)
-    with lock as alone:
-        if not all(hosts.everyones(alone)):
-            raise UserError(
-                f"{folder.path}: another process is training in this folder; stop it or let it "
-                "end (a stopped one saves its state first), or give another --workdir"
-            )
-        yield
-
-
-def _check_vocabulary(folder: Workdir, data: Dataset, metadata: dict[str, Any]) -> None:
-    if metadata.get("tokenizer") != data.tokenizer.sha256:
-        raise UserError(
-            f"{folder.checkpoints}: expected checkpoints of the tokenizer with SHA-256 "
-            f"{data.tokenizer.sha256}, but they are of {metadata.get('tokenizer')}; "
-            "use another --workdir"
-        )
-
-
-def _claim(folder: Workdir, config: Config, data: Dataset) -> None:
-    """Writes what the run is made from; the config last, since it makes the folder a workdir."""
-    if not folder.config.exists():
-        data.tokenizer.save(folder.tokenizer)
-        write_file(folder.identity, json.dumps(data.identity, indent=2).encode())
-    config_lib.save(config, folder.config)
+        self.checkpoints.save(step, state, metadata=metadata, interim=interim)
 
 
 def _introduce(
@@ -311,43 +300,3 @@ def _skipped(store: TokenStore, max_length: int) -> str:
 
 def _digest(config: Config) -> str:
     return hashlib.sha256(json.dumps(config_lib.to_dict(config)).encode()).hexdigest()
-
-
-def _asked_to_stop(stopped: list[signal.Signals], step: int) -> bool:
-    """Whether the run ends after this step: on several hosts, the same step for all of them."""
-    if jax.process_count() == 1:
-        return bool(stopped)
-    return multihost_utils.reached_preemption_sync_point(step)
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[list[signal.Signals]]:
-    """A list into which SIGTERM (preemption) or SIGINT goes, instead of ending the process.
-
-    A second signal ends the process all the same. With several processes jax watches for SIGTERM,
-    and lets them agree on a step; the list stays empty, and SIGINT is passed on as SIGTERM.
-    """
-    received: list[signal.Signals] = []
-    asked = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt("stopped at once; the same command goes on")
-        asked.append(number)
-        if alone:
-            received.append(signal.Signals(number))
-        else:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    alone = jax.process_count() == 1
-    # Only the main thread may install handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT) if alone else (signal.SIGINT,)
-    old = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)

@@ -92,13 +92,24 @@ class Reporter:
                 text += f"  {label} {values[name]:.2f}  exact {values['exact_match']:.1f} %"
         self.say(f"step {step}/{self._steps}  validation: {text}")
 
+    def failed_validation(self, step: int, error: Exception) -> None:
+        """Reports that a validation failed, and why."""
+        cause = f"{type(error).__name__}: {error}".split("\n")[0]
+        self._write({"kind": "failed_validation", "step": step, "error": cause})
+        self.say(
+            f"step {step}/{self._steps}  validation failed, the checkpoint has no score: {cause}"
+        )
+
     def _record(self, kind: str, step: int, values: dict[str, float]) -> None:
         # JSON has no NaN and no infinity.
         known = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        print(json.dumps({"kind": kind, "step": step, **known}), file=self._lines, flush=True)
+        self._write({"kind": kind, "step": step, **known})
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        print(json.dumps(record), file=self._lines, flush=True)
 
 
 class Window:
@@ -145,7 +156,7 @@ class Window:
         self._began += time.monotonic() - began
 
     def skipped(self) -> list[int]:
-        """The steps whose gradients were not finite."""
+        """The steps that were skipped, since their updates were not finite."""
         flags = jax.device_get([metrics.skipped for metrics in self._metrics])
         return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
 
@@ -185,19 +196,34 @@ def loss_means(metrics: list[Metrics]) -> dict[str, float]:
 
 
 def _open_metrics(folder: Workdir, start: int) -> IO[str]:
-    """Drops reports from after the checkpoint that the run resumes from, and a torn last line."""
+    """Opens ``metrics.jsonl`` without the reports from after the step that the run resumes from.
+
+    They go to the end of ``metrics.after-<start>.jsonl``. Only a torn last line is dropped.
+    """
     if not is_first():
         return pathlib.Path(os.devnull).open("w", encoding="utf-8")
-    kept = []
-    if folder.metrics.exists():
-        for line in folder.metrics.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                if json.loads(line)["step"] <= start:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue
-    write_file(folder.metrics, "".join(kept).encode())
+    content = folder.metrics.read_bytes() if folder.metrics.exists() else b""
+    *lines, torn = content.split(b"\n")
+    if _step_of(torn) is not None:  # nothing but its end is missing
+        lines.append(torn)
+    kept, cut = [], []
+    for line in filter(bytes.strip, lines):
+        step = _step_of(line)
+        (kept if step is not None and step <= start else cut).append(line + b"\n")
+    if cut:
+        copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
+        write_file(copy, (copy.read_bytes() if copy.exists() else b"") + b"".join(cut))
+    write_file(folder.metrics, b"".join(kept))
     return folder.metrics.open("a", encoding="utf-8")
+
+
+def _step_of(line: bytes) -> float | None:
+    """The step of a report; None if the line is none."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if isinstance(step, int | float) else None
 
 
 def _open_tensorboard(folder: Workdir, start: int) -> Any:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxformer.config import Config
+from jaxformer.config import Config, check_config
 from jaxformer.data.batch import Batch
 from jaxformer.nn.projection import product_dtype
 from jaxformer.nn.transformer import Transformer
@@ -36,7 +36,7 @@ class TrainState(NamedTuple):
       step: Steps taken, int32; also the number of the next batch.
       params: Model parameters, float32.
       opt_state: The optimizer's state.
-      skipped: Steps skipped so far because of NaN or Inf in the gradients, int32.
+      skipped: Steps skipped so far because their updates were not finite, int32.
       skipped_in_row: Those of them that were skipped just now, one after another, int32.
     """
 
@@ -55,7 +55,7 @@ class Metrics(NamedTuple):
       nll: Negative log likelihood, in nats; exp(nll / target_tokens) is the perplexity.
       target_tokens: Target tokens without padding, end-of-sentence included, int32.
       source_tokens: Source tokens without padding, end-of-sentence included, int32.
-      skipped: 1 if the step's gradients were not finite, else 0, int32.
+      skipped: 1 if the step's update was not finite, else 0, int32.
     """
 
     loss: Float[Array, ""]
@@ -109,9 +109,10 @@ def make_train_step(
     The batch's rows must be divisible by the mesh's parts of rows (:func:`row_shards`) times
     ``config.training.accumulation``.
 
-    Departs from the paper: a step whose gradients are not finite leaves parameters and optimizer
-    state as they were, on all devices alike.
+    Departs from the paper: a step after which gradients, parameters or optimizer state are not
+    finite leaves parameters and optimizer state as they were, on all devices alike.
     """
+    check_config(config)
     training = config.training
 
     def gradients_on_part(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
@@ -129,7 +130,8 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.target_tokens, 1), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]).all()
+        # Finite gradients are not enough: above 1e19 their squares, Adam's second moment, are Inf.
+        finite = _all_finite((gradients, params, opt_state))
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),
@@ -153,6 +155,12 @@ def make_train_step(
         out_shardings=(layout, replicated(mesh)),
         compiler_options=_compiler_options(),
     )
+
+
+def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether no floating-point number in any array is NaN or Inf."""
+    floats = (a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating))
+    return jnp.stack([jnp.isfinite(a).all() for a in floats]).all()
 
 
 def _compiler_options() -> dict[str, Any] | None:

@@ -67,6 +67,16 @@ with Checkpoints(directory, keep=1) as checkpoints:
 """
 
 
+SCORES_ON_AND_ON = """
+with Checkpoints(directory, keep=2) as checkpoints:
+    checkpoints.save(1, state(1), metadata={})
+    for score in range(10**9):
+        checkpoints.attach_score(1, score)
+        if score == 10:
+            print("scored", flush=True)
+"""
+
+
 def start(program: str, directory: pathlib.Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM + program, str(directory)],
@@ -131,6 +141,14 @@ def test_killed_at_any_time(tmp_path: pathlib.Path, delay: float) -> None:
     newest = Checkpoints(tmp_path).steps()[-1]
     assert newest >= 2
     assert_good(tmp_path, step=newest)
+
+
+def test_killed_while_it_attaches_a_score(tmp_path: pathlib.Path) -> None:
+    process = start(SCORES_ON_AND_ON, tmp_path)
+    wait_for(process, "scored")
+    kill(process)
+    assert Checkpoints(tmp_path).is_scored(1)
+    assert_good(tmp_path, step=1)
 
 
 def test_full_disk(tmp_path: pathlib.Path) -> None:

@@ -150,6 +150,20 @@ def test_standard_output_may_be_closed(learned_workdir, tmp_path, monkeypatch, c
     assert "standard output is closed: expected --output FILE" in capsys.readouterr().err
 
 
+def test_nobody_need_read_standard_error(learned_workdir, tmp_path, run):
+    """The output is written whole all the same."""
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
+    arguments = ["--workdir", learned_workdir, "--input", source, "--output", output]
+    with subprocess.Popen(
+        [sys.executable, "-m", "jaxformer.cli", "translate", *map(str, arguments)],
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stderr.close()
+        assert process.wait(timeout=120) == 0
+    assert output.read_text(encoding="utf-8").split("\n") == [*run(), ""]
+
+
 def test_an_interrupted_job_leaves_what_it_finished(
     learned_workdir, tmp_path, monkeypatch, capsys, best
 ):

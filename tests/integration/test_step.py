@@ -262,6 +262,25 @@ def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     assert int(optax.tree.get(state.opt_state, "count")) == 0
 
 
+@pytest.mark.parametrize(("devices", "adam_dtype"), [(1, "float32"), (8, "bfloat16")])
+def test_step_with_huge_but_finite_gradients_is_skipped(devices, adam_dtype):
+    """Their squares overflow Adam's second moment, which would freeze the weights for good."""
+    training = dataclasses.replace(CONFIG.training, moments=adam_dtype)
+    config = dataclasses.replace(CONFIG, training=training)
+    optimizer = optax.chain(optax.scale(1e21), make_optimizer(config))
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    train_step = make_train_step(config, optimizer, mesh)
+    state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
+    before = jax.device_get((state.params, state.opt_state))
+    for expected in (1, 2):
+        state, metrics = train_step(state, ragged_batch())
+        assert 0 < float(metrics.loss) < math.inf
+        assert (int(metrics.skipped), int(state.skipped)) == (1, expected)
+        assert int(state.skipped_in_row) == expected
+    after = jax.device_get((state.params, state.opt_state))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
 def test_validation_sums_do_not_depend_on_devices():
     batch = ragged_batch()
     results = []

@@ -57,6 +57,14 @@ def run(*arguments):
             ],
         ),
         (
+            ["--config=configs/numerals.py", "--workdir=gs://bucket/run"],
+            ["expected a path on a local disk: got gs://bucket/run; work on a local disk and copy"],
+        ),
+        (
+            ["--config=configs/multi30k.py", "--config.data.train=gs://bucket/train"],
+            ["data.train: expected a path on a local disk: got gs://bucket/train; "],
+        ),
+        (
             ["--config=configs/multi30k.py", "--config.data.train=/nonexistent/train"],
             ["/nonexistent/train.en"],
         ),

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 import signal
+import threading
 import time
 
 import jax
@@ -88,7 +89,10 @@ def wait_for_step(folder, step, process):
 
 @pytest.mark.slow
 def test_kill_and_termination_lose_nothing(tmp_path):
-    """One run killed with -9, then asked to stop, then left to finish; and one run through."""
+    """One run killed with -9, then asked to stop, then left to finish; and one run through.
+
+    Nobody reads what one of them says, and its terminal is closed.
+    """
 
     def start(folder, steps):
         off = {"training.eval_every": 10_000, "training.eval_sentences": 0}
@@ -99,6 +103,14 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     wait_for_step(folder, 20, killed)
     killed.kill()
     killed.communicate()
+    left = start(folder, 5000)
+    left.stderr.close()
+    wait_for_step(folder, newest_step(folder) + 20, left)
+    left.send_signal(signal.SIGHUP)
+    left.send_signal(signal.SIGHUP)
+    assert left.wait(timeout=60) == 130
+    assert Checkpoints(folder / "checkpoints").newest_good_step() == newest_step(folder)
+    assert read_metrics(folder)[-1]["step"] > newest_step(folder) - 10
     stopped = start(folder, 5000)
     wait_for_step(folder, newest_step(folder) + 20, stopped)
     stopped.send_signal(signal.SIGTERM)
@@ -108,11 +120,11 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     saved = newest_step(folder)
     assert f"SIGTERM: step {saved} is saved; the same command goes on there" in errors
     finished, whole = start(folder, saved + 20), start(tmp_path / "whole", saved + 20)
+    whole.stderr.close()  # to its end without a reader
     _, errors = finished.communicate(timeout=180)
     assert finished.returncode == 0, errors
     assert f"resumed from step {saved}" in errors
-    _, errors = whole.communicate(timeout=180)
-    assert whole.returncode == 0, errors
+    assert whole.wait(timeout=180) == 0
     states, kept = [], []
     for run in (tmp_path / "whole", folder):
         checkpoints = Checkpoints(run / "checkpoints")
@@ -178,7 +190,7 @@ def test_who_came_and_went_while_data_was_read_is_noticed(
         shutil.copytree(uninterrupted[1], run)
         yield
 
-    monkeypatch.setattr(loop, "_only_run_in", locked_too_late)
+    monkeypatch.setattr(loop, "only_run_in", locked_too_late)
     with pytest.raises(UserError, match=r"training\.seed=0, but 5 was given"):
         train(tiny_config(seed=5), run)
 
@@ -201,6 +213,45 @@ def test_who_asks_for_an_end_does_not_wait_for_a_validation(
     assert [r["kind"] for r in read_metrics(tmp_path)] == ["train"]
     assert Checkpoints(tmp_path / "checkpoints").best_step() is None
     assert_equal_states(train(tiny_config(**often), tmp_path), uninterrupted[0])
+    # Resuming begins with the validation that was cut short.
+    reports = [r for r in read_metrics(tmp_path) if r["kind"] == "valid"]
+    assert [r["step"] for r in reports] == [2, 4, 6]
+    best = min(reports, key=lambda r: r["loss"])["step"]
+    assert Checkpoints(tmp_path / "checkpoints").best_step() == best
+
+
+@pytest.mark.slow
+def test_a_failing_validation_costs_its_score_and_nothing_else(
+    tiny_config, tmp_path, uninterrupted, monkeypatch, capsys
+):
+    """The store of the validation split is damaged on the disk while the run reads from it."""
+    monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
+    run, often = tmp_path / "run", {"eval_every": 2, "eval_sentences": 0}
+
+    def damage():
+        deadline = time.monotonic() + 120
+        while not (run / "config.json").exists():  # written when the stores are open
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        stores = (tmp_path / "cache").rglob("offsets.bin")
+        with min(stores, key=lambda path: path.stat().st_size).open("r+b") as offsets:
+            offsets.seek(8)  # the end of the first source
+            offsets.write(b"\x7f" * 8)
+
+    thread = threading.Thread(target=damage)
+    thread.start()
+    state = train(tiny_config(**often), run)
+    thread.join()
+    assert_equal_states(state, uninterrupted[0])
+    failed = [r for r in read_metrics(run) if r["kind"] == "failed_validation"]
+    assert [r["step"] for r in failed] == [2, 4, 6]
+    assert "step 2/6  validation failed, the checkpoint has no score: " in capsys.readouterr().err
+    checkpoints = Checkpoints(run / "checkpoints")
+    assert (checkpoints.steps(), checkpoints.best_step()) == ([2, 4, 6], None)
+    # The same command builds the store anew, and makes up for the last validation.
+    train(tiny_config(**often), run)
+    assert read_metrics(run)[-1]["loss"] == read_metrics(uninterrupted[1])[-1]["loss"]
+    assert checkpoints.best_step() == 6
 
 
 def test_nor_for_translations(tiny_config, tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import pathlib
@@ -14,7 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint import Checkpoints, write_single
 from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.errors import UserError
 
@@ -52,7 +53,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=5) as checkpoints:
         for step in (1, 2):
-            checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"}, score=-step)
+            checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"})
+            checkpoints.attach_score(step, -step)
     return directory
 
 
@@ -63,7 +65,7 @@ def directory(saved: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
 
 def payload(folder: pathlib.Path) -> list[pathlib.Path]:
     """Every file that makes up the state."""
-    others = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+    others = {"_CHECKPOINT_METADATA", "commit_success.txt", "score.json"}
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path for path in files if path.name not in others]
 
@@ -298,8 +300,10 @@ class TestKept:
         state = {"params": jnp.zeros(2)}
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step, score in enumerate(scores):
-                checkpoints.save(step, state, metadata={}, score=score)
+                checkpoints.save(step, state, metadata={})
                 checkpoints.wait()
+                if score is not None:
+                    checkpoints.attach_score(step, score)
                 saved |= {} if score is None or score != score else {step: score}
                 best = max(saved, key=lambda step: (saved[step], step), default=None)
                 assert checkpoints.steps() == sorted({step - 1, step, best} - {-1, None})
@@ -315,7 +319,8 @@ class TestKept:
         for keep, steps in ((2, [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]), (5, [(5, 1.0)])):
             with Checkpoints(tmp_path, keep=keep) as checkpoints:
                 for step, score in steps:
-                    checkpoints.save(step, state, metadata={}, score=score)
+                    checkpoints.save(step, state, metadata={})
+                    checkpoints.attach_score(step, score)
         assert Checkpoints(tmp_path).steps() == [1, 3, 4, 5]
         assert Checkpoints(tmp_path).newest_steps() == [3, 4, 5]
         (tmp_path / "3" / "manifest.json").unlink()  # a damaged one hides no better ones
@@ -331,12 +336,113 @@ class TestKept:
     def test_write_single_replaces(self, directory: pathlib.Path) -> None:
         state = {"params": {"w": jnp.arange(3.0)}}
         for averaged in ([1, 2], [2]):
-            Checkpoints.write_single(directory, 2, state, {"averaged_steps": averaged})
+            write_single(directory, 2, state, {"averaged_steps": averaged})
             restored = Checkpoints(directory).restore_params(state["params"])
             assert Checkpoints(directory).steps() == [2]
             assert restored.metadata == {"averaged_steps": averaged}
             assert_same(restored.params, state["params"])
         assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+
+
+class TestScore:
+    def test_is_attached_to_a_step_that_is_being_saved(self, tmp_path: pathlib.Path) -> None:
+        with Checkpoints(tmp_path, keep=2) as checkpoints:
+            checkpoints.save(1, make_state(1), metadata={})
+            assert not checkpoints.is_scored(1)
+            checkpoints.attach_score(1, -2.5)
+            assert checkpoints.steps() == [1]
+            assert checkpoints.is_scored(1)
+            checkpoints.save(2, make_state(2), metadata={})
+            checkpoints.attach_score(2, float("nan"))  # validated, and never the best
+            assert checkpoints.is_scored(2)
+        assert Checkpoints(tmp_path).best_step() == 1
+
+    def test_that_is_damaged_costs_no_more_than_itself(self, directory: pathlib.Path) -> None:
+        path = directory / "1" / "score.json"
+        good, checkpoints = path.read_bytes(), Checkpoints(directory)
+        assert checkpoints.best_step() == 1
+        for position in range(len(good)):
+            bad = bytearray(good)
+            bad[position] ^= 1 << position % 8
+            path.write_bytes(bad)
+            assert not checkpoints.is_scored(1)
+            assert checkpoints.best_step() == 2
+        for content in (b"", good[:-1], b"[]", b"{}", b"null", b"[" * 10_000):
+            path.write_bytes(content)
+            assert checkpoints.best_step() == 2
+        assert_same(checkpoints.restore(make_state(0), step=1).state, make_state(1))
+
+    def test_of_an_earlier_version_is_in_the_manifest(self, directory: pathlib.Path) -> None:
+        for step, score in ((1, -1.0), (2, -0.5)):
+            folder = directory / str(step)
+            manifest = Manifest.read(folder, verify=True)
+            (folder / "score.json").unlink()
+            (folder / "manifest.json").unlink()
+            dataclasses.replace(manifest, score=score).write(folder)
+        with Checkpoints(directory, keep=1) as checkpoints:
+            assert checkpoints.is_scored(1)
+            assert checkpoints.best_step() == 2
+            checkpoints.save(3, make_state(3), metadata={})
+            checkpoints.attach_score(3, -0.7)
+            assert checkpoints.steps() == [2, 3]
+            checkpoints.save(4, make_state(4), metadata={})
+            checkpoints.attach_score(4, -0.4)
+            assert checkpoints.steps() == [4]
+
+
+def test_every_commit_is_announced_once_it_is_there(directory: pathlib.Path) -> None:
+    announced = []
+
+    def announce(step: int) -> None:
+        announced.append((step, Manifest.read(directory / str(step), verify=True).step))
+
+    with Checkpoints(directory, keep=5, on_commit=announce) as checkpoints:
+        for step in (3, 4):
+            checkpoints.save(step, make_state(step), metadata={})
+            checkpoints.check()
+    assert announced == [(3, 3), (4, 4)]
+
+
+class TestSingle:
+    @pytest.mark.parametrize("name", ["averaged.old", "averaged.new", "averaged.backup"])
+    def test_leaves_what_is_beside_it_alone(
+        self, directory: pathlib.Path, saved: pathlib.Path, name: str
+    ) -> None:
+        """Whether it is the user's own or a copy of ours."""
+        averaged = directory.rename(directory.with_name("averaged"))
+        mine = directory.with_name(name)
+        shutil.copytree(saved, mine)
+        (mine / "thesis.txt").write_text("years of work")
+        write_single(averaged, 2, {"params": {"w": jnp.zeros(2)}}, {})
+        assert Checkpoints(averaged).steps() == [2]
+        assert (mine / "thesis.txt").read_text() == "years of work"
+        assert Checkpoints(mine).steps() == [1, 2]
+
+    @pytest.mark.parametrize("name", ["averaged", "averaged.unfinished"])
+    @pytest.mark.parametrize("kind", ["folder", "steps of others", "file", "link"])
+    def test_never_replaces_what_is_not_ours(
+        self, tmp_path: pathlib.Path, name: str, kind: str
+    ) -> None:
+        path = tmp_path / name
+        if kind == "file":
+            path.write_text("mine")
+        elif kind == "link":  # to a disk that is not mounted
+            path.symlink_to(tmp_path / "nowhere")
+        else:
+            inner = path / ("100" if kind == "steps of others" else "notes")
+            inner.mkdir(parents=True)
+            (inner / "weights.bin").write_text("mine")
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match="move it away"):
+            write_single(tmp_path / "averaged", 1, {"params": {"w": jnp.zeros(2)}}, {})
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_clears_what_a_killed_process_left(self, tmp_path: pathlib.Path) -> None:
+        work = tmp_path / "averaged.unfinished"
+        (work / "new" / "2").mkdir(parents=True)
+        (work / "unfinished").touch()
+        write_single(tmp_path / "averaged", 1, {"params": {"w": jnp.zeros(2)}}, {})
+        assert [path.name for path in tmp_path.iterdir()] == ["averaged"]
 
 
 def test_an_interim_step_is_kept_until_the_next(tmp_path: pathlib.Path) -> None:
@@ -440,7 +546,7 @@ class TestFailure:
     @pytest.mark.usefixtures("full_disk")
     def test_leaves_nothing_of_a_single_one(self, tmp_path: pathlib.Path) -> None:
         with pytest.raises(OSError, match="No space left on device"):
-            Checkpoints.write_single(tmp_path / "averaged", 1, make_state(1), {})
+            write_single(tmp_path / "averaged", 1, make_state(1), {})
         assert list(tmp_path.iterdir()) == []
 
 

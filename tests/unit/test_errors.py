@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from jaxformer.errors import UserError, exit_code
@@ -29,3 +32,68 @@ def test_what_is_done_is_silent(capsys):
 def test_other_errors_are_bugs():
     with pytest.raises(ZeroDivisionError):
         exit_code(lambda: print(1 / 0))
+
+
+# Writes in every way that a training run does, through what was made before and after.
+TALKS = """
+import logging, os, sys
+from tqdm import tqdm
+from jaxformer.errors import exit_code
+
+older = logging.StreamHandler()
+logging.getLogger().addHandler(older)
+
+def command():
+    for _ in range(3):
+        logging.warning("a handler that has the original stream")
+        print("a message", file=sys.stderr)
+        tqdm.write("above a bar", file=sys.stderr)
+        for _ in tqdm(range(3), mininterval=0):
+            pass
+        if len(sys.argv) > 1:
+            os.write(2, b"XLA")
+    print("done")
+
+sys.exit(exit_code(command))
+"""
+
+
+def run_and_close(program, *arguments, stderr):
+    """Runs a program whose standard error nobody reads: its exit code and standard output."""
+    closing = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if stderr == "closed" else []
+    process = subprocess.Popen(
+        [*closing, sys.executable, "-c", program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr
+    process.stderr.close()
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
+@pytest.mark.parametrize(
+    ("stderr", "arguments"), [("a dead reader", ["and descriptor"]), ("closed", [])]
+)
+def test_a_command_outlives_its_standard_error(stderr, arguments):
+    assert run_and_close(TALKS, *arguments, stderr=stderr) == (0, "done\n")
+
+
+def test_what_is_read_is_all_there():
+    result = subprocess.run(
+        [sys.executable, "-c", TALKS, "and descriptor"], capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (0, "done\n")
+    for words in ("a handler that has", "a message\n", "above a bar\n", "XLA"):
+        assert result.stderr.count(words) == 3
+    assert "100%" in result.stderr
+
+
+def test_a_mistake_that_nobody_reads_still_has_its_exit_code():
+    program = (
+        "import sys; from jaxformer.errors import UserError, exit_code\n"
+        "def command(): raise UserError('expected x')\n"
+        "sys.exit(exit_code(command))"
+    )
+    assert run_and_close(program, stderr="a dead reader") == (2, "")

@@ -10,7 +10,25 @@ import sys
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.files import lock_folder, write_file
+from jaxformer.files import local_path, lock_folder, write_file
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("gs://bucket/run", "s3://bucket/run", "GS://b", "hdfs://host:9000/run", "file:///run"),
+        pathlib.Path("gs://bucket/run"),  # gs:/bucket/run
+        "runs/gs://bucket",
+    ],
+)
+def test_a_url_is_no_path(url):
+    with pytest.raises(UserError, match=r"local disk: got .*(copy|mount the bucket)"):
+        local_path(url)
+
+
+@pytest.mark.parametrize("path", ["runs/a", "/runs/a:b/c", "base.py:tiny", "a:b", "C:/runs", ""])
+def test_a_local_path_stays_what_it_is(path):
+    assert local_path(path) == local_path(pathlib.Path(path)) == pathlib.Path(path)
 
 
 def test_content_and_folder(tmp_path):

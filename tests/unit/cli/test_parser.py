@@ -8,7 +8,10 @@ import sys
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.parser import parse
+from jaxformer.cli.config_file import load_config
+from jaxformer.cli.parser import _parser, parse
+from jaxformer.errors import UserError
+from jaxformer.files import local_path
 
 COMMANDS = ["translate", "score", "evaluate", "parse", "average", "attention", "plot", "import"]
 
@@ -87,3 +90,24 @@ def test_help_does_not_wait_for_jax():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.endswith("\n[]\n")
+
+
+def paths_in(command):
+    """The arguments by which each option of a command that takes a file or folder gets a URL."""
+    for action in command._actions:
+        if action.metavar in ("FILE", "DIR", "GOLD", "TEST") or action.type is local_path:
+            system = ["marian"] if action.dest == "directory" else []
+            yield [*system, *action.option_strings[:1], "gs://bucket/f"]
+
+
+def test_every_option_refuses_a_url():
+    (commands,) = (a.choices for a in _parser()._actions if isinstance(a.choices, dict))
+    given = [[name, *words] for name, command in commands.items() for words in paths_in(command)]
+    assert len(given) > 35
+    for arguments in given:
+        if arguments[:2] == ["doctor", "--config"]:
+            continue  # refused when it is read
+        with pytest.raises(UserError, match="expected a path on a local disk: got gs://bucket/f; "):
+            parse(arguments)
+    with pytest.raises(UserError, match=r"expected a path on a local disk: got gs://bucket/f\.py"):
+        load_config("gs://bucket/f.py")

@@ -96,6 +96,39 @@ def test_resuming_drops_what_came_after_the_checkpoint_and_a_torn_line(folder):
     assert steps(folder) == [("train", 2), ("train", 4), ("train", 6)]
 
 
+def test_what_resuming_drops_is_kept_beside(folder):
+    """Every cut once; a torn line is no report."""
+    with Reporter(folder, start=0, steps=10) as reporter:
+        for step in (2, 4, 6):
+            reporter.train(step, VALUES)
+    lines = folder.metrics.read_bytes().splitlines(keepends=True)
+    cut = folder.path / "metrics.after-4.jsonl"
+    folder.metrics.write_bytes(b"".join(lines) + b'{"kind": "train", "st')
+    for _ in range(2):
+        with Reporter(folder, start=4, steps=10):
+            assert folder.metrics.read_bytes() == b"".join(lines[:2])
+            assert cut.read_bytes() == lines[2]
+    # Again from the same step: a report without its end, and a line that a disk has damaged.
+    folder.metrics.write_bytes(lines[0] + b'{"step": 5\x00}\n' + lines[2].rstrip())
+    with Reporter(folder, start=4, steps=10):
+        assert folder.metrics.read_bytes() == lines[0]
+    assert cut.read_bytes() == lines[2] + b'{"step": 5\x00}\n' + lines[2]
+    assert sorted(path.name for path in folder.path.glob("metrics*")) == [
+        "metrics.after-4.jsonl", "metrics.jsonl"
+    ]  # fmt: skip
+
+
+def test_a_failed_validation_is_one_line(folder, capsys):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.failed_validation(5, ValueError("a store\nis damaged"))
+    assert capsys.readouterr().err == (
+        "step 5/10  validation failed, the checkpoint has no score: ValueError: a store\n"
+    )
+    assert json.loads(folder.metrics.read_text(encoding="utf-8")) == {
+        "kind": "failed_validation", "step": 5, "error": "ValueError: a store"
+    }  # fmt: skip
+
+
 def test_time_spent_waiting_for_batches(monkeypatch):
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(reporting, "time", clock)

@@ -73,7 +73,8 @@ def check_ids(name: str, ids: Any, size: int) -> None:
         )
     if isinstance(ids, Tracer) or not ids.size:
         return
-    lowest, highest = int(np.min(ids)), int(np.max(ids))
+    values = np.asarray(ids)  # its own min would be traced
+    lowest, highest = values.min(), values.max()
     if lowest < 0 or highest >= size:
         raise UserError(
             f"{name}: expected token ids from 0 to {size - 1}, the vocabulary's, got ids from "

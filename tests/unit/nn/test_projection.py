@@ -48,6 +48,15 @@ def test_products_with_rows_of_a_table(dtype):
     np.testing.assert_allclose(rows[0], table[[3, 0]], atol=np.abs(table).max() / 200)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_ids_that_a_table_does_not_have_give_nan_within_jit(dtype):
+    table = jnp.asarray(operands(heads=1, size=11)[1][:, 0].T)
+    stored = quantise(table, 1) if dtype == "int8" else table.astype(dtype)
+    rows = jax.jit(look_up)(stored, jnp.array([[3, 11, -1, 10]]))[0]
+    assert np.isfinite(rows[jnp.array([0, 3])]).all()
+    assert np.isnan(rows[1:3]).all()
+
+
 def test_rounding_is_to_the_nearest_and_outputs_have_scales_of_their_own():
     random = np.random.default_rng(1)
     kernel = random.normal(size=(3, 50, 7)) * 10.0 ** random.integers(-3, 4, (3, 1, 7))

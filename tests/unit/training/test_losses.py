@@ -54,6 +54,30 @@ def test_hand_computed_value():
     assert float(loss) == pytest.approx(-0.9 * np.log(0.75) - 0.1 * np.log(0.25), rel=1e-5)
 
 
+@pytest.mark.parametrize("target", [23, -1])
+def test_a_target_outside_the_vocabulary_gives_nan_unless_its_weight_is_0(example, target):
+    features, embedding, targets, weights = example
+    wrong = targets.at[5].set(target)
+
+    @jax.jit
+    def loss(features, weights):
+        return cross_entropy(features, embedding, wrong, weights, 0.1)[0]
+
+    value, gradient = jax.value_and_grad(loss)(features, weights.at[5].set(1.0))
+    assert np.isnan(value)
+    assert np.isnan(gradient[5]).all()
+    value, gradient = jax.value_and_grad(loss)(features, weights.at[5].set(0.0))
+    assert np.isfinite(value)
+    assert (gradient[5] == 0).all()
+
+
+def test_the_gradient_by_the_weights_is_the_loss_of_each_row(example):
+    features, embedding, targets, weights = example
+    found = jax.grad(lambda w: cross_entropy(features, embedding, targets, w, 0.1)[0])(weights)
+    expected = jax.grad(lambda w: by_definition(features, embedding, targets, w, 0.1)[0])(weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
 def test_rows_without_weight_count_for_nothing(example):
     features, embedding, targets, weights = example
     other = features.at[weights == 0].set(7.0)

@@ -51,7 +51,8 @@ def map_explicit_rows(
 
     def on_own_rows(whole: Array, *rows: Array) -> PyTree:
         result = function(whole, *rows)
-        return jax.lax.psum(result, axes) if total and axes else result
+        # One by one: jax 0.7 cannot transpose a sum of which only some parts have a gradient.
+        return jax.tree.map(lambda a: jax.lax.psum(a, axes), result) if total and axes else result
 
     return jax.shard_map(
         on_own_rows,

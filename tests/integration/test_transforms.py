@@ -148,7 +148,8 @@ FAST = ("attention, bfloat16", "loss")
 
 @pytest.fixture(
     params=[
-        name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SUBJECTS
+        pytest.param(name, marks=pytest.mark.smoke if name in FAST else pytest.mark.slow)
+        for name in SUBJECTS
     ]
 )
 def subject(request, subjects):
@@ -234,7 +235,13 @@ def jacfwd(subject):
     close(jax.jacfwd(function)(value), jax.grad(function)(value), subject.tolerance)
 
 
+def skip_without_batched_bfloat16(subject):
+    if subject.tolerance > 1e-3 and jax.__version_info__ < (0, 8):
+        pytest.skip("jaxlib 0.7 has no batched bfloat16 product with a float32 result on CPUs")
+
+
 def hessian(subject):
+    skip_without_batched_bfloat16(subject)
     function, value = of_leaf(subject)
     found = jax.hessian(function)(value).reshape(value.size, value.size)
     close(found, found.T, subject.tolerance)
@@ -263,6 +270,7 @@ def vmap_over_parameters(subject):
 
 
 def per_example_gradients(subject):
+    skip_without_batched_bfloat16(subject)
     examples = jax.tree.map(lambda a: a[:, None], subject.batch)
     found = jax.vmap(jax.grad(subject.loss), (None, 0))(subject.params, examples)
     close(jax.tree.map(lambda g: g.sum(0), found), plain(subject)[1], subject.tolerance)

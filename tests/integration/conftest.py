@@ -2,8 +2,10 @@
 
 import dataclasses
 import fcntl
+import functools
 import os
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -32,6 +34,41 @@ TINY = Config(
         keep_checkpoints=3,
     ),
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs() -> Iterator[None]:
+    """Traces a program once for all runs that need it; tracing is most of a tiny run.
+
+    Runs in processes of their own trace everything themselves, as a user's do.
+    """
+    from jaxformer.training import loop, validation
+
+    make_optimizer = functools.cache(loop.make_optimizer)
+    make_train_step = functools.cache(loop.make_train_step)
+    make_eval_step = functools.cache(validation.make_eval_step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_optimizer", lambda config: make_optimizer(_program(config)))
+        patch.setattr(
+            loop,
+            "make_train_step",
+            lambda config, optimizer, mesh: make_train_step(_program(config), optimizer, mesh),
+        )
+        patch.setattr(
+            validation, "make_eval_step", lambda config, mesh: make_eval_step(_program(config), mesh)
+        )
+        patch.setattr(loop, "abstract_state", functools.cache(loop.abstract_state))
+        yield
+
+
+def _program(config: Config) -> Config:
+    """The same config but for what bears on no program."""
+    often = {name: getattr(TINY.training, name) for name in _NOT_COMPILED}
+    training = dataclasses.replace(config.training, **often)
+    return dataclasses.replace(config, data=TINY.data, training=training)
+
+
+_NOT_COMPILED = ("steps", "log_every", "checkpoint_every", "eval_every", "eval_sentences")
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ def test_stages_do_not_change_what_is_found():
 
 
 def test_settings_reach_the_search():
-    config, params = biased_model(64, ending=1.0)
+    config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 7, 8, 1], [9, 10, 1]]
 
     def found(prefixes=None, **settings):
@@ -140,7 +140,7 @@ def test_settings_reach_the_search():
 
 
 def test_samples_do_not_depend_on_the_batch():
-    config, params = biased_model(64, ending=1.0)
+    config, params = biased_model(16, ending=1.0)
     settings = SearchConfig(method="sampling", beam_size=2, seed=3)
     sources = [[n, n + 1, 1] for n in range(4, 14)]
     together = decode((config,), settings, (params,), sources)
@@ -153,7 +153,7 @@ def test_samples_do_not_depend_on_the_batch():
 
 
 def test_an_ensemble_of_one_model_twice_is_that_model():
-    config, params = biased_model(64, ending=1.0)
+    config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 1], [], [7, 8, 9, 1]]
     alone = decode((config,), SearchConfig(), (params,), sources)
     twice = decode((config, config), SearchConfig(), (params, params), sources)

@@ -84,7 +84,9 @@ def assert_same(actual, expected):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("devices", "accumulation"), [pytest.param(1, 4, marks=pytest.mark.slow), (4, 2)]
+)
 def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accumulation):
     _, gradients, metrics = one_step(devices, accumulation)
     np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
@@ -92,6 +94,7 @@ def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accu
     assert_same(gradients, reference[1])
 
 
+@pytest.mark.slow
 def test_rematerialisation_changes_memory_and_nothing_else():
     """Nor does it matter that layers become a loop: without it they are unrolled on CPUs."""
     _, expected, expected_metrics = one_step(1, config=DEEP)
@@ -103,6 +106,7 @@ def test_rematerialisation_changes_memory_and_nothing_else():
         assert_same(gradients, expected)
 
 
+@pytest.mark.slow
 def test_rematerialisation_saves_memory():
     """Of a deep model, whose activations are what fills the memory."""
     needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]
@@ -135,7 +139,10 @@ DIVISIBLE = dataclasses.replace(
 
 @pytest.mark.parametrize(
     "mesh",
-    [pytest.param(m, marks=[pytest.mark.smoke] if m == (2, 2, 2) else []) for m in MESHES],
+    [
+        pytest.param(m, marks=pytest.mark.smoke if m == (2, 2, 2) else pytest.mark.slow)
+        for m in MESHES
+    ],
     ids=str,
 )
 def test_the_mesh_changes_neither_gradients_nor_weights_after_twenty_steps(mesh):
@@ -183,6 +190,7 @@ def relative_distance(actual, expected):
     return float(difference / optax.tree.norm(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fsdp", "tensor"), [(1, 8), (2, 4)])
 def test_what_cannot_be_split_evenly_is_not_split(reference, fsdp, tensor):
     mesh = MeshConfig(data=-1, fsdp=fsdp, tensor=tensor)  # for 37 words, and for 4 heads

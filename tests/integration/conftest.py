@@ -7,9 +7,11 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+import jax
 import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
+from jaxformer.training.mesh import make_mesh
 
 # Packing has one shape of batch, so one program to compile.
 TINY = Config(
@@ -37,11 +39,12 @@ TINY = Config(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _programs() -> Iterator[None]:
+def _cheap_runs() -> Iterator[None]:
     """Traces a program once for all runs that need it; tracing is most of a tiny run.
 
     Runs in processes of their own trace everything themselves, as a user's do.
     """
+    from jaxformer.data import numerals
     from jaxformer.training import loop, validation
 
     make_optimizer = functools.cache(loop.make_optimizer)
@@ -55,9 +58,15 @@ def _programs() -> Iterator[None]:
             lambda config, optimizer, mesh: make_train_step(_program(config), optimizer, mesh),
         )
         patch.setattr(
-            validation, "make_eval_step", lambda config, mesh: make_eval_step(_program(config), mesh)
+            validation,
+            "make_eval_step",
+            lambda config, mesh: make_eval_step(_program(config), mesh),
         )
         patch.setattr(loop, "abstract_state", functools.cache(loop.abstract_state))
+        # A fifth of the numbers: each run reads all of them, to check that they are still the same.
+        fewer = [(low, end, held_out, n // 5) for low, end, held_out, n in numerals._MAGNITUDES]
+        patch.setattr(numerals, "_MAGNITUDES", fewer)
+        patch.setattr(numerals, "numbers", functools.cache(numerals.numbers))
         yield
 
 
@@ -96,7 +105,12 @@ def learned_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         eval_every=300, eval_sentences=0,
     )  # fmt: skip
     config = dataclasses.replace(TINY, model=model, training=training)
-    return _trained_once(tmp_path_factory, "learned", config)
+    with pytest.MonkeyPatch.context() as patch:
+        from jaxformer.training import loop
+
+        # Faster than eight simulated devices on a few cores.
+        patch.setattr(loop, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+        return _trained_once(tmp_path_factory, "learned", config)
 
 
 def _trained_once(

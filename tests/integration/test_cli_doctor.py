@@ -26,6 +26,7 @@ def doctor(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_it_says_that_an_experiment_fits(capsys):
     code, out, err = doctor(capsys, "--memory", "1GiB")
     assert (code, err) == (0, "")

@@ -226,6 +226,7 @@ def test_gradient_is_that_of_the_mean_over_all_tokens():
     assert_same(gradients, jax.device_get(expected))
 
 
+@pytest.mark.slow
 def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(3, 2), (4, 6), (1, 5)]]
@@ -248,6 +249,7 @@ def test_dropout_changes_with_the_step(reference):
     assert float(first.loss) != float(second.loss)
 
 
+@pytest.mark.slow
 def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     optimizer = optax.adam(1e-3)
     mesh = make_mesh(devices=jax.devices()[:8])

@@ -84,9 +84,8 @@ def assert_same(actual, expected):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("devices", "accumulation"), [pytest.param(1, 4, marks=pytest.mark.slow), (4, 2)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (4, 2)])
 def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accumulation):
     _, gradients, metrics = one_step(devices, accumulation)
     np.testing.assert_allclose(metrics.loss, reference[2].loss, rtol=1e-6)
@@ -206,7 +205,10 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused():
 
 
 @pytest.mark.smoke
-def test_gradient_is_that_of_the_mean_over_all_tokens():
+@pytest.mark.parametrize(
+    ("devices", "accumulation"), [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)]
+)
+def test_gradient_is_that_of_the_mean_over_all_tokens(devices, accumulation):
     """The step's gradient against autodiff of the loss written down in one line, no dropout."""
     model_config = dataclasses.replace(CONFIG.model, dropout_rate=0.0)
     config = dataclasses.replace(CONFIG, model=model_config)
@@ -221,7 +223,7 @@ def test_gradient_is_that_of_the_mean_over_all_tokens():
 
     params = init_state(model, OPTIMIZER, make_mesh(devices=jax.devices()[:1]), seed=0).params
     loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
-    _, gradients, metrics = one_step(8, config=config)
+    _, gradients, metrics = one_step(devices, accumulation, config)
     np.testing.assert_allclose(metrics.loss / metrics.target_tokens, loss, rtol=1e-5)
     assert_same(gradients, jax.device_get(expected))
 
@@ -239,6 +241,7 @@ def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
     assert_same(gradients, expected)
 
 
+@pytest.mark.slow
 def test_dropout_changes_with_the_step(reference):
     """The same parameters and batch have another loss at the second step."""
     state, _, first = reference

@@ -49,7 +49,7 @@ def scored(configs, params, pairs, tokens_per_batch=4096):
 def test_log_probability_is_that_of_the_formula():
     params = parameters(0)
     expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
-    for tokens_per_batch in (1, 64, 4096):
+    for tokens_per_batch in (1, 4096):
         result = scored((CONFIG,), (params,), PAIRS, tokens_per_batch)
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 

@@ -37,6 +37,7 @@ def test_state_is_parameters_two_moments_and_the_batch():
     assert memory.work > 4 * parameters
 
 
+@pytest.mark.slow
 def test_rows_are_divided_among_devices_and_parts_of_a_step():
     two = with_settings(CONFIG, {"training.accumulation": 2})
     # 3 rows of 30 become 4: 2 devices x 2 parts x 1 row.

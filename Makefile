@@ -43,13 +43,13 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and dra
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
-test: $(VENV)/installed  ## Run the fast tests (minutes)
+test: $(VENV)/installed  ## Run the fast tests (5 to 8 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
-test-slow: $(VENV)/installed  ## Run the slow tests (half an hour)
-	$(BIN)/$(PYTEST) -m "slow and not nightly"
+test-slow: $(VENV)/installed  ## Run the slow tests (10 to 15 minutes on two cores)
+	$(BIN)/$(PYTEST) -m slow
 
-nightly: $(VENV)/installed  ## Run the tests that take longest
+nightly: $(VENV)/installed  ## Run many more random cases of the searches
 	$(BIN)/$(PYTEST) -m nightly
 
 lint: $(VENV)/installed  ## Check style, formatting, types and floors
@@ -72,7 +72,7 @@ smoke-newest:  ## Run the smoke tests on the newest versions, if there is a Pyth
 	  JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(NEWEST)/bin/$(PYTEST) -m smoke; \
 	fi
 
-lock:  ## Update the lock files after a change of dependencies; delete one to upgrade all it holds
+lock:  ## Update the lock files; delete one first to upgrade all it holds
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/pip install --quiet uv
 	$(COMPILE) --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock

@@ -161,8 +161,8 @@ def test_packed_segments_leak_nothing_and_equal_unpacked():
     "changes",
     [
         {},
-        {"norm_position": "pre"},
-        {"positions": "learned"},
+        pytest.param({"norm_position": "pre"}, marks=pytest.mark.slow),
+        pytest.param({"positions": "learned"}, marks=pytest.mark.slow),
         {"norm_position": "pre", "positions": "learned"},
         {"activation": "swish", "biases": True, "embeddings": "separate"},
     ],

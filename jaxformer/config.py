@@ -152,7 +152,8 @@ class DataConfig:
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
       directory: For "tfds": the data directory; TFDS's own default when empty.
       source_language: Language code of the source; also the file extension for "text".
-      target_language: Language code of the target; also the file extension for "text".
+      target_language: Language code of the target; also the file extension for "text". BLEU uses
+        sacreBLEU's tokenizer for it.
       train: Training part: a path prefix for "text" ("data/train" stands for data/train.en and
         data/train.de, or the same with .gz), files separated by commas for "trees", a split name
         otherwise.
@@ -278,6 +279,7 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         """Refuses sizes that are no sizes."""
+        _check_types(self, "mesh")
         sizes = {name: getattr(self, name) for name in ("data", "fsdp", "tensor")}
         for name, size in sizes.items():
             if size < 1 and size != -1:
@@ -393,11 +395,30 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses parts that contradict one another."""
+        for name, expected in typing.get_type_hints(Config).items():
+            part = getattr(self, name)
+            if not isinstance(part, expected):
+                raise UserError(f"{name} must be a {expected.__name__}: got {type(part).__name__}")
         if self.data.max_length > self.model.max_length:
             raise UserError(
                 "data.max_length must not exceed model.max_length: got "
                 f"{self.data.max_length} > {self.model.max_length}"
             )
+
+
+def check_config(config: Any) -> None:
+    """Refuses what is no config, or only a part of one.
+
+    Raises:
+      UserError: Says what was given, and what to do.
+    """
+    if isinstance(config, Config):
+        return
+    fields = {hint: name for name, hint in typing.get_type_hints(Config).items()}
+    advice = "make one of a ConfigDict with config.from_dict(values.to_dict())"
+    if type(config) in fields:
+        advice = f"put it into one: Config({fields[type(config)]}=...)"
+    raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -519,7 +540,19 @@ def _expected_type(hint: Any) -> type:
     return hint
 
 
+def _check_types(config: Any, section: str) -> None:
+    """Refuses values of other types; numbers of NumPy become Python's, which JSON can hold."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        if typing.get_origin(hint) is Literal:
+            continue
+        value = getattr(config, name)
+        if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
+            value = value.item()
+        object.__setattr__(config, name, _typed(value, hint, f"{section}.{name}"))
+
+
 def _check_choices(config: Any, section: str) -> None:
+    _check_types(config, section)
     for name, hint in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):

@@ -1,21 +1,37 @@
-"""The command ``doctor``: does an experiment fit into memory, and what would make it fit?"""
+"""The command ``doctor``: what is installed here, and whether an experiment fits into memory."""
 
 import argparse
 import os
 import re
 
-from jaxformer.cli.config_file import load_config
+from jaxformer.cli.environment import print_report
 from jaxformer.errors import UserError
 
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 
 def doctor(options: argparse.Namespace) -> None:
-    """Prints what a training step needs on each device, with settings that save, until it fits.
+    """Prints everything a bug report needs, or what a training step of a config needs.
 
     Raises:
       UserError: There is no such config, or nothing makes it fit.
     """
+    if options.config is None:
+        for flag in ("memory", "devices"):
+            if getattr(options, flag) is not None:
+                raise UserError(f"--{flag} needs --config FILE, whose training step is measured")
+        if options.overrides:
+            raise UserError(f"{options.overrides[0]} needs --config FILE, which it overrides")
+        print_report()
+    else:
+        _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    """Prints what a step needs on each device, with settings that save memory, until it fits."""
+    # Not above: the report must come out even where a library of the config's is broken.
+    from jaxformer.cli.config_file import load_config
+
     config = load_config(options.config, options.overrides)
     limit = None if options.memory is None else _bytes(options.memory)
     if options.devices is not None and options.devices < 1:

@@ -34,7 +34,6 @@ def evaluate(options: argparse.Namespace) -> None:
         )
     if options.output is not None:
         write_file(options.output, "".join(f"{t}\n" for t in translations).encode())
-    report = translation_report(
-        translations, references, target_language=translator.config.data.target_language
-    )
+    language = options.language or translator.config.data.target_language
+    report = translation_report(translations, references, target_language=language)
     print(report.to_json() if options.json else report.table())

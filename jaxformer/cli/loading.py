@@ -11,7 +11,6 @@ from jaxformer.cli.decoding import search_settings
 from jaxformer.config import SearchConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.workdir import use_compilation_cache
 
 
 def load(options: argparse.Namespace, search: SearchConfig | None = None) -> Translator:
@@ -24,7 +23,6 @@ def load(options: argparse.Namespace, search: SearchConfig | None = None) -> Tra
     Raises:
       UserError: A model is missing or damaged, or models do not go together.
     """
-    use_compilation_cache()
     search = search_settings(options) if search is None else search
     folders = [options.workdir, *options.ensemble]
     how = {"weights": options.weights, "search": search, "compute_dtype": options.dtype}

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from jaxformer.cli import decoding
 from jaxformer.errors import UserError
+from jaxformer.version import __version__
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,6 +51,7 @@ def _parser() -> Parser:
         description="Uses a Transformer that train.py has trained.",
         epilog="Every command has its own --help, with an example.",
     )
+    parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (
         _add_translate,
@@ -175,6 +177,11 @@ def _add_evaluate(commands) -> None:
         "--reference", type=_file, required=True, metavar="FILE", help="its translation"
     )
     files.add_argument("--output", type=_file, metavar="FILE", help="keep the translations here")
+    files.add_argument(
+        "--language",
+        metavar="CODE",
+        help="target language, for the metrics' tokenizers (default: the run's)",
+    )
     files.add_argument("--json", action="store_true", help="print the report as JSON")
     decoding.add_model_options(command)
     decoding.add_search_options(command)
@@ -207,7 +214,8 @@ def _add_compare(commands) -> None:
     command.add_argument(
         "--language",
         metavar="CODE",
-        help="target language, for the tokenizer (default: the ending of the reference's name)",
+        help="target language, for the metrics' tokenizers (default: the ending of the reference's "
+        "name)",
     )
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
 
@@ -294,8 +302,11 @@ def _add_doctor(commands) -> None:
         commands,
         "doctor",
         "doctor.doctor",
-        "say how much memory training needs on each device, and what would make it fit",
+        "print everything a bug report needs; with --config, how much memory training needs on "
+        "each device, and what would make it fit",
         """
+        jaxformer doctor
+
         jaxformer doctor --config configs/big.py --memory 16GB
 
         jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
@@ -304,9 +315,9 @@ def _add_doctor(commands) -> None:
     )
     command.add_argument(
         "--config",
-        required=True,
         metavar="FILE",
-        help="as for train.py, and with its overrides: --config.data.tokens_per_batch=8192",
+        help="an experiment, as for train.py, with its overrides: "
+        "--config.data.tokens_per_batch=8192",
     )
     command.add_argument(
         "--memory", metavar="SIZE", help="of a device, such as 16GB (default: what this one has)"

@@ -10,8 +10,9 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
+from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import UNK, Tokenizer
 from jaxformer.errors import UserError
 
@@ -76,28 +77,50 @@ class MarianTokenizer(Tokenizer):
 
         A language code such as ``>>fra<<`` at its beginning is one token. Other words in angle
         brackets are text, also those that look like special tokens.
+
+        Raises:
+          UserError: This is no text.
         """
+        check_text(text, "text")
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many source sentences, on all cores."""
+        """Token ids of many source sentences, on all cores.
+
+        Raises:
+          UserError: This is one text, or not texts.
+        """
         return self._encode(texts, self._source)
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many target sentences, on all cores."""
+        """Token ids of many target sentences, on all cores.
+
+        Raises:
+          UserError: This is one text, or not texts.
+        """
         return self._encode(texts, self._target)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids of the target side; special ids leave no trace."""
-        pieces = [self._pieces[i] for i in ids if i > UNK]
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """The text of token ids of the target side; special ids leave no trace.
+
+        Raises:
+          UserError: An id is out of range.
+        """
+        tokens = check_tokens(ids, self.vocab_size, "token ids")
+        pieces = [self._pieces[i] for i in tokens if i > UNK]
         # SentencePiece leaves alone what it does not know, such as a piece of the source side.
         return self._target.decode_pieces(pieces).replace("▁", " ").strip()
 
-    def piece(self, token: int) -> str:
-        """How a token is written, as a label; "▁" stands for a space."""
-        return self._pieces[int(token)]
+    def piece(self, token: SupportsIndex) -> str:
+        """How a token is written, as a label; "▁" stands for a space.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
     def _encode(self, texts: Sequence[str], processor: Any) -> list[list[int]]:
+        texts = check_texts(texts, "texts")
         codes = [_LANGUAGE_CODE.match(text) for text in texts]
         rest = [
             text[code.end() :] if code else text for code, text in zip(codes, texts, strict=True)

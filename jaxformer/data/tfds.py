@@ -93,7 +93,8 @@ class TfdsCorpus:
         return UserError(
             f"{self._name} is not prepared as ArrayRecord files in "
             f"{self._directory or 'the default folder of TensorFlow Datasets'}; to get it: "
-            "pip install 'jaxformer[wmt]' && python -c \"import tensorflow_datasets as tfds, "
+            "pip install importlib_resources tensorflow-cpu && "
+            'python -c "import tensorflow_datasets as tfds, '
             f"tensorflow_datasets.translate; tfds.builder('{self._name}'{place}, "
             "file_format='array_record').download_and_prepare()\"; or use your own files "
             f"PREFIX.{self._languages[0]} and PREFIX.{self._languages[1]}, as in: "

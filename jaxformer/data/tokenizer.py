@@ -11,7 +11,9 @@ import pathlib
 import random
 import re
 from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
+from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
@@ -47,6 +49,11 @@ class Tokenizer:
         """
         import sentencepiece
 
+        if isinstance(model, str | pathlib.Path):
+            raise UserError(
+                f"expected the bytes of a SentencePiece model, got {str(model)!r}; read a file "
+                "with Tokenizer.load"
+            )
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
@@ -66,50 +73,78 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(model).hexdigest()
 
     @classmethod
-    def load(cls, path: pathlib.Path) -> "Tokenizer":
+    def load(cls, path: str | pathlib.Path) -> "Tokenizer":
         """Reads a SentencePiece model file.
 
         Raises:
           UserError: There is no such file, or it is no SentencePiece model.
         """
         try:
-            return cls(path.read_bytes())
+            return cls(pathlib.Path(path).read_bytes())
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
-    def save(self, path: pathlib.Path) -> None:
+    def save(self, path: str | pathlib.Path) -> None:
         """Writes the SentencePiece model, whole or not at all."""
-        write_file(path, self.serialized)
+        write_file(pathlib.Path(path), self.serialized)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a sentence, without BOS and EOS; empty for a blank one."""
+        """Token ids of a sentence, without BOS and EOS; empty for a blank one.
+
+        Raises:
+          UserError: This is no text.
+        """
+        check_text(text, "text")
         return self._processor.encode(text)
 
     def encode_target(self, text: str) -> list[int]:
-        """Token ids of a target sentence, without BOS and EOS; empty for a blank one."""
+        """Token ids of a target sentence, without BOS and EOS; empty for a blank one.
+
+        Raises:
+          UserError: This is no text.
+        """
+        check_text(text, "text")
         return self.encode_target_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many sentences, on all cores."""
-        return self._processor.encode(list(texts))
+        """Token ids of many sentences, on all cores.
+
+        Raises:
+          UserError: This is one text, or not texts.
+        """
+        return self._processor.encode(check_texts(texts, "texts"))
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many target sentences; both sides share the pieces, but not symbols."""
+        """Token ids of many target sentences; both sides share the pieces, but not symbols.
+
+        Raises:
+          UserError: This is one text, or not texts.
+        """
         if not self._symbols:
             return self.encode_batch(texts)
+        texts = check_texts(texts, "texts")
         return [[self._symbols.get(symbol, UNK) for symbol in _split(text)] for text in texts]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The target sentence of token ids; special ids leave no trace."""
-        if self._symbols:
-            return " ".join(self.piece(int(i)) for i in ids if i > UNK)
-        return self._processor.decode([int(i) for i in ids if i > UNK])
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """The target sentence of token ids; special ids leave no trace.
 
-    def piece(self, token: int) -> str:
-        """How a token is written, as a label; "▁" stands for a space."""
-        return self._processor.id_to_piece(int(token))
+        Raises:
+          UserError: An id is out of range.
+        """
+        tokens = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
+        if self._symbols:
+            return " ".join(map(self.piece, tokens))
+        return self._processor.decode(tokens)
+
+    def piece(self, token: SupportsIndex) -> str:
+        """How a token is written, as a label; "▁" stands for a space.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
 
 
 def train_tokenizer(

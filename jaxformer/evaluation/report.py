@@ -3,7 +3,8 @@
 "BLEU" alone names no number: it depends on case, tokenisation and smoothing, by several points.
 The report therefore gives the variants that papers quote, side by side:
 
-* **sacreBLEU**: cased, on plain text, with the tokenisation of WMT's mteval-v13a. The one to quote.
+* **sacreBLEU**: cased, on plain text, with sacreBLEU's tokenizer for the target language, which is
+  that of WMT's mteval-v13a for most of them. The one to quote.
 * **chrF**: character n-grams; kinder to long German compounds.
 * **Tokenised BLEU**: cased, ``tokenizer.perl`` followed by ``multi-bleu.perl``, as most papers on
   WMT14 since 2014. Words with hyphens are kept whole.
@@ -16,6 +17,11 @@ The report therefore gives the variants that papers quote, side by side:
   ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order; the same is done here to
   both sides. On the German reference of ``test_2016_flickr`` the normalisation changes nothing.
 * **Exact match**: the share of lines that equal their reference.
+
+Chinese, Japanese and Korean are not split into words at spaces. sacreBLEU splits them with the
+tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``; the Perl scripts cannot, so the three metrics that
+are made with them are left out. ``ja-mecab`` and ``ko-mecab`` need packages of their own. Without
+them single characters are scored, ``tok:char``, and the report says what to install.
 
 The Perl scripts are the ports in ``sacremoses``. They write ``&quot;`` for a quotation mark; we do
 not, which makes no difference, since both are one token.
@@ -31,7 +37,15 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
+from jaxformer.checks import check_texts
 from jaxformer.errors import UserError
+
+# Languages that sacreBLEU has tokenizers of their own for, by ISO 639's codes and OPUS's "jap".
+_LANGUAGES = {
+    **{"zh": "zh", "zho": "zh", "chi": "zh", "cmn": "zh"},
+    **{"ja": "ja", "jpn": "ja", "jap": "ja"},
+    **{"ko": "ko", "kor": "ko"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,30 +72,39 @@ class Measure:
       prepare: What is done to the lines of either side first.
       scorer: sacreBLEU's metric, applied to the prepared lines.
       steps: The Perl scripts that do the same; empty where the scorer's signature says it all.
+      note: What to add to the signature.
     """
 
     name: str
     prepare: Callable[[Sequence[str]], Sequence[str]]
     scorer: BLEU | CHRF
     steps: str = ""
+    note: str = ""
+
+    def method(self) -> str:
+        """How the last score was computed; sacreBLEU's signature is known once it has scored."""
+        return self.steps or f"{self.scorer.get_signature()}{self.note}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationReport:
-    """Everything measured on one set of translations; the module says what each metric is."""
+    """Everything measured on one set of translations; the module says what each metric is.
+
+    The metrics of the Perl scripts are None for languages that those cannot split into words.
+    """
 
     target_language: str
     lines: int
     sacrebleu: Metric
     chrf: Metric
-    tokenised_bleu: Metric
-    compound_split_bleu: Metric
-    lowercased_tokenised_bleu: Metric
+    tokenised_bleu: Metric | None = None
+    compound_split_bleu: Metric | None = None
+    lowercased_tokenised_bleu: Metric | None = None
     exact_match: Metric
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """All metrics, in the order of the fields."""
+        """All metrics there are, in the order of the fields."""
         values = (getattr(self, field.name) for field in dataclasses.fields(self))
         return tuple(value for value in values if isinstance(value, Metric))
 
@@ -99,17 +122,20 @@ class TranslationReport:
         return "\n".join(f"{name:{width}}  {score:>6}  {method}" for name, score, method in rows)
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Scores with the defaults of sacreBLEU: cased, tokenisation 13a; from 0 to 100.
+def corpus_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, target_language: str
+) -> float:
+    """The sacreBLEU of a report, from 0 to 100: cased, with the target language's tokenizer.
 
-    >>> corpus_bleu(["Ein Hund läuft im Schnee."], ["Ein Hund läuft im Schnee."])
+    >>> lines = ["Ein Hund läuft im Schnee."]
+    >>> corpus_bleu(lines, lines, target_language="de")
     100.0
 
     Raises:
       UserError: The numbers of lines differ, or are 0.
     """
     check_lines(hypotheses, references)
-    return _score(BLEU(force=True), hypotheses, references)
+    return _score(sacrebleu(target_language).scorer, hypotheses, references)
 
 
 def translation_report(
@@ -120,7 +146,7 @@ def translation_report(
     Args:
       hypotheses: Translations as plain, cased, detokenised text.
       references: The reference for each, likewise.
-      target_language: Code such as "de"; chooses the rules of the Moses tokenizer.
+      target_language: Code such as "de"; chooses sacreBLEU's tokenizer and the rules of Moses'.
 
     Raises:
       UserError: The numbers of lines differ, or are 0.
@@ -130,9 +156,7 @@ def translation_report(
     for field, measure in measures(target_language).items():
         sides = measure.prepare(hypotheses), measure.prepare(references)
         score = _score(measure.scorer, *sides)
-        metrics[field] = Metric(
-            measure.name, score, measure.steps or str(measure.scorer.get_signature())
-        )
+        metrics[field] = Metric(measure.name, score, measure.method())
     matches = sum(h == r for h, r in zip(hypotheses, references, strict=True))
     return TranslationReport(
         target_language=target_language,
@@ -144,17 +168,48 @@ def translation_report(
     )
 
 
+def sacrebleu(language: str) -> Measure:
+    """Returns sacreBLEU with the tokenizer that its own ``trg_lang`` chooses for the language.
+
+    Args:
+      language: Code of the target language, such as "de", "zh-TW" or "jpn".
+    """
+    code, note = _without_words(language), ""
+    try:
+        scorer = BLEU(trg_lang=code or "", force=True)
+    except RuntimeError:  # MeCab or its dictionary is missing
+        scorer = BLEU(tokenize="char", force=True)
+        note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
+    return Measure(name="sacreBLEU", prepare=_plain, scorer=scorer, note=note)
+
+
 def measures(language: str) -> dict[str, Measure]:
     """How each score of a report but the exact matches is computed, by its field of the report.
 
     Args:
-      language: Code of the target language, such as "de"; chooses the rules of the tokenizer.
+      language: Code of the target language, such as "de"; chooses the tokenizers.
     """
+    plain = {
+        "sacrebleu": sacrebleu(language),
+        "chrf": Measure(name="chrF", prepare=_plain, scorer=CHRF()),
+    }
+    return plain if _without_words(language) else plain | _moses_measures(language)
+
+
+def _without_words(language: str) -> str | None:
+    """Returns sacreBLEU's code of a language whose words it finds by itself; None for all others.
+
+    >>> _without_words("zh-Hant_TW"), _without_words("de")
+    ('zh', None)
+    """
+    return _LANGUAGES.get(re.split("[-_]", language.lower())[0])
+
+
+def _moses_measures(language: str) -> dict[str, Measure]:
+    """The scores that are made with Moses' Perl scripts."""
     tokenizer = f"tokenizer.perl -l {language}, hyphens whole"
     multi_bleu = f"multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
     return {
-        "sacrebleu": Measure(name="sacreBLEU", prepare=_plain, scorer=BLEU(force=True)),
-        "chrf": Measure(name="chrF", prepare=_plain, scorer=CHRF()),
         "tokenised_bleu": Measure(
             name="tokenised BLEU",
             prepare=lambda lines: _tokenised(lines, language),
@@ -182,8 +237,10 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Sees to it that there is a reference for each translation.
 
     Raises:
-      UserError: The numbers of lines differ, or are 0.
+      UserError: The numbers of lines differ, or are 0, or one string is given instead of a list.
     """
+    for side, name in ((hypotheses, "translations"), (references, "references")):
+        check_texts(side, name)
     if len(hypotheses) != len(references):
         raise UserError(
             "expected one reference line for each translation: got "

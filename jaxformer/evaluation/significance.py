@@ -69,7 +69,7 @@ class ComparisonReport:
     """Systems compared by every metric of :mod:`jaxformer.evaluation.report` but exact matches.
 
     Attributes:
-      target_language: Chose the rules of the tokenizer.
+      target_language: Chose the tokenizers.
       lines: How many were compared.
       resamples: Test sets that the bootstrap drew.
       trials: Exchanges of lines that approximate randomisation tried.
@@ -119,7 +119,7 @@ def compare(
     Args:
       systems: Translations by the name of the system, as plain, cased, detokenised text.
       references: The reference for each line, likewise.
-      target_language: Code such as "de"; chooses the rules of the Moses tokenizer.
+      target_language: Code such as "de"; chooses sacreBLEU's tokenizer and the rules of Moses'.
       report: Called with 1 after each metric.
 
     Raises:
@@ -161,7 +161,7 @@ def _compare(
     randomised = test("ar", _TRIALS)
     return Comparison(
         metric=measure.name,
-        method=measure.steps or str(measure.scorer.get_signature()),
+        method=measure.method(),
         systems=tuple(map(_system_score, systems, bootstrap, randomised)),
     )
 

@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import re
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -19,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxformer.checks import check_same_length, check_texts
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.inference.scoring import pair_batches
+from jaxformer.inference.scoring import check_pairs, pair_batches
 from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
 
@@ -57,7 +59,7 @@ def align(
       For each pair (source word, target word) couples, by target word; empty for a blank one.
 
     Raises:
-      UserError: There is no such layer.
+      UserError: There is no such layer, or the texts and token ids are not what is expected.
     """
     weights = word_attention(translator, sources, targets, layer=layer, report=report)
     return [most_attended(pair) for pair in weights]
@@ -78,13 +80,16 @@ def word_attention(
       pieces zero.
 
     Raises:
-      UserError: There is no such layer.
+      UserError: There is no such layer, or the texts and token ids are not what is expected.
     """
     configs = tuple(config for config, _ in translator.models)
     params = tuple(params for _, params in translator.models)
     layers = layer_indices(translator, layer)
+    sources = check_texts(sources, "sources")
+    _check_targets(targets, sources)
     source_ids = [translator.encode(text) for text in sources]
     pairs = [(ids, target) for ids, (_, target) in zip(source_ids, targets, strict=True)]
+    check_pairs(configs, pairs)
     shapes = [
         (len(target.split()), len(source.split()))
         for source, (target, _) in zip(sources, targets, strict=True)
@@ -103,6 +108,16 @@ def word_attention(
             )
         report(len(batch.numbers))
     return result
+
+
+def _check_targets(targets: Sequence[tuple[str, list[int]]], sources: Sequence[str]) -> None:
+    check_same_length(targets, sources, "targets", "sources")
+    for number, target in enumerate(targets):
+        if not isinstance(target, tuple) or len(target) != 2:
+            raise UserError(
+                f"targets[{number}]: expected a text and its token ids, as (hypothesis.text, "
+                f"hypothesis.tokens): got {reprlib.repr(target)}"
+            )
 
 
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:

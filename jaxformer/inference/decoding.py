@@ -149,6 +149,43 @@ def batches(
         numbers = numbers[rows:]
 
 
+def shapes(sentences: int, tokens: int, longest: int, settings: SearchConfig) -> list[Shape]:
+    """The shapes of all batches that calls with no more and no longer sentences are decoded in.
+
+    >>> [shape[:2] for shape in shapes(4, 30, 1024, SearchConfig())]  # rows and source tokens
+    [(1, 16), (1, 32), (4, 16), (4, 32)]
+
+    Args:
+      sentences: The most sentences of a call.
+      tokens: The most source tokens of a sentence, end-of-sentence included.
+      longest: The most tokens that the models allow.
+      settings: How to search.
+    """
+    # Whatever is more than a few has the same shapes.
+    counts = [*(count for count in _FEW if count < sentences), min(sentences, _FEW[-1] + 1)]
+    lengths = [*(length for length, _ in _BUCKETS if length < tokens), tokens]
+    found = [batches([length] * count, longest, settings) for count in counts for length in lengths]
+    return sorted({shape for batch in found for _, shape in batch})
+
+
+def compile_programs(
+    configs: Configs, settings: SearchConfig, params: Params, shape: Shape, *, prefixes: bool
+) -> None:
+    """Compiles the programs of a shape, by searching translations of nothing with them."""
+    settings = dataclasses.replace(settings, seed=0)  # as every search does
+    batch = Batch(
+        src=_padded([], shape.rows, shape.source),
+        prefix=_padded([], shape.rows, shape.room) if prefixes else None,
+        numbers=np.zeros(shape.rows, np.int32),
+        seed=np.int32(0),
+    )
+    state, _, result = _begin(configs, settings, shape, params, batch, np.int32(0))
+    if shape.first < shape.room:
+        rows = np.zeros(shape.rows_left, np.int32)
+        result = _go_on(configs, settings, shape, params, state, rows)
+    jax.block_until_ready(result)
+
+
 class Batch(NamedTuple):
     """What a search starts from: rows of sentences, padded.
 

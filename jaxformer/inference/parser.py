@@ -3,11 +3,13 @@
 import itertools
 import math
 import pathlib
+import reprlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
+from jaxformer.checks import check_same_length
 from jaxformer.config import SearchConfig
 from jaxformer.data.linearisation import XX, delinearise, stands_for_word
 from jaxformer.data.trees import Leaf, Tree
@@ -47,7 +49,7 @@ class Parser:
         cls,
         workdir: str | pathlib.Path,
         *,
-        weights: str = "auto",
+        weights: str | int = "auto",
         search: SearchConfig | None = None,
         compute_dtype: str | None = None,
     ) -> "Parser":
@@ -86,9 +88,12 @@ class Parser:
           Trees; None for a sentence without words.
 
         Raises:
-          UserError: A sentence is longer than the model allows, or a word has a round bracket or
-            white space in it.
+          UserError: A sentence is longer than the model allows or is no list of words, a word has
+            a round bracket or white space in it, or there are not tags for each sentence.
         """
+        _check_words(sentences)
+        if tags is not None:
+            check_same_length(tags, sentences, "tags", "sentences")
         for word in itertools.chain(*sentences):
             Leaf(XX, word)  # refuses what no tree could have, before the search
         sources = [" ".join(words) for words in sentences]
@@ -103,6 +108,20 @@ class Parser:
             delinearise(one_tag_a_word(p.text.split(), weights), words, known) if words else None
             for p, weights, words, known in zip(parses, attention, sentences, tags, strict=True)
         ]
+
+
+def _check_words(sentences: Sequence[Sequence[str]]) -> None:
+    if isinstance(sentences, str):
+        raise UserError(
+            f"sentences: expected a list of sentences, got one string, {reprlib.repr(sentences)}; "
+            "put its words into a list of lists: [split_words(text)]"
+        )
+    for number, words in enumerate(sentences):
+        if isinstance(words, str):
+            raise UserError(
+                f"sentences[{number}]: expected a list of words, got one string, "
+                f"{reprlib.repr(words)}; split it: split_words(text)"
+            )
 
 
 def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:

@@ -6,6 +6,7 @@ decoded in one pass, without cache, which makes it a check on the search as well
 """
 
 import functools
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxformer.checks import check_tokens
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, PAD
+from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.nn.transformer import Transformer
 from jaxformer.search.penalties import length_penalties
@@ -74,11 +77,15 @@ def score_pairs(
       pairs: Source ids as of :meth:`Translator.encode`, and target ids, end-of-sentence included;
         each at most ``model.max_length`` of them.
       report: Called with the number of pairs of each finished batch.
+
+    Raises:
+      UserError: A token id is none of the models', or there are too many of them.
     """
     configs = tuple(config for config, _ in translator.models)
     params = tuple(params for _, params in translator.models)
-    log_probs = [0.0 if not target else -np.inf for _, target in pairs]
     longest = min(config.max_length for config in configs)
+    check_pairs(configs, pairs)
+    log_probs = [0.0 if not target else -np.inf for _, target in pairs]
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
         result = jax.device_get(
             log_probabilities(configs, params, batch.src, batch.tgt_in, batch.tgt_out)
@@ -93,6 +100,26 @@ def score_pairs(
         Score(log_prob / penalties[len(target)], log_prob, len(target))
         for log_prob, (_, target) in zip(log_probs, pairs, strict=True)
     ]
+
+
+def check_pairs(
+    configs: Sequence[ModelConfig], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> None:
+    """Refuses pairs of token ids that the models cannot force-decode.
+
+    Raises:
+      UserError: An id is out of range, a side is longer than ``model.max_length``, or this is not
+        a list of pairs of token ids.
+    """
+    longest = min(config.max_length for config in configs)
+    sizes = [min(c.vocab_size for c in configs), min(c.output_size for c in configs)]
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise UserError(
+                f"pairs[{number}]: expected source ids and target ids, got {reprlib.repr(pair)}"
+            )
+        for ids, size, side in zip(pair, sizes, ("source", "target"), strict=True):
+            check_tokens(ids, size, f"{side} of pairs[{number}]", longest)
 
 
 def pair_batches(

@@ -4,19 +4,21 @@ import copy
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, SupportsIndex
 
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, SearchConfig
+from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
+from jaxformer.config import Config, ModelConfig, SearchConfig, check_config
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference.decoding import Decoded, decode
+from jaxformer.inference.decoding import Decoded, compile_programs, decode, shapes
 from jaxformer.inference.precision import prepare_params
 from jaxformer.inference.weights import load_params
-from jaxformer.workdir import Workdir
+from jaxformer.workdir import Workdir, use_compilation_cache
 
 
 class Hypothesis(NamedTuple):
@@ -56,14 +58,30 @@ class Translator:
     ) -> None:
         """Keeps the parts together; :meth:`load` reads them from a workdir.
 
+        Programs are kept on disk from now on, in JAX's cache of compiled programs, as the command
+        line keeps them: in ``$JAXFORMER_CACHE``, unless JAX has been told another folder.
+
         Raises:
-          UserError: The tokenizer has another vocabulary than the model.
+          UserError: The tokenizer has another vocabulary than the model, or an argument is not what
+            is expected.
         """
+        check_config(config)
+        if not hasattr(tokenizer, "vocab_size"):
+            raise UserError(
+                f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
+                "Tokenizer.load"
+            )
+        if isinstance(params, Mapping) and "params" in params:
+            raise UserError(
+                "params: expected the parameters themselves, got variables that hold them; give "
+                'variables["params"]'
+            )
         if tokenizer.vocab_size != config.model.vocab_size:
             raise UserError(
                 f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
                 f"one of {tokenizer.vocab_size}"
             )
+        use_compilation_cache()
         self.config = config
         model = (config.model, prepare_params(config.model, params))
         self.models: tuple[tuple[ModelConfig, PyTree], ...] = (model,)
@@ -75,7 +93,7 @@ class Translator:
         cls,
         workdir: str | pathlib.Path,
         *,
-        weights: str = "auto",
+        weights: str | int = "auto",
         search: SearchConfig | None = None,
         compute_dtype: str | None = None,
     ) -> "Translator":
@@ -97,7 +115,7 @@ class Translator:
         config = folder.load_config()
         folder.check_tokenizer()
         tokenizer = load_tokenizer(folder.tokenizer)
-        loaded = [load_params(folder, config.model, name) for name in weights.split(",")]
+        loaded = [load_params(folder, config.model, name) for name in str(weights).split(",")]
         if compute_dtype is not None:
             if config.model.compute_dtype == "int8" != compute_dtype:
                 raise UserError(
@@ -168,11 +186,14 @@ class Translator:
           report: Called with the number of sentences of each finished batch.
 
         Raises:
-          UserError: A sentence is longer than the model allows; nothing has been translated then.
+          UserError: A sentence is longer than the model allows, this is one string instead of a
+            list, or there is not one prefix for each sentence; nothing has been translated then.
         """
+        sentences, targets = check_texts(sentences, "sentences"), None
         sources = [self.encode(text, f"{name}:{n}") for n, text in enumerate(sentences, first)]
-        targets = None
         if prefixes is not None:
+            prefixes = check_texts(prefixes, "prefixes")
+            check_same_length(prefixes, sentences, "prefixes", "sentences")
             targets = [self.tokenizer.encode_target(text) for text in prefixes]
         return [
             [
@@ -182,6 +203,31 @@ class Translator:
             for found in self.search(sources, targets, first=first, report=report)
         ]
 
+    def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
+        """Compiles ahead of time what calls of :meth:`translate` up to this size will run.
+
+        A server calls it before it answers: the first call would compile otherwise. Programs are
+        kept on disk, too, so that the next process loads them. There are two for each size of
+        batch; a few sizes serve all calls.
+
+        Args:
+          sentences: The most sentences of a call.
+          tokens: The most source tokens of a sentence, end-of-sentence included; more than
+            ``model.max_length`` counts as that.
+          prefixes: Whether the calls will give prefixes, which other programs decode.
+
+        Raises:
+          UserError: A size is less than 1.
+        """
+        configs, params = zip(*self.models, strict=True)
+        longest = min(config.max_length for config in configs)
+        for name, size in (("sentences", sentences), ("tokens", tokens)):
+            if size < 1:
+                raise UserError(f"{name} must be at least 1: got {size}")
+        search = self.config.search
+        for shape in shapes(sentences, min(tokens, longest), longest, search):
+            compile_programs(configs, search, params, shape, prefixes=prefixes)
+
     def search(
         self,
         sources: Sequence[Sequence[int]],
@@ -190,8 +236,23 @@ class Translator:
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[Decoded]:
-        """Like :meth:`hypotheses`, from the ids of :meth:`encode` to ids with end-of-sentence."""
+        """Like :meth:`hypotheses`, from the ids of :meth:`encode` to ids with end-of-sentence.
+
+        Raises:
+          UserError: A token id is none of the model's, a source is longer than the model allows,
+            or there is not one prefix for each source.
+        """
         configs, params = zip(*self.models, strict=True)
+        longest = min(config.max_length for config in configs)
+        sizes = [min(c.vocab_size for c in configs), min(c.output_size for c in configs)]
+        sources = [
+            check_tokens(ids, sizes[0], f"sources[{n}]", longest) for n, ids in enumerate(sources)
+        ]
+        if prefixes is not None:
+            check_same_length(prefixes, sources, "prefixes", "sources")
+            prefixes = [
+                check_tokens(ids, sizes[1], f"prefixes[{n}]") for n, ids in enumerate(prefixes)
+            ]
         return decode(
             configs, self.config.search, params, sources, prefixes, first=first, report=report
         )
@@ -212,11 +273,16 @@ class Translator:
         """Like :meth:`encode`, for a translation."""
         return self._checked(text, self.tokenizer.encode_target, place)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, on one line: byte pieces can spell a line break."""
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """The text of token ids, on one line: byte pieces can spell a line break.
+
+        Raises:
+          UserError: An id is none of the tokenizer's.
+        """
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 
     def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
+        check_text(text, place)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:

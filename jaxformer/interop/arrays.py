@@ -123,7 +123,7 @@ def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     except ImportError:
         raise UserError(
             "expected the package safetensors, which reads the weights of other systems; "
-            "install it: pip install 'jaxformer[interop]'"
+            "install it: pip install safetensors"
         ) from None
     try:
         with safetensors.safe_open(path, framework="numpy") as file:

@@ -8,6 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.config import ModelConfig
+from jaxformer.nn.arguments import check_config, check_mask, check_width
 from jaxformer.nn.projection import project
 from jaxformer.nn.sharding import parts_of
 
@@ -16,7 +17,7 @@ def dot_product_attention(
     queries: Float[Array, "B T H K"],
     keys: Float[Array, "B S H K"],
     values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B 1 #T S"],
+    mask: Bool[Array, "#B #H #T #S"],
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (equation 1), for all heads at once.
 
@@ -38,7 +39,7 @@ def additive_attention(
     queries: Float[Array, "B T H K"],
     keys: Float[Array, "B S H K"],
     values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B 1 #T S"],
+    mask: Bool[Array, "#B #H #T #S"],
     vector: Float[Array, "H K"],
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Additive attention (section 3.2.1; Bahdanau et al. 2015), the alternative to dot products.
@@ -73,7 +74,7 @@ def additive_scores(
 def _weighted_sum(
     scores: Float[Array, "B H T S"],
     values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B 1 #T S"],
+    mask: Bool[Array, "#B #H #T #S"],
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Values weighted by the softmax of the scores that the mask allows, and the weights."""
     # The lowest float instead of -inf: the same weights, exactly 0, but no NaN in padding.
@@ -92,7 +93,7 @@ def fused_attention(
     queries: Float[Array, "B T H K"],
     keys: Float[Array, "B S H K"],
     values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B 1 #T S"],
+    mask: Bool[Array, "#B #H #T #S"],
 ) -> Float[Array, "B T H V"]:
     """Equation 1 in one kernel of cuDNN, which never writes the attention weights to memory.
 
@@ -181,29 +182,52 @@ class MultiHeadAttention(nn.Module):
     def setup(self) -> None:
         """Creates W^Q, W^K, W^V as [D, H, K or V] and W^O as [H * V, D]."""
         c = self.config
+        check_config("MultiHeadAttention", c)
         heads = nn.initializers.variance_scaling(
             1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)
         )
         output = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        self.query = self.param("query", heads, (c.d_model, c.num_heads, c.key_size))
-        self.key = self.param("key", heads, (c.d_model, c.num_heads, c.key_size))
-        self.value = self.param("value", heads, (c.d_model, c.num_heads, c.value_size))
-        self.output = self.param("output", output, (c.num_heads * c.value_size, c.d_model))
+        self.query = self.param("query", heads, (c.d_model, c.num_heads, c.key_size), jnp.float32)
+        self.key = self.param("key", heads, (c.d_model, c.num_heads, c.key_size), jnp.float32)
+        self.value = self.param("value", heads, (c.d_model, c.num_heads, c.value_size), jnp.float32)
+        self.output = self.param(
+            "output", output, (c.num_heads * c.value_size, c.d_model), jnp.float32
+        )
         self.query_bias = self._bias("query_bias", (c.num_heads, c.key_size))
         self.key_bias = self._bias("key_bias", (c.num_heads, c.key_size))
         self.value_bias = self._bias("value_bias", (c.num_heads, c.value_size))
         self.output_bias = self._bias("output_bias", (c.d_model,))
 
     def _bias(self, name: str, shape: tuple[int, ...]) -> Array | None:
-        return self.param(name, nn.initializers.zeros, shape) if self.config.biases else None
+        return (
+            self.param(name, nn.initializers.zeros, shape, jnp.float32)
+            if self.config.biases
+            else None
+        )
 
     def __call__(
         self,
         queries_from: Float[Array, "B T D"],
-        keys_from: Float[Array, "B S D"],
-        mask: Bool[Array, "B 1 T S"],
+        keys_from: Float[Array, "B S D"] | None = None,
+        mask: Bool[Array, "#B #H #T #S"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Attends from one sequence to another, or to itself."""
+        """Attends from one sequence to another, or to itself.
+
+        Args:
+          queries_from: Activations that attend.
+          keys_from: Activations to attend to; ``queries_from`` when None.
+          mask: True where a query may attend; everywhere when None.
+
+        Raises:
+          UserError: An argument has another shape or dtype.
+        """
+        keys_from = queries_from if keys_from is None else keys_from
+        for name, x in {"queries_from": queries_from, "keys_from": keys_from}.items():
+            check_width("MultiHeadAttention", name, x, self.config.d_model)
+        if mask is None:
+            mask = jnp.ones((1, 1, 1, keys_from.shape[1]), bool)
+        shape = (queries_from.shape[0], queries_from.shape[1], keys_from.shape[1])
+        check_mask("MultiHeadAttention", "mask", mask, shape)
         return self.attend(queries_from, *self.keys_values(keys_from), mask)
 
     def keys_values(
@@ -218,7 +242,7 @@ class MultiHeadAttention(nn.Module):
         x: Float[Array, "B T D"],
         keys: Float[Array, "B S H K"],
         values: Float[Array, "B S H V"],
-        mask: Bool[Array, "#B 1 #T S"],
+        mask: Bool[Array, "#B #H #T #S"],
     ) -> Float[Array, "B T D"]:
         """Attends from ``x`` to keys and values that are already projected."""
         queries = project(x, self.query, self.query_bias, self.config)

@@ -22,14 +22,18 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], *, rows: Int[Array, " B"] | None, deterministic: bool
+        self,
+        x: Float[Array, "B T D"],
+        deterministic: bool = True,
+        *,
+        rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Drops elements of ``x``, with the "dropout" stream of random numbers.
 
         Args:
           x: Activations.
-          rows: Number of each row in the global batch; 0, 1, ... when None.
           deterministic: True returns ``x`` as it is.
+          rows: Number of each row in the global batch; 0, 1, ... when None.
         """
         if deterministic or self.rate == 0.0:
             return x

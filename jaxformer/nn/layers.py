@@ -8,8 +8,11 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.nn.arguments import check_config, check_width
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.masks import causal_mask
 from jaxformer.nn.projection import project
 
 
@@ -21,8 +24,8 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalises the last axis to mean 0 and variance 1, then scales and shifts it."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
         wide = x.astype(jnp.float32)
         centred = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centred).mean(axis=-1, keepdims=True)
@@ -39,14 +42,23 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Applies the network to every position separately."""
+        """Applies the network to every position separately.
+
+        Raises:
+          UserError: The last axis has another size than ``config.d_model``.
+        """
         c = self.config
+        check_config("FeedForward", c)
+        if x.shape[-1:] != (c.d_model,):
+            raise UserError(
+                f"FeedForward: expected x of shape [..., d_model={c.d_model}], got {x.shape}"
+            )
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         zeros = nn.initializers.zeros
-        inner = self.param("inner", glorot, (c.d_model, c.d_ff))
-        inner_bias = self.param("inner_bias", zeros, (c.d_ff,))
-        outer = self.param("outer", glorot, (c.d_ff, c.d_model))
-        outer_bias = self.param("outer_bias", zeros, (c.d_model,))
+        inner = self.param("inner", glorot, (c.d_model, c.d_ff), jnp.float32)
+        inner_bias = self.param("inner_bias", zeros, (c.d_ff,), jnp.float32)
+        outer = self.param("outer", glorot, (c.d_ff, c.d_model), jnp.float32)
+        outer_bias = self.param("outer_bias", zeros, (c.d_model,), jnp.float32)
         activation = nn.relu if c.activation == "relu" else nn.swish
         hidden = activation(project(x, inner, inner_bias, c))
         return project(hidden, outer, outer_bias, c)
@@ -67,9 +79,9 @@ class Residual(nn.Module):
         self,
         x: Float[Array, "B T D"],
         sublayer: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]],
+        deterministic: bool = True,
         *,
-        rows: Int[Array, " B"] | None,
-        deterministic: bool,
+        rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Wraps ``sublayer`` around ``x``."""
         norm = LayerNorm(self.config.norm_epsilon, name="norm")
@@ -94,12 +106,22 @@ class EncoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B S D"],
-        mask: Bool[Array, "B 1 S S"],
+        mask: Bool[Array, "#B 1 #S S"] | None = None,
+        deterministic: bool = True,
         *,
-        rows: Int[Array, " B"] | None,
-        deterministic: bool,
+        rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B S D"]:
-        """One encoder layer."""
+        """Runs one encoder layer.
+
+        Args:
+          x: Activations.
+          mask: True where a token may attend; everywhere when None.
+          deterministic: False switches dropout on, and needs ``rngs={"dropout": key}``. Static:
+            with ``nn.remat`` pass it by position and name it in ``static_argnums``.
+          rows: Number of each row in the global batch, which dropout is keyed by; 0, 1, ... when
+            None.
+        """
+        check_width("EncoderLayer", "x", x, self.config.d_model)
         how = {"rows": rows, "deterministic": deterministic}
         x = self.self_attention_residual(x, lambda h: self.self_attention(h, h, mask), **how)
         return self.feed_forward_residual(x, self.feed_forward, **how)
@@ -123,13 +145,25 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "B T D"],
         encoded: Float[Array, "B S D"],
-        self_mask: Bool[Array, "B 1 T T"],
-        cross_mask: Bool[Array, "B 1 T S"],
+        self_mask: Bool[Array, "#B 1 T T"] | None = None,
+        cross_mask: Bool[Array, "#B 1 #T S"] | None = None,
+        deterministic: bool = True,
         *,
-        rows: Int[Array, " B"] | None,
-        deterministic: bool,
+        rows: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """One decoder layer over whole target sequences."""
+        """Runs one decoder layer over whole target sequences.
+
+        Args:
+          x: Activations of the target.
+          encoded: Activations of the encoded source.
+          self_mask: True where a target token may attend to another; the causal mask when None.
+          cross_mask: True where it may attend to the source; everywhere when None.
+          deterministic: As for :class:`EncoderLayer`.
+          rows: As for :class:`EncoderLayer`.
+        """
+        check_width("DecoderLayer", "x", x, self.config.d_model)
+        check_width("DecoderLayer", "encoded", encoded, self.config.d_model)
+        self_mask = causal_mask(x.shape[1]) if self_mask is None else self_mask
         how = {"rows": rows, "deterministic": deterministic}
         x = self.self_attention_residual(x, lambda h: self.self_attention(h, h, self_mask), **how)
         x = self.cross_attention_residual(
@@ -176,8 +210,8 @@ class DecoderLayer(nn.Module):
             batch, _, heads, key_size = keys.shape[:4]
             return self.self_attention.attend_cached(
                 h,
-                keys.reshape(batch, heads, key_size, -1),
-                values.reshape(batch, heads, -1, values.shape[-1]),
+                keys[:, 0].reshape(batch, heads, key_size, -1),
+                values[:, 0].reshape(batch, heads, -1, values.shape[-1]),
                 past,
             )
 

@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
+from jaxformer.errors import UserError
+
 
 def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     """The sinusoids of section 3.5, float32, sine and cosine interleaved.
@@ -12,7 +14,18 @@ def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
 
     >>> sinusoidal_positions(2, 2).round(4).tolist()
     [[0.0, 1.0], [0.8414999842643738, 0.5403000116348267]]
+
+    Raises:
+      UserError: ``d_model`` is odd or not positive, or ``length`` is negative.
     """
+    if d_model < 1 or d_model % 2:
+        raise UserError(
+            "d_model must be even, since sinusoidal positions are sine and cosine pairs: got "
+            f"{d_model}; use {max(2, d_model + 1)}"
+        )
+    if length < 0:
+        raise UserError(f"length must be 0 or more: got {length}")
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
     angles = np.arange(length)[:, None] * frequencies
-    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1).astype("float32")
+    pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+    return pairs.reshape(length, d_model).astype("float32")

@@ -1,5 +1,6 @@
 """The Transformer: encoder, decoder, shared embedding, and step-by-step decoding (section 3)."""
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import ModelConfig, Remat
+from jaxformer.errors import UserError
+from jaxformer.layout import zeros_beside
+from jaxformer.nn.arguments import check_config, check_ids
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
 from jaxformer.nn.masks import causal_mask, segment_mask
@@ -143,23 +147,24 @@ class Decoder(nn.Module):
         """An empty cache; projects the encoded source once for every layer."""
         c = self.config
         layers = [layer.cross_attention.keys_values(encoded) for layer in self._unstacked()]
-        batch, beams, room = encoded.shape[0], num_beams, _room(max_length)
-        keys = jnp.zeros((batch, 1, c.num_heads, c.key_size, room, beams), encoded.dtype)
-        values = jnp.zeros((batch, 1, c.num_heads, room, beams, c.value_size), encoded.dtype)
+        beams, room = num_beams, _room(max_length)
+        zeros = functools.partial(zeros_beside, source_mask[:, 0].astype(jnp.int32))
+        keys = zeros((1, c.num_heads, c.key_size, room, beams), encoded.dtype)
+        values = zeros((1, c.num_heads, room, beams, c.value_size), encoded.dtype)
         return Cache(
             keys=(keys,) * c.num_layers,
             values=(values,) * c.num_layers,
             cross_keys=tuple(jnp.moveaxis(k, 1, -1)[:, None] for k, _ in layers),
             cross_values=tuple(jnp.moveaxis(v, 1, 2)[:, None] for _, v in layers),
             source_mask=source_mask[:, None],
-            places=jnp.zeros((batch, beams, room), jnp.int32),
+            places=zeros((beams, room), jnp.int32),
             index=jnp.zeros((), jnp.int32),
         )
 
     def step(self, x: Float[Array, "B N D"], cache: Cache) -> tuple[Float[Array, "B N D"], Cache]:
         """Runs the stack on one new token of each beam."""
         batch, beams, room = cache.places.shape
-        here = jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[:, None], (batch, beams, 1))
+        here = cache.places[:, :, :1] * 0 + jnp.arange(beams, dtype=jnp.int32)[:, None]
         places = jax.lax.dynamic_update_slice_in_dim(cache.places, here, cache.index, axis=2)
         filled = jnp.arange(room) <= cache.index
         past = (places[..., None] == jnp.arange(beams)) & filled[:, None]
@@ -222,6 +227,7 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         """Creates the stacks, the embeddings, one and the same if tied, and the positions."""
         c = self.config
+        check_config("Transformer", c)
         # Unit variance once multiplied by sqrt(d_model), like the sinusoids' own scale.
         initializer = nn.initializers.normal(stddev=c.d_model**-0.5)
         names = ["embedding"] * 3
@@ -229,17 +235,20 @@ class Transformer(nn.Module):
             names = ["src_embedding", "tgt_embedding", "output_embedding"]
         sizes = dict(zip(names, (c.vocab_size, c.output_size, c.output_size), strict=True))
         tables = {
-            name: self.param(name, initializer, (size, c.d_model)) for name, size in sizes.items()
+            name: self.param(name, initializer, (size, c.d_model), jnp.float32)
+            for name, size in sizes.items()
         }
         self.src_table, self.tgt_table, self.output_table = (tables[name] for name in names)
         self.logits_bias = (
-            self.param("logits_bias", nn.initializers.zeros, (c.output_size,)) if c.biases else None
+            self.param("logits_bias", nn.initializers.zeros, (c.output_size,), jnp.float32)
+            if c.biases
+            else None
         )
         if c.positions == "learned":
             learned = nn.initializers.normal(stddev=c.d_model**-0.5)
             shape = (c.max_length, c.d_model)
-            self.src_positions = self.param("src_positions", learned, shape)
-            self.tgt_positions = self.param("tgt_positions", learned, shape)
+            self.src_positions = self.param("src_positions", learned, shape, jnp.float32)
+            self.tgt_positions = self.param("tgt_positions", learned, shape, jnp.float32)
         else:
             self.src_positions = self.tgt_positions = sinusoidal_positions(c.max_length, c.d_model)
         self.src_dropout = Dropout(c.dropout_rate)
@@ -251,30 +260,40 @@ class Transformer(nn.Module):
         self,
         src: Int[Array, "B S"],
         tgt_in: Int[Array, "B T"],
+        deterministic: bool = True,
         *,
         src_segments: Int[Array, "B S"] | None = None,
         src_positions: Int[Array, "B S"] | None = None,
         tgt_segments: Int[Array, "B T"] | None = None,
         tgt_positions: Int[Array, "B T"] | None = None,
         rows: Int[Array, " B"] | None = None,
-        deterministic: bool = True,
     ) -> Float[Array, "B T V"]:
         """Logits of the next target token at every position, float32.
 
         Args:
           src: Source token ids.
           tgt_in: Target token ids shifted right: beginning of sentence first.
+          deterministic: False switches dropout on, and needs ``rngs={"dropout": key}``. Static:
+            with ``nn.remat`` pass it by position and name it in ``static_argnums``.
           src_segments: 0 on padding, n on the n-th pair of a packed row; ``src != 0`` when None.
           src_positions: Position of every token in its sentence, less than
             ``config.max_length``; 0, 1, ... when None.
           tgt_segments: Likewise for the target.
           tgt_positions: Likewise for the target.
           rows: Number of each row in the global batch, which dropout is keyed by.
-          deterministic: False switches dropout on, and needs ``rngs={"dropout": key}``.
 
         Raises:
-          ValueError: A sequence is longer than ``config.max_length``.
+          UserError: Tokens are not [batch, length], a sequence is longer than
+            ``config.max_length``, or an id is not in the vocabulary. Within ``jax.jit`` ids are
+            not known: a wrong one gives NaN there.
         """
+        check_ids("src", src, self.config.vocab_size)
+        check_ids("tgt_in", tgt_in, self.config.output_size)
+        if src.shape[0] != tgt_in.shape[0]:
+            raise UserError(
+                f"Transformer: expected as many rows in src as in tgt_in, got {src.shape[0]} and "
+                f"{tgt_in.shape[0]}"
+            )
         src_segments = _segments(src) if src_segments is None else src_segments
         encoded = self.encode(
             src, src_segments, src_positions, rows=rows, deterministic=deterministic
@@ -372,6 +391,7 @@ class Transformer(nn.Module):
         encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"],
     ) -> Float[Array, "B T D"]:
         """Embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5)."""
+        check_ids("Transformer", tokens, jax.tree.leaves(table)[0].shape[0])
         if positions is None:
             _check_length("sequence", tokens.shape[1], self.config.max_length)
             encoding = jnp.asarray(encodings)[: tokens.shape[1]]

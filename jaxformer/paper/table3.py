@@ -172,6 +172,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     perplexity, training_seconds = _training(config, folder, row, int(state.step))
     began = time.monotonic()
     scores = _translate(config, folder)
+    assert scores.compound_split_bleu is not None  # every row of the table is into German
     result = Result(
         row=row,
         scale=scale,

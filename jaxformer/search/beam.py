@@ -31,27 +31,36 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.layout import take_rows, zeros_beside
 from jaxformer.search.cache import gather_beams, reorder_cache
 from jaxformer.search.constraints import constrain
 from jaxformer.search.continuations import choose, freeze
 from jaxformer.search.penalties import Penalty, length_penalties
 from jaxformer.search.rules import EarlyStop, EndsWithin, Rules, Unfinished
-from jaxformer.search.state import BeamResult, BeamState, Candidates, best_first, prepare
-from jaxformer.search.stepping import StepFn, append, call, repeat
+from jaxformer.search.state import (
+    BeamResult,
+    BeamState,
+    Candidates,
+    Limits,
+    Prefix,
+    best_first,
+    prepare,
+)
+from jaxformer.search.stepping import StepFn, append, call, check_prefix, repeat
 
 
 def beam_search(
     step_fn: StepFn,
     cache: Any,
     *,
-    limits: Int[Array, " B"],
+    limits: Limits,
     max_length: int,
     beam_size: int,
     length_penalty: float,
     bos_id: int,
     eos_id: int,
     pad_id: int,
-    prefix: Int[Array, "B P"] | None = None,
+    prefix: Prefix | None = None,
     penalty: Penalty = "gnmt",
     min_length: int = 0,
     no_repeat_ngram: int = 0,
@@ -130,19 +139,18 @@ def beam_search(
 def start(
     rules: Rules,
     cache: Any,
-    limits: Int[Array, " B"],
+    limits: Limits,
     max_length: int,
-    prefix: Int[Array, "B P"] | None = None,
+    prefix: Prefix | None = None,
 ) -> BeamState:
     """One alive hypothesis per sentence, the empty one, and none finished.
 
     Arguments and errors are those of :func:`beam_search`.
     """
     cache, limits, prefix = prepare(cache, limits, rules.beam_size, max_length, prefix)
-    shape = (limits.shape[0], rules.beam_size)
-    tokens = jnp.full((*shape, max_length), rules.pad_id, jnp.int32)
-    impossible = jnp.full(shape, -jnp.inf, jnp.float32)
-    none = jnp.zeros(shape, jnp.int32)
+    none = zeros_beside(limits, (rules.beam_size,), jnp.int32)
+    tokens = zeros_beside(limits, (rules.beam_size, max_length), jnp.int32) + rules.pad_id
+    impossible = none - jnp.float32(jnp.inf)
     # Each group starts with an empty hypothesis of its own.
     firsts = slice(None, None, rules.beam_size // rules.diversity_groups)
     return BeamState(
@@ -152,7 +160,7 @@ def start(
         done=limits == 0,
         alive=Candidates(
             log_probs=impossible.at[:, firsts].set(0.0),
-            tokens=jnp.full(shape, rules.bos_id, jnp.int32),
+            tokens=none + rules.bos_id,
             parents=none,
         ),
         alive_tokens=tokens,
@@ -173,8 +181,10 @@ def advance(
       until: Value of ``state.step`` to stop at.
 
     Raises:
-      UserError: The logits have other axes than expected, or EOS is not among them.
+      UserError: The logits have other axes than expected, or EOS or a token of the prefix is not
+        among them.
     """
+    check_prefix(step_fn, state.alive.tokens, state.cache, state.prefix, rules)
     return repeat(lambda state: step(rules, step_fn, state), state, until)
 
 
@@ -199,7 +209,7 @@ def step(rules: Rules, step_fn: StepFn, state: BeamState) -> BeamState:
         ),
         rules.diversity_groups,
     )
-    over = decided(rules, alive, finished, penalties[length], penalties[state.limits])
+    over = decided(rules, alive, finished, penalties[length], take_rows(penalties, state.limits))
     return dataclasses.replace(
         state,
         step=length,
@@ -257,7 +267,7 @@ def finalise(rules: Rules, state: BeamState) -> BeamResult:
     unfinished = BeamResult(
         tokens=state.alive_tokens,
         lengths=jnp.broadcast_to(length, alive.tokens.shape),
-        scores=alive.log_probs / _penalties(rules, state)[length],
+        scores=alive.log_probs / take_rows(_penalties(rules, state), length),
         log_probs=alive.log_probs,
     )
     none_finished = (state.finished.scores == -jnp.inf).all(axis=1)

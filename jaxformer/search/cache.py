@@ -8,13 +8,12 @@ a sentence, such as cross-attention keys, and scalars by all: neither is ever co
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxformer.errors import UserError
 
 
-def check_cache(cache: Any, batch_size: int, beam_size: int) -> None:
+def check_cache(cache: Any, batch_size: Any, beam_size: int) -> None:
     """Refuses a cache with leading axes that the search would not know what to do with.
 
     Raises:
@@ -31,8 +30,7 @@ def check_cache(cache: Any, batch_size: int, beam_size: int) -> None:
 
 def gather_beams(array: Array, beams: Int[Array, "B M"]) -> Array:
     """``array[b, beams[b, m]]`` for every b and m: [B, N, ...] to [B, M, ...]."""
-    sentences = jnp.arange(beams.shape[0], dtype=jnp.int32)[:, None]
-    return array.at[sentences, beams].get(mode="promise_in_bounds")
+    return jax.vmap(lambda rows, index: rows.at[index].get(mode="promise_in_bounds"))(array, beams)
 
 
 def reorder_cache(cache: Any, parents: Int[Array, "B N"]) -> Any:

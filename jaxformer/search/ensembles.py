@@ -31,9 +31,14 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
       A step function. Its cache is a tuple, one cache for each of ``step_fns``.
 
     Raises:
-      UserError: There is no step function; from the result: another number of caches, or logits
-        of different shapes.
+      UserError: There is no step function, or one that is not in a list; from the result: another
+        number of caches, or logits of different shapes.
     """
+    if callable(step_fns):
+        raise UserError(
+            "an ensemble is made of a list of step functions: got a single function; put it into "
+            "a list"
+        )
     step_fns = tuple(step_fns)
     if not step_fns:
         raise UserError("an ensemble needs at least one step function: got none")

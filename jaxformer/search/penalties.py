@@ -10,12 +10,12 @@ Of ``n`` tokens, end of sentence included:
 None ever falls with the length, which is what makes it sound to stop a search early.
 """
 
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
 
-Length = TypeVar("Length", float, np.ndarray, jax.Array)
+Length = TypeVar("Length", float, np.ndarray, jax.Array, list)
 Penalty: TypeAlias = Literal["gnmt", "power", "none"]
 
 
@@ -30,13 +30,15 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
     2.0
 
     Args:
-      length: Tokens of the hypothesis, end of sentence included; a number or an array of any shape.
+      length: Tokens of the hypothesis, end of sentence included; a number, or an array or list of
+        any shape.
       alpha: Strength; the paper's is 0.6.
 
     Returns:
-      The penalty, in the shape of ``length``.
+      The penalty, in the shape of ``length``; an array for a list.
     """
-    return cast(Length, ((5.0 + length) / 6.0) ** alpha)
+    values: Any = np.asarray(length) if isinstance(length, list) else length
+    return cast(Length, ((5.0 + values) / 6.0) ** alpha)
 
 
 def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> np.ndarray:

@@ -6,6 +6,7 @@ returns for a hypothesis is what the step function gives for its tokens.
 
 import dataclasses
 import math
+import numbers
 import typing
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ class HypothesisRules:
           UserError: A value is out of range; the message names it.
         """
         _check_choice("penalty", self.penalty, Penalty)
+        _check_whole(self, "eos_id", "min_length", "no_repeat_ngram")
         _check_not_negative(self, "length_penalty", "min_length", "no_repeat_ngram")
 
 
@@ -87,6 +89,7 @@ class Rules(HypothesisRules):
           UserError: A value is out of range, or two do not go together; the message names them.
         """
         super().__post_init__()
+        _check_whole(self, "beam_size", "diversity_groups")
         _check_positive(self, "beam_size", "diversity_groups")
         _check_not_negative(self, "diversity_penalty")
         _check_choice("ends_within", self.ends_within, EndsWithin)
@@ -129,6 +132,7 @@ class SamplingRules(HypothesisRules):
           UserError: A value is out of range; the message names it.
         """
         super().__post_init__()
+        _check_whole(self, "num_samples", "top_k")
         _check_positive(self, "num_samples")
         _check_not_negative(self, "top_k")
         if not 0 < self.temperature < math.inf:
@@ -144,6 +148,12 @@ def _check_choice(name: str, value: Any, choices: Any) -> None:
     allowed = typing.get_args(choices)
     if value not in allowed:
         raise UserError(f"{name} must be one of {', '.join(allowed)}: got {value}")
+
+
+def _check_whole(rules: HypothesisRules, *names: str) -> None:
+    for name in names:
+        if not isinstance(value := getattr(rules, name), numbers.Integral):
+            raise UserError(f"{name} must be a whole number: got {value!r}")
 
 
 def _check_positive(rules: HypothesisRules, *names: str) -> None:

@@ -12,6 +12,7 @@ key wherever it stands: ``jax.random.fold_in(key, number)``, say.
 """
 
 import dataclasses
+import reprlib
 from typing import Any
 
 import jax
@@ -20,11 +21,12 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
+from jaxformer.layout import take_rows, zeros_beside
 from jaxformer.search.constraints import constrain
 from jaxformer.search.penalties import Penalty, length_penalties
 from jaxformer.search.rules import SamplingRules
-from jaxformer.search.state import BeamResult, SampleState, best_first, prepare
-from jaxformer.search.stepping import StepFn, append, call, log_probs_of, repeat
+from jaxformer.search.state import BeamResult, Limits, Prefix, SampleState, best_first, prepare
+from jaxformer.search.stepping import StepFn, append, call, check_prefix, log_probs_of, repeat
 
 
 def sample(
@@ -32,13 +34,13 @@ def sample(
     cache: Any,
     *,
     keys: Key[Array, " B"],
-    limits: Int[Array, " B"],
+    limits: Limits,
     max_length: int,
     num_samples: int,
     bos_id: int,
     eos_id: int,
     pad_id: int,
-    prefix: Int[Array, "B P"] | None = None,
+    prefix: Prefix | None = None,
     length_penalty: float = 0.0,
     penalty: Penalty = "gnmt",
     min_length: int = 0,
@@ -107,28 +109,33 @@ def start(
     rules: SamplingRules,
     cache: Any,
     keys: Key[Array, "..."],
-    limits: Int[Array, " B"],
+    limits: Limits,
     max_length: int,
-    prefix: Int[Array, "B P"] | None = None,
+    prefix: Prefix | None = None,
 ) -> SampleState:
     """N empty samples per sentence. Arguments and errors are those of :func:`sample`."""
     cache, limits, prefix = prepare(cache, limits, rules.num_samples, max_length, prefix)
+    if not isinstance(keys, Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        raise UserError(
+            f"keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0), "
+            f"{limits.shape[0]}): got {reprlib.repr(keys)}"
+        )
     if keys.shape != limits.shape:
         raise UserError(
             f"keys must hold one PRNG key per sentence, shape {limits.shape}: got {keys.shape}"
         )
-    shape = (limits.shape[0], rules.num_samples)
+    none = zeros_beside(limits, (rules.num_samples,), jnp.int32)
     return SampleState(
         step=jnp.zeros((), jnp.int32),
         limits=limits,
         prefix=prefix,
         done=limits == 0,
         keys=keys,
-        newest=jnp.full(shape, rules.bos_id, jnp.int32),
-        tokens=jnp.full((*shape, max_length), rules.pad_id, jnp.int32),
-        lengths=jnp.zeros(shape, jnp.int32),
-        ended=jnp.zeros(shape, jnp.bool_),
-        log_probs=jnp.zeros(shape, jnp.float32),
+        newest=none + rules.bos_id,
+        tokens=zeros_beside(limits, (rules.num_samples, max_length), jnp.int32) + rules.pad_id,
+        lengths=none,
+        ended=none != 0,
+        log_probs=none.astype(jnp.float32),
         cache=cache,
     )
 
@@ -140,6 +147,7 @@ def advance(
 
     Args and errors are those of :func:`jaxformer.search.beam.advance`.
     """
+    check_prefix(step_fn, state.newest, state.cache, state.prefix, rules)
     return repeat(lambda state: step(rules, step_fn, state), state, until)
 
 
@@ -209,7 +217,7 @@ def finalise(rules: SamplingRules, state: SampleState) -> BeamResult:
     result = BeamResult(
         tokens=state.tokens,
         lengths=state.lengths,
-        scores=state.log_probs / penalties[state.lengths],
+        scores=state.log_probs / take_rows(penalties, state.lengths),
         log_probs=state.log_probs,
     )
     return best_first(result, rules.pad_id)

@@ -4,16 +4,23 @@ Axes: B sentences, N hypotheses of a sentence, M candidates of a sentence, P tok
 T room for tokens. Every array of a state leads with B, or is a scalar.
 """
 
-from typing import Any, NamedTuple, TypeVar
+import reprlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
 from jaxformer.search.cache import check_cache, gather_beams
+
+# What callers may give; lists and NumPy's arrays become JAX's.
+Limits: TypeAlias = Int[Array, " B"] | Int[np.ndarray, " B"] | Sequence[int]
+Prefix: TypeAlias = Int[Array, "B P"] | Int[np.ndarray, "B P"] | Sequence[Sequence[int]]
 
 
 class BeamResult(NamedTuple):
@@ -83,10 +90,10 @@ def take_sentences(state: State, rows: Int[Array, " R"]) -> State:
 
 def prepare(
     cache: Any,
-    limits: Array,
+    limits: Limits | Array,
     hypotheses: int,
     max_length: int,
-    prefix: Array | None,
+    prefix: Prefix | Array | None,
 ) -> tuple[Any, Int[Array, " B"], Int[Array, "B P"]]:
     """The cache, limits and prefix of a new state, checked, in the types it keeps them in.
 
@@ -95,13 +102,13 @@ def prepare(
     """
     if max_length < 1:
         raise UserError(f"max_length must be at least 1: got {max_length}")
+    limits = _integers(limits, "limits")
     if limits.ndim != 1 or not limits.size:
         raise UserError(
             f"limits must hold one number per sentence, of one at least: got shape {limits.shape}"
         )
     (batch,) = limits.shape
-    if prefix is None:
-        prefix = jnp.zeros((batch, 0), jnp.int32)
+    prefix = jnp.zeros((batch, 0), jnp.int32) if prefix is None else _integers(prefix, "prefix")
     if prefix.ndim != 2 or prefix.shape[0] != batch:
         raise UserError(
             f"prefix must hold one row per sentence, shape [{batch}, tokens]: got {prefix.shape}"
@@ -110,6 +117,19 @@ def prepare(
     check_cache(cache, batch, hypotheses)
     limits = jnp.clip(limits, 0, max_length).astype(jnp.int32)
     return cache, limits, prefix.astype(jnp.int32)
+
+
+def _integers(values: Limits | Prefix | Array, name: str) -> Array:
+    try:
+        array = jnp.asarray(values)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{name} must be an array of integers, or lists of equal length: got "
+            f"{reprlib.repr(values)}"
+        ) from None
+    if array.size and not jnp.issubdtype(array.dtype, jnp.integer):
+        raise UserError(f"{name} must be integers: got dtype {array.dtype}")
+    return array
 
 
 def best_first(result: BeamResult, pad_id: int) -> BeamResult:

@@ -6,9 +6,11 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
+from jaxformer.search.rules import HypothesisRules
 from jaxformer.search.state import BeamState, SampleState
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
@@ -42,9 +44,15 @@ def call(
     """Logits in float32, and the new cache.
 
     Raises:
-      UserError: The logits have other axes, or EOS is not among them.
+      UserError: ``step_fn`` does not return logits and a cache, the logits have other axes, or
+        EOS is not among them.
     """
-    logits, cache = step_fn(tokens, cache)
+    returned = step_fn(tokens, cache)
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise UserError(
+            f"step_fn must return a pair, (logits, cache): got a {type(returned).__name__}"
+        )
+    logits, cache = returned
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < 2:
         raise UserError(
             f"step_fn must return logits [batch, beams, vocabulary] = [{tokens.shape[0]}, "
@@ -55,6 +63,33 @@ def call(
             f"eos_id must be a token of the vocabulary, 0 to {logits.shape[2] - 1}: got {eos_id}"
         )
     return logits.astype(jnp.float32), cache
+
+
+def check_prefix(
+    step_fn: StepFn,
+    tokens: Int[Array, "B N"],
+    cache: Any,
+    prefix: Int[Array, "B P"],
+    rules: HypothesisRules,
+) -> None:
+    """Refuses a prefix that no hypothesis can start with; one that is traced is not looked at.
+
+    Raises:
+      UserError: A token is not one of the vocabulary.
+    """
+    if not prefix.size or isinstance(prefix, Tracer) or not prefix.is_fully_addressable:
+        return
+    logits, _ = jax.eval_shape(
+        lambda tokens, cache: call(step_fn, tokens, cache, rules.eos_id), tokens, cache
+    )
+    vocabulary = logits.shape[2]
+    for row, ids in enumerate(prefix.tolist()):
+        for token in ids:
+            if token != rules.pad_id and not 0 <= token < vocabulary:
+                raise UserError(
+                    f"prefix[{row}] must be tokens of the vocabulary, 0 to {vocabulary - 1}, or "
+                    f"padding, {rules.pad_id}: got {token}"
+                )
 
 
 def log_probs_of(chosen: Float[Array, "B N K"], logits: Float[Array, "B N V"]) -> Array:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.nn.projection import columns_by_columns, rows_by_rows
+from jaxformer.layout import has_explicit_axes, map_explicit_rows, vary_alike
+from jaxformer.nn.matmul import matmul_nt, matmul_tn
 from jaxformer.nn.sharding import for_each_part, parts_of
 
 # Logits held at a time: enough rows to fill the matrix units, few enough to stay near the caches.
@@ -33,21 +34,31 @@ def cross_entropy(
     Args:
       features: Decoder outputs, one row for every target position.
       embedding: The shared embedding, which is also the pre-softmax projection.
-      targets: Target token ids.
-      weights: 1 for real targets, 0 for padding.
+      targets: Target token ids. One outside the vocabulary gives NaN, unless its weight is 0.
+      weights: 1 for real targets, 0 for padding. The loss has a gradient by them, too.
       smoothing: epsilon_ls.
 
     Returns:
       The loss to minimise, and the plain negative log likelihood that perplexity is made of
       (which has no gradient), both float32 sums in nats.
     """
+    targets, weights = jnp.asarray(targets), _checked(targets, weights, embedding.shape[0])
 
     def sums(embedding, features, targets, weights):
         features, targets, weights = _chunks(features, targets, weights, embedding.shape[0])
-        return _chunked(embedding, features, targets, weights, smoothing)
+        return _chunked(*vary_alike(embedding, features), targets, weights, smoothing)
 
+    if has_explicit_axes(embedding, features):
+        rows = (features, targets, weights)
+        return map_explicit_rows(sums, embedding, *rows, total=True)
     loss, nll = for_each_part(sums, embedding, features, targets, weights, split_table=True)
     return loss.sum(), nll.sum()
+
+
+def _checked(targets, weights, vocab_size):
+    """The weights, NaN for targets that are not in the vocabulary, unless they weigh nothing."""
+    known = (targets >= 0) & (targets < vocab_size)
+    return jnp.where(known | (weights == 0), weights, jnp.nan)
 
 
 def _chunks(features, targets, weights, vocab_size):
@@ -55,7 +66,8 @@ def _chunks(features, targets, weights, vocab_size):
     rows = features.shape[0]
     on_gpu = jax.default_backend() == "gpu"
     logits = _LOGITS_PER_CHUNK_ON_GPUS if on_gpu else _LOGITS_PER_CHUNK
-    count = -(-rows // max(128, logits // vocab_size))
+    # While exporting for any number of rows, that number is an expression: one chunk has them all.
+    count = -(-rows // max(128, logits // vocab_size)) if isinstance(rows, int) else 1
     # GPUs would copy a matrix whose sides are no multiples of 16, too.
     chunk = rows if count == 1 else -(-rows // (16 * count)) * 16
     padding = -rows % chunk
@@ -64,53 +76,55 @@ def _chunks(features, targets, weights, vocab_size):
     return tuple(a.reshape(-1, chunk, *a.shape[1:]) for a in (features, targets, weights))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
 def _chunked(embedding, features, targets, weights, smoothing):
     """The two sums, for callers that take no gradient."""
     projection = _projection(embedding, features.dtype)
 
     def chunk_sums(chunk):
         rows, targets, weights = chunk
-        return _chunk(rows, targets, weights, projection, smoothing)[:2]
+        loss, nll, _ = _chunk(rows, targets, projection, smoothing)
+        return (weights * loss).sum(), (weights * nll).sum()
 
     loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
     return loss.sum(), nll.sum()
 
 
-def _forward(embedding, features, targets, weights, smoothing):
-    """The two sums and the gradients of the loss, in one pass over the chunks."""
+@_chunked.defjvp
+def _chunked_jvp(smoothing, primals, tangents):
+    """The two sums, and the loss's tangent: inner products of its gradients with the tangents.
+
+    This serves both modes of differentiation. The likelihood's tangent is 0, by design.
+    """
+    loss, nll, losses, gradients = _sums_and_gradients(primals, smoothing)
+    tangent = (losses * tangents[3]).sum()
+    for gradient, by in zip(gradients, tangents[:2], strict=True):
+        tangent += (gradient * by).sum(dtype=jnp.float32)
+    return (loss, nll), (tangent, jnp.zeros_like(nll))
+
+
+def _sums_and_gradients(primals, smoothing):
+    """The two sums, every row's loss, and the loss's gradients, in one pass over the chunks."""
+    embedding, features, targets, weights = primals
     projection = _projection(embedding, features.dtype)
     kernel = projection.kernel
 
     def chunk_gradients(kernel_gradient, chunk):
         rows, targets, weights = chunk
-        loss, nll, logits_gradient = _chunk(rows, targets, weights, projection, smoothing)
-        logits_gradient = logits_gradient.astype(kernel.dtype)
-        kernel_gradient += columns_by_columns(rows, logits_gradient)
-        features_gradient = rows_by_rows(logits_gradient, kernel).astype(rows.dtype)
-        return kernel_gradient, (loss, nll, features_gradient)
+        loss, nll, logits_gradient = _chunk(rows, targets, projection, smoothing)
+        logits_gradient = (weights[:, None] * logits_gradient).astype(kernel.dtype)
+        kernel_gradient += matmul_tn(rows, logits_gradient)
+        features_gradient = matmul_nt(logits_gradient, kernel).astype(rows.dtype)
+        return kernel_gradient, (loss, (weights * nll).sum(), features_gradient)
 
-    kernel_gradient, (loss, nll, features_gradient) = jax.lax.scan(
-        chunk_gradients, jnp.zeros_like(kernel, embedding.dtype), (features, targets, weights)
+    start, *_ = vary_alike(jnp.zeros_like(kernel, embedding.dtype), features, targets, weights)
+    kernel_gradient, (losses, nll, features_gradient) = jax.lax.scan(
+        chunk_gradients, start, (features, targets, weights)
     )
     # The barrier keeps XLA from folding the transpose into a product that CPUs have no kernel for.
     kernel_gradient = jax.lax.optimization_barrier(kernel_gradient)[:, : len(embedding)].T
-    return (loss.sum(), nll.sum()), (kernel_gradient, features_gradient)
-
-
-def _backward(smoothing, gradients, cotangents):
-    """Scales the gradients that the forward pass kept; the likelihood has none by design."""
-    kernel_gradient, features_gradient = gradients
-    scale = cotangents[0]
-    return (
-        kernel_gradient * scale,
-        features_gradient * scale.astype(features_gradient.dtype),
-        None,
-        None,
-    )
-
-
-_chunked.defvjp(_forward, _backward)
+    loss = (weights * losses).sum()
+    return loss, nll.sum(), losses, (kernel_gradient, features_gradient)
 
 
 class _Projection(NamedTuple):
@@ -137,8 +151,8 @@ def _projection(embedding, dtype):
     return _Projection(kernel, rounded.mean(axis=0, dtype=jnp.float32), size)
 
 
-def _chunk(features, targets, weights, projection, smoothing):
-    """Loss, likelihood, and the loss's gradient by the logits, of one chunk of rows.
+def _chunk(features, targets, projection, smoothing):
+    """Loss, likelihood, and the loss's gradient by the logits, of every row of a chunk.
 
     The gradient by the logits of columns that only pad the kernel means nothing.
     """
@@ -150,10 +164,9 @@ def _chunk(features, targets, weights, projection, smoothing):
     log_total = jax.nn.logsumexp(logits, axis=-1)
     # A sum instead of an index: where the vocabulary is split over devices, none has all of it.
     is_target = columns == targets[:, None]
-    nll = log_total - jnp.where(is_target, logits, 0.0).sum(axis=-1)
+    nll = log_total - (logits * is_target).sum(axis=-1)
     # Not as a product, which accelerators would take in less than float32.
     uniform_nll = log_total - (features.astype(jnp.float32) * mean).sum(axis=-1)
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
     probabilities = jnp.exp(logits - log_total[:, None])
-    gradient = probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
-    return (weights * loss).sum(), (weights * nll).sum(), weights[:, None] * gradient
+    return loss, nll, probabilities - smoothing / vocab_size - (1 - smoothing) * is_target

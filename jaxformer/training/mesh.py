@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from jaxformer.config import MeshConfig
 from jaxformer.data.batch import Batch
 from jaxformer.errors import UserError
+from jaxformer.layout import pvary
 from jaxformer.nn.sharding import axis_names
 
 DATA_AXIS = "data"
@@ -41,9 +42,14 @@ def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = 
     within one of them if it can.
 
     Raises:
-      UserError: The sizes do not multiply to the number of devices.
+      UserError: The sizes do not multiply to the number of devices, or are not in a MeshConfig.
     """
     config = MeshConfig() if config is None else config
+    if not isinstance(config, MeshConfig):
+        raise UserError(
+            f"expected a MeshConfig, got {type(config).__name__}; give config.mesh or "
+            "MeshConfig(data=...)"
+        )
     devices = jax.devices() if devices is None else devices
     sizes = [config.data, config.fsdp, config.tensor]
     known = math.prod(size for size in sizes if size != -1)
@@ -170,7 +176,4 @@ def _rules_of(mesh: Mesh) -> Iterator[None]:
 
 
 def _varying(tree: PyTree) -> PyTree:
-    if hasattr(jax.lax, "pcast"):
-        return jax.tree.map(lambda a: jax.lax.pcast(a, DATA_AXIS, to="varying"), tree)
-    pvary = vars(jax.lax)["pvary"]  # its name before jax 0.8
     return jax.tree.map(lambda a: pvary(a, DATA_AXIS), tree)

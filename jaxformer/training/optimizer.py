@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from jaxformer.config import Config
+from jaxformer.config import Config, check_config
+from jaxformer.errors import UserError
 
 
 def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -> optax.Schedule:
@@ -17,7 +18,13 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
     >>> schedule = inverse_sqrt_schedule(512, 4000)
     >>> round(float(schedule(3999)) * 1e4, 4)  # the peak: (512 * 4000)^-0.5
     6.9877
+
+    Raises:
+      UserError: ``d_model`` or ``warmup_steps`` is less than 1.
     """
+    for name, value in (("d_model", d_model), ("warmup_steps", warmup_steps)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1: got {value}")
 
     def schedule(count):
         step = jnp.asarray(count, jnp.float32) + 1.0
@@ -31,7 +38,11 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
     Departs from the paper: options only, of ``config.training``: ``clip_norm`` (gradients are
     clipped by their global norm first), ``learning_rate_scale`` and ``moments="bfloat16"``.
+
+    Raises:
+      UserError: This is no ``Config``: the learning rate depends on the model's width, too.
     """
+    check_config(config)
     training = config.training
     schedule = inverse_sqrt_schedule(
         config.model.d_model, training.warmup_steps, training.learning_rate_scale

@@ -86,8 +86,9 @@ class Validation:
             return translator.translate(sources[mine], name="validation", report=report)
 
         translations = self._decode(params, translate)
+        language = self._config.data.target_language
         return {
-            "bleu": corpus_bleu(translations, references),
+            "bleu": corpus_bleu(translations, references, target_language=language),
             "exact_match": _percentage_equal(translations, references),
         }
 

@@ -165,6 +165,9 @@ def test_evaluate_names_every_metric(tiny_workdir, tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["sacrebleu"]["method"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
     assert output.read_text(encoding="utf-8").count("\n") == 2
+    assert main([*arguments, "--language", "zh"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["sacrebleu"]["method"].startswith("nrefs:1|case:mixed|eff:no|tok:zh")
 
 
 def test_evaluate_own_translations_scores_100(tiny_workdir, tmp_path, capsys):

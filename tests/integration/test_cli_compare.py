@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.cli import main
 from jaxformer.cli.parser import parse
@@ -93,6 +94,21 @@ def test_language_can_be_given(files, tmp_path, capsys):
     code, out, _ = compare(capsys, str(tmp_path / "ref.txt"), files[1], "--language", "fr")
     assert code == 0
     assert "tokenizer.perl -l fr" in out
+
+
+def test_chinese_is_split_as_sacrebleu_does(tmp_path, capsys):
+    texts = {
+        "ref": ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"],
+        "ours": ["我喜欢吃苹果和香蕉。", "今天天气很好。我们去公园。"],
+    }
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.zh").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    code, out, _ = compare(capsys, str(tmp_path / "ref.zh"), tmp_path / "ours.zh", "--json")
+    comparisons = {c["metric"]: c for c in json.loads(out)["comparisons"]}
+    assert (code, list(comparisons)) == (0, ["sacreBLEU", "chrF"])
+    expected = BLEU(trg_lang="zh").corpus_score(texts["ours"], [texts["ref"]]).score
+    assert comparisons["sacreBLEU"]["systems"][0]["score"] == pytest.approx(expected)
+    assert "|tok:zh|" in comparisons["sacreBLEU"]["method"]
 
 
 def test_help_has_examples_that_are_accepted(capsys):

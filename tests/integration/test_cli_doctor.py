@@ -1,13 +1,21 @@
-"""The command ``doctor``: what fits, what would make it fit, and mistakes."""
+"""The command ``doctor``: bug reports, what fits, what would make it fit, and mistakes."""
 
+import importlib.metadata
+import importlib.util
+import os
 import pathlib
+import platform
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 
+import jax
 import pytest
 
-from jaxformer.cli import main
+import jaxformer
+from jaxformer.cli import environment, main
 from jaxformer.training import memory
 
 # ml_collections 1.1 loads config files in a way that Python deprecates (2026-11).
@@ -24,6 +32,93 @@ SMALL = [
 def doctor(capsys, *arguments):
     code = main(["doctor", *SMALL, *arguments])
     return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def report(capsys, monkeypatch):
+    """Runs the bare command; its lines by section."""
+
+    def run(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        # The last section starts processes, and has tests of its own.
+        monkeypatch.setattr(environment, "SECTIONS", environment.SECTIONS[:-1])
+        assert main(["doctor"]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        sections = re.findall(r"^(\S.*):\n((?:  .*\n)+)", out, re.MULTILINE)
+        assert "".join(f"{title}:\n{lines}" for title, lines in sections) == out
+        return {title: [line[2:] for line in text.splitlines()] for title, text in sections}
+
+    return run
+
+
+def test_a_bug_report_has_versions_devices_and_the_cache(report, tmp_path):
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "one").write_bytes(bytes(1_500_000))
+    found = report(JAXFORMER_CACHE=str(tmp_path))
+    versions = found["versions"]
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
+        assert f"{name} {importlib.metadata.version(name)}" in versions
+    package = pathlib.Path(jaxformer.__file__).parent
+    assert versions[0].startswith(f"jaxformer {jaxformer.__version__} in ")
+    assert versions[0].endswith(package.name)
+    assert versions[1].startswith(f"python {platform.python_version()} in ")
+    assert "cpu: 8 x cpu" in found["machine"]
+    assert found["cache"] == [f"{tmp_path}: 1.5 MB in 1 files"]
+    assert report(JAXFORMER_CACHE=str(tmp_path / "new"))["cache"] == [
+        f"{tmp_path / 'new'}: does not exist yet"
+    ]
+
+
+def test_a_bug_report_has_no_other_variables_than_those_of_jax(report):
+    found = report(JAX_ENABLE_X64="0", AWS_SECRET="xyz", MY_JAX_KEY="k")
+    names = {line.partition("=")[0] for line in found["environment variables"]}
+    assert f"XLA_FLAGS={os.environ['XLA_FLAGS']}" in found["environment variables"]
+    assert "JAX_ENABLE_X64=0" in found["environment variables"]
+    assert not names & {"AWS_SECRET", "MY_JAX_KEY", "PATH", "HOME"}
+
+
+def test_a_bug_report_comes_out_where_things_are_broken(report, monkeypatch):
+    def broken():
+        raise RuntimeError("no TPU")
+
+    monkeypatch.setattr(jax, "local_devices", broken)
+    found = report(JAXFORMER_NOTE="not UTF-8: \udcf6")
+    assert found["machine"][-1] == "failed with RuntimeError: no TPU"
+    assert r"JAXFORMER_NOTE=not UTF-8: \udcf6" in found["environment variables"]
+
+
+def test_optional_packages_are_those_of_the_project(report):
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = settings["project"]["optional-dependencies"]
+    ours = [list(extra.requirements) for extra in environment.EXTRAS]
+    assert ours[:4] == [extras[name] for name in ("tensorboard", "wmt", "interop", "export")]
+    for extra, line in zip(environment.EXTRAS, report()["optional packages"], strict=True):
+        missing = [name for name in extra.modules if importlib.util.find_spec(name) is None]
+        end = f"not installed: pip install {shlex.join(extra.requirements)}"
+        assert line.endswith(end if missing else ": installed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--memory", "16GB"], "--memory needs --config FILE"),
+        (["--devices", "2"], "--devices needs --config FILE"),
+        (["--config.model.d_model=8"], "--config.model.d_model=8 needs --config FILE"),
+    ],
+)
+def test_options_of_an_experiment_need_one(capsys, arguments, words):
+    assert main(["doctor", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+
+
+def test_the_package_is_a_command_and_has_a_version():
+    command = [sys.executable, "-m", "jaxformer", "--version"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert finished.stdout == f"jaxformer {jaxformer.__version__}\n"
 
 
 @pytest.mark.slow

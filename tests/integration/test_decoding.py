@@ -89,6 +89,21 @@ def test_a_thousand_sentences_of_any_length_need_few_compilations():
     assert compilations.count <= 8  # of all there have been since the warm-up
 
 
+def test_after_a_warm_up_nothing_is_compiled(tiny_workdir):
+    # No other test has this search, whose programs would be there already.
+    search = SearchConfig(beam_size=4, length_penalty=0.123, max_extra_length=9)
+    translator = Translator.load(tiny_workdir, search=search)
+    compilations = Compilations()
+    with compilations:
+        translator.warm_up(sentences=1, tokens=16)
+    assert compilations.count == 2
+    compilations.count = 0
+    with compilations:
+        translator.translate(["one"])
+        translator.translate(["two hundred"])
+    assert compilations.count == 0
+
+
 def test_stages_do_not_change_what_is_found():
     """Translations longer than the first rooms are those of a search that had all of it at once."""
     config, params = biased_model(128, ending=-1.0)

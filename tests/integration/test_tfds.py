@@ -90,7 +90,7 @@ def test_missing_data_says_how_to_get_it(tmp_path: pathlib.Path):
         list(corpus.pairs("train"))
     message = str(error.value)
     assert "\n" not in message
-    assert "pip install 'jaxformer[wmt]'" in message
+    assert "pip install importlib_resources tensorflow-cpu" in message
     assert "--config.data.corpus=text --config.data.train=PREFIX" in message
     # The advice is a program: it runs as far as the download, and asks for the right files.
     code = re.search(r'python -c "(.*?)"', message)

@@ -51,7 +51,7 @@ def run(*arguments):
             ["--config=configs/base.py"],
             [
                 "wmt14_translate/de-en",
-                "pip install 'jaxformer[wmt]'",
+                "pip install importlib_resources tensorflow-cpu",
                 "--config.data.corpus=text",
                 "--config.data.train=",
             ],

@@ -3,10 +3,12 @@ import dataclasses
 import json
 import pathlib
 import pickle
+import re
 import sys
 import warnings
 
 import jax
+import numpy as np
 import pytest
 from absl import flags
 from hypothesis import given
@@ -242,6 +244,32 @@ def test_values_that_cannot_work_are_refused(part: str, values: dict, message: s
         from_dict({part: values})
     with pytest.raises(UserError, match=message):
         PARTS[part](**values)
+
+
+def test_numbers_of_numpy_become_pythons(tmp_path: pathlib.Path):
+    model = ModelConfig(d_model=np.int64(8), num_heads=np.int32(2), dropout_rate=np.float32(0.5))
+    assert model == ModelConfig(d_model=8, num_heads=2, dropout_rate=0.5)
+    config_lib.save(Config(model=model), tmp_path / "config.json")
+    assert config_lib.load(tmp_path / "config.json").model == model
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"d_model": "512"}, "model.d_model must be of type int: got '512'"),
+        ({"d_model": 512.0}, "model.d_model must be of type int: got 512.0"),
+        ({"dropout_rate": None}, "model.dropout_rate must be of type float: got None"),
+        ({"biases": 1}, "model.biases must be of type bool: got 1"),
+    ],
+)
+def test_values_of_other_types_are_refused(values: dict, message: str):
+    with pytest.raises(UserError, match=re.escape(message)):
+        ModelConfig(**values)
+
+
+def test_a_part_of_another_kind_is_refused():
+    with pytest.raises(UserError, match="model must be a ModelConfig: got DataConfig"):
+        Config(model=DataConfig())  # pyright: ignore[reportArgumentType]
 
 
 def test_parts_that_contradict_one_another_are_refused():

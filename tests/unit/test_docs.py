@@ -219,3 +219,10 @@ def test_hash_of_the_test_set_is_that_of_sacrebleu():
     from sacrebleu.dataset import DATASETS
 
     assert f"MD5 `{DATASETS['wmt14/full'].md5[0]}`" in REPRODUCE
+
+
+def test_nobody_is_told_to_install_what_is_not_published():
+    pages = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")]
+    for path in [*pages, *(PROJECT / "jaxformer").rglob("*.py")]:
+        found = re.search(r"pip install ['\"]?jaxformer", path.read_text(encoding="utf-8"))
+        assert not found, f"{path}: {found}"

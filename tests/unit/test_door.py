@@ -1,10 +1,13 @@
 """The package's door: its names, and that opening it costs nothing."""
 
 import ast
+import importlib.metadata
+import importlib.resources
 import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -50,19 +53,43 @@ def test_every_name_can_be_imported_and_is_documented(name):
         assert re.search(rf"\b{name}\b", jaxformer.__doc__), f"{name} is missing in the docstring"
 
 
-def test_type_checkers_see_the_same_names():
-    source = pathlib.Path(jaxformer.__file__).read_text(encoding="utf-8")
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    typed = {
-        alias.name: node.module
-        for node in imports
-        for alias in node.names
-        if (node.module or "").startswith("jaxformer.")
-    }
-    assert {f"jaxformer.{room}": None for room in jaxformer._ROOM_OF.values()}.keys() == set(
-        typed.values()
+def test_star_import_brings_the_public_names_and_spares_the_users_own():
+    code = "nn = 'mine'; from jaxformer import *; print(sorted(n for n in dir() if n[0] != '_'))"
+    finished = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(nn)"], capture_output=True, text=True, check=True
     )
-    assert typed == {name: f"jaxformer.{room}" for name, room in jaxformer._ROOM_OF.items()}
+    names, nn = finished.stdout.splitlines()
+    assert ast.literal_eval(names) == sorted(["nn", *jaxformer.__all__])
+    assert nn == "mine"
+    assert {"Transformer", "beam_search", "train"} < set(jaxformer.__all__)
+
+
+def test_type_checkers_find_types():
+    package = importlib.resources.files("jaxformer")
+    assert (package / "py.typed").is_file()
+    stub = (package / "__init__.pyi").read_text(encoding="utf-8")
+    for name in jaxformer.__all__:
+        assert f" import {name} as {name}\n" in stub  # else a stub does not export it
+
+
+def test_what_is_not_python_is_packaged():
+    root = pathlib.Path(jaxformer.__file__).parent
+    settings = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]
+    packaged = {
+        path
+        for package, globs in patterns.items()
+        for pattern in globs
+        for path in root.parent.joinpath(*package.split(".")).glob(pattern)
+    }
+    others = {
+        path for path in root.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert packaged == others
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert jaxformer.__version__ == importlib.metadata.version("jaxformer")
 
 
 def test_unknown_name():

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from jaxformer.checks import check_texts
 from jaxformer.errors import UserError
 from jaxformer.evaluation.evalb.parameters import COLLINS, Parameters
 from jaxformer.evaluation.evalb.report import Counts, Report, Row, Status, summary
@@ -20,12 +21,14 @@ def score(gold: Sequence[str], test: Sequence[str], parameters: Parameters = COL
       parameters: What counts.
 
     Raises:
-      UserError: There are more lines in one than in the other, or more errors than allowed.
+      UserError: There are more lines in one than in the other, or more errors than allowed, or
+        these are not lists of strings.
 
     >>> report = score(["(S (NP (PRP It)) (VP (VBZ works)))"], ["(S (NP (PRP It)) (VBZ works))"])
     >>> f"{report.all.recall:.2f} {report.all.precision:.2f} {report.all.f1:.2f}"
     '66.67 100.00 80.00'
     """
+    gold, test = check_texts(gold, "gold"), check_texts(test, "test")
     if len(gold) != len(test):
         raise UserError(
             f"expected as many lines of test trees as of gold trees: got {len(test)} and "

@@ -140,3 +140,15 @@ def test_files_that_are_no_tokenizer_are_refused(content, tmp_path):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"tokenizer\.model: expected a (Marian|Sentence)"):
         load_tokenizer(path)
+
+
+def test_ids_out_of_range_and_a_string_for_a_list_are_refused(tokenizer):
+    size = tokenizer.vocab_size
+    for call in (lambda: tokenizer.decode([5, size]), lambda: tokenizer.piece(size)):
+        with pytest.raises(UserError, match=f"token ids from 0 to {size - 1}, got {size}"):
+            call()
+    with pytest.raises(UserError, match="got -1"):
+        tokenizer.decode([-1])
+    for encode in (tokenizer.encode_batch, tokenizer.encode_target_batch):
+        with pytest.raises(UserError, match="expected a list of texts, got one string, 'ten'"):
+            encode("ten")

@@ -63,6 +63,8 @@ def test_save_and_load(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     tokenizer.save(path)
     assert Tokenizer.load(path).sha256 == tokenizer.sha256
     assert list(path.parent.iterdir()) == [path]
+    tokenizer.save(str(path))
+    assert Tokenizer.load(str(path)).sha256 == tokenizer.sha256
 
 
 def test_refuses_what_is_no_tokenizer(tmp_path: pathlib.Path):

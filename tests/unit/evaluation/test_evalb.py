@@ -312,3 +312,9 @@ def test_hostile_lines():
 def test_only_ascii_white_space_separates():
     line = "(S (NN a\u200ab) (NN c\u00a0d))"
     assert score([line], [line]).rows[0].words == 2
+
+
+def test_one_string_is_refused_as_a_list_of_trees():
+    for sides, name in ((("(S (X x))", ["(S (X x))"]), "gold"), ((["(S (X x))"], "(S)"), "test")):
+        with pytest.raises(UserError, match=f"{name}: expected a list of texts, got one string"):
+            score(*sides)

@@ -3,8 +3,11 @@ import dataclasses
 import json
 import math
 import pathlib
+import subprocess
+import sys
 
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesTokenizer
 
 from jaxformer.errors import UserError
@@ -64,7 +67,7 @@ def test_sacrebleu_equals_the_published_score_to_the_last_digit(
     folder = data_directory / "bleu"
     hypotheses = lines_of(folder / f"newstest2021.en-de.hyp.{system}.de")
     references = lines_of(folder / "newstest2021.en-de.ref.A.de")
-    assert corpus_bleu(hypotheses, references) == published
+    assert corpus_bleu(hypotheses, references, target_language="de") == published
 
 
 def test_report_equals_independent_formulas_on_real_news(data_directory: pathlib.Path):
@@ -78,7 +81,8 @@ def test_report_equals_independent_formulas_on_real_news(data_directory: pathlib
     ]
     # The tokens here are escaped (&quot;) and those of the report are not: no difference.
     assert found.tokenised_bleu.score == pytest.approx(multi_bleu(*tokenised), rel=1e-12)
-    assert found.sacrebleu.score == corpus_bleu(hypotheses, references)
+    bleu = corpus_bleu(hypotheses, references, target_language="de")
+    assert found.sacrebleu.score == bleu
 
 
 def test_tokenised_bleu_by_hand():
@@ -206,14 +210,73 @@ def test_table_is_aligned_and_complete():
 
 @pytest.mark.parametrize("function", [corpus_bleu, scored])
 def test_different_line_counts_are_refused(function):
-    arguments = (HYPOTHESES[:3], REFERENCES) if function is corpus_bleu else (HYPOTHESES[:3],)
+    scores = {
+        corpus_bleu: lambda: corpus_bleu(HYPOTHESES[:3], REFERENCES, target_language="de"),
+        scored: lambda: scored(HYPOTHESES[:3]),
+    }
     with pytest.raises(UserError, match="got 3 translations and 4 reference lines"):
-        function(*arguments)
+        scores[function]()
 
 
 def test_nothing_to_score_is_refused():
     with pytest.raises(UserError, match="got 0 lines"):
         translation_report([], [], target_language="de")
+
+
+def test_one_string_is_refused_as_a_list_of_lines():
+    for sides in (("Ein Hund", ["Ein Hund"]), (["E", "s"], "Es")):
+        with pytest.raises(UserError, match=r"expected a list of texts, got one string, 'E.*\['E"):
+            corpus_bleu(*sides, target_language="de")
+
+
+CHINESE = ["我喜欢吃苹果和香蕉。", "今天天气很好。我们去公园。", "他买了三本新书。"]
+CHINESE_REFERENCES = [
+    "我很喜欢吃苹果和香蕉。",
+    "今天天气真好。我们去公园吧。",
+    "他在2024年买了3本书。",
+]
+
+
+def sacrebleu_command(hypotheses: list[str], references: list[str], pair: str, folder) -> float:
+    """The figure that sacreBLEU's own command prints for a language pair."""
+    for name, lines in (("hypotheses", hypotheses), ("references", references)):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files = [str(folder / "references"), "-i", str(folder / "hypotheses")]
+    command = [sys.executable, "-m", "sacrebleu", *files, "-l", pair, "-b", "-w", "6"]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_chinese_is_scored_as_sacrebleu_does(tmp_path: pathlib.Path):
+    expected = sacrebleu_command(CHINESE, CHINESE_REFERENCES, "en-zh", tmp_path)
+    assert 20 < expected < 90
+    for language in ("zh", "zh-TW", "zho"):
+        found = corpus_bleu(CHINESE, CHINESE_REFERENCES, target_language=language)
+        assert found == pytest.approx(expected, abs=1e-6)
+    found = translation_report(CHINESE, CHINESE_REFERENCES, target_language="zh")
+    assert found.sacrebleu.score == pytest.approx(expected, abs=1e-6)
+    assert "|tok:zh|" in found.sacrebleu.method
+    assert corpus_bleu(CHINESE, CHINESE_REFERENCES, target_language="de") == 0.0
+
+
+@pytest.mark.parametrize("language", ["zh", "ja", "ko"])
+def test_scripts_that_split_at_spaces_score_no_language_without_them(language: str):
+    found = translation_report(CHINESE, CHINESE_REFERENCES, target_language=language)
+    assert [metric.name for metric in found.metrics] == ["sacreBLEU", "chrF", "exact match"]
+    assert found.table().count("\n") == 3
+    assert json.loads(found.to_json())["tokenised_bleu"] is None
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_japanese_and_korean_are_scored_by_words_or_say_what_is_missing(language: str):
+    found = translation_report(CHINESE, CHINESE_REFERENCES, target_language=language).sacrebleu
+    try:
+        scorer, note = BLEU(trg_lang=language, force=True), ""
+    except RuntimeError:  # MeCab is not installed
+        scorer = BLEU(tokenize="char", force=True)
+        note = f" (characters; pip install 'sacrebleu[{language}]' for words, tok:{language}-mecab)"
+    assert found.score == scorer.corpus_score(CHINESE, [CHINESE_REFERENCES]).score
+    assert found.method == f"{scorer.get_signature()}{note}"
+    assert ("tok:char" in found.method) == bool(note)
 
 
 @pytest.mark.parametrize("language", ["de", "en", "fr", "zh", "xx"])

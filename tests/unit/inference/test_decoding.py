@@ -1,9 +1,10 @@
 """How sentences are grouped: every one once, in few shapes, of bounded size."""
 
+import numpy as np
 import pytest
 
 from jaxformer.config import SearchConfig
-from jaxformer.inference.decoding import batches
+from jaxformer.inference.decoding import batches, shapes
 
 SETTINGS = SearchConfig()
 
@@ -29,6 +30,21 @@ def test_shapes_are_few_whatever_the_input(longest):
         shapes |= {shape for _, shape in batches(lengths, longest, SETTINGS)}
     assert len(shapes) <= 6
     assert max(shape.source for shape in shapes) == min(longest, 2000)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4, 30])
+@pytest.mark.parametrize("longest", [10, 100, 1024])
+@pytest.mark.parametrize("sentences", [1, 3, 8, 9, 100])
+def test_all_shapes_of_smaller_calls_are_known_before(beam_size, longest, sentences):
+    settings, random = SearchConfig(beam_size=beam_size), np.random.default_rng(sentences)
+    for tokens in {1, 16, 33, 900} & set(range(longest + 1)) | {longest}:
+        known = set(shapes(sentences, tokens, longest, settings))
+        needed = set()
+        for count in {1, 2, 4, 5, 8, 9, 50} & set(range(sentences + 1)) | {sentences}:
+            for most in {1, 16, 17, 33, 65, 257} & set(range(tokens)) | {tokens}:
+                lengths = [most, *random.integers(1, most + 1, count - 1).tolist()]
+                needed |= {shape for _, shape in batches(lengths, longest, settings)}
+        assert needed == known  # none is missing, and none is compiled for nothing
 
 
 def test_few_sentences_pay_for_few():

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from jaxformer.errors import UserError
 from jaxformer.nn.positions import sinusoidal_positions
 
 
@@ -27,3 +28,20 @@ def test_an_offset_is_a_linear_function():
     table = sinusoidal_positions(200, 16).astype(np.float64)
     solution, *_ = np.linalg.lstsq(table[:-7], table[7:], rcond=None)
     np.testing.assert_allclose(table[:-7] @ solution, table[7:], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((4, 5), "d_model must be even, .*: got 5; use 6"),
+        ((4, 0), "d_model must be even, .*: got 0; use 2"),
+        ((-1, 4), "length must be 0 or more: got -1"),
+    ],
+)
+def test_sizes_without_a_table_are_refused(arguments, words):
+    with pytest.raises(UserError, match=words):
+        sinusoidal_positions(*arguments)
+
+
+def test_no_positions():
+    assert sinusoidal_positions(0, 6).shape == (0, 6)

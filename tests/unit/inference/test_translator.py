@@ -1,0 +1,117 @@
+"""What a translator refuses, before any model computes."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import Config, DataConfig, ModelConfig
+from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.tokenizer import train_tokenizer
+from jaxformer.errors import UserError
+from jaxformer.inference.alignment import align, word_attention
+from jaxformer.inference.attention import look
+from jaxformer.inference.parser import Parser
+from jaxformer.inference.scoring import score_pairs
+from jaxformer.inference.translator import Translator
+
+LINES = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
+CONFIG = Config(
+    model=ModelConfig(vocab_size=300, d_model=8, d_ff=8, num_heads=2, max_length=16),
+    data=DataConfig(corpus="trees", max_length=16),
+)
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    """One without parameters: what gets as far as a model fails otherwise."""
+    return Translator(CONFIG, {}, train_tokenizer(LINES, 300))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: t.translate("ten"), "sentences: .*got one string, 'ten'; put it.*: \\['ten'\\]"),
+        (lambda t: t.hypotheses("ten"), "sentences: expected a list of texts, got one string"),
+        (lambda t: t.translate(["ten"], prefixes="z"), "prefixes: expected a list of texts"),
+        (lambda t: align(t, "ten", [("zehn", [5, 1])] * 3), "sources: expected a list of texts"),
+        (lambda t: word_attention(t, "t", [("z", [5])]), "sources: expected a list of texts"),
+        (lambda t: Parser(t).parse("It works"), "sentences: expected a list of sentences, got one"),
+        (
+            lambda t: Parser(t).parse(["It works"]),
+            "sentences\\[0\\]: expected a list of words, got",
+        ),
+        (lambda t: t.tokenizer.encode_batch("ten"), "texts: expected a list of texts, got one"),
+        (lambda t: t.tokenizer.encode_target_batch("ten"), "texts: expected a list of texts"),
+    ],
+)
+def test_a_string_is_no_list_of_its_characters(translator, call, words):
+    with pytest.raises(UserError, match=words):
+        call(translator)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda t: t.search([[5, 1], [300, 1]]),
+            "sources\\[1\\]: .* ids from 0 to 299, got 300; enc",
+        ),
+        (lambda t: t.search([[-1, 1]]), "sources\\[0\\]: expected token ids .*, got -1"),
+        (lambda t: t.search([[5, 1]], [[300]]), "prefixes\\[0\\]: expected token ids .*, got 300"),
+        (
+            lambda t: t.search([[5] * 17]),
+            "expected at most 16 tokens \\(model.max_length\\), got 17",
+        ),
+        (lambda t: score_pairs(t, [([5, 1], [300, 1])]), "target of pairs\\[0\\]: .*, got 300"),
+        (lambda t: score_pairs(t, [([300], [5, 1])]), "source of pairs\\[0\\]: .*, got 300"),
+        (lambda t: score_pairs(t, [([5], [5] * 17)]), "target of pairs.*at most 16 tokens .* 17"),
+        (lambda t: align(t, ["ten"], [("zehn", [300, 1])]), "target of pairs\\[0\\]: .*, got 300"),
+        (lambda t: t.decode([5, 300]), "token ids: expected token ids from 0 to 299, got 300"),
+        (lambda t: t.tokenizer.decode([-7]), "token ids from 0 to 299, got -7"),
+        (lambda t: t.tokenizer.piece(300), "token id: expected token ids from 0 to 299, got 300"),
+    ],
+)
+def test_token_ids_that_the_model_does_not_have_are_refused(translator, call, words):
+    with pytest.raises(UserError, match=words):
+        call(translator)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda t: t.translate(["a", "b"], prefixes=["c"]),
+            "prefixes: .* each of 2 sentences, got 1",
+        ),
+        (lambda t: t.search([[5, 1]], []), "prefixes: expected one for each of 1 sources, got 0"),
+        (lambda t: align(t, ["a", "b"], []), "targets: expected one for each of 2 sources, got 0"),
+        (lambda t: Parser(t).parse([["a"]], tags=[]), "tags: .* each of 1 sentences, got 0"),
+        (lambda t: look(t, " "), "expected a sentence, got an empty one"),
+        (lambda t: t.warm_up(sentences=0), "sentences must be at least 1: got 0"),
+        (lambda t: t.warm_up(tokens=0), "tokens must be at least 1: got 0"),
+    ],
+)
+def test_other_mistakes(translator, call, words):
+    with pytest.raises(UserError, match=words):
+        call(translator)
+
+
+def test_ids_may_be_of_any_integer_type(translator):
+    ids = translator.encode("ten")
+    assert ids[-1] == 1
+    text = translator.decode(ids)
+    assert text == translator.decode(np.array(ids)) == translator.decode(jax.numpy.array(ids))
+
+
+def test_programs_are_kept_where_the_command_line_keeps_them(monkeypatch, tmp_path: pathlib.Path):
+    monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path))
+    tokenizer, before = train_tokenizer(LINES, 300), jax.config.values["jax_compilation_cache_dir"]
+    try:
+        for given, expected in ((None, str(tmp_path / "programs")), ("/mine", "/mine")):
+            jax.config.update("jax_compilation_cache_dir", given)
+            Translator(CONFIG, {}, tokenizer)
+            assert jax.config.values["jax_compilation_cache_dir"] == expected
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

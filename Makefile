@@ -63,12 +63,13 @@ check: lint test  ## Lint and run the fast tests
 smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest versions we promise
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke
 
+# Not $(MAKE), since make would run that even with --dry-run.
 smoke-newest:  ## Run the smoke tests on the newest versions, if there is a Python 3.12
 	@python=$$(.ci/newest_python $(PYTHON)); \
 	if [ -z "$$python" ]; then \
 	  echo "skipped: the newest versions need Python 3.12 or newer; name one with PYTHON="; \
 	else \
-	  $(MAKE) PYTHON=$$python $(NEWEST)/installed && \
+	  make PYTHON=$$python $(NEWEST)/installed && \
 	  JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(NEWEST)/bin/$(PYTEST) -m smoke; \
 	fi
 

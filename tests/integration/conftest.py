@@ -5,7 +5,8 @@ import fcntl
 import functools
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import pytest
@@ -38,36 +39,34 @@ TINY = Config(
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _cheap_runs() -> Iterator[None]:
     """Traces a program once for all runs that need it; tracing is most of a tiny run.
 
     Runs in processes of their own trace everything themselves, as a user's do.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, function in _cached_functions():
+            patch.setattr(module, name, function)
+        yield
+
+
+@functools.cache
+def _cached_functions() -> list[tuple[Any, str, Callable]]:
+    """Modules, and what stands in for their functions, with one cache for all tests."""
     from jaxformer.data import numerals
     from jaxformer.training import loop, validation
 
     make_optimizer = functools.cache(loop.make_optimizer)
     make_train_step = functools.cache(loop.make_train_step)
     make_eval_step = functools.cache(validation.make_eval_step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_optimizer", lambda config: make_optimizer(_program(config)))
-        patch.setattr(
-            loop,
-            "make_train_step",
-            lambda config, optimizer, mesh: make_train_step(_program(config), optimizer, mesh),
-        )
-        patch.setattr(
-            validation,
-            "make_eval_step",
-            lambda config, mesh: make_eval_step(_program(config), mesh),
-        )
-        patch.setattr(loop, "abstract_state", functools.cache(loop.abstract_state))
-        # A fifth of the numbers: each run reads all of them, to check that they are still the same.
-        fewer = [(low, end, held_out, n // 5) for low, end, held_out, n in numerals._MAGNITUDES]
-        patch.setattr(numerals, "_MAGNITUDES", fewer)
-        patch.setattr(numerals, "numbers", functools.cache(numerals.numbers))
-        yield
+    return [
+        (loop, "make_optimizer", lambda config: make_optimizer(_program(config))),
+        (loop, "make_train_step", lambda config, *rest: make_train_step(_program(config), *rest)),
+        (loop, "abstract_state", functools.cache(loop.abstract_state)),
+        (validation, "make_eval_step", lambda c, mesh: make_eval_step(_program(c), mesh)),
+        (numerals, "numbers", functools.cache(numerals.numbers)),
+    ]
 
 
 def _program(config: Config) -> Config:

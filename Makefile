@@ -4,17 +4,19 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 BIN := $(VENV)/bin
 DEMO := runs/numerals
 # Files go to as many processes as there are cores; compiling, most of the work, uses one core each.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-# One set for every Python from 3.11 on and every platform, each file named by its hash.
-COMPILE := build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
-  --generate-hashes --custom-compile-command "make lock"
+PYTEST := pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+  --durations 20
+# One set for every platform and every Python from a version on, each file named by its hash.
+COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
+  --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint check smoke-oldest lock clean
+.PHONY: help install demo test test-slow nightly lint check smoke-oldest smoke-newest lock clean
 
 help:  ## Show what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
@@ -41,8 +43,14 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and dra
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
-test: $(VENV)/installed  ## Run the tests, all but the nightly ones
-	$(BIN)/pytest $(PARALLEL)
+test: $(VENV)/installed  ## Run the fast tests (5 to 8 minutes on two cores)
+	$(BIN)/$(PYTEST)
+
+test-slow: $(VENV)/installed  ## Run the slow tests (10 to 15 minutes on two cores)
+	$(BIN)/$(PYTEST) -m slow
+
+nightly: $(VENV)/installed  ## Run many more random cases of the searches
+	$(BIN)/$(PYTEST) -m nightly
 
 lint: $(VENV)/installed  ## Check style, formatting, types and floors
 	$(BIN)/ruff check
@@ -50,24 +58,38 @@ lint: $(VENV)/installed  ## Check style, formatting, types and floors
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-check: lint test  ## Lint and test
+check: lint test  ## Lint and run the fast tests
 
 smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest versions we promise
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/pytest $(PARALLEL) -m smoke
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke
 
-lock:  ## Fit both lock files to pyproject.toml; delete one first to upgrade all it holds
+# Not $(MAKE), since make would run that even with --dry-run.
+smoke-newest:  ## Run the smoke tests on the newest versions, if there is a Python 3.12
+	@python=$$(.ci/newest_python $(PYTHON)); \
+	if [ -z "$$python" ]; then \
+	  echo "skipped: the newest versions need Python 3.12 or newer; name one with PYTHON="; \
+	else \
+	  make PYTHON=$$python $(NEWEST)/installed && \
+	  JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(NEWEST)/bin/$(PYTEST) -m smoke; \
+	fi
+
+lock:  ## Update the lock files; delete one first to upgrade all it holds
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/pip install --quiet uv
-	$(COMPILE) --extra dev pyproject.toml --output-file requirements.lock
-	$(COMPILE) --extra test pyproject.toml .ci/oldest.in --output-file .ci/oldest.lock
+	$(COMPILE) --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) --python-version 3.11 --extra test pyproject.toml .ci/oldest.in \
+	  --output-file .ci/oldest.lock
+	$(COMPILE) --python-version 3.12 --extra test pyproject.toml .ci/newest.in --upgrade \
+	  --output-file .ci/newest.lock
 
 clean:  ## Remove what make has set up; runs/ stays
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: requirements.lock pyproject.toml
 $(OLDEST)/installed: .ci/oldest.lock pyproject.toml
+$(NEWEST)/installed: .ci/newest.lock pyproject.toml
 
 # $(@D) is the environment, $< its lock.
 %/installed:

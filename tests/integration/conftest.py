@@ -2,12 +2,17 @@
 
 import dataclasses
 import fcntl
+import functools
 import os
 import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax
 import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
+from jaxformer.training.mesh import make_mesh
 
 # Packing has one shape of batch, so one program to compile.
 TINY = Config(
@@ -32,6 +37,46 @@ TINY = Config(
         keep_checkpoints=3,
     ),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cheap_runs() -> Iterator[None]:
+    """Traces a program once for all runs that need it; tracing is most of a tiny run.
+
+    Runs in processes of their own trace everything themselves, as a user's do.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, function in _cached_functions():
+            patch.setattr(module, name, function)
+        yield
+
+
+@functools.cache
+def _cached_functions() -> list[tuple[Any, str, Callable]]:
+    """Modules, and what stands in for their functions, with one cache for all tests."""
+    from jaxformer.data import numerals
+    from jaxformer.training import loop, validation
+
+    make_optimizer = functools.cache(loop.make_optimizer)
+    make_train_step = functools.cache(loop.make_train_step)
+    make_eval_step = functools.cache(validation.make_eval_step)
+    return [
+        (loop, "make_optimizer", lambda config: make_optimizer(_program(config))),
+        (loop, "make_train_step", lambda config, *rest: make_train_step(_program(config), *rest)),
+        (loop, "abstract_state", functools.cache(loop.abstract_state)),
+        (validation, "make_eval_step", lambda c, mesh: make_eval_step(_program(c), mesh)),
+        (numerals, "numbers", functools.cache(numerals.numbers)),
+    ]
+
+
+def _program(config: Config) -> Config:
+    """The same config but for what bears on no program."""
+    often = {name: getattr(TINY.training, name) for name in _NOT_COMPILED}
+    training = dataclasses.replace(config.training, **often)
+    return dataclasses.replace(config, data=TINY.data, training=training)
+
+
+_NOT_COMPILED = ("steps", "log_every", "checkpoint_every", "eval_every", "eval_sentences")
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +104,12 @@ def learned_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         eval_every=300, eval_sentences=0,
     )  # fmt: skip
     config = dataclasses.replace(TINY, model=model, training=training)
-    return _trained_once(tmp_path_factory, "learned", config)
+    with pytest.MonkeyPatch.context() as patch:
+        from jaxformer.training import loop
+
+        # Faster than eight simulated devices on a few cores.
+        patch.setattr(loop, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+        return _trained_once(tmp_path_factory, "learned", config)
 
 
 def _trained_once(

@@ -14,6 +14,8 @@ import pytest
 
 from jaxformer.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 # Saves step after step: 20 MB each, random so that they do not compress, and different in each.
 PROGRAM = """
 import pathlib, sys

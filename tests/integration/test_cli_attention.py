@@ -53,7 +53,7 @@ def test_a_translation_that_was_cut_off(tiny_workdir, monkeypatch):
 def test_a_page_is_what_is_written_by_default(tiny_workdir, tmp_path, monkeypatch):
     written = {}
     monkeypatch.setattr("jaxformer.cli.pictures.write_file", written.__setitem__)
-    assert attention(tiny_workdir, "two") == 0
+    assert attention(tiny_workdir, SENTENCE) == 0
     assert list(written) == [tiny_workdir / "attention.html"]
 
 

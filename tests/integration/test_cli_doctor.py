@@ -121,6 +121,7 @@ def test_the_package_is_a_command_and_has_a_version():
     assert finished.stdout == f"jaxformer {jaxformer.__version__}\n"
 
 
+@pytest.mark.slow
 def test_it_says_that_an_experiment_fits(capsys):
     code, out, err = doctor(capsys, "--memory", "1GiB")
     assert (code, err) == (0, "")

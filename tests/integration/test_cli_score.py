@@ -50,7 +50,12 @@ def test_a_translation_scores_what_the_search_said(learned_workdir):
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--penalty", "power", "--length-penalty", "1"], ["--penalty", "none"]]
+    "flags",
+    [
+        [],
+        pytest.param(["--penalty", "power", "--length-penalty", "1"], marks=pytest.mark.slow),
+        pytest.param(["--penalty", "none"], marks=pytest.mark.slow),
+    ],
 )
 def test_the_command_gives_the_number_that_translate_prints(
     learned_workdir, score, flags, monkeypatch, capsys

@@ -123,8 +123,9 @@ def test_stages_do_not_change_what_is_found():
             assert log_prob == pytest.approx(float(forced.sum()), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_settings_reach_the_search():
-    config, params = biased_model(64, ending=1.0)
+    config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 7, 8, 1], [9, 10, 1]]
 
     def found(prefixes=None, **settings):
@@ -155,7 +156,7 @@ def test_settings_reach_the_search():
 
 
 def test_samples_do_not_depend_on_the_batch():
-    config, params = biased_model(64, ending=1.0)
+    config, params = biased_model(16, ending=1.0)
     settings = SearchConfig(method="sampling", beam_size=2, seed=3)
     sources = [[n, n + 1, 1] for n in range(4, 14)]
     together = decode((config,), settings, (params,), sources)
@@ -168,7 +169,7 @@ def test_samples_do_not_depend_on_the_batch():
 
 
 def test_an_ensemble_of_one_model_twice_is_that_model():
-    config, params = biased_model(64, ending=1.0)
+    config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 1], [], [7, 8, 9, 1]]
     alone = decode((config,), SearchConfig(), (params,), sources)
     twice = decode((config, config), SearchConfig(), (params, params), sources)
@@ -217,7 +218,7 @@ def test_rounding_that_failed_can_be_repeated(learned_workdir, tmp_path, monkeyp
         with pytest.raises(OSError, match="No space left"):
             quantize(learned_workdir, output)
     quantize(learned_workdir, output)
-    assert Translator.load(output).translate(["nine"]) != [""]
+    assert Translator.load(output).translate(SENTENCES[:40]) != [""] * 40
 
 
 def test_what_is_rounded_is_not_averaged(learned_workdir, tmp_path):

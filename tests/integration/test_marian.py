@@ -27,7 +27,12 @@ from jaxformer.search import beam_search
 from jaxformer.workdir import Workdir
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "marian"
-MODELS = ["swish_tied", "relu_tied_unscaled", "relu_untied", "silu_tied_target"]
+MODELS = [
+    "swish_tied",  # as those of OPUS-MT
+    "silu_tied_target",
+    pytest.param("relu_tied_unscaled", marks=pytest.mark.slow),
+    pytest.param("relu_untied", marks=pytest.mark.slow),
+]
 # Ends as transformers' beam search has them. It counts a start token; our lengths do not.
 HUGGING_FACE = {
     "length_penalty": 1.0,

@@ -84,6 +84,7 @@ def assert_same(actual, expected):
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (4, 2)])
 def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accumulation):
     _, gradients, metrics = one_step(devices, accumulation)
@@ -92,6 +93,7 @@ def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accu
     assert_same(gradients, reference[1])
 
 
+@pytest.mark.slow
 def test_rematerialisation_changes_memory_and_nothing_else():
     """Nor does it matter that layers become a loop: without it they are unrolled on CPUs."""
     _, expected, expected_metrics = one_step(1, config=DEEP)
@@ -103,6 +105,7 @@ def test_rematerialisation_changes_memory_and_nothing_else():
         assert_same(gradients, expected)
 
 
+@pytest.mark.slow
 def test_rematerialisation_saves_memory():
     """Of a deep model, whose activations are what fills the memory."""
     needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]
@@ -135,7 +138,10 @@ DIVISIBLE = dataclasses.replace(
 
 @pytest.mark.parametrize(
     "mesh",
-    [pytest.param(m, marks=[pytest.mark.smoke] if m == (2, 2, 2) else []) for m in MESHES],
+    [
+        pytest.param(m, marks=pytest.mark.smoke if m == (2, 2, 2) else pytest.mark.slow)
+        for m in MESHES
+    ],
     ids=str,
 )
 def test_the_mesh_changes_neither_gradients_nor_weights_after_twenty_steps(mesh):
@@ -183,6 +189,7 @@ def relative_distance(actual, expected):
     return float(difference / optax.tree.norm(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fsdp", "tensor"), [(1, 8), (2, 4)])
 def test_what_cannot_be_split_evenly_is_not_split(reference, fsdp, tensor):
     mesh = MeshConfig(data=-1, fsdp=fsdp, tensor=tensor)  # for 37 words, and for 4 heads
@@ -198,7 +205,10 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused():
 
 
 @pytest.mark.smoke
-def test_gradient_is_that_of_the_mean_over_all_tokens():
+@pytest.mark.parametrize(
+    ("devices", "accumulation"), [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)]
+)
+def test_gradient_is_that_of_the_mean_over_all_tokens(devices, accumulation):
     """The step's gradient against autodiff of the loss written down in one line, no dropout."""
     model_config = dataclasses.replace(CONFIG.model, dropout_rate=0.0)
     config = dataclasses.replace(CONFIG, model=model_config)
@@ -213,11 +223,12 @@ def test_gradient_is_that_of_the_mean_over_all_tokens():
 
     params = init_state(model, OPTIMIZER, make_mesh(devices=jax.devices()[:1]), seed=0).params
     loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
-    _, gradients, metrics = one_step(8, config=config)
+    _, gradients, metrics = one_step(devices, accumulation, config)
     np.testing.assert_allclose(metrics.loss / metrics.target_tokens, loss, rtol=1e-5)
     assert_same(gradients, jax.device_get(expected))
 
 
+@pytest.mark.slow
 def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(3, 2), (4, 6), (1, 5)]]
@@ -230,6 +241,7 @@ def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
     assert_same(gradients, expected)
 
 
+@pytest.mark.slow
 def test_dropout_changes_with_the_step(reference):
     """The same parameters and batch have another loss at the second step."""
     state, _, first = reference
@@ -240,6 +252,7 @@ def test_dropout_changes_with_the_step(reference):
     assert float(first.loss) != float(second.loss)
 
 
+@pytest.mark.slow
 def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     optimizer = optax.adam(1e-3)
     mesh = make_mesh(devices=jax.devices()[:8])

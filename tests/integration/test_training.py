@@ -33,8 +33,9 @@ def read_metrics(folder):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_config, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("uninterrupted")
+def uninterrupted(tiny_config, tiny_workdir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    shutil.copytree(tiny_workdir, folder)
     return train(tiny_config(), folder), folder
 
 

@@ -146,20 +146,20 @@ def test_words_of_a_real_tokenizer():
 
 
 def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
-    config = ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=3, max_length=16)
+    config = ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=2, max_length=16)
     model = Transformer(config)
     src, tgt_in = jnp.array([[3, 4, 5, 1]]), jnp.array([[BOS, 6, 7]])
     init = jax.jit(model.init)
     params = [init(jax.random.key(seed), src, tgt_in)["params"] for seed in (0, 1)]
     apply = jax.jit(model.apply, static_argnames="mutable")
     expected = []
-    for weights, layer in zip(params, (1, 2), strict=True):
+    for weights, layer in zip(params, (0, 1), strict=True):
         _, recorded = apply({"params": weights}, src, tgt_in, mutable="intermediates")
         stack = recorded["intermediates"]["decoder"]["layers"]["cross_attention"]["weights"][0]
         expected.append(np.asarray(stack)[layer, 0].mean(axis=0))
     # Padding takes part in nothing.
     padded = (np.pad(src, ((0, 1), (0, 3))), np.pad(tgt_in, ((0, 1), (0, 2))))
-    result = cross_attention((config, config), (1, 2), tuple(params), *padded)
+    result = cross_attention((config, config), (0, 1), tuple(params), *padded)
     np.testing.assert_allclose(result[0, :3, :4], np.mean(expected, axis=0), rtol=1e-5)
     assert not np.asarray(result)[0, :3, 4:].any()
 

@@ -13,7 +13,7 @@ from jaxformer.inference import scoring
 from jaxformer.inference.scoring import log_probabilities, pair_batches
 from jaxformer.nn.transformer import Transformer
 
-CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=2, max_length=40)
+CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=40)
 PAIRS = [([5, 6, 1], [7, 8, 9, 1]), ([4, 1], [1]), ([9] * 30 + [1], [3, 1]), ([7, 1], [5] * 20)]
 
 
@@ -49,7 +49,7 @@ def scored(configs, params, pairs, tokens_per_batch=4096):
 def test_log_probability_is_that_of_the_formula():
     params = parameters(0)
     expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
-    for tokens_per_batch in (1, 64, 4096):
+    for tokens_per_batch in (1, 4096):
         result = scored((CONFIG,), (params,), PAIRS, tokens_per_batch)
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 

@@ -1,6 +1,7 @@
 """What XLA reserves for a step against what the process then takes, and a closed formula."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -17,6 +18,11 @@ CONFIG = Config(
 )
 
 
+@functools.cache
+def memory_on_one_device():
+    return step_memory(CONFIG, jax.devices()[:1])
+
+
 def test_state_is_parameters_two_moments_and_the_batch():
     d, f, v = 16, 32, 100
     attention, norm, feed_forward = 4 * d * d, 2 * d, 2 * d * f + f + d
@@ -24,18 +30,19 @@ def test_state_is_parameters_two_moments_and_the_batch():
     decoder = 2 * attention + feed_forward + 3 * norm
     parameters = v * d + encoder + decoder
     counters, batch = 5, 7 * 3 * 30
-    memory = step_memory(CONFIG, jax.devices()[:1])
+    memory = memory_on_one_device()
     assert memory.state == 4 * (3 * parameters + counters + batch)
     assert memory.total == memory.state + memory.work
     # Gradients at least.
     assert memory.work > 4 * parameters
 
 
+@pytest.mark.slow
 def test_rows_are_divided_among_devices_and_parts_of_a_step():
     two = with_settings(CONFIG, {"training.accumulation": 2})
     # 3 rows of 30 become 4: 2 devices x 2 parts x 1 row.
     assert step_memory(two, jax.devices()[:2]).state == pytest.approx(
-        step_memory(CONFIG, jax.devices()[:1]).state + 4 * 7 * (2 - 3) * 30
+        memory_on_one_device().state + 4 * 7 * (2 - 3) * 30
     )
 
 

@@ -60,6 +60,20 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_programs() -> Iterator[None]:
+    """Forgets compiled programs when there are many: Linux maps at most 65,530 pieces of memory.
+
+    Every program of a CPU takes several; where they run out, XLA crashes.
+    """
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        import jax
+
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def data_directory() -> pathlib.Path:
     """The folder of real data; named by JAXFORMER_DATA, else shared/data beside the project."""

@@ -101,7 +101,7 @@ def test_blank_lines(score):
 
 
 def test_blocks_leave_no_trace(score, monkeypatch):
-    pairs = (SOURCES, ["eins", "zwei", "", "drei", "vier"])
+    pairs = (SOURCES, ["zweihunderteins", "neun", "", "siebenhundert", "elf"])
     whole = score(*pairs)
     monkeypatch.setattr(command, "BLOCK", 2)
     assert [float(n) for n in score(*pairs)] == pytest.approx([float(n) for n in whole], abs=2e-6)

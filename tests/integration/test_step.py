@@ -139,7 +139,7 @@ DIVISIBLE = dataclasses.replace(
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param(m, marks=pytest.mark.smoke if m == (2, 2, 2) else pytest.mark.slow)
+        pytest.param(m, marks=[pytest.mark.slow] + [pytest.mark.smoke] * (m == (2, 2, 2)))
         for m in MESHES
     ],
     ids=str,
@@ -275,7 +275,10 @@ def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     assert int(optax.tree.get(state.opt_state, "count")) == 0
 
 
-@pytest.mark.parametrize(("devices", "adam_dtype"), [(1, "float32"), (8, "bfloat16")])
+@pytest.mark.parametrize(
+    ("devices", "adam_dtype"),
+    [(1, "float32"), pytest.param(8, "bfloat16", marks=pytest.mark.slow)],
+)
 def test_step_with_huge_but_finite_gradients_is_skipped(devices, adam_dtype):
     """Their squares overflow Adam's second moment, which would freeze the weights for good."""
     training = dataclasses.replace(CONFIG.training, moments=adam_dtype)

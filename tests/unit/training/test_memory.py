@@ -23,6 +23,7 @@ def memory_on_one_device():
     return step_memory(CONFIG, jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_state_is_parameters_two_moments_and_the_batch():
     d, f, v = 16, 32, 100
     attention, norm, feed_forward = 4 * d * d, 2 * d, 2 * d * f + f + d

@@ -109,8 +109,8 @@ def make_train_step(
     The batch's rows must be divisible by the mesh's parts of rows (:func:`row_shards`) times
     ``config.training.accumulation``.
 
-    Departs from the paper: a step after which gradients, parameters or optimizer state are not
-    finite leaves parameters and optimizer state as they were, on all devices alike.
+    Departs from the paper: a step after which parameters or optimizer state are not finite, as
+    after NaN or Inf in the gradients, leaves both as they were, on all devices alike.
     """
     check_config(config)
     training = config.training
@@ -130,8 +130,8 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.target_tokens, 1), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        # Finite gradients are not enough: above 1e19 their squares, Adam's second moment, are Inf.
-        finite = _all_finite((gradients, params, opt_state))
+        # Not of the gradients: above 1e19 finite ones have squares, Adam's second moment, of Inf.
+        finite = _all_finite((params, opt_state))
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),
@@ -158,9 +158,13 @@ def make_train_step(
 
 
 def _all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether no floating-point number in any array is NaN or Inf."""
+    """Whether no floating-point number in any array is NaN or Inf.
+
+    By sums, which NaN and Inf pass on: on CPUs they take a third of the time of ``isfinite`` and
+    ``all`` (jax 0.10.2; LOG 2026-11-23).
+    """
     floats = (a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating))
-    return jnp.stack([jnp.isfinite(a).all() for a in floats]).all()
+    return jnp.isfinite(jnp.stack([a.sum(dtype=jnp.float32) for a in floats])).all()
 
 
 def _compiler_options() -> dict[str, Any] | None:

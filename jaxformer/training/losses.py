@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.errors import UserError
 from jaxformer.layout import has_explicit_axes, map_explicit_rows, vary_alike
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
 from jaxformer.nn.sharding import for_each_part, parts_of
@@ -41,8 +42,11 @@ def cross_entropy(
     Returns:
       The loss to minimise, and the plain negative log likelihood that perplexity is made of
       (which has no gradient), both float32 sums in nats.
+
+    Raises:
+      UserError: Shapes do not fit.
     """
-    targets, weights = jnp.asarray(targets), _checked(targets, weights, embedding.shape[0])
+    features, embedding, targets, weights = _checked(features, embedding, targets, weights)
 
     def sums(embedding, features, targets, weights):
         features, targets, weights = _chunks(features, targets, weights, embedding.shape[0])
@@ -55,10 +59,19 @@ def cross_entropy(
     return loss.sum(), nll.sum()
 
 
-def _checked(targets, weights, vocab_size):
-    """The weights, NaN for targets that are not in the vocabulary, unless they weigh nothing."""
-    known = (targets >= 0) & (targets < vocab_size)
-    return jnp.where(known | (weights == 0), weights, jnp.nan)
+def _checked(*arguments):
+    """The arguments as arrays; weights are NaN for targets outside the vocabulary, if not 0."""
+    features, embedding, targets, weights = map(jnp.asarray, arguments)
+    rows = features.shape[:1]
+    fits = features.ndim == embedding.ndim == 2 and features.shape[1] == embedding.shape[1]
+    if not fits or not targets.shape == weights.shape == rows:
+        shapes = ", ".join(str(a.shape) for a in (features, embedding, targets, weights))
+        raise UserError(
+            "cross_entropy: expected features [rows, d_model], embedding [vocabulary, d_model], "
+            f"targets [rows] and weights [rows], got shapes {shapes}; flatten batch and length"
+        )
+    known = (targets >= 0) & (targets < embedding.shape[0])
+    return features, embedding, targets, jnp.where(known | (weights == 0), weights, jnp.nan)
 
 
 def _chunks(features, targets, weights, vocab_size):

@@ -36,6 +36,7 @@ def calls():
         Transformer,
         Translator,
         beam_search,
+        cross_entropy,
         ensemble,
         gnmt_penalty,
         inverse_sqrt_schedule,
@@ -89,6 +90,7 @@ def calls():
         "mask of numbers": lambda: attention.init(key, x, x, jnp.ones((2, 1, 3, 3))),
         "mask of two axes": lambda: attention.init(key, x, x, jnp.ones((3, 3), bool)),
         "layer's width": lambda: EncoderLayer(model).init(key, x[..., :6]),
+        "rows of the loss": lambda: cross_entropy(x, jnp.ones((9, 8)), [[1]], [[1.0]], 0.1),
         "inner width": lambda: FeedForward(model).init(key, x[..., :6]),
         "optimizer": lambda: make_optimizer(TrainingConfig()),
         "optimizer of a ConfigDict": lambda: make_optimizer(to_config_dict(config)),
@@ -134,6 +136,7 @@ def calls():
         return [values["d_model"], values["dropout_rate"]]
 
     works = {
+        "lists of the loss": lambda: float(cross_entropy([[0.0]], [[1.0], [2.0]], [1], [1], 0)[0]),
         "a layer of activations alone": lambda: (
             EncoderLayer(model).init_with_output(key, x)[0].shape
         ),
@@ -169,6 +172,7 @@ EXPECTED = {
     "mask of numbers": "expected mask of booleans, True where a query may attend, of shape",
     "mask of two axes": "[batch=2, 1, queries=3, keys=3] or 1 in place of a size, got bool of",
     "layer's width": "EncoderLayer: expected x of shape [batch, length, d_model=8], got (2, 3, 6)",
+    "rows of the loss": "cross_entropy: expected features [rows, d_model], embedding [vocabulary,",
     "inner width": "FeedForward: expected x of shape [..., d_model=8], got (2, 3, 6)",
     "optimizer": "expected a Config, got TrainingConfig; put it into one: Config(training=...)",
     "optimizer of a ConfigDict": "expected a Config, got ConfigDict; make one of a ConfigDict with",
@@ -207,6 +211,7 @@ EXPECTED = {
     "rules": "beam_size must be a whole number: got 4.0",
 }
 WORKS = {
+    "lists of the loss": pytest.approx(0.693147, abs=1e-6),  # log 2: two equal logits
     "a layer of activations alone": [2, 3, 8],
     "attention without a mask": [2, 3, 8],
     # 2 then 1 (EOS) or 2 1; a free start that may have one token: EOS, or nothing.

@@ -19,9 +19,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Int8
 
 from jaxformer.config import ModelConfig
-from jaxformer.layout import take_rows
+from jaxformer.layout import has_explicit_axes, take_rows
 from jaxformer.nn.matmul import matmul, matmul_nt
-from jaxformer.nn.sharding import for_each_part, parts_of
+from jaxformer.nn.sharding import for_each_part
 
 # What rematerialisation calls results of :func:`project`, which may be kept while the cheap rest
 # is computed again.
@@ -92,7 +92,7 @@ def look_up(
     """Returns rows of a table, float32; NaN for an id that the table does not have."""
     if isinstance(table, Int8Matrix):
         return take_rows(table.values, ids) * take_rows(table.scale, ids)
-    if parts_of("batch") == 1:
+    if has_explicit_axes(ids):
         return take_rows(table, ids).astype(jnp.float32)
     # Whole on every device: the compiler of jax 0.10 crashes on looking up rows of a split table.
     found = for_each_part(take_rows, table, ids)

@@ -155,7 +155,7 @@ class Checkpoints:
         return max((pair for pair in scored if pair[0] is not None), default=(None, None))[1]
 
     def is_scored(self, step: int) -> bool:
-        """Whether a step has been scored, also if the score was not a number."""
+        """Returns whether a step has been scored, also if the score was not a number."""
         with contextlib.suppress(DamagedError):
             return self._score(step)[0]
         return False

@@ -107,7 +107,7 @@ class Manifest:
 
 
 def is_step(path: pathlib.Path) -> bool:
-    """Whether this is the folder of a step: by its name and its manifest, damaged or not."""
+    """Returns whether this is the folder of a step, by its name and its manifest."""
     return path.name.isascii() and path.name.isdecimal() and (path / _NAME).is_file()
 
 

@@ -101,7 +101,7 @@ def cache() -> Iterator[str]:
 
 
 def extras() -> Iterator[str]:
-    """Which optional packages are installed, and what each is for."""
+    """Optional packages: installed or not, and the purpose of each."""
     for extra in EXTRAS:
         installed = all(importlib.util.find_spec(module) for module in extra.modules)
         hint = "" if installed else f": pip install {shlex.join(extra.requirements)}"

@@ -82,7 +82,7 @@ class Measure:
     note: str = ""
 
     def method(self) -> str:
-        """How the last score was computed; sacreBLEU's signature is known once it has scored."""
+        """Returns the method of the last score, with sacreBLEU's signature once it has scored."""
         return self.steps or f"{self.scorer.get_signature()}{self.note}"
 
 

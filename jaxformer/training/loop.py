@@ -169,7 +169,7 @@ class Run:
         return state
 
     def is_validated(self, step: int) -> bool:
-        """Whether there is a validation after this step."""
+        """Returns whether there is a validation after this step."""
         training = self.config.training
         return step % training.eval_every == 0 or step == training.steps
 

@@ -158,7 +158,7 @@ def make_train_step(
 
 
 def _all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether no floating-point number in any array is NaN or Inf.
+    """Returns whether no floating-point number in any array is NaN or Inf.
 
     By sums, which NaN and Inf pass on: on CPUs they take a third of the time of ``isfinite`` and
     ``all`` (jax 0.10.2; LOG 2026-11-23).

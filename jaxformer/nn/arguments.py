@@ -10,7 +10,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 
 
-def check_config(owner: str, config: Any) -> None:
+def check_model_config(owner: str, config: Any) -> None:
     """Checks that a layer was given the config of a model.
 
     Raises:

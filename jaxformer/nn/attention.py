@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.arguments import check_config, check_mask, check_width
+from jaxformer.nn.arguments import check_mask, check_model_config, check_width
 from jaxformer.nn.projection import project
 from jaxformer.nn.sharding import parts_of
 
@@ -182,7 +182,7 @@ class MultiHeadAttention(nn.Module):
     def setup(self) -> None:
         """Creates W^Q, W^K, W^V as [D, H, K or V] and W^O as [H * V, D]."""
         c = self.config
-        check_config("MultiHeadAttention", c)
+        check_model_config("MultiHeadAttention", c)
         heads = nn.initializers.variance_scaling(
             1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)
         )

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.nn.arguments import check_config, check_width
+from jaxformer.nn.arguments import check_model_config, check_width
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.masks import causal_mask
@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
           UserError: The last axis has another size than ``config.d_model``.
         """
         c = self.config
-        check_config("FeedForward", c)
+        check_model_config("FeedForward", c)
         if x.shape[-1:] != (c.d_model,):
             raise UserError(
                 f"FeedForward: expected x of shape [..., d_model={c.d_model}], got {x.shape}"

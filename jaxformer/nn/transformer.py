@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxformer.config import ModelConfig, Remat
 from jaxformer.errors import UserError
 from jaxformer.layout import zeros_beside
-from jaxformer.nn.arguments import check_config, check_ids
+from jaxformer.nn.arguments import check_ids, check_model_config
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.layers import DecoderLayer, EncoderLayer, LayerNorm
 from jaxformer.nn.masks import causal_mask, segment_mask
@@ -227,7 +227,7 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         """Creates the stacks, the embeddings, one and the same if tied, and the positions."""
         c = self.config
-        check_config("Transformer", c)
+        check_model_config("Transformer", c)
         # Unit variance once multiplied by sqrt(d_model), like the sinusoids' own scale.
         initializer = nn.initializers.normal(stddev=c.d_model**-0.5)
         names = ["embedding"] * 3

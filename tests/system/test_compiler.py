@@ -1,6 +1,6 @@
 """Numbers that the compiler gets right, at the shapes that people train with.
 
-The fusion that jaxlib 0.10.2 and 0.11 have on CPUs computes some programs wrongly (jax issues
+The fusion that jaxlib 0.10.2 has on CPUs computes some programs wrongly (jax issues
 39103, 40412), and is where bfloat16's speed comes from. Ours are run with it and without it.
 """
 

@@ -6,6 +6,7 @@ the first import of jaxformer.
 
 import os
 import pathlib
+import signal
 from collections.abc import Iterator
 
 os.environ["XLA_FLAGS"] = (
@@ -13,6 +14,9 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["MPLBACKEND"] = "Agg"
+# Processes inherit an ignored signal, as under nohup, but no handler. Tests send them SIGHUP.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 # Compiling is most of the work: without LLVM's optimisations it takes about two thirds of the time.
 # XLA's own passes, which decide what is computed in what order, are the same.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -203,7 +203,7 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     from jaxformer.config import Config, ModelConfig
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
-    from jaxformer.nn.transformer import Transformer
+    from jaxformer.models.transformer import Transformer
     from jaxformer.training.flops import training_flops
     from jaxformer.training.mesh import make_mesh, row_shards, to_devices
     from jaxformer.training.optimizer import make_optimizer

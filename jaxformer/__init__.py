@@ -4,8 +4,9 @@ Names are imported when they are first used, so that ``import jaxformer`` costs 
 none of the libraries for text, files and pictures.
 
 Config       Config, ModelConfig, DataConfig, TrainingConfig, MeshConfig, SearchConfig, UserError
-Model        Transformer, Cache, EncoderLayer, DecoderLayer, MultiHeadAttention, FeedForward,
-             dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
+Models       Transformer
+Parts        MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
+             StackCache, dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
 Search       beam_search, sample, ensemble, Rules, SamplingRules, BeamResult, gnmt_penalty
 Training     train, TrainState, make_train_step, make_mesh, make_optimizer, inverse_sqrt_schedule,
              cross_entropy

@@ -26,7 +26,7 @@ from jaxformer.data.tokenizer import PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.inference.scoring import check_pairs, pair_batches
 from jaxformer.inference.translator import Translator
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 
 # Attention of all layers and heads is recorded, [L, B, H, T, S], so batches are smaller here.
 _TOKENS_PER_BATCH = 1024

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.plots.attention_page import attention_page, in_frame
 from jaxformer.plots.paper_figures import PaperFigure
 

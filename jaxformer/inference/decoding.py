@@ -18,7 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import ModelConfig, SearchConfig
 from jaxformer.data.tokenizer import BOS, EOS, PAD
-from jaxformer.nn.transformer import Cache, Transformer, grow_cache, unstack_decoder
+from jaxformer.models.transformer import Transformer, prepare_for_steps
+from jaxformer.nn.stack import StackCache
 from jaxformer.search import BeamResult, Rules, SamplingRules, ensemble, take_sentences
 from jaxformer.search import beam as beam_verbs
 from jaxformer.search import sampling as sampling_verbs
@@ -240,10 +241,8 @@ def _begin(
     segments = (batch.src != PAD).astype(jnp.int32)
     caches, half = [], max(1, shape.first // 2)
     for model, own in zip(models, params, strict=True):
-        variables = {"params": own}
-        encoded = model.apply(variables, batch.src, segments, method="encode")
-        how = {"num_beams": settings.beam_size, "max_length": half, "method": "init_cache"}
-        caches.append(model.apply(variables, encoded, segments, **how))
+        sizes: dict[str, Any] = {"num_beams": settings.beam_size, "max_length": half}
+        caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
     lengths = segments.sum(axis=1)
     limits = jnp.where(lengths > 0, lengths + settings.max_extra_length, 0)
     verbs, rules = _verbs(settings)
@@ -276,18 +275,18 @@ def _go_on(
 
 
 def _grow(state: Any, room: int) -> Any:
-    caches: tuple[Cache, ...] = state.cache
-    return state.replace(cache=tuple(grow_cache(cache, room) for cache in caches))
+    caches: tuple[StackCache, ...] = state.cache
+    return state.replace(cache=tuple(cache.grow(room) for cache in caches))
 
 
 def _step_fn(configs: Configs, params: Params) -> Callable:
     def member(config: ModelConfig, own: PyTree) -> Callable:
         model = Transformer(config)
         # Outside the loop of the search, which would slice the layers again at every token.
-        variables = {"params": unstack_decoder(own, config.num_layers)}
+        variables = {"params": prepare_for_steps(own, config.num_layers)}
 
-        def step(tokens: Int[Array, "B N"], cache: Cache) -> tuple[Float[Array, "B N V"], Cache]:
-            return cast(Any, model.apply(variables, tokens, cache, method="decode_step"))
+        def step(tokens: Int[Array, "B N"], cache: Any) -> tuple[Float[Array, "B N V"], Any]:
+            return cast(Any, model.apply(variables, tokens, cache, method="step"))
 
         return step
 

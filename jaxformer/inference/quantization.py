@@ -10,8 +10,7 @@ from jaxformer import config as config_lib
 from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
-from jaxformer.inference.precision import prepare_params
-from jaxformer.inference.weights import load_params
+from jaxformer.inference.weights import load_params, prepare_params
 from jaxformer.workdir import Workdir, read_json
 
 _COMMAND = "jaxformer quantize"

@@ -20,7 +20,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.search.penalties import length_penalties
 
 # Source, and target, tokens of a batch, padding included.

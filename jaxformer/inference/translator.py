@@ -16,8 +16,7 @@ from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.decoding import Decoded, compile_programs, decode, shapes
-from jaxformer.inference.precision import prepare_params
-from jaxformer.inference.weights import load_params
+from jaxformer.inference.weights import load_params, prepare_params
 from jaxformer.workdir import Workdir, use_compilation_cache
 
 

@@ -12,8 +12,8 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint import Checkpoints, write_single
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.inference.precision import prepare_params
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer, describe_transformer
+from jaxformer.nn.precision import cast_params
 from jaxformer.workdir import Workdir, read_json
 
 
@@ -24,6 +24,15 @@ def abstract_params(config: ModelConfig) -> PyTree:
     if config.compute_dtype != "int8":
         return params
     return jax.eval_shape(functools.partial(prepare_params, config), params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def prepare_params(config: ModelConfig, params: PyTree) -> PyTree:
+    """Returns the parameters of ``Transformer(config)`` in the format that decoding computes in.
+
+    See :func:`~jaxformer.nn.precision.cast_params`.
+    """
+    return cast_params(params, describe_transformer(config), config.compute_dtype)
 
 
 def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyTree, str]:

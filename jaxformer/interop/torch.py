@@ -11,7 +11,7 @@ from jaxformer.interop.layers import Params, attention, feed_forward, stack
 
 
 def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -> Params:
-    """The parameters of :class:`~jaxformer.nn.transformer.Encoder` and ``Decoder``.
+    """The parameters of :class:`~jaxformer.models.transformer.Encoder` and ``Decoder``.
 
     ``state = {name: array.numpy() for name, array in model.state_dict().items()}`` of a
     ``torch.nn.Transformer`` gives ``params``, and ``Encoder(config).apply({"params":

@@ -1,6 +1,48 @@
-"""The model of section 3: masks, positions, attention, layers and the Transformer itself.
+"""Parts of models, each of which works on its own: attention, blocks, stacks, caches.
 
-Knows no text, file, loss or search. One rule for numbers holds everywhere, and
-:mod:`jaxformer.nn.projection` is where it is kept: what goes into matrix products is in
-``ModelConfig.compute_dtype``; their sums, softmax and layer norm statistics are float32.
+Parts take sizes, not configs; ``d_model`` is the width of their inputs. They know no text, task,
+loss or search. What enters matrix multiplications is in ``compute_dtype``; sums, softmax and layer
+norm statistics are float32 (:mod:`jaxformer.nn.precision`).
 """
+
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.backend import Backend, backend, backend_for, use_backend
+from jaxformer.nn.block import Block, Residual
+from jaxformer.nn.cache import KVCache, MemoryCache, Slots
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.embedding import embed, output_logits
+from jaxformer.nn.feed_forward import FeedForward
+from jaxformer.nn.kernels import additive_attention, dot_product_attention
+from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.norm import LayerNorm
+from jaxformer.nn.parameters import ParameterInfo, describe, parameter
+from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.stack import Stack, StackCache
+
+__all__ = [
+    "Backend",
+    "Block",
+    "Dropout",
+    "FeedForward",
+    "KVCache",
+    "LayerNorm",
+    "MemoryCache",
+    "MultiHeadAttention",
+    "ParameterInfo",
+    "Residual",
+    "Slots",
+    "Stack",
+    "StackCache",
+    "additive_attention",
+    "backend",
+    "backend_for",
+    "causal_mask",
+    "describe",
+    "dot_product_attention",
+    "embed",
+    "output_logits",
+    "parameter",
+    "segment_mask",
+    "sinusoidal_positions",
+    "use_backend",
+]

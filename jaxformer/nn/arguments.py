@@ -6,31 +6,46 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 
 
-def check_model_config(owner: str, config: Any) -> None:
-    """Checks that a layer was given the config of a model.
+def check_sizes(layer: Any, *names: str) -> None:
+    """Checks that sizes of a layer are positive whole numbers, or None where that is the default.
 
     Raises:
-      UserError: Says what was given, and what to do.
+      UserError: Names the layer, its attribute and what was given.
     """
-    if not isinstance(config, ModelConfig):
-        advice = "; give config.model" if hasattr(config, "model") else ""
-        raise UserError(f"{owner}: expected a ModelConfig, got {type(config).__name__}{advice}")
+    owner = type(layer).__name__
+    for name in names:
+        size = getattr(layer, name)
+        if size is None and name in ("d_k", "d_v"):
+            continue
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            given = repr(size) if isinstance(size, int | float | str) else type(size).__name__
+            advice = "; layers take sizes, models take a ModelConfig"
+            raise UserError(f"{owner}: expected {name} to be 1 or more, got {given}{advice}")
 
 
-def check_width(owner: str, name: str, x: Array, width: int) -> None:
+def check_activations(
+    owner: str, name: str, x: Array, width: int | None = None, *, axes: int | None = None
+) -> None:
     """Checks that activations are [batch, length, width].
+
+    Args:
+      owner: Layer to name in the error.
+      name: Name of the argument.
+      x: The activations.
+      width: Size that the last axis must have; any when None.
+      axes: How many axes there must be; one or more when None.
 
     Raises:
       UserError: Says which layer expected which shape.
     """
-    if x.ndim != 3 or x.shape[-1] != width:
-        raise UserError(
-            f"{owner}: expected {name} of shape [batch, length, d_model={width}], got {x.shape}"
-        )
+    wrong_axes = x.ndim < 1 if axes is None else x.ndim != axes
+    if wrong_axes or (width is not None and x.shape[-1] != width):
+        leading = "batch, length, " if axes else "..., "
+        size = "d_model" if width is None else f"d_model={width}"
+        raise UserError(f"{owner}: expected {name} of shape [{leading}{size}], got {x.shape}")
 
 
 def check_mask(owner: str, name: str, mask: Array, shape: tuple) -> None:
@@ -79,4 +94,16 @@ def check_ids(name: str, ids: Any, size: int) -> None:
         raise UserError(
             f"{name}: expected token ids from 0 to {size - 1}, the vocabulary's, got ids from "
             f"{lowest} to {highest}"
+        )
+
+
+def check_length(name: str, length: int, longest: int) -> None:
+    """Checks that a sequence is no longer than the model allows.
+
+    Raises:
+      UserError: It is.
+    """
+    if length > longest:
+        raise UserError(
+            f"{name} of {length} tokens: the model allows at most {longest} (model.max_length)"
         )

@@ -1,266 +1,202 @@
-"""Scaled dot-product, additive and multi-head attention (section 3.2)."""
+"""Multi-head attention (section 3.2.2): training, reading a prompt, and one token at a time."""
 
-import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.config import ModelConfig
-from jaxformer.nn.arguments import check_mask, check_model_config, check_width
+from jaxformer.errors import UserError
+from jaxformer.nn.arguments import check_activations, check_mask, check_sizes
+from jaxformer.nn.cache import KVCache, MemoryCache, Slots
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.kernels import dot_product_attention, fused_attention, has_fused_kernel
+from jaxformer.nn.parameters import parameter
+from jaxformer.nn.precision import ComputeDtype, Int8Matrix
 from jaxformer.nn.projection import project
-from jaxformer.nn.sharding import parts_of
+
+_Projection = tuple[Array | Int8Matrix, Array | None]  # matrix and bias
 
 
-def dot_product_attention(
-    queries: Float[Array, "B T H K"],
-    keys: Float[Array, "B S H K"],
-    values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B #H #T #S"],
-) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (equation 1), for all heads at once.
-
-    Args:
-      queries: Q, in the compute dtype.
-      keys: K.
-      values: V.
-      mask: True where a query may attend. A query that may attend nowhere, which is padding,
-        gets an average of all values; nothing may depend on it.
-
-    Returns:
-      The attended values in the dtype of ``values``, and the float32 attention weights.
-    """
-    scores = jnp.einsum("bthk,bshk->bhts", queries, keys, preferred_element_type=jnp.float32)
-    return _weighted_sum(scores / math.sqrt(queries.shape[-1]), values, mask)
-
-
-def additive_attention(
-    queries: Float[Array, "B T H K"],
-    keys: Float[Array, "B S H K"],
-    values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B #H #T #S"],
-    vector: Float[Array, "H K"],
-) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
-    """Additive attention (section 3.2.1; Bahdanau et al. 2015), the alternative to dot products.
-
-    No model here uses it: it is for comparison. Arguments and results that
-    :func:`dot_product_attention` has, too, are as there.
-
-    Args:
-      queries: Already multiplied by the network's matrix for queries.
-      keys: Already multiplied by its matrix for keys.
-      values: V.
-      mask: True where a query may attend.
-      vector: What the hidden layer is multiplied with, for every head.
-    """
-    return _weighted_sum(additive_scores(queries, keys, vector), values, mask)
-
-
-def additive_scores(
-    queries: Float[Array, "B T H K"],
-    keys: Float[Array, "B S H K"],
-    vector: Float[Array, "H K"],
-) -> Float[Array, "B H T S"]:
-    """Scores ``vector . tanh(query + key)``, float32: a network with one hidden layer of K units.
-
-    It is never a matrix product: B T S H K numbers are computed, if not kept.
-    """
-    queries, keys, vector = (a.astype(jnp.float32) for a in (queries, keys, vector))
-    hidden = jnp.tanh(queries[:, :, None] + keys[:, None])
-    return jnp.einsum("btshk,hk->bhts", hidden, vector)
-
-
-def _weighted_sum(
-    scores: Float[Array, "B H T S"],
-    values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B #H #T #S"],
-) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
-    """Values weighted by the softmax of the scores that the mask allows, and the weights."""
-    # The lowest float instead of -inf: the same weights, exactly 0, but no NaN in padding.
-    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1)
-    attended = jnp.einsum(
-        "bhts,bshv->bthv",
-        weights.astype(values.dtype),
-        values,
-        preferred_element_type=jnp.float32,
-    )
-    return attended.astype(values.dtype), weights
-
-
-def fused_attention(
-    queries: Float[Array, "B T H K"],
-    keys: Float[Array, "B S H K"],
-    values: Float[Array, "B S H V"],
-    mask: Bool[Array, "#B #H #T #S"],
-) -> Float[Array, "B T H V"]:
-    """Equation 1 in one kernel of cuDNN, which never writes the attention weights to memory.
-
-    Arguments and result are those of :func:`dot_product_attention`, for which
-    :func:`has_fused_kernel` is true.
-    """
-    # The kernel's softmax over nothing, which is that of padding, would be NaN.
-    mask = mask | ~mask.any(axis=-1, keepdims=True)
-    return jax.nn.dot_product_attention(queries, keys, values, mask=mask, implementation="cudnn")
-
-
-def has_fused_kernel(queries: Float[Array, "B T H K"], values: Float[Array, "B S H V"]) -> bool:
-    """Whether :func:`fused_attention` can be used: it is the same function, and faster.
-
-    On NVIDIA GPUs from Ampere on, in bfloat16, with d_k = d_v, a multiple of 8 up to 128, and even
-    lengths. It has not been tried on heads or rows that the compiler splits.
-    """
-    capability = getattr(jax.devices()[0], "compute_capability", "")
-    return (
-        capability.split(".")[0].isdigit()
-        and float(capability) >= 8.0
-        and queries.dtype == values.dtype == jnp.bfloat16
-        and queries.shape[-1] == values.shape[-1]
-        and queries.shape[-1] <= 128
-        and queries.shape[-1] % 8 == queries.shape[1] % 2 == values.shape[1] % 2 == 0
-        and parts_of("heads") == parts_of("batch") == 1
-    )
-
-
-def cached_attention(
-    queries: Float[Array, "B N H K"],
-    keys: Float[Array, "B H K S"],
-    values: Float[Array, "B H S V"],
-    mask: Bool[Array, "#B #N S"],
-) -> Float[Array, "B N H V"]:
-    """Equation 1 for one query of each of N beams, which share their keys and values.
-
-    In a step there is little to multiply and much to read. On CPUs the axes are in the order in
-    which sums of products, without a matrix product, read the cache once and from end to end.
-
-    Args:
-      queries: Q, in the compute dtype.
-      keys: K, positions last.
-      values: V, positions last but one.
-      mask: True where a beam may attend.
-
-    Returns:
-      The attended values, in the dtype of ``values``.
-    """
-
-    def weigh(scores: Float[Array, "B N H S"]) -> Float[Array, "B N H S"]:
-        scores = scores / math.sqrt(queries.shape[-1])
-        lowest = jnp.finfo(jnp.float32).min
-        return jax.nn.softmax(jnp.where(mask[:, :, None], scores, lowest), axis=-1)
-
-    def sums_of_products(q: Array, k: Array, v: Array) -> Array:
-        q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
-        if q.shape[1] == 1:  # XLA would take ten times as long over an axis of one
-            weights = weigh((q[:, 0, :, :, None] * k).sum(axis=2)[:, None])
-            return (weights[:, 0, :, :, None] * v).sum(axis=2)[:, None]
-        weights = weigh((q[..., None] * k[:, None]).sum(axis=3))
-        return (weights[..., None] * v[:, None]).sum(axis=3)
-
-    def matrix_products(q: Array, k: Array, v: Array) -> Array:
-        how = {"preferred_element_type": jnp.float32}
-        weights = weigh(jnp.einsum("bnhk,bhks->bnhs", q, k, **how))
-        return jnp.einsum("bnhs,bhsv->bnhv", weights.astype(v.dtype), v, **how)
-
-    attended = jax.lax.platform_dependent(
-        queries, keys, values, cpu=sums_of_products, default=matrix_products
-    )
-    return attended.astype(values.dtype)
+class _Projections(NamedTuple):
+    query: _Projection
+    key: _Projection
+    value: _Projection
+    output: _Projection
 
 
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O (section 3.2.2).
 
-    ``attend`` records its weights, [B, H, T, S], as the intermediate "weights": apply the model
-    with ``mutable=["intermediates"]`` to look at them.
+    ``d_model`` is the width of the inputs. W^Q, W^K and W^V are [D, H, K or V], W^O [H * V, D].
+    The weights, [B, H, T, S], are recorded as the intermediate "weights": apply the module with
+    ``mutable=["intermediates"]`` to get them.
 
-    Departs from the paper: ``config.biases``, which is optional, adds biases to all projections.
+    Departs from the paper: ``use_bias``, ``dropout_rate`` and ``encode_positions``, all optional.
+
+    >>> import jax
+    >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))
+    >>> params = layer.init(jax.random.key(0), x)
+    >>> layer.apply(params, x).shape
+    (1, 3, 512)
+
+    Attributes:
+      num_heads: Attention heads, h.
+      d_k: Size of one head's queries and keys; ``d_model / num_heads`` when None.
+      d_v: Size of one head's values; ``d_model / num_heads`` when None.
+      use_bias: Adds biases to all four projections.
+      dropout_rate: Dropout on the attention weights.
+      encode_positions: Applied to queries and keys, [B, T, H, K], with their positions, [B or 1,
+        T], before they meet: rotary embeddings, for instance. Not with a memory.
+      compute_dtype: Dtype of what enters the matrix multiplications.
     """
 
-    config: ModelConfig
+    num_heads: int
+    d_k: int | None = None
+    d_v: int | None = None
+    use_bias: bool = False
+    dropout_rate: float = 0.0
+    encode_positions: Callable[[Array, Array], Array] | None = None
+    compute_dtype: ComputeDtype = "float32"
 
     def setup(self) -> None:
-        """Creates W^Q, W^K, W^V as [D, H, K or V] and W^O as [H * V, D]."""
-        c = self.config
-        check_model_config("MultiHeadAttention", c)
-        heads = nn.initializers.variance_scaling(
-            1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)
-        )
-        output = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        self.query = self.param("query", heads, (c.d_model, c.num_heads, c.key_size), jnp.float32)
-        self.key = self.param("key", heads, (c.d_model, c.num_heads, c.key_size), jnp.float32)
-        self.value = self.param("value", heads, (c.d_model, c.num_heads, c.value_size), jnp.float32)
-        self.output = self.param(
-            "output", output, (c.num_heads * c.value_size, c.d_model), jnp.float32
-        )
-        self.query_bias = self._bias("query_bias", (c.num_heads, c.key_size))
-        self.key_bias = self._bias("key_bias", (c.num_heads, c.key_size))
-        self.value_bias = self._bias("value_bias", (c.num_heads, c.value_size))
-        self.output_bias = self._bias("output_bias", (c.d_model,))
-
-    def _bias(self, name: str, shape: tuple[int, ...]) -> Array | None:
-        return (
-            self.param(name, nn.initializers.zeros, shape, jnp.float32)
-            if self.config.biases
-            else None
-        )
+        """Creates the dropout on weights."""
+        check_sizes(self, "num_heads", "d_k", "d_v")
+        self.dropout = Dropout(self.dropout_rate)
 
     def __call__(
         self,
-        queries_from: Float[Array, "B T D"],
-        keys_from: Float[Array, "B S D"] | None = None,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"] | None = None,
         mask: Bool[Array, "#B #H #T #S"] | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Attends from one sequence to another, or to itself.
+        deterministic: bool = True,
+        *,
+        positions: Int[Array, "#B T"] | None = None,
+        row_ids: Int[Array, " B"] | None = None,
+        cache: KVCache | MemoryCache | None = None,
+        slots: Slots | None = None,
+    ) -> Any:
+        """Attends from x to itself, to a memory, or to what a cache keeps of them.
 
         Args:
-          queries_from: Activations that attend.
-          keys_from: Activations to attend to; ``queries_from`` when None.
-          mask: True where a query may attend; everywhere when None.
+          x: Activations that attend: whole sequences, or new tokens as :class:`Slots` has them.
+          memory: Activations to attend to; x when None.
+          mask: True where a query may attend; everywhere when None. With a cache over its slots,
+            or over the prompt while it is read.
+          deterministic: False enables dropout, and needs ``rngs={"dropout": key}``.
+          positions: Position of every token of x in its sequence; 0, 1, ... when None.
+          row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
+          cache: From :meth:`init_cache` or :meth:`cache_memory`, or as returned; needs a mask
+            and slots.
+          slots: Where new keys and values go in the cache.
+
+        Returns:
+          Activations, [B, T, D]; with a cache also the cache that includes the new tokens.
 
         Raises:
           UserError: An argument has another shape or dtype.
         """
-        keys_from = queries_from if keys_from is None else keys_from
-        for name, x in {"queries_from": queries_from, "keys_from": keys_from}.items():
-            check_width("MultiHeadAttention", name, x, self.config.d_model)
+        check_activations("MultiHeadAttention", "x", x, axes=3)
+        if cache is not None and (mask is None or slots is None):
+            raise UserError("MultiHeadAttention: a cache needs a mask and slots, got None")
+        weights, source = self._projections(x.shape[-1]), x
+        if memory is not None:
+            check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
+            source = memory
+        queries = self._project(x, weights.query)
+        if isinstance(cache, MemoryCache):
+            return self._output(cache.attend(queries, mask, slots), weights), cache
+        keys, values = self._project(source, weights.key), self._project(source, weights.value)
+        if self.encode_positions is not None and memory is None:
+            if positions is None:
+                positions = jnp.arange(x.shape[1])[None]
+            queries = self.encode_positions(queries, positions)
+            keys = self.encode_positions(keys, positions)
+        if cache is not None:
+            cache = cache.append(keys, values, slots)
+            return self._output(cache.attend(queries, mask, slots), weights), cache
         if mask is None:
-            mask = jnp.ones((1, 1, 1, keys_from.shape[1]), bool)
-        shape = (queries_from.shape[0], queries_from.shape[1], keys_from.shape[1])
-        check_mask("MultiHeadAttention", "mask", mask, shape)
-        return self.attend(queries_from, *self.keys_values(keys_from), mask)
+            mask = jnp.ones((1, 1, 1, source.shape[1]), bool)
+        check_mask("MultiHeadAttention", "mask", mask, (*x.shape[:2], source.shape[1]))
+        attended = self._attend(queries, keys, values, mask, deterministic, row_ids)
+        return self._output(attended, weights)
 
-    def keys_values(
-        self, x: Float[Array, "B S D"]
-    ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
-        """The keys and values of every head."""
-        keys = project(x, self.key, self.key_bias, self.config)
-        return keys, project(x, self.value, self.value_bias, self.config)
+    def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
+        """Returns an empty cache of self-attention, for all slots of a table.
 
-    def attend(
+        Args:
+          slots: The table of the decoder.
+          d_model: Width of the activations.
+          dtype: Dtype of the activations.
+        """
+        return KVCache.empty(slots, self.num_heads, *self._head_sizes(d_model), dtype)
+
+    def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
+        """Returns the keys and values of a memory, projected once for all tokens to come."""
+        weights = self._projections(memory.shape[-1])
+        return MemoryCache.of(
+            self._project(memory, weights.key), self._project(memory, weights.value)
+        )
+
+    def _attend(
         self,
-        x: Float[Array, "B T D"],
-        keys: Float[Array, "B S H K"],
-        values: Float[Array, "B S H V"],
-        mask: Bool[Array, "#B #H #T #S"],
-    ) -> Float[Array, "B T D"]:
-        """Attends from ``x`` to keys and values that are already projected."""
-        queries = project(x, self.query, self.query_bias, self.config)
-        if has_fused_kernel(queries, values) and not self.is_mutable_collection("intermediates"):
-            heads = fused_attention(queries, keys, values, mask)
-        else:
-            heads, weights = dot_product_attention(queries, keys, values, mask)
-            self.sow("intermediates", "weights", weights)
-        return project(heads.reshape(*x.shape[:-1], -1), self.output, self.output_bias, self.config)
+        queries: Array,
+        keys: Array,
+        values: Array,
+        mask: Array,
+        deterministic: bool,
+        row_ids: Array | None,
+    ) -> Float[Array, "B T H V"]:
+        drops = self.dropout_rate > 0 and not deterministic
+        recorded = self.is_mutable_collection("intermediates")
+        if has_fused_kernel(queries, values) and not drops and not recorded:
+            return fused_attention(queries, keys, values, mask)
 
-    def attend_cached(
-        self,
-        x: Float[Array, "B N D"],
-        keys: Float[Array, "B H K S"],
-        values: Float[Array, "B H S V"],
-        mask: Bool[Array, "#B #N S"],
-    ) -> Float[Array, "B N D"]:
-        """Attends from the newest token of every beam; see :func:`cached_attention`."""
-        queries = project(x, self.query, self.query_bias, self.config)
-        heads = cached_attention(queries, keys, values, mask)
-        return project(heads.reshape(*x.shape[:-1], -1), self.output, self.output_bias, self.config)
+        def dropout(weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
+            return self.dropout(weights, deterministic, row_ids=row_ids)
+
+        attended, weights = dot_product_attention(queries, keys, values, mask, dropout)
+        self.sow("intermediates", "weights", weights)
+        return attended
+
+    def _project(self, x: Array, weights: _Projection) -> Array:
+        return project(x, *weights, self.compute_dtype)
+
+    def _output(self, heads: Float[Array, "B T H V"], weights: _Projections) -> Array:
+        return self._project(heads.reshape(*heads.shape[:2], -1), weights.output)
+
+    def _head_sizes(self, d_model: int) -> tuple[int, int]:
+        if (self.d_k is None or self.d_v is None) and d_model % self.num_heads:
+            raise UserError(
+                f"MultiHeadAttention: num_heads={self.num_heads} must divide the width of the "
+                f"inputs, {d_model}, unless d_k and d_v are given"
+            )
+        default = d_model // self.num_heads
+        return self.d_k or default, self.d_v or default
+
+    @nn.compact
+    def _projections(self, d_model: int) -> _Projections:
+        """Creates W^Q, W^K, W^V and W^O, and their biases."""
+        h, (k, v) = self.num_heads, self._head_sizes(d_model)
+        heads = nn.initializers.variance_scaling(
+            1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)
+        )
+        output = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        names, axes = ("query", "key", "value"), ("d_model", "heads", None)
+        shapes = [(d_model, h, k), (d_model, h, k), (d_model, h, v), (h * v, d_model)]
+        matrices = [
+            parameter(self, name, heads, shape, axes, "matrix")
+            for name, shape in zip(names, shapes, strict=False)
+        ]
+        matrices.append(
+            parameter(self, "output", output, shapes[-1], ("heads", "d_model"), "matrix")
+        )
+        biases = [None] * 4
+        if self.use_bias:
+            zeros, sizes = nn.initializers.zeros, [(h, k), (h, k), (h, v), (d_model,)]
+            biases = [
+                parameter(self, f"{name}_bias", zeros, size)
+                for name, size in zip((*names, "output"), sizes, strict=True)
+            ]
+        return _Projections(*zip(matrices, biases, strict=True))

@@ -5,6 +5,8 @@ the bits are a hash of (key, row, index in the row): cheap enough to be fused in
 multiplication, and independent of how rows are split over devices or micro-batches.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -23,41 +25,39 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B ..."],
         deterministic: bool = True,
         *,
-        rows: Int[Array, " B"] | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Drops elements of ``x``, with the "dropout" stream of random numbers.
+        row_ids: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B ..."]:
+        """Drops elements of x, with the "dropout" stream of random numbers.
 
         Args:
-          x: Activations.
-          deterministic: True returns ``x`` as it is.
-          rows: Number of each row in the global batch; 0, 1, ... when None.
+          x: Activations, or attention weights.
+          deterministic: True returns x as it is.
+          row_ids: Number of each row in the global batch; 0, 1, ... when None.
         """
         if deterministic or self.rate == 0.0:
             return x
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        rows = jnp.arange(x.shape[0]) if rows is None else rows
-        keep = random_bits(seed, rows, (x.shape[1], x.shape[2])) >= jnp.uint32(
-            round(self.rate * 2**32)
-        )
+        row_ids = jnp.arange(x.shape[0]) if row_ids is None else row_ids
+        keep = random_bits(seed, row_ids, x.shape[1:]) >= jnp.uint32(round(self.rate * 2**32))
         return jnp.where(keep, x / (1.0 - self.rate), 0).astype(x.dtype)
 
 
 def random_bits(
-    seed: UInt32[Array, "2"], rows: Int[Array, " B"], shape: tuple[int, int]
-) -> UInt32[Array, "B T D"]:
-    """Uniform bits, a pure function of the seed, the row's number and the index in the row.
+    seed: UInt32[Array, "2"], row_ids: Int[Array, " B"], shape: tuple[int, ...]
+) -> UInt32[Array, "B ..."]:
+    """Returns uniform bits, a pure function of the seed, the row's number and the index in the row.
 
     Each row has two 32-bit keys of its own, and every index goes through two rounds of an
-    avalanching mix. The second key must not be the mix of a near neighbour of the first: rows
+    avalanching mix. The second key must not be the mix of a near neighbor of the first: rows
     came out biased by seven standard deviations then, which the tests of this module look for.
     """
-    first = _mix(_mix(rows.astype(jnp.uint32) ^ seed[0]) ^ seed[1])[:, None, None]
+    ones = (1,) * len(shape)
+    first = _mix(_mix(row_ids.astype(jnp.uint32) ^ seed[0]) ^ seed[1]).reshape(-1, *ones)
     second = _mix(first + jnp.uint32(0x9E3779B9))
-    length, width = shape
-    index = jnp.arange(length * width, dtype=jnp.uint32).reshape(1, length, width)
+    index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(1, *shape)
     return _mix(_mix(index ^ first) ^ second)
 
 

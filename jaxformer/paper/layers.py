@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.nn.attention import dot_product_attention
+from jaxformer.nn.kernels import dot_product_attention
 
 
 def self_attention(x: Float[Array, "B N D"], *, num_heads: int) -> Float[Array, "B N D"]:

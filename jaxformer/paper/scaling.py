@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from jaxformer.errors import UserError, exit_code
 from jaxformer.files import local_path, write_file
-from jaxformer.nn.attention import additive_scores
+from jaxformer.nn.kernels import additive_scores
 from jaxformer.paper import command
 from jaxformer.plots import figure
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxformer.config import Config, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.nn.projection import product_dtype
+from jaxformer.nn.precision import matmul_dtype
 
 _FLOAT32 = 4
 
@@ -145,4 +145,4 @@ def _tensor(config: Config, src_tokens: int, tgt_tokens: int) -> Traffic:
 
 
 def _product_bytes(config: ModelConfig) -> int:
-    return jnp.dtype(product_dtype(config)).itemsize
+    return jnp.dtype(matmul_dtype(config.compute_dtype)).itemsize

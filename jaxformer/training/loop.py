@@ -21,7 +21,7 @@ from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training import hosts
 from jaxformer.training.dataset import Dataset, check_identity, open_dataset
 from jaxformer.training.mesh import make_mesh, row_parts, row_shards, to_devices

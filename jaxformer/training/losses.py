@@ -9,13 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.layout import has_explicit_axes, map_explicit_rows, vary_alike
+from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
 from jaxformer.nn.sharding import for_each_part, parts_of
-
-# Logits held at a time: enough rows to fill the matrix units, few enough to stay near the caches.
-_LOGITS_PER_CHUNK = 2**23
-# On GPUs more: every chunk reads and writes the embedding's gradient, which no cache there holds.
-_LOGITS_PER_CHUNK_ON_GPUS = 2**27
 
 
 def cross_entropy(
@@ -77,8 +73,7 @@ def _checked(*arguments):
 def _chunks(features, targets, weights, vocab_size):
     """The rows, padded, as a first axis of chunks."""
     rows = features.shape[0]
-    on_gpu = jax.default_backend() == "gpu"
-    logits = _LOGITS_PER_CHUNK_ON_GPUS if on_gpu else _LOGITS_PER_CHUNK
+    logits = backend().logits_per_chunk
     # While exporting for any number of rows, that number is an expression: one chunk has them all.
     count = -(-rows // max(128, logits // vocab_size)) if isinstance(rows, int) else 1
     # GPUs would copy a matrix whose sides are no multiples of 16, too.

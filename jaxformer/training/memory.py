@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import Config
 from jaxformer.data.loader import round_up
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.mesh import make_mesh, row_shards
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_batch, abstract_state, make_train_step

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import Config, check_config
 from jaxformer.data.batch import Batch
-from jaxformer.nn.projection import product_dtype
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn.precision import matmul_dtype
 from jaxformer.training.losses import cross_entropy
 from jaxformer.training.mesh import (
     DATA_AXIS,
@@ -184,7 +184,7 @@ def _local_gradients(
     model = Transformer(config.model, training.remat)
 
     def sums(params: PyTree, batch: Batch, rows: Int[Array, " B"]) -> tuple[Array, Metrics]:
-        dropout = {"rows": rows, "deterministic": False, "rngs": {"dropout": key}}
+        dropout = {"row_ids": rows, "deterministic": False, "rngs": {"dropout": key}}
         metrics = batch_sums(model, params, batch, training.label_smoothing, **dropout)
         return metrics.loss, metrics
 
@@ -224,14 +224,14 @@ def batch_sums(
     batch: Batch,
     smoothing: float,
     *,
-    rows: Int[Array, " B"] | None = None,
+    row_ids: Int[Array, " B"] | None = None,
     deterministic: bool = True,
     rngs: dict[str, Array] | None = None,
 ) -> Metrics:
     """Loss and counts of one batch on one device, as sums."""
 
     def forward(module: Transformer) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
-        how: dict[str, Any] = {"rows": rows, "deterministic": deterministic}
+        how: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
         encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **how)
         decoded = module.decode(
             batch.tgt_in,
@@ -241,7 +241,8 @@ def batch_sums(
             batch.tgt_positions,
             **how,
         )
-        features = decoded.reshape(-1, decoded.shape[-1]).astype(product_dtype(module.config))
+        dtype = matmul_dtype(module.config.compute_dtype)
+        features = decoded.reshape(-1, decoded.shape[-1]).astype(dtype)
         projection, bias = module.output_projection()
         if bias is None:
             return features, projection

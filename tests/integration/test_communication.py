@@ -11,7 +11,7 @@ import pytest
 
 from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.communication import step_traffic
 from jaxformer.training.mesh import make_mesh, rows_split
 from jaxformer.training.step import abstract_state, make_train_step

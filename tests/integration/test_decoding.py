@@ -13,11 +13,10 @@ from jaxformer.data.numerals import english
 from jaxformer.errors import UserError
 from jaxformer.inference import decoding
 from jaxformer.inference.decoding import Decoded, decode
-from jaxformer.inference.precision import prepare_params
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average
-from jaxformer.nn.transformer import Transformer
+from jaxformer.inference.weights import average, prepare_params
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.loop import train
 from jaxformer.workdir import Workdir
 

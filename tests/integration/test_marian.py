@@ -22,7 +22,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params, average, load_params
 from jaxformer.interop.marian import import_marian
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.search import beam_search
 from jaxformer.workdir import Workdir
 
@@ -119,22 +119,14 @@ def test_translations_are_those_of_transformers(model, beam_size, name):
 def _search(config, beam_size, params, src):
     """As ``generate`` with the settings in the fixture's generation_config.json."""
     transformer = Transformer(config)
-    segments = (src != PAD).astype(jnp.int32)
-    encoded = transformer.apply({"params": params}, src, method="encode")
-    cache = transformer.apply(
-        {"params": params},
-        encoded,
-        segments,
-        num_beams=beam_size,
-        max_length=MAX_LENGTH,
-        method="init_cache",
-    )
+    sizes = {"num_beams": beam_size, "max_length": MAX_LENGTH}
+    cache = transformer.apply({"params": params}, src, **sizes, method="start")
 
     def step(tokens, cache):
-        logits, after = transformer.apply({"params": params}, tokens, cache, method="decode_step")
+        logits, after = transformer.apply({"params": params}, tokens, cache, method="step")
         # forced_eos_token_id: the last token must be the end, and this end costs nothing.
         forced = jnp.where(jnp.arange(logits.shape[-1]) == EOS, 0.0, -jnp.inf)
-        return jnp.where(cache.index == MAX_LENGTH - 1, forced, logits), after
+        return jnp.where(cache.slots.length == MAX_LENGTH - 1, forced, logits), after
 
     return beam_search(
         step,

@@ -22,9 +22,9 @@ def calls():
     import numpy as np
 
     from jaxformer import (
+        Block,
         Config,
         DataConfig,
-        EncoderLayer,
         FeedForward,
         MeshConfig,
         ModelConfig,
@@ -71,7 +71,8 @@ def calls():
         return sample(step, (), keys=keys, limits=[6, 6], max_length=6, num_samples=1, **ids)
 
     key, x = jax.random.key(0), jnp.ones((2, 3, 8))
-    attention = MultiHeadAttention(model)
+    attention, feed_forward = MultiHeadAttention(2), FeedForward(16)
+    block = Block(attention, feed_forward)
 
     def transformer(source, target, model=model):
         return Transformer(model).init(key, source, target)
@@ -83,15 +84,17 @@ def calls():
         "rows": lambda: transformer(jnp.ones((1, 2), int), jnp.ones((3, 2), int)),
         "too large an id": lambda: transformer(jnp.array([[300]]), jnp.array([[2]])),
         "negative id": lambda: transformer(jnp.array([[5]]), jnp.array([[-1]])),
-        "attention's config": lambda: MultiHeadAttention(8).init(key, x),
-        "width": lambda: attention.init(key, x[..., :6]),
+        "attention's config": lambda: MultiHeadAttention(model).init(key, x),
+        "width": lambda: attention.apply(attention.init(key, x), x[..., :6]),
         "rank": lambda: attention.init(key, x[0]),
         "keys' width": lambda: attention.init(key, x, x[..., :6]),
+        "odd width": lambda: attention.init(key, x[..., :7]),
         "mask of numbers": lambda: attention.init(key, x, x, jnp.ones((2, 1, 3, 3))),
         "mask of two axes": lambda: attention.init(key, x, x, jnp.ones((3, 3), bool)),
-        "layer's width": lambda: EncoderLayer(model).init(key, x[..., :6]),
+        "block's rank": lambda: block.init(key, x[0]),
         "rows of the loss": lambda: cross_entropy(x, jnp.ones((9, 8)), [[1]], [[1.0]], 0.1),
-        "inner width": lambda: FeedForward(model).init(key, x[..., :6]),
+        "inner width": lambda: feed_forward.apply(feed_forward.init(key, x), x[..., :6]),
+        "inner size": lambda: FeedForward(model).init(key, x),
         "optimizer": lambda: make_optimizer(TrainingConfig()),
         "optimizer of a ConfigDict": lambda: make_optimizer(to_config_dict(config)),
         "schedule": lambda: inverse_sqrt_schedule(512, 0),
@@ -137,9 +140,7 @@ def calls():
 
     works = {
         "lists of the loss": lambda: float(cross_entropy([[0.0]], [[1.0], [2.0]], [1], [1], 0)[0]),
-        "a layer of activations alone": lambda: (
-            EncoderLayer(model).init_with_output(key, x)[0].shape
-        ),
+        "a layer of activations alone": lambda: block.init_with_output(key, x)[0].shape,
         "attention without a mask": lambda: attention.init_with_output(key, x)[0].shape,
         "lists": lambda: beam(limits=[6, 1], prefix=[[2], [0]]).lengths.tolist(),
         "NumPy's sizes": lambda: beam(beam_size=np.int64(1), max_length=np.int32(3)).tokens.shape,
@@ -165,15 +166,17 @@ EXPECTED = {
     "rows": "expected as many rows in src as in tgt_in, got 1 and 3",
     "too large an id": "src: expected token ids from 0 to 299, the vocabulary's, got ids from 300",
     "negative id": "tgt_in: expected token ids from 0 to 299, the vocabulary's, got ids from -1",
-    "attention's config": "MultiHeadAttention: expected a ModelConfig, got int",
-    "width": "MultiHeadAttention: expected queries_from of shape [batch, length, d_model=8], got",
-    "rank": "MultiHeadAttention: expected queries_from of shape [batch, length, d_model=8], got",
-    "keys' width": "expected keys_from of shape [batch, length, d_model=8], got (2, 3, 6)",
+    "attention's config": "MultiHeadAttention: expected num_heads to be 1 or more, got ModelConfig",
+    "width": "need a parameter 'query' of shape (6, 2, 3), but it was given one of shape (8, 2, 4)",
+    "rank": "MultiHeadAttention: expected x of shape [batch, length, d_model], got (3, 8)",
+    "keys' width": "expected memory of shape [batch, length, d_model=8], got (2, 3, 6)",
+    "odd width": "num_heads=2 must divide the width of the inputs, 7, unless d_k and d_v are given",
     "mask of numbers": "expected mask of booleans, True where a query may attend, of shape",
     "mask of two axes": "[batch=2, 1, queries=3, keys=3] or 1 in place of a size, got bool of",
-    "layer's width": "EncoderLayer: expected x of shape [batch, length, d_model=8], got (2, 3, 6)",
+    "block's rank": "Block: expected x of shape [batch, length, d_model], got (3, 8)",
     "rows of the loss": "cross_entropy: expected features [rows, d_model], embedding [vocabulary,",
-    "inner width": "FeedForward: expected x of shape [..., d_model=8], got (2, 3, 6)",
+    "inner width": "parameter 'inner' of shape (6, 16), but it was given one of shape (8, 16)",
+    "inner size": "FeedForward: expected d_ff to be 1 or more, got ModelConfig; layers take sizes",
     "optimizer": "expected a Config, got TrainingConfig; put it into one: Config(training=...)",
     "optimizer of a ConfigDict": "expected a Config, got ConfigDict; make one of a ConfigDict with",
     "schedule": "warmup_steps must be at least 1: got 0",

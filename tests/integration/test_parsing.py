@@ -26,7 +26,7 @@ from jaxformer.data.trees import escape, read_trees
 from jaxformer.errors import UserError
 from jaxformer.inference.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.inference.translator import Hypothesis, Translator
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.dataset import open_dataset
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer

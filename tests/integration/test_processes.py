@@ -14,7 +14,7 @@ import pytest
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_state

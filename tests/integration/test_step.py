@@ -14,7 +14,7 @@ import pytest
 from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch, make_batch
 from jaxformer.errors import UserError
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.mesh import make_mesh, rows_split
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import (

@@ -22,11 +22,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
 from jaxformer import (
-    DecoderLayer,
-    EncoderLayer,
+    Block,
     FeedForward,
     ModelConfig,
     MultiHeadAttention,
+    Residual,
     Transformer,
     beam_search,
     causal_mask,
@@ -44,7 +44,6 @@ CONFIG = ModelConfig(
     dropout_rate=0.5,
     max_length=8,
 )
-BFLOAT16 = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,17 +109,35 @@ def tokens():
     return jnp.asarray(np.random.default_rng(1).integers(3, VOCABULARY, (ROWS, LENGTH)))
 
 
+def attention(dtype):
+    return MultiHeadAttention(2, dropout_rate=0.5, compute_dtype=dtype)
+
+
+def feed_forward(dtype):
+    return FeedForward(6, "swish", dtype)
+
+
+residual = functools.partial(Residual, dropout_rate=0.5)
+
 SUBJECTS = {
     "flax": lambda: of_module(nn.MultiHeadDotProductAttention(2), ("query", "kernel")),
-    "attention": lambda: of_module(MultiHeadAttention(CONFIG), ("query",)),
-    "attention, bfloat16": lambda: of_module(
-        MultiHeadAttention(BFLOAT16), ("query",), tolerance=0.03
+    "attention": lambda: of_module(attention("float32"), ("query",)),
+    "attention, bfloat16": lambda: of_module(attention("bfloat16"), ("query",), tolerance=0.03),
+    "feed-forward": lambda: of_module(feed_forward("float32"), ("inner",)),
+    "feed-forward, bfloat16": lambda: of_module(
+        feed_forward("bfloat16"), ("inner",), tolerance=0.03
     ),
-    "feed-forward": lambda: of_module(FeedForward(CONFIG), ("inner",)),
-    "feed-forward, bfloat16": lambda: of_module(FeedForward(BFLOAT16), ("inner",), tolerance=0.03),
-    "encoder layer": lambda: of_module(EncoderLayer(CONFIG), ("self_attention", "query")),
-    "decoder layer": lambda: of_module(
-        DecoderLayer(BFLOAT16),
+    "encoder block": lambda: of_module(
+        Block(attention("float32"), feed_forward("float32"), make_residual=residual),
+        ("self_attention", "query"),
+    ),
+    "decoder block": lambda: of_module(
+        Block(
+            attention("bfloat16"),
+            feed_forward("bfloat16"),
+            cross_attention=attention("bfloat16"),
+            make_residual=residual,
+        ),
         ("cross_attention", "query"),
         inputs=lambda x: (x, jnp.flip(x, 1), causal_mask(LENGTH)),
         tolerance=0.03,
@@ -284,18 +301,26 @@ def checkpoint(subject):
     close(found, plain(subject), subject.tolerance)
 
 
+_LINEN = ("parent", "name")
+
+
 def remat(subject):
     """``nn.remat`` by a user, with dropout on: ``deterministic`` is a positional, static flag."""
     if subject.module is None or isinstance(subject.module, nn.MultiHeadDotProductAttention):
         pytest.skip("only for modules of ours")
     inputs = subject.inputs(subject.batch)
-    dropout = isinstance(subject.module, (EncoderLayer, Transformer))
-    static = (len(inputs) + 1 + isinstance(subject.module, EncoderLayer),) if dropout else ()
-    rest = ((None, False) if isinstance(subject.module, EncoderLayer) else (False,)) * dropout
+    # The number of its argument, counted from the module.
+    static = {MultiHeadAttention: (4,), Block: (5,), Transformer: (3,)}.get(
+        type(subject.module), ()
+    )
+    missing = static[0] - 1 - len(inputs) if static else 0
+    rest = (None,) * missing + (False,) * len(static)
     rngs = {"dropout": jax.random.key(3)}
 
     def gradient(kind):
-        module = kind(**{f: getattr(subject.module, f) for f in ("config",)})
+        fields = [field.name for field in dataclasses.fields(subject.module)]
+        own = {name: getattr(subject.module, name) for name in fields if name not in _LINEN}
+        module = kind(**own)
         return jax.value_and_grad(
             lambda p: jnp.sin(module.apply({"params": p}, *inputs, *rest, rngs=rngs)).sum()
         )(subject.params)
@@ -377,7 +402,7 @@ def to_nnx(subject):
     nnx.update(model, nnx.State(jax.tree.map(nnx.Param, subject.params)))
     expected = subject.module.apply({"params": subject.params}, *inputs)
     close(model(*inputs), expected, subject.tolerance)
-    if isinstance(subject.module, (EncoderLayer, DecoderLayer, Transformer)):
+    if isinstance(subject.module, (Block, Transformer)):
         noisy = model(*inputs, deterministic=False)
         assert np.abs(noisy - expected).max() > 0.01
         assert np.abs(noisy - model(*inputs, deterministic=False)).max() > 0.01
@@ -440,14 +465,10 @@ def search():
 
     def run(params, sources):
         variables = {"params": params}
-        segments = (sources != 0).astype(jnp.int32)
-        encoded = model.apply(variables, sources, segments, method="encode")
-        cache = model.apply(
-            variables, encoded, segments, num_beams=2, max_length=5, method="init_cache"
-        )
+        cache = model.apply(variables, sources, num_beams=2, max_length=5, method="start")
 
         def step(tokens, cache):
-            return model.apply(variables, tokens, cache, method="decode_step")
+            return model.apply(variables, tokens, cache, method="step")
 
         result = beam_search(
             step,

@@ -20,7 +20,7 @@ from jaxformer.cli.config_file import load_config
 from jaxformer.config import Config, DataConfig, ModelConfig, SearchConfig
 from jaxformer.data.batch import Batch
 from jaxformer.inference.decoding import decode
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.step import batch_sums
 
 SENTENCES = 64
@@ -57,7 +57,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
     def loss(model, params):
         rows = jnp.arange(batch.src.shape[0])
         sums = batch_sums(
-            model, params, batch, 0.1, rows=rows, deterministic=False, rngs={"dropout": key}
+            model, params, batch, 0.1, row_ids=rows, deterministic=False, rngs={"dropout": key}
         )
         return sums.loss / sums.target_tokens
 

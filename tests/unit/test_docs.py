@@ -110,7 +110,7 @@ def test_names_in_the_figures_are_those_of_the_source():
     snake = re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", figures)
     papers = {"SoftMax", "MatMul", "d_model"}
     assert len(set(snake)) > 12
-    assert {*camel, *snake} - papers <= defined("nn", "training", "search")
+    assert {*camel, *snake} - papers <= defined("models", "nn", "training", "search")
 
 
 @pytest.mark.parametrize("page", GENERATE["PAGES"])

@@ -19,7 +19,7 @@ from jaxformer.inference.alignment import (
     pharaoh,
     words_of_pieces,
 )
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 
 
 def align_words(weights, source_words, target_words):

@@ -11,7 +11,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS
 from jaxformer.inference import scoring
 from jaxformer.inference.scoring import log_probabilities, pair_batches
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 
 CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=40)
 PAIRS = [([5, 6, 1], [7, 8, 9, 1]), ([4, 1], [1]), ([9] * 30 + [1], [3, 1]), ([7, 1], [5] * 20)]

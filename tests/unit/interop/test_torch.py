@@ -14,9 +14,8 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.interop.torch import from_torch_transformer
-from jaxformer.nn.layers import LayerNorm
-from jaxformer.nn.masks import causal_mask, segment_mask
-from jaxformer.nn.transformer import Decoder, Encoder
+from jaxformer.models.assembly import make_stack
+from jaxformer.nn import LayerNorm, causal_mask, segment_mask
 
 FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "torch_transformer.npz"
 ACTIVATIONS = {"post": "relu", "pre": "swish"}
@@ -55,19 +54,20 @@ def test_outputs_are_those_of_pytorch(norm_position):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run(config, params, src, tgt, padding):
-    def apply(stack, kind, *arguments):
+    def apply(stack, *arguments):
         variables = {"params": params[stack]}
-        x = kind(config).apply(variables, *arguments, rows=None, deterministic=True)
+        module = make_stack(config, cross_attention=stack == "decoder")
+        x = module.apply(variables, *arguments)
         if config.norm_position == "pre":  # then ours ends with a layer norm too
             return x
         return LayerNorm(1e-5).apply({"params": params[stack]["norm"]}, x)
 
     src_segments = jnp.where(padding, 0, 1)
     tgt_segments = jnp.ones(tgt.shape[:2], jnp.int32)
-    encoded = apply("encoder", Encoder, src, segment_mask(src_segments, src_segments))
+    encoded = apply("encoder", src, None, segment_mask(src_segments, src_segments))
     self_mask = segment_mask(tgt_segments, tgt_segments) & causal_mask(tgt.shape[1])
     cross_mask = segment_mask(tgt_segments, src_segments)
-    return encoded, apply("decoder", Decoder, tgt, encoded, self_mask, cross_mask)
+    return encoded, apply("decoder", tgt, encoded, self_mask, cross_mask)
 
 
 def test_other_states_are_refused():

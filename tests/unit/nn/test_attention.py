@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import ModelConfig
-from jaxformer.nn.attention import (
+from jaxformer.nn import (
     MultiHeadAttention,
     additive_attention,
+    backend_for,
+    causal_mask,
     dot_product_attention,
-    has_fused_kernel,
-    project,
+    segment_mask,
+    use_backend,
 )
-from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.kernels import has_fused_kernel
+from jaxformer.nn.projection import project
 
 
 def attention_by_formula(queries, keys, values, mask):
@@ -52,25 +54,21 @@ def test_equation_1(random_heads):
     np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
 
 
-def test_no_fused_kernel_for_float32_nor_for_other_lengths(monkeypatch):
-    class Gpu:
-        compute_capability = "9.0"
-
+def test_no_fused_kernel_for_float32_nor_for_other_lengths():
     def heads(length, size, dtype=jnp.bfloat16):
         return jnp.zeros((2, length, 3, size), dtype)
 
     assert not has_fused_kernel(heads(6, 16), heads(6, 16))  # here, on a CPU
-    monkeypatch.setattr(jax, "devices", lambda: [Gpu()])
-    assert has_fused_kernel(heads(6, 16), heads(8, 16))
-    assert not has_fused_kernel(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
-    assert not has_fused_kernel(heads(7, 16), heads(8, 16))
-    assert not has_fused_kernel(heads(6, 16), heads(7, 16))
-    assert not has_fused_kernel(heads(6, 12), heads(8, 12))
-    assert not has_fused_kernel(heads(6, 16), heads(8, 24))
-    Gpu.compute_capability = "7.5"
-    assert not has_fused_kernel(heads(6, 16), heads(8, 16))
-    Gpu.compute_capability = "gfx942"  # an AMD GPU
-    assert not has_fused_kernel(heads(6, 16), heads(8, 16))
+    with use_backend(backend_for("gpu", "9.0")):
+        assert has_fused_kernel(heads(6, 16), heads(8, 16))
+        assert not has_fused_kernel(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
+        assert not has_fused_kernel(heads(7, 16), heads(8, 16))
+        assert not has_fused_kernel(heads(6, 16), heads(7, 16))
+        assert not has_fused_kernel(heads(6, 12), heads(8, 12))
+        assert not has_fused_kernel(heads(6, 16), heads(8, 24))
+    for other in ("7.5", "gfx942"):  # an older GPU, and one of AMD's
+        with use_backend(backend_for("gpu", other)):
+            assert not has_fused_kernel(heads(6, 16), heads(8, 16))
 
 
 def test_fused_kernel_is_dot_product_attention():
@@ -82,8 +80,7 @@ def test_fused_kernel_is_dot_product_attention():
         pytest.skip("needs an NVIDIA GPU, Ampere or newer")
     segments = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 2, 2]], 16, axis=1))
     mask = segment_mask(segments, segments) & causal_mask(64)
-    config = ModelConfig(d_model=128, num_heads=4, vocab_size=8, compute_dtype="bfloat16")
-    model = MultiHeadAttention(config)
+    model = MultiHeadAttention(num_heads=4, compute_dtype="bfloat16")
     params = model.init(jax.random.key(0), x, x, mask)
 
     def fused(params, x):
@@ -149,8 +146,7 @@ def test_weights_are_float32_for_bfloat16_inputs(random_heads):
 
 @pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"num_heads": 1, "d_k": 8, "d_v": 8}])
 def test_multi_head_attention_concatenates_heads(sizes):
-    config = ModelConfig(**{"d_model": 8, "num_heads": 2, **sizes})
-    layer = MultiHeadAttention(config)
+    layer = MultiHeadAttention(**{"num_heads": 2, **sizes})
     rng = np.random.default_rng(1)
     x, memory = (rng.normal(size=(2, n, 8)).astype(np.float32) for n in (3, 4))
     mask = np.ones((2, 1, 3, 4), bool)
@@ -172,8 +168,56 @@ def test_project_is_a_product_over_the_last_axis():
     rng = np.random.default_rng(2)
     x, kernel = rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5, 6))
     np.testing.assert_allclose(
-        project(jnp.asarray(x), jnp.asarray(kernel), None, ModelConfig()),
+        project(jnp.asarray(x), jnp.asarray(kernel), None, "float32"),
         np.einsum("btd,dhk->bthk", x, kernel),
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+def test_dropout_on_the_weights_keeps_their_mean_and_belongs_to_the_row():
+    """Values of one: what is attended is the sum of the weights that were kept, scaled."""
+    layer = MultiHeadAttention(num_heads=4, dropout_rate=0.5)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64, 8)), jnp.float32)
+    params = layer.init(jax.random.key(0), x)["params"]
+    # Every key is equal, so weights are 1 / 64; every value is 1; the output sums all heads.
+    params["key"] *= 0
+    params["value"] = params["value"] * 0 + 1 / x.sum(-1).mean()
+    params["output"] = jnp.ones_like(params["output"]) / 8
+
+    def run(x, **how):
+        rngs = {"dropout": jax.random.key(1)}
+        return layer.apply({"params": params}, x, deterministic=False, rngs=rngs, **how)
+
+    ones = jnp.ones_like(x)
+    kept, plain = run(ones), layer.apply({"params": params}, ones)
+    ratios = np.asarray(kept / plain)[..., 0]
+    # Binomial: 4 heads of 64 weights, each kept with probability 1/2 and doubled.
+    assert ratios.mean() == pytest.approx(1.0, abs=4 * (1 / 256 / ratios.size) ** 0.5)
+    assert ratios.std() == pytest.approx((1 / 256) ** 0.5, rel=0.2)
+    np.testing.assert_array_equal(run(ones[:2], row_ids=jnp.array([2, 0])), kept[jnp.array([2, 0])])
+    np.testing.assert_array_equal(layer.apply({"params": params}, ones), plain)
+
+
+def test_positions_are_encoded_into_queries_and_keys():
+    """Rotations of pairs by an angle that grows with the position: scores see differences only."""
+
+    def rotate(heads, positions):
+        angles = 0.7 * positions[:, :, None, None]
+        a, b = heads[..., 0::2], heads[..., 1::2]
+        turned = (
+            a * jnp.cos(angles) - b * jnp.sin(angles),
+            a * jnp.sin(angles) + b * jnp.cos(angles),
+        )
+        return jnp.stack(turned, axis=-1).reshape(heads.shape)
+
+    layer = MultiHeadAttention(num_heads=2, encode_positions=rotate)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 8)), jnp.float32)
+    params = layer.init(jax.random.key(0), x)
+    default = layer.apply(params, x)
+    shifted = layer.apply(params, x, positions=jnp.arange(5)[None] + 100)
+    np.testing.assert_allclose(shifted, default, rtol=1e-4, atol=1e-5)
+    plain = MultiHeadAttention(num_heads=2).apply(params, x)
+    assert np.abs(default - plain).max() > 0.01
+    reversed_positions = layer.apply(params, x[:, ::-1], positions=jnp.arange(5)[None, ::-1])
+    np.testing.assert_allclose(reversed_positions[:, ::-1], default, rtol=1e-4, atol=1e-5)

@@ -10,9 +10,9 @@ from jaxformer.nn.dropout import Dropout, random_bits
 ROWS, LENGTH, WIDTH = 64, 32, 128
 
 
-def masks(rate, seeds=(1, 2), rows=None):
-    rows = jnp.arange(ROWS) if rows is None else jnp.asarray(rows)
-    bits = random_bits(jnp.array(seeds, jnp.uint32), rows, (LENGTH, WIDTH))
+def masks(rate, seeds=(1, 2), row_ids=None):
+    row_ids = jnp.arange(ROWS) if row_ids is None else jnp.asarray(row_ids)
+    bits = random_bits(jnp.array(seeds, jnp.uint32), row_ids, (LENGTH, WIDTH))
     return np.asarray(bits) >= round(rate * 2**32)
 
 
@@ -61,12 +61,12 @@ def test_bits_are_uniform_by_chi_square():
 
 def test_a_row_keeps_its_mask_wherever_it_lies():
     whole = masks(0.3)
-    np.testing.assert_array_equal(masks(0.3, rows=[17, 3]), whole[[17, 3]])
+    np.testing.assert_array_equal(masks(0.3, row_ids=[17, 3]), whole[[17, 3]])
 
 
 def apply(x, rate, key=0, **arguments):
     return Dropout(rate).apply(
-        {}, x, rngs={"dropout": jax.random.key(key)}, deterministic=False, rows=None, **arguments
+        {}, x, rngs={"dropout": jax.random.key(key)}, deterministic=False, row_ids=None, **arguments
     )
 
 
@@ -85,8 +85,8 @@ def test_keys_differ_between_steps_and_calls_repeat():
 
 def test_deterministic_and_rate_zero_change_nothing():
     x = jnp.arange(24.0).reshape(2, 3, 4)
-    assert Dropout(0.5).apply({}, x, rows=None, deterministic=True) is x
-    assert Dropout(0.0).apply({}, x, rows=None, deterministic=False) is x
+    assert Dropout(0.5).apply({}, x, row_ids=None, deterministic=True) is x
+    assert Dropout(0.0).apply({}, x, row_ids=None, deterministic=False) is x
 
 
 def test_gradient_is_the_mask():

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import ModelConfig
-from jaxformer.nn.projection import look_up, project, project_to_rows, quantise
+from jaxformer.nn.embedding import embed, output_logits
+from jaxformer.nn.precision import quantize_matrix
+from jaxformer.nn.projection import project
 
-CONFIGS = {dtype: ModelConfig(compute_dtype=dtype) for dtype in ("float32", "bfloat16", "int8")}
+DTYPES = ("float32", "bfloat16", "int8")
 # Errors of rounding, relative to the norms: half a unit in the last of 24, 8 or (about) 8 bits.
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2**-8, "int8": 2**-7}
 
@@ -20,12 +21,12 @@ def operands(rows=6, inputs=64, heads=4, size=8):
     return x, kernel
 
 
-@pytest.mark.parametrize("dtype", CONFIGS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_as_exact_as_their_precision(dtype):
     x, kernel = operands()
     bias = np.full(kernel.shape[1:], 3.0, np.float32)
-    stored = quantise(jnp.asarray(kernel), 0) if dtype == "int8" else jnp.asarray(kernel)
-    found = project(jnp.asarray(x), stored, jnp.asarray(bias), CONFIGS[dtype])
+    stored = quantize_matrix(jnp.asarray(kernel), 0) if dtype == "int8" else jnp.asarray(kernel)
+    found = project(jnp.asarray(x), stored, jnp.asarray(bias), dtype)
     exact = np.einsum("brd,dhk->brhk", x.astype(np.float64), kernel) + 3.0
     assert found.shape == exact.shape
     norms = np.linalg.norm(x, axis=-1)[..., None, None] * np.linalg.norm(kernel, axis=0)
@@ -39,20 +40,20 @@ def test_products_are_as_exact_as_their_precision(dtype):
 def test_products_with_rows_of_a_table(dtype):
     x, kernel = operands(heads=1, size=11)
     table = kernel[:, 0].T.copy()
-    stored = quantise(jnp.asarray(table), 1) if dtype == "int8" else jnp.asarray(table)
-    found = project_to_rows(jnp.asarray(x), stored)
+    stored = quantize_matrix(jnp.asarray(table), 1) if dtype == "int8" else jnp.asarray(table)
+    found = output_logits(jnp.asarray(x), stored)
     assert found.dtype == jnp.float32
     norms = np.linalg.norm(x, axis=-1)[..., None] * np.linalg.norm(table, axis=1)
     assert (np.abs(found - x.astype(np.float64) @ table.T) / norms).max() < TOLERANCE[dtype]
-    rows = look_up(stored, jnp.array([[3, 0]]))
+    rows = embed(stored, jnp.array([[3, 0]]))
     np.testing.assert_allclose(rows[0], table[[3, 0]], atol=np.abs(table).max() / 200)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_ids_that_a_table_does_not_have_give_nan_within_jit(dtype):
     table = jnp.asarray(operands(heads=1, size=11)[1][:, 0].T)
-    stored = quantise(table, 1) if dtype == "int8" else table.astype(dtype)
-    rows = jax.jit(look_up)(stored, jnp.array([[3, 11, -1, 10]]))[0]
+    stored = quantize_matrix(table, 1) if dtype == "int8" else table.astype(dtype)
+    rows = jax.jit(embed)(stored, jnp.array([[3, 11, -1, 10]]))[0]
     assert np.isfinite(rows[jnp.array([0, 3])]).all()
     assert np.isnan(rows[1:3]).all()
 
@@ -61,7 +62,7 @@ def test_rounding_is_to_the_nearest_and_outputs_have_scales_of_their_own():
     random = np.random.default_rng(1)
     kernel = random.normal(size=(3, 50, 7)) * 10.0 ** random.integers(-3, 4, (3, 1, 7))
     kernel[1, :, 2] = 0.0  # an output without weights
-    matrix = quantise(jnp.asarray(kernel, jnp.float32), 1)
+    matrix = quantize_matrix(jnp.asarray(kernel, jnp.float32), 1)
     assert (matrix.values.dtype, matrix.scale.shape) == (jnp.int8, (3, 1, 7))
     assert np.isfinite(matrix.scale).all()
     steps = np.abs(kernel).max(axis=1, keepdims=True) / 127
@@ -70,11 +71,11 @@ def test_rounding_is_to_the_nearest_and_outputs_have_scales_of_their_own():
 
 def test_a_row_does_not_depend_on_the_others():
     x, kernel = operands()
-    matrix = quantise(jnp.asarray(kernel), 0)
-    together = project(jnp.asarray(x), matrix, None, CONFIGS["int8"])
+    matrix = quantize_matrix(jnp.asarray(kernel), 0)
+    together = project(jnp.asarray(x), matrix, None, "int8")
     x[0, 1:] *= 1000.0
     np.testing.assert_array_equal(
-        project(jnp.asarray(x), matrix, None, CONFIGS["int8"])[0, 0], together[0, 0]
+        project(jnp.asarray(x), matrix, None, "int8")[0, 0], together[0, 0]
     )
 
 
@@ -84,7 +85,7 @@ def test_gradients_are_those_of_autodiff(dtype):
     weights = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6, 4, 8)), jnp.float32)
 
     def ours(x, kernel):
-        return (project(x, kernel, None, CONFIGS[dtype]) * weights).sum()
+        return (project(x, kernel, None, dtype) * weights).sum()
 
     def plain(x, kernel):
         return (jnp.einsum("brd,dhk->brhk", x, kernel, precision="highest") * weights).sum()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.flops import forward_flops, training_flops
 
 

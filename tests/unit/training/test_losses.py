@@ -1,11 +1,13 @@
 """Label-smoothed cross-entropy against its one-hot definition, values and gradients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.training import losses
+from jaxformer.nn import backend, use_backend
 from jaxformer.training.losses import cross_entropy
 
 
@@ -30,9 +32,15 @@ def example():
     )
 
 
+@pytest.fixture
+def three_chunks():
+    """Logits for 130 rows at a time, of 300; the last chunk is padded."""
+    with use_backend(dataclasses.replace(backend(), logits_per_chunk=23 * 130)):
+        yield
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_sums_and_gradients(example, smoothing, monkeypatch):
-    monkeypatch.setattr(losses, "_LOGITS_PER_CHUNK", 23 * 130)  # three chunks, the last padded
+def test_sums_and_gradients(example, smoothing, three_chunks):
     actual = cross_entropy(*example, smoothing)
     expected = by_definition(*example, smoothing)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)

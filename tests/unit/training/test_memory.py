@@ -76,7 +76,7 @@ import numpy as np
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.data.batch import Batch
-from jaxformer.nn.transformer import Transformer
+from jaxformer.models.transformer import Transformer
 from jaxformer.training.memory import step_memory
 from jaxformer.training.mesh import make_mesh, to_devices
 from jaxformer.training.optimizer import make_optimizer

@@ -5,10 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import ModelConfig
-from jaxformer.nn.layers import FeedForward, LayerNorm, Residual
-
-CONFIG = ModelConfig(d_model=8, d_ff=16, num_heads=2, dropout_rate=0.0)
+from jaxformer.nn import FeedForward, LayerNorm, Residual
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def test_layer_norm_statistics_are_float32_for_bfloat16():
 
 
 def test_feed_forward_is_equation_2(x):
-    layer = FeedForward(CONFIG)
+    layer = FeedForward(16)
     params = layer.init(jax.random.key(0), x)["params"]
     params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases count
     p = jax.tree.map(np.asarray, params)
@@ -55,20 +52,18 @@ def test_feed_forward_is_equation_2(x):
     ],
 )
 def test_residual_order(x, norm_position, formula):
-    layer = Residual(ModelConfig(d_model=8, num_heads=2, norm_position=norm_position))
+    layer = Residual(norm_position)
     variables = {"params": {"norm": {"scale": jnp.ones(8), "bias": jnp.zeros(8)}}}
-    actual = layer.apply(variables, x, lambda h: 3 * h, rows=None, deterministic=True)
+    actual = layer.apply(variables, x, lambda h: 3 * h, deterministic=True)
     np.testing.assert_allclose(actual, formula(x), rtol=1e-4, atol=1e-4)
 
 
 def test_dropout_acts_on_the_sublayer_and_not_on_the_residual(x):
-    config = ModelConfig(d_model=8, num_heads=2, norm_position="pre", dropout_rate=0.5)
     variables = {"params": {"norm": {"scale": jnp.ones(8), "bias": jnp.zeros(8)}}}
-    actual = Residual(config).apply(
+    actual = Residual("pre", dropout_rate=0.5).apply(
         variables,
         x,
         lambda h: jnp.ones_like(h),
-        rows=None,
         deterministic=False,
         rngs={"dropout": jax.random.key(0)},
     )

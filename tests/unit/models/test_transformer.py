@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
-from jaxformer.nn.transformer import Transformer
+from jaxformer.inference.weights import prepare_params
+from jaxformer.models.transformer import Transformer
 
 TINY = ModelConfig(
     vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, num_layers=1, max_length=32
@@ -173,14 +174,54 @@ def test_cached_decoding_equals_the_full_pass(changes):
     src = src.at[1, 4:].set(0)
     beams = 3
     full = model.apply(variables, jnp.repeat(src, beams, axis=0), tgt)
-    encoded = model.apply(variables, src, method="encode")
-    cache = model.apply(variables, encoded, src, num_beams=beams, max_length=7, method="init_cache")
+    cache = model.apply(variables, src, num_beams=beams, max_length=7, method="start")
     for t in range(7):
         tokens = tgt[:, t].reshape(2, beams)
-        logits, cache = model.apply(variables, tokens, cache, method="decode_step")
+        logits, cache = model.apply(variables, tokens, cache, method="step")
         np.testing.assert_allclose(
             logits.reshape(6, -1), full[:, t], rtol=1e-5, atol=1e-5, err_msg=f"position {t}"
         )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_position": "pre", "positions": "learned", "biases": True},
+        {"compute_dtype": "int8"},
+    ],
+)
+@pytest.mark.parametrize("kept", [5, 3])
+def test_a_prompt_read_in_one_pass_is_as_if_read_token_by_token(changes, kept):
+    """Also when more was read than is kept: the rest is written over, and seen by nobody."""
+    config = variant(num_layers=2, **changes)
+    model, variables = make(dataclasses.replace(config, compute_dtype="float32"))
+    model = Model(config)
+    variables = {"params": prepare_params(config, variables["params"])}
+    src, prompt, rest = random_tokens(0, 2, 6), random_tokens(1, 2, 5), random_tokens(2, 2, 3)
+    src = src.at[1, 4:].set(0)
+    beams = 3
+
+    def start():
+        return model.apply(variables, src, num_beams=beams, max_length=9, method="start")
+
+    def steps(tokens, cache):
+        found = []
+        for t in range(tokens.shape[1]):
+            newest = jnp.broadcast_to(tokens[:, t], (beams, 2)).T
+            if tokens is rest:  # each beam continues with tokens of its own
+                newest = (newest + jnp.arange(beams)) % 37
+            logits, cache = model.apply(variables, newest, cache, method="step")
+            found.append(logits)
+        return jnp.stack(found, axis=2), cache
+
+    expected, cache = steps(prompt[:, :kept], start())
+    expected_rest, _ = steps(rest, cache)
+    features, cache = model.apply(variables, prompt, start(), kept, method="read_prompt")
+    logits = model.apply(variables, features, method="logits")[:, :kept]
+    np.testing.assert_allclose(logits, expected[:, 0], rtol=1e-5, atol=1e-5)
+    found_rest, _ = steps(rest, cache)
+    np.testing.assert_allclose(found_rest, expected_rest, rtol=1e-5, atol=1e-5)
 
 
 def test_embedding_is_shared_three_ways():
@@ -302,7 +343,7 @@ def test_dropout_does_not_depend_on_where_a_row_lies():
             variables,
             src[jnp.asarray(rows)],
             tgt[jnp.asarray(rows)],
-            rows=jnp.asarray(rows),
+            row_ids=jnp.asarray(rows),
             deterministic=False,
             rngs={"dropout": jax.random.key(3)},
         )

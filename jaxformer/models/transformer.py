@@ -1,0 +1,257 @@
+"""The Transformer: encoder, decoder, shared embedding, and step-by-step decoding (section 3)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.models.assembly import (
+    check_model_config,
+    make_positions,
+    make_stack,
+    make_table,
+)
+from jaxformer.nn.arguments import check_ids, check_length
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.embedding import embed_tokens, output_logits
+from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.parameters import describe, parameter
+from jaxformer.nn.precision import Int8Matrix, activation_dtype
+from jaxformer.nn.stack import Remat, StackCache, unstack_layers
+
+
+class Transformer(nn.Module):
+    """The Transformer of "Attention Is All You Need", whole.
+
+    Three verbs: :meth:`encode`, :meth:`decode`, and ``__call__``, which composes them into
+    logits. :meth:`start` and :meth:`step` decode token by token; :meth:`read_prompt` reads forced
+    tokens at once.
+
+    Token id 0 is padding unless segments say otherwise. Several pairs may be packed into a row:
+    ``segments`` number them from 1 (0 is padding) and ``positions`` restart in each.
+
+    Departs from the paper: ``config.embeddings="separate"``, which is optional, instead of tied.
+
+    >>> from jaxformer.config import ModelConfig
+    >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
+    >>> model = Transformer(config)
+    >>> src, tgt_in = jnp.array([[3, 4, 1]]), jnp.array([[2, 5]])
+    >>> params = model.init(jax.random.key(0), src, tgt_in)["params"]
+    >>> model.apply({"params": params}, src, tgt_in).shape
+    (1, 2, 11)
+
+    Attributes:
+      config: Its sizes.
+      remat: What a backward pass computes again instead of keeping; see ``TrainingConfig``.
+    """
+
+    config: ModelConfig
+    remat: Remat = "none"
+
+    def setup(self) -> None:
+        """Creates the stacks, the embeddings, one and the same if tied, and the positions."""
+        c = self.config
+        check_model_config("Transformer", c)
+        names = ["embedding"] * 3
+        if c.embeddings == "separate":
+            names = ["src_embedding", "tgt_embedding", "output_embedding"]
+        sizes = dict(zip(names, (c.vocab_size, c.output_size, c.output_size), strict=True))
+        tables = {name: make_table(self, name, size, c.d_model) for name, size in sizes.items()}
+        self.src_table, self.tgt_table, self.output_table = (tables[name] for name in names)
+        zeros = nn.initializers.zeros
+        self.logits_bias = (
+            parameter(self, "logits_bias", zeros, (c.output_size,)) if c.biases else None
+        )
+        self.src_positions = make_positions(self, "src_positions", c)
+        self.tgt_positions = make_positions(self, "tgt_positions", c)
+        self.src_dropout = Dropout(c.dropout_rate)
+        self.tgt_dropout = Dropout(c.dropout_rate)
+        self.encoder = make_stack(c, cross_attention=False, remat=self.remat)
+        self.decoder = make_stack(c, cross_attention=True, remat=self.remat)
+
+    def __call__(
+        self,
+        src: Int[Array, "B S"],
+        tgt_in: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        src_segments: Int[Array, "B S"] | None = None,
+        src_positions: Int[Array, "B S"] | None = None,
+        tgt_segments: Int[Array, "B T"] | None = None,
+        tgt_positions: Int[Array, "B T"] | None = None,
+        row_ids: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Returns logits of the next target token at every position, float32.
+
+        Args:
+          src: Source token ids.
+          tgt_in: Target token ids shifted right: beginning of sentence first.
+          deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static: with
+            ``nn.remat`` pass it by position and name it in ``static_argnums``.
+          src_segments: 0 on padding, n on the n-th pair of a packed row; ``src != 0`` when None.
+          src_positions: Position of every token in its sentence, less than
+            ``config.max_length``; 0, 1, ... when None.
+          tgt_segments: Likewise for the target.
+          tgt_positions: Likewise for the target.
+          row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
+
+        Raises:
+          UserError: Tokens are not [batch, length], a sequence is longer than
+            ``config.max_length``, or an id is not in the vocabulary. Within ``jax.jit`` ids are
+            not known: a wrong one gives NaN there.
+        """
+        check_ids("src", src, self.config.vocab_size)
+        check_ids("tgt_in", tgt_in, self.config.output_size)
+        if src.shape[0] != tgt_in.shape[0]:
+            raise UserError(
+                f"Transformer: expected as many rows in src as in tgt_in, got {src.shape[0]} and "
+                f"{tgt_in.shape[0]}"
+            )
+        src_segments = _segments(src) if src_segments is None else src_segments
+        dropout: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
+        encoded = self.encode(src, src_segments, src_positions, **dropout)
+        features = self.decode(
+            tgt_in, encoded, src_segments, tgt_segments, tgt_positions, **dropout
+        )
+        return self.logits(features)
+
+    def encode(
+        self,
+        src: Int[Array, "B S"],
+        segments: Int[Array, "B S"] | None = None,
+        positions: Int[Array, "B S"] | None = None,
+        *,
+        row_ids: Int[Array, " B"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B S D"]:
+        """Encodes source sentences; the arguments are those of ``__call__``."""
+        segments = _segments(src) if segments is None else segments
+        x = self._embed(src, positions, self.src_table, self.src_positions)
+        x = self.src_dropout(x, deterministic, row_ids=row_ids)
+        mask = segment_mask(segments, segments)
+        return self.encoder(
+            x, None, mask, None, deterministic, positions=positions, row_ids=row_ids
+        )
+
+    def decode(
+        self,
+        tgt_in: Int[Array, "B T"],
+        encoded: Float[Array, "B S D"],
+        src_segments: Int[Array, "B S"],
+        tgt_segments: Int[Array, "B T"] | None = None,
+        tgt_positions: Int[Array, "B T"] | None = None,
+        *,
+        row_ids: Int[Array, " B"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T D"]:
+        """Returns the decoder's output for whole target sequences; see :meth:`logits`."""
+        segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
+        mask = segment_mask(segments, segments) & causal_mask(tgt_in.shape[1])
+        memory_mask = segment_mask(segments, src_segments)
+        x = self._embed(tgt_in, tgt_positions, self.tgt_table, self.tgt_positions)
+        x = self.tgt_dropout(x, deterministic, row_ids=row_ids)
+        return self.decoder(
+            x, encoded, mask, memory_mask, deterministic, positions=tgt_positions, row_ids=row_ids
+        )
+
+    def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """Returns pre-softmax logits, products with the transposed embedding (section 3.4)."""
+        logits = output_logits(features, self.output_table)
+        return logits if self.logits_bias is None else logits + self.logits_bias
+
+    def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """Returns the matrix and the bias of :meth:`logits`, for losses that never hold logits.
+
+        Raises:
+          ValueError: The parameters are quantized to int8, which nothing can be trained with.
+        """
+        if isinstance(self.output_table, Int8Matrix):
+            raise ValueError("parameters are quantized to int8: expected the original ones")
+        return self.output_table, self.logits_bias
+
+    def start(
+        self,
+        src: Int[Array, "B S"],
+        segments: Int[Array, "B S"] | None = None,
+        *,
+        num_beams: int = 1,
+        max_length: int,
+    ) -> StackCache:
+        """Encodes source sentences and returns an empty cache to decode their translations with.
+
+        Args:
+          src: Source token ids.
+          segments: 0 on padding; ``src != 0`` when None.
+          num_beams: Beams of each sentence.
+          max_length: Target tokens that the cache has capacity for; see :meth:`StackCache.grow`.
+        """
+        check_length("target", max_length, self.config.max_length)
+        segments = _segments(src) if segments is None else segments
+        encoded = self.encode(src, segments)
+        return self.decoder.init_cache(
+            segments[:, 0],
+            self.config.d_model,
+            encoded.dtype.name,
+            num_beams=num_beams,
+            max_length=max_length,
+            memory=encoded,
+            memory_mask=segments != 0,
+        )
+
+    def step(
+        self, tokens: Int[Array, "B N"], cache: StackCache
+    ) -> tuple[Float[Array, "B N V"], StackCache]:
+        """Returns logits of the next token of every beam, and the cache that includes ``tokens``.
+
+        The first step takes the beginning-of-sentence token. Logits are float32.
+        """
+        positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
+        x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions)
+        x, cache = self.decoder.step(x, cache)
+        return self.logits(x), cache
+
+    def read_prompt(
+        self, tokens: Int[Array, "B T"], cache: StackCache, length: Int[Array, ""] | int
+    ) -> tuple[Float[Array, "B T D"], StackCache]:
+        """Reads the first tokens of the translations in one pass, for all beams.
+
+        Args:
+          tokens: Beginning of sentence and the tokens after it.
+          cache: From :meth:`start`, with a capacity for all the tokens.
+          length: How many of the tokens to keep in the cache.
+
+        Returns:
+          The decoder's output, whose :meth:`logits` at each token are those of the next one, and
+          the cache.
+        """
+        x = self._embed(tokens, None, self.tgt_table, self.tgt_positions)
+        return self.decoder.read_prompt(x, cache, length)
+
+    def _embed(
+        self, tokens: Array, positions: Array | None, table: Array | Int8Matrix, encodings: Any
+    ) -> Float[Array, "B T D"]:
+        embedded = embed_tokens(table, tokens, encodings, positions)
+        return embedded.astype(activation_dtype(self.config.compute_dtype))
+
+
+def describe_transformer(config: ModelConfig) -> PyTree:
+    """Returns a :class:`~jaxformer.nn.parameters.ParameterInfo` for each parameter."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return describe(Transformer(config).init, jax.random.key(0), tokens, tokens)
+
+
+def prepare_for_steps(params: PyTree, num_layers: int) -> PyTree:
+    """Returns the parameters with a tuple of decoder layers instead of stacked ones.
+
+    For :meth:`Transformer.step` in a loop over tokens, before the loop.
+    """
+    layers = unstack_layers(params["decoder"]["layers"], num_layers)
+    return {**params, "decoder": {**params["decoder"], "layers": layers}}
+
+
+def _segments(tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    return (tokens != 0).astype(jnp.int32)

@@ -1,0 +1,69 @@
+"""Embeddings, and logits as products with them (section 3.4)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxformer.layout import has_explicit_axes, take_rows
+from jaxformer.nn.arguments import check_ids, check_length
+from jaxformer.nn.matmul import matmul_nt
+from jaxformer.nn.precision import Int8Matrix, quantize_rows
+from jaxformer.nn.sharding import for_each_part
+
+
+def embed(
+    table: Float[Array, "V D"] | Int8Matrix, ids: Int[Array, "*rows"]
+) -> Float[Array, "*rows D"]:
+    """Returns rows of a table, float32; NaN for an id that the table does not have."""
+    if isinstance(table, Int8Matrix):
+        return take_rows(table.values, ids) * take_rows(table.scale, ids)
+    if has_explicit_axes(ids):
+        return take_rows(table, ids).astype(jnp.float32)
+    # Whole on every device: the compiler of jax 0.10 crashes on a gather from a split table.
+    found = for_each_part(take_rows, table, ids)
+    return found.reshape(*ids.shape, -1).astype(jnp.float32)
+
+
+def output_logits(
+    x: Float[Array, "*rows D"], table: Float[Array, "V D"] | Int8Matrix
+) -> Float[Array, "*rows V"]:
+    """Returns dot products of x with every row of a table: logits, float32.
+
+    In float32 also where layers compute in bfloat16: which of two near words is likelier often
+    depends on it, and it takes little of the time.
+    """
+    if not isinstance(table, Int8Matrix):
+        return matmul_nt(x.astype(jnp.float32), table.astype(jnp.float32))
+    inputs = quantize_rows(x.astype(jnp.float32), -1)
+    # Not as a product with the transpose, which XLA would widen to int32 and then transpose.
+    sums = matmul_nt(inputs.values, table.values, jnp.int32)
+    return sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
+
+
+def embed_tokens(
+    table: Float[Array, "V D"] | Int8Matrix,
+    tokens: Int[Array, "B T"],
+    encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"],
+    positions: Int[Array, "#B T"] | None = None,
+) -> Float[Array, "B T D"]:
+    """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5), float32.
+
+    Args:
+      table: The embedding.
+      tokens: Token ids.
+      encodings: Encoding of every position, sinusoidal or learned.
+      positions: Position of every token; 0, 1, ... when None.
+
+    Raises:
+      UserError: A sequence is longer than there are encodings, or an id is not in the table.
+    """
+    check_ids("tokens", tokens, jax.tree.leaves(table)[0].shape[0])
+    if positions is None:
+        check_length("sequence", tokens.shape[1], len(encodings))
+        encoding = jnp.asarray(encodings)[: tokens.shape[1]]
+    else:
+        encoding = jnp.asarray(encodings)[positions]
+    return embed(table, tokens) * math.sqrt(encodings.shape[1]) + encoding

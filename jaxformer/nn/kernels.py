@@ -1,0 +1,171 @@
+"""Attention over all heads at once: equation 1 in three kernels, and additive attention.
+
+All kernels compute the same function of queries, keys, values and a mask. Which one runs is a
+matter of speed alone: :func:`attention` chooses for whole sequences, and decoding takes
+:func:`cached_attention`.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxformer.nn.backend import backend
+from jaxformer.nn.sharding import parts_of
+
+
+def dot_product_attention(
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    values: Float[Array, "B S H V"],
+    mask: Bool[Array, "#B #H #T #S"],
+    dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
+    """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1) and the attention weights.
+
+    Args:
+      queries: Q, in the compute dtype.
+      keys: K.
+      values: V.
+      mask: True where a query may attend. A query that may attend nowhere, which is padding,
+        gets an average of all values; nothing may depend on it.
+      dropout: Applied to the weights before they meet the values; None drops nothing.
+
+    Returns:
+      The attended values in the dtype of ``values``, and the float32 weights before dropout.
+    """
+    scores = jnp.einsum("bthk,bshk->bhts", queries, keys, preferred_element_type=jnp.float32)
+    return _weighted_sum(scores / math.sqrt(queries.shape[-1]), values, mask, dropout)
+
+
+def additive_attention(
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    values: Float[Array, "B S H V"],
+    mask: Bool[Array, "#B #H #T #S"],
+    vector: Float[Array, "H K"],
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
+    """Returns additive attention (section 3.2.1; Bahdanau et al. 2015) and its weights.
+
+    No model here uses it: it is for comparison. Masks and results are those of
+    :func:`dot_product_attention`.
+
+    Args:
+      queries: Already multiplied by the network's matrix for queries.
+      keys: Already multiplied by its matrix for keys.
+      values: V.
+      mask: True where a query may attend.
+      vector: Weights of the hidden layer's output, for every head.
+    """
+    return _weighted_sum(additive_scores(queries, keys, vector), values, mask)
+
+
+def additive_scores(
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    vector: Float[Array, "H K"],
+) -> Float[Array, "B H T S"]:
+    """Returns scores ``vector . tanh(query + key)``, float32: a network with K hidden units.
+
+    No matmul computes them: B T S H K numbers are computed, if not kept.
+    """
+    queries, keys, vector = (a.astype(jnp.float32) for a in (queries, keys, vector))
+    hidden = jnp.tanh(queries[:, :, None] + keys[:, None])
+    return jnp.einsum("btshk,hk->bhts", hidden, vector)
+
+
+def _weighted_sum(
+    scores: Float[Array, "B H T S"],
+    values: Float[Array, "B S H V"],
+    mask: Bool[Array, "#B #H #T #S"],
+    dropout: Callable | None = None,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
+    weights = _masked_softmax(scores, mask)
+    attended = jnp.einsum(
+        "bhts,bshv->bthv",
+        (weights if dropout is None else dropout(weights)).astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+    return attended.astype(values.dtype), weights
+
+
+def _masked_softmax(scores: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, "..."]:
+    # The lowest float instead of -inf: the same weights, exactly 0, but no NaN in padding.
+    return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
+
+
+def fused_attention(
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    values: Float[Array, "B S H V"],
+    mask: Bool[Array, "#B #H #T #S"],
+) -> Float[Array, "B T H V"]:
+    """Computes :func:`dot_product_attention` in one cuDNN kernel, without weights in memory.
+
+    Only where :func:`has_fused_kernel` returns True.
+    """
+    # The kernel's softmax over nothing, in padding, would be NaN.
+    mask = mask | ~mask.any(axis=-1, keepdims=True)
+    return jax.nn.dot_product_attention(queries, keys, values, mask=mask, implementation="cudnn")
+
+
+def has_fused_kernel(queries: Float[Array, "B T H K"], values: Float[Array, "B S H V"]) -> bool:
+    """Returns whether :func:`fused_attention` applies: it is the same function, and faster.
+
+    On NVIDIA GPUs from Ampere on, in bfloat16, with d_k = d_v, a multiple of 8 up to 128, and even
+    lengths. It has not been tried on heads or rows that the compiler splits.
+    """
+    return (
+        backend().fused_attention
+        and queries.dtype == values.dtype == jnp.bfloat16
+        and queries.shape[-1] == values.shape[-1]
+        and queries.shape[-1] <= 128
+        and queries.shape[-1] % 8 == queries.shape[1] % 2 == values.shape[1] % 2 == 0
+        and parts_of("heads") == parts_of("batch") == 1
+    )
+
+
+def cached_attention(
+    queries: Float[Array, "B N H K"],
+    keys: Float[Array, "B H K S"],
+    values: Float[Array, "B H S V"],
+    mask: Bool[Array, "#B #N S"],
+) -> Float[Array, "B N H V"]:
+    """Computes equation 1 for one query of each of N beams, which share their keys and values.
+
+    In a step there is little to multiply and much to read. On CPUs the axes are in the order in
+    which sums of products, without a matmul, read the cache once and from end to end.
+
+    Args:
+      queries: Q, in the compute dtype.
+      keys: K, positions last.
+      values: V, positions last but one.
+      mask: True where a beam may attend.
+
+    Returns:
+      The attended values, in the dtype of ``values``.
+    """
+
+    def weigh(scores: Float[Array, "B N H S"]) -> Float[Array, "B N H S"]:
+        return _masked_softmax(scores / math.sqrt(queries.shape[-1]), mask[:, :, None])
+
+    def sums_of_products(q: Array, k: Array, v: Array) -> Array:
+        q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
+        if q.shape[1] == 1:  # XLA would take ten times as long over an axis of one
+            weights = weigh((q[:, 0, :, :, None] * k).sum(axis=2)[:, None])
+            return (weights[:, 0, :, :, None] * v).sum(axis=2)[:, None]
+        weights = weigh((q[..., None] * k[:, None]).sum(axis=3))
+        return (weights[..., None] * v[:, None]).sum(axis=3)
+
+    def matmuls(q: Array, k: Array, v: Array) -> Array:
+        scores = jnp.einsum("bnhk,bhks->bnhs", q, k, preferred_element_type=jnp.float32)
+        weights = weigh(scores).astype(v.dtype)
+        return jnp.einsum("bnhs,bhsv->bnhv", weights, v, preferred_element_type=jnp.float32)
+
+    attended = jax.lax.platform_dependent(
+        queries, keys, values, cpu=sums_of_products, default=matmuls
+    )
+    return attended.astype(values.dtype)

@@ -1,0 +1,82 @@
+"""Numeric formats of matrix multiplications: dtypes, and quantization to int8.
+
+What enters a matmul is rounded to the compute dtype, sums are float32, and results have the dtype
+of the activations. In how many bits accelerators multiply float32 is left to jax's default:
+bfloat16's on TPUs, TF32's on NVIDIA GPUs; ``JAX_DEFAULT_MATMUL_PRECISION=highest`` means all.
+
+Departs from the paper: "bfloat16" and, to decode with, "int8", both optional.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int8, PyTree
+
+from jaxformer.nn.backend import backend
+from jaxformer.nn.parameters import ParameterInfo
+
+ComputeDtype = Literal["float32", "bfloat16", "int8"]
+
+
+class Int8Matrix(NamedTuple):
+    """A parameter quantized to eight bits, with a scale for each output: values * scale.
+
+    Attributes:
+      values: int8, from -127 to 127, in the shape of the parameter.
+      scale: float32, in the same shape except that the axis summed over has size 1.
+    """
+
+    values: Int8[Array, "..."]
+    scale: Float[Array, "..."]
+
+
+def matmul_dtype(compute_dtype: str) -> str:
+    """Returns the dtype of inputs and parameters in a matmul that is not quantized."""
+    return "bfloat16" if compute_dtype == "bfloat16" else "float32"
+
+
+def activation_dtype(compute_dtype: str) -> str:
+    """Returns the dtype of activations between layers, and of cached keys and values."""
+    return "float32" if backend().float32_activations else matmul_dtype(compute_dtype)
+
+
+def quantize_matrix(parameter: Float[Array, "..."], summed_axis: int) -> Int8Matrix:
+    """Returns the nearest 8-bit matrix: each output's largest weight becomes 127 or -127.
+
+    >>> matrix = quantize_matrix(jnp.array([[0.5, 254.0], [-1.0, 2.0]]), summed_axis=0)
+    >>> matrix.values.tolist(), (matrix.values * matrix.scale)[:, 1].tolist()
+    ([[64, 127], [-127, 1]], [254.0, 2.0])
+    """
+    return quantize_rows(parameter.astype(jnp.float32), summed_axis)
+
+
+def quantize_rows(values: Float[Array, "..."], axis: int) -> Int8Matrix:
+    """Quantizes float32 values with one scale for everything along ``axis``."""
+    largest = jnp.abs(values).max(axis=axis, keepdims=True)
+    scale = jnp.where(largest == 0, 1.0, largest / 127.0)
+    return Int8Matrix(jnp.round(values / scale).astype(jnp.int8), scale)
+
+
+def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
+    """Returns parameters in the format that decoding computes in; vectors stay float32.
+
+    With "int8", matrices and tables become :class:`Int8Matrix`. With "bfloat16", tables stay
+    float32, because logits are computed in it. What is quantized already stays as it is.
+
+    Args:
+      params: Parameters.
+      info: Facts about them, from :func:`~jaxformer.nn.parameters.describe`.
+      compute_dtype: "float32", "bfloat16" or "int8".
+    """
+    facts = dict(jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo)))
+
+    def cast(path: jax.tree_util.KeyPath, leaf: Array | Int8Matrix) -> Array | Int8Matrix:
+        axis = facts[path].summed_axis
+        if isinstance(leaf, Int8Matrix) or axis is None:
+            return leaf
+        if compute_dtype == "int8":
+            return quantize_matrix(leaf, axis)
+        return leaf.astype(matmul_dtype(compute_dtype)) if facts[path].role == "matrix" else leaf
+
+    return jax.tree.map_with_path(cast, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))

@@ -1,0 +1,188 @@
+"""A stack of N equal blocks, for training and for decoding (section 3.1)."""
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxformer.nn.backend import backend
+from jaxformer.nn.block import Block, LayerCache
+from jaxformer.nn.cache import Slots
+from jaxformer.nn.masks import causal_mask
+from jaxformer.nn.projection import PRODUCT
+from jaxformer.nn.sharding import keep_rows_apart
+
+# What the backward pass computes again instead of keeping: nothing, all but the results of matmuls
+# with parameters, or all but the inputs of the blocks.
+Remat = Literal["none", "dots", "layer"]
+
+
+class StackCache(NamedTuple):
+    """Keys and values of a stack: an ordinary pytree, passed in and returned.
+
+    Attributes:
+      layers: The caches of each block by the name of its sub-layer.
+      slots: Which slots hold each beam's own tokens; one table for all blocks.
+      memory_mask: True where the memory is not padding; None for a stack without one.
+    """
+
+    layers: tuple[LayerCache, ...]
+    slots: Slots
+    memory_mask: Bool[Array, "B 1 S"] | None
+
+    def grow(self, length: int) -> "StackCache":
+        """Returns the cache with a capacity for ``length`` positions at least."""
+        layers = tuple({name: c.grow(length) for name, c in own.items()} for own in self.layers)
+        return self._replace(layers=layers, slots=self.slots.grow(length))
+
+
+class Stack(nn.Module):
+    """N blocks in a row, whose parameters lead with a layer axis.
+
+    Attributes:
+      layers: The block that is repeated.
+      num_layers: N.
+      final_norm: Norm after the last block, which pre-norm needs.
+      remat: What the backward pass computes again instead of keeping.
+    """
+
+    layers: Block
+    num_layers: int
+    final_norm: Callable[[], nn.Module] | None = None
+    remat: Remat = "none"
+
+    def setup(self) -> None:
+        """Creates the norm."""
+        if self.final_norm is not None:
+            self.norm = self.final_norm()
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"] | None = None,
+        mask: Bool[Array, "#B #H #T _"] | None = None,
+        memory_mask: Bool[Array, "#B #H #T #S"] | None = None,
+        deterministic: bool = True,
+        *,
+        positions: Int[Array, "#B T"] | None = None,
+        row_ids: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Runs the stack over whole sequences; the arguments are those of a block."""
+
+        def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
+            x = keep_rows_apart(x)
+            optional: dict[str, Any] = {"positions": positions, "row_ids": row_ids}
+            return block(x, memory, mask, memory_mask, deterministic, **optional), None
+
+        x, _ = _scan_layers(layer, self.num_layers, self.remat)(self.layers, x)
+        return keep_rows_apart(self._normalize(x))
+
+    def init_cache(
+        self,
+        rows: Int[Array, " B"],
+        d_model: int,
+        dtype: str,
+        *,
+        num_beams: int,
+        max_length: int,
+        memory: Float[Array, "B S D"] | None = None,
+        memory_mask: Bool[Array, "B S"] | None = None,
+    ) -> StackCache:
+        """Returns an empty cache for ``max_length`` tokens; projects the memory for every block.
+
+        Args:
+          rows: Any integers of the batch, which say how it lies on a mesh.
+          d_model: Width of the activations.
+          dtype: Dtype of the activations.
+          num_beams: Beams of each row.
+          max_length: Tokens that the cache has capacity for.
+          memory: Activations that the blocks' cross-attention attends to.
+          memory_mask: True where the memory is not padding.
+        """
+        slots = Slots.empty(rows, num_beams, max_length)
+        layers = tuple(
+            block.init_cache(slots, memory, d_model, dtype) for block in self._unstacked()
+        )
+        return StackCache(layers, slots, None if memory_mask is None else memory_mask[:, None])
+
+    def step(
+        self, x: Float[Array, "B N D"], cache: StackCache
+    ) -> tuple[Float[Array, "B N D"], StackCache]:
+        """Runs the stack on one new token of each beam."""
+        slots = cache.slots.claim()
+        x, layers = self._run_cached(x, cache, slots, slots.visible())
+        return x, cache._replace(
+            layers=layers, slots=dataclasses.replace(slots, length=slots.length + 1)
+        )
+
+    def read_prompt(
+        self, x: Float[Array, "B T D"], cache: StackCache, length: Int[Array, ""] | int
+    ) -> tuple[Float[Array, "B T D"], StackCache]:
+        """Runs the stack on the first tokens of a sequence in one pass, into an empty cache.
+
+        Args:
+          x: Activations of the prompt, which all beams share.
+          cache: From :meth:`init_cache`, with a capacity for the whole prompt.
+          length: How many of the tokens to keep; the next token takes that position.
+        """
+        prompt = dataclasses.replace(cache.slots, is_prompt=True)
+        x, layers = self._run_cached(x, cache, prompt, causal_mask(x.shape[1]))
+        slots = dataclasses.replace(cache.slots, length=jnp.asarray(length, jnp.int32))
+        return x, cache._replace(layers=layers, slots=slots)
+
+    def _run_cached(
+        self, x: Array, cache: StackCache, slots: Slots, mask: Array
+    ) -> tuple[Array, tuple[LayerCache, ...]]:
+        memory_mask = None if cache.memory_mask is None else cache.memory_mask[:, :, None]
+        layers: list[LayerCache] = []
+        for block, own in zip(self._unstacked(), cache.layers, strict=True):
+            x, new = block(
+                x,
+                mask=mask,
+                memory_mask=memory_mask,
+                positions=slots.positions(x.shape[1]),
+                cache=own,
+                slots=slots,
+            )
+            layers.append(new)
+        return self._normalize(x), tuple(layers)
+
+    def _normalize(self, x: Array) -> Array:
+        return x if self.final_norm is None else self.norm(x)
+
+    def _unstacked(self) -> list[Any]:
+        # A scan over layers would copy the whole cache at every token; a loop updates it in place.
+        layers = self.variables["params"]["layers"]
+        if not isinstance(layers, tuple):
+            layers = unstack_layers(layers, self.num_layers)
+        block = self.layers.clone(parent=None, name=None)
+        return [block.bind({"params": params}) for params in layers]
+
+
+def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
+    """Returns the parameters of each layer, from those of a stack that lead with a layer axis.
+
+    A stack takes either. Before a loop over tokens unstack once, since the loop would slice the
+    layers again at every token.
+    """
+    return tuple(jax.tree.map(operator.itemgetter(i), params) for i in range(num_layers))
+
+
+def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
+    if remat != "none":
+        policy = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+        layer = nn.remat(layer, prevent_cse=False, policy=policy if remat == "dots" else None)
+    # In one piece of code the compiler would find that what is computed again is there already.
+    unroll = backend().unroll_layers and remat == "none"
+    return nn.scan(
+        layer,
+        variable_axes={"params": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=num_layers,
+        unroll=num_layers if unroll else 1,
+    )

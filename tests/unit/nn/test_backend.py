@@ -1,0 +1,59 @@
+"""Decisions about hardware change how a program is compiled, and not what it computes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn import backend, backend_for, use_backend
+
+CONFIG = ModelConfig(vocab_size=13, d_model=8, d_ff=16, num_heads=2, num_layers=3, max_length=8)
+
+
+def test_each_platform_has_its_own():
+    assert backend() == backend_for("cpu")
+    assert backend_for("cpu").float32_activations
+    assert not backend_for("tpu").unroll_layers
+    assert backend_for("gpu").logits_per_chunk > backend_for("tpu").logits_per_chunk
+    fused = {c: backend_for("gpu", c).fused_attention for c in ("8.0", "9.0", "7.5", "gfx942", "")}
+    assert fused == {"8.0": True, "9.0": True, "7.5": False, "gfx942": False, "": False}
+
+
+def test_an_override_ends_with_its_block():
+    with use_backend(backend_for("tpu")):
+        assert backend() == backend_for("tpu")
+    assert backend() == backend_for("cpu")
+
+
+@pytest.mark.parametrize("change", [{"unroll_layers": False}, {"float32_activations": False}])
+def test_the_decisions_do_not_change_the_results(change):
+    model, tokens = Transformer(CONFIG), jnp.array([[3, 4, 5, 1]])
+    params = model.init(jax.random.key(0), tokens, tokens)
+
+    def loss(params):
+        return jnp.sin(model.apply(params, tokens, tokens)).sum()
+
+    expected = jax.value_and_grad(loss)(params)
+    with use_backend(dataclasses.replace(backend(), **change)):
+        found = jax.value_and_grad(loss)(params)
+        layers = str(jax.make_jaxpr(loss)(params)).count("scan[")
+    assert layers >= 2
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_activations_where_converting_costs_little():
+    model = Transformer(dataclasses.replace(CONFIG, compute_dtype="bfloat16"))
+    tokens = jnp.array([[3, 4, 5, 1]])
+    params = model.init(jax.random.key(0), tokens, tokens)
+
+    def encode():
+        return model.apply(params, tokens, method="encode").dtype
+
+    assert encode() == jnp.float32
+    with use_backend(backend_for("tpu")):
+        assert encode() == jnp.bfloat16

@@ -118,7 +118,7 @@ class Algorithm(SearchSettings, abc.ABC):
 class BeamSearch(BeamSettings, Algorithm):
     """Beam search (section 6.1 of the paper); greedy search with ``beam_size=1``.
 
-    Its attributes are those of :class:`~jaxformer.search.settings.BeamSettings`, its verbs those of
+    Has the attributes of :class:`~jaxformer.search.settings.BeamSettings` and the verbs of
     :class:`Algorithm`. :mod:`jaxformer.search.beam` describes the search.
     """
 
@@ -132,8 +132,8 @@ class BeamSearch(BeamSettings, Algorithm):
 class Sampling(SamplingSettings, Algorithm):
     """Sampling: hypotheses drawn from the distribution that the step function gives.
 
-    Its attributes are those of :class:`~jaxformer.search.settings.SamplingSettings`, its verbs
-    those of :class:`Algorithm`. :mod:`jaxformer.search.sampling` describes the draws.
+    Has the attributes of :class:`~jaxformer.search.settings.SamplingSettings` and the verbs of
+    :class:`Algorithm`. :mod:`jaxformer.search.sampling` describes the draws.
     """
 
     def _implementation(self) -> Any:
@@ -153,8 +153,8 @@ def beam_search(
 ) -> "BeamResult":
     """Returns the best hypotheses that beam search finds: ``BeamSearch(**settings)`` in one call.
 
-    Arguments and errors are those of :meth:`Algorithm.start` and :meth:`Algorithm.advance`;
-    settings are the attributes of :class:`~jaxformer.search.settings.BeamSettings`.
+    :meth:`Algorithm.start` and :meth:`Algorithm.advance` describe arguments and errors; settings
+    are the attributes of :class:`~jaxformer.search.settings.BeamSettings`.
     """
     search = BeamSearch(**settings)
     return search(step_fn, cache, limits=limits, max_length=max_length, prefix=prefix)
@@ -173,8 +173,8 @@ def sample(
 ) -> "BeamResult":
     """Returns samples, best score first: ``Sampling(**settings)`` in one call.
 
-    Arguments and errors are those of :meth:`Algorithm.start` and :meth:`Algorithm.advance`;
-    settings are the attributes of :class:`~jaxformer.search.settings.SamplingSettings`. Without a
+    :meth:`Algorithm.start` and :meth:`Algorithm.advance` describe arguments and errors; settings
+    are the attributes of :class:`~jaxformer.search.settings.SamplingSettings`. Without a
     ``length_penalty`` scores are log probabilities.
 
     >>> import jax

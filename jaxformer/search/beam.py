@@ -117,8 +117,8 @@ def step(settings: BeamSettings, step_fn: StepFn, state: BeamState) -> BeamState
         ),
         settings.diversity_groups,
     )
-    now, last = penalties[length], take_rows(penalties, state.limits)
-    stopped = can_stop(settings, alive, finished, now, last)
+    penalty_now, penalty_at_limit = penalties[length], take_rows(penalties, state.limits)
+    stopped = can_stop(settings, alive, finished, penalty_now, penalty_at_limit)
     return dataclasses.replace(
         state,
         step=length,

@@ -1,8 +1,8 @@
 """Constraints: callables that forbid tokens while a search runs.
 
 A constraint takes logits, [B, N, V], and a :class:`SearchContext`, and returns logits with -inf for
-forbidden tokens. Only the choice among tokens looks at them: log probabilities, and so scores, stay
-those of the step function.
+forbidden tokens. Only the choice among tokens looks at them: log probabilities, and so scores, are
+the step function's own.
 
 A constraint is a function, or an object with ``__call__`` that is hashable, such as a frozen
 dataclass: part of the compiled program, as static arguments of ``jax.jit`` are. Or it is a pytree,

@@ -2,7 +2,7 @@
 
 Every token is drawn from the softmax of the allowed logits divided by the temperature, cut to the
 ``top_k`` most probable ones and then to the nucleus of ``top_p`` (Holtzman et al. 2020), and
-renormalised. Log probabilities are those of the step function as it is.
+renormalized. Log probabilities are the step function's own.
 
 Samples are independent. A draw depends on the key of its sentence, the number of the sample and the
 step, so neither the batch nor the number of samples changes one; for that, give a sentence the same

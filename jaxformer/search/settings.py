@@ -45,8 +45,8 @@ class SearchSettings:
         which this leaves nothing to say has no hypothesis.
       constraints: Callables that forbid tokens: see :mod:`jaxformer.search.constraints`. They come
         after ``min_length`` and ``no_repeat_ngram``. Not part of a config file.
-      bos_id: Token that starts every hypothesis; not part of the result. The defaults of all three
-        ids are those of jaxformer's vocabularies.
+      bos_id: Token that starts every hypothesis; not part of the result. The defaults of the
+        three ids are the ids in jaxformer's vocabularies.
       eos_id: Token that ends a hypothesis.
       pad_id: Fills results after EOS; also fed to the step function for finished sentences.
     """

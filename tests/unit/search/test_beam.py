@@ -98,6 +98,11 @@ def test_limits_are_per_sentence_and_unfinished_is_the_last_resort():
     ]
 
 
+def test_the_longest_hypothesis_is_a_setting_too():
+    assert search(max_length=2, beam_size=3) == search(limit=2, beam_size=3)
+    assert search(max_length=5, limit=2, beam_size=3) == search(limit=2, beam_size=3)
+
+
 def test_unfinished_may_compete():
     found = search(limit=2, beam_size=3, unfinished="compete")
     assert found == [((B, EOS), 0.36), ((A, C), 0.30), ((A, EOS), 0.18)]

@@ -241,6 +241,22 @@ def test_sample_is_its_three_verbs():
     assert str(jax.make_jaxpr(together)(logits)) == str(jax.make_jaxpr(verbs)(logits))
 
 
+@pytest.mark.parametrize("rows", [None, [7, 3, 5]])
+def test_keys_are_made_of_the_seed_and_the_number_of_the_sentence(rows: list[int] | None):
+    logits, limits = jnp.asarray(tree_logits(9, 3, 4, 5)), jnp.array([5, 5, 5])
+    settings = sampling(num_samples=4, seed=3)
+    found = settings(
+        tree_step,
+        tree_cache(logits, 4),
+        limits=limits,
+        max_length=ROOM,
+        rows=None if rows is None else jnp.array(rows),
+    )
+    made = [jax.random.fold_in(jax.random.key(3), n) for n in rows or range(3)]
+    given = sample_tree(sampling(num_samples=4), jnp.stack(made), logits, limits)
+    jax.tree.map(np.testing.assert_array_equal, found, given)
+
+
 def test_another_number_of_keys_is_refused():
     with pytest.raises(UserError, match=r"keys must hold one .* shape \(2,\): got \(3,\)"):
         sampling().start((), jnp.array([1, 1]), ROOM, keys=keys(3))

@@ -189,7 +189,7 @@ def test_logits_of_another_shape_are_refused():
         wrong(chain_step, (), limits=[2], max_length=2)
 
 
-ONE_WORD = ["one", "one hundred and two thousand", "twenty two", "seven"]
+SOURCES = ["one", "one hundred and two thousand", "twenty two", "seven"]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_a_translator_finds_all_that_obeys(translator):
     assert len(possible) == 25
     constraints = (Forbid(jnp.asarray(everything_but(translator, words))), alternate)
     for sentence, found in zip(
-        ONE_WORD, translator.hypotheses(ONE_WORD, constraints=constraints), strict=True
+        SOURCES, translator.hypotheses(SOURCES, constraints=constraints), strict=True
     ):
         source = translator.encode(sentence)
         scores = score_pairs(translator, [(source, tokens) for tokens in possible])
@@ -246,13 +246,16 @@ def test_a_translator_samples_what_obeys(translator):
 
 
 def test_a_constraint_of_a_translator_knows_its_sentence(translator):
-    """Sentences are sorted by length on their way; the first is number one."""
-    best = [h[0].tokens[0] for h in translator.hypotheses(ONE_WORD)]
-    forbidden = np.zeros((len(ONE_WORD) + 1, translator.tokenizer.vocab_size), bool)
-    forbidden[[1, 3], [best[0], best[2]]] = True
+    """Each has one word of its own; sentences are sorted by length on their way."""
+    words = [10, 20, 30, 40]
+    forbidden = np.ones((len(words) + 1, translator.tokenizer.vocab_size), bool)
+    forbidden[:, EOS] = False
+    forbidden[range(1, 5), words] = False  # the first sentence is number one
     constraint = jax.tree_util.Partial(forbid_by_row, forbidden)
-    found = [h[0].tokens[0] for h in translator.hypotheses(ONE_WORD, constraints=(constraint,))]
-    assert [a == b for a, b in zip(found, best, strict=True)] == [False, True, False, True]
+    for word, found in zip(
+        words, translator.hypotheses(SOURCES, constraints=(constraint,)), strict=True
+    ):
+        assert sorted(h.tokens for h in found) == [[EOS], [word, EOS], [word, word, EOS]]
 
 
 def test_a_constraint_that_cannot_be_an_argument_is_refused(translator):

@@ -179,10 +179,10 @@ def same_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
     """``Translator.search`` with the model in this folder, computing as the name says."""
-    from jaxformer.config import SearchConfig
     from jaxformer.data.tokenizer import EOS
     from jaxformer.inference.translator import Translator
     from jaxformer.interop.marian import import_marian
+    from jaxformer.search import BeamSearch
 
     workdir = folder / "ours"
     if not workdir.exists():
@@ -193,7 +193,7 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
     @functools.cache
     def translator(beam: int) -> Translator:
         extra = max(1, length - SOURCE_LENGTH)
-        search = SearchConfig(beam_size=beam, max_extra_length=extra, max_length=length)
+        search = BeamSearch(beam_size=beam, max_extra_length=extra, max_length=length)
         return Translator.load(workdir, search=search, compute_dtype=name.split()[1])
 
     def decode(setting: Setting, batches: list[list[list[int]]]) -> tuple[float, list[list[int]]]:

@@ -18,10 +18,10 @@ from jaxformer.config import (
     Config,
     DataConfig,
     ModelConfig,
-    SearchConfig,
     TrainingConfig,
     select,
 )
+from jaxformer.search import BeamSearch
 
 DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
 
@@ -50,7 +50,7 @@ MULTI30K = Config(
         eval_every=1000,
         keep_checkpoints=10,
     ),
-    search=SearchConfig(beam_size=5),
+    search=BeamSearch(beam_size=5),
 )
 
 

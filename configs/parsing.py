@@ -25,16 +25,16 @@ from jaxformer.config import (
     Config,
     DataConfig,
     ModelConfig,
-    SearchConfig,
     TrainingConfig,
     select,
 )
+from jaxformer.search import BeamSearch
 
 DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
 
 # "During inference, we increased the maximum output length to input length + 300. We used a beam
 # size of 21 and alpha = 0.3."
-SEARCH = SearchConfig(beam_size=21, length_penalty=0.3, max_extra_length=300)
+SEARCH = BeamSearch(beam_size=21, length_penalty=0.3, max_extra_length=300)
 
 PARSING = Config(
     model=ModelConfig(

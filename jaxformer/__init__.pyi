@@ -5,7 +5,6 @@ from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
 from jaxformer.config import MeshConfig as MeshConfig
 from jaxformer.config import ModelConfig as ModelConfig
-from jaxformer.config import SearchConfig as SearchConfig
 from jaxformer.config import TrainingConfig as TrainingConfig
 from jaxformer.data.batch import Batch as Batch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
@@ -29,8 +28,8 @@ from jaxformer.nn.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.nn.stack import Stack as Stack
 from jaxformer.nn.stack import StackCache as StackCache
 from jaxformer.search import BeamResult as BeamResult
-from jaxformer.search import Rules as Rules
-from jaxformer.search import SamplingRules as SamplingRules
+from jaxformer.search import BeamSearch as BeamSearch
+from jaxformer.search import Sampling as Sampling
 from jaxformer.search import beam_search as beam_search
 from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty

@@ -19,12 +19,14 @@ import difflib
 import json
 import math
 import pathlib
+import re
 import types
 import typing
 from typing import Any, Literal
 
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
+from jaxformer.search.algorithm import BeamSearch, Sampling
 
 # What the backward pass computes again rather than keep: nothing, all but products, whole layers.
 Remat = Literal["none", "dots", "layer"]
@@ -293,99 +295,11 @@ class MeshConfig:
             raise UserError(f"only one size of the mesh may be -1: got {sizes}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """Decoding (section 6.1).
-
-    Constraints (minimum length, repetition, sampling's cuts) forbid hypotheses and never change
-    the score of one that is allowed.
-
-    Attributes:
-      method: "beam" search, which is greedy with a beam of one, or "sampling".
-      beam_size: Hypotheses kept per sentence, at most 1000; the samples drawn when sampling.
-      length_penalty: alpha of the length penalty; 0 to 10.
-      penalty: What a log probability is divided by, of n tokens: "gnmt" ((5 + n) / 6)^alpha as in
-        the paper, "power" n^alpha, "none" 1.
-      max_extra_length: A translation has at most the source length plus this many tokens.
-      max_length: A translation has at most this many tokens, end-of-sentence included; None: as
-        many as ``max_extra_length`` allows.
-      min_length: A translation has at least this many tokens before its end-of-sentence.
-      no_repeat_ngram: No n tokens in a row come twice in a translation; 0 allows it.
-      diversity_groups: Groups of a diverse beam search (Vijayakumar et al. 2016), among which the
-        beam is shared out; 1 is plain beam search.
-      diversity_penalty: What a token costs, in log probability, for each earlier group that chose
-        it at the same step.
-      temperature: Sampling divides logits by it.
-      top_k: Sampling takes one of this many best tokens; 0: of all.
-      top_p: Sampling takes one of the fewest best tokens that together have this probability.
-      seed: Of sampling; 0 to 2^31 - 1.
-    """
-
-    method: Literal["beam", "sampling"] = "beam"
-    beam_size: int = 4
-    length_penalty: float = 0.6
-    penalty: Literal["gnmt", "power", "none"] = "gnmt"
-    max_extra_length: int = 50
-    max_length: int | None = None
-    min_length: int = 0
-    no_repeat_ngram: int = 0
-    diversity_groups: int = 1
-    diversity_penalty: float = 0.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuses a search that could return nothing, and settings that would go unused."""
-        _check_choices(self, "search")
-        _check_positive(
-            self, "search", "beam_size", "max_extra_length", "diversity_groups", "temperature"
-        )
-        if self.beam_size > 1000:
-            raise UserError(f"search.beam_size must be at most 1000: got {self.beam_size}")
-        if not 0 <= self.length_penalty <= 10:
-            raise UserError(f"search.length_penalty must be 0 to 10: got {self.length_penalty}")
-        for name in ("min_length", "no_repeat_ngram", "top_k"):
-            if getattr(self, name) < 0:
-                raise UserError(f"search.{name} must be 0 or more: got {getattr(self, name)}")
-        if self.max_length is not None and self.max_length <= self.min_length:
-            raise UserError(
-                "search.max_length must exceed search.min_length, since end-of-sentence counts: "
-                f"got {self.max_length} and {self.min_length}"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"search.top_p must be above 0 and at most 1: got {self.top_p}")
-        if not 0 <= self.seed < 2**31:
-            raise UserError(f"search.seed must be from 0 to {2**31 - 1}: got {self.seed}")
-        self._check_method()
-
-    def _check_method(self) -> None:
-        if self.beam_size % self.diversity_groups:
-            raise UserError(
-                "search.diversity_groups must divide search.beam_size: got "
-                f"{self.diversity_groups} and {self.beam_size}"
-            )
-        if not 0 <= self.diversity_penalty < math.inf:
-            raise UserError(
-                f"search.diversity_penalty must be 0 or more: got {self.diversity_penalty}"
-            )
-        if (self.diversity_groups > 1) != (self.diversity_penalty > 0):
-            raise UserError(
-                "search.diversity_groups above 1 and search.diversity_penalty above 0 go together: "
-                f"got {self.diversity_groups} and {self.diversity_penalty}"
-            )
-        # What only one of the methods looks at, and the value that means "not asked for".
-        unused = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
-        if self.method == "sampling":
-            unused = {"diversity_groups": 1}
-        for name, default in unused.items():
-            if getattr(self, name) != default:
-                other = "beam" if self.method == "sampling" else "sampling"
-                raise UserError(
-                    f"search.{name} needs search.method={other}: got {getattr(self, name)} with "
-                    f"search.method={self.method}"
-                )
+# Algorithms of search by the method that a file names. Every file has the fields of all of them, so
+# that the command line can change the method.
+SEARCHES: dict[str, type[BeamSearch | Sampling]] = {"beam": BeamSearch, "sampling": Sampling}
+# Ids belong to the vocabulary, and constraints are no plain values.
+_NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -396,19 +310,43 @@ class Config:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    search: BeamSearch | Sampling = dataclasses.field(default_factory=BeamSearch)
 
     def __post_init__(self) -> None:
         """Refuses parts that contradict one another."""
         for name, expected in typing.get_type_hints(Config).items():
             part = getattr(self, name)
             if not isinstance(part, expected):
-                raise UserError(f"{name} must be a {expected.__name__}: got {type(part).__name__}")
+                kinds = " or ".join(kind.__name__ for kind in _kinds(expected))
+                raise UserError(f"{name} must be a {kinds}: got {type(part).__name__}")
         if self.data.max_length > self.model.max_length:
             raise UserError(
                 "data.max_length must not exceed model.max_length: got "
                 f"{self.data.max_length} > {self.model.max_length}"
             )
+        _check_search(self.search)
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """Returns the classes that a part of a config may have."""
+    return typing.get_args(hint) or (hint,)
+
+
+def _check_search(search: BeamSearch | Sampling) -> None:
+    """Refuses what a file could not hold, or would go unused."""
+    for name in ("bos_id", "eos_id", "pad_id"):
+        if getattr(search, name) != getattr(BeamSearch, name):
+            raise UserError(
+                f"search.{name} must be {getattr(BeamSearch, name)}, as in jaxformer's "
+                f"vocabularies: got {getattr(search, name)}"
+            )
+    if isinstance(search, Sampling) or search.diversity_groups == 1:
+        return
+    if not search.diversity_penalty:
+        raise UserError(
+            "search.diversity_groups above 1 and search.diversity_penalty above 0 go together: got "
+            f"{search.diversity_groups} and {search.diversity_penalty}"
+        )
 
 
 def check_config(config: Any) -> None:
@@ -419,7 +357,8 @@ def check_config(config: Any) -> None:
     """
     if isinstance(config, Config):
         return
-    fields = {hint: name for name, hint in typing.get_type_hints(Config).items()}
+    hints = typing.get_type_hints(Config).items()
+    fields = {kind: name for name, hint in hints for kind in _kinds(hint)}
     advice = "make one of a ConfigDict with config.from_dict(values.to_dict())"
     if type(config) in fields:
         advice = f"put it into one: Config({fields[type(config)]}=...)"
@@ -427,8 +366,15 @@ def check_config(config: Any) -> None:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries of plain values."""
-    return dataclasses.asdict(config)
+    """Returns the config as nested dictionaries of plain values.
+
+    Raises:
+      UserError: The search has constraints, which are no plain values.
+    """
+    return {
+        name: search_to_dict(part) if name == "search" else dataclasses.asdict(part)
+        for name, part in vars(config).items()
+    }
 
 
 def from_dict(values: dict[str, Any]) -> Config:
@@ -438,6 +384,70 @@ def from_dict(values: dict[str, Any]) -> Config:
       UserError: A field is unknown, of the wrong type, or out of range.
     """
     return _build(Config, values, prefix="")
+
+
+def search_to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
+    """Returns a search as plain values: its method, its fields, and the defaults of the others.
+
+    Raises:
+      UserError: The search has constraints, which are no plain values.
+    """
+    if search.constraints:
+        raise UserError(
+            f"search.constraints cannot be part of a file: got {search.constraints}; give them to "
+            "the Translator"
+        )
+    method = next(name for name, kind in SEARCHES.items() if isinstance(search, kind))
+    defaults = {name: hint[1] for name, hint in _search_fields().items()}
+    own = {name: getattr(search, field) for name, field in _file_fields(type(search)).items()}
+    return {**defaults, "method": method, **own}
+
+
+def search_from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
+    """Builds and validates a search from plain values; the inverse of :func:`search_to_dict`.
+
+    Raises:
+      UserError: A field is unknown, of the wrong type, out of range, or not of the method.
+    """
+    fields = _search_fields()
+    values = _arguments({name: hint for name, (hint, _) in fields.items()}, values, "search.")
+    values = {name: default for name, (_, default) in fields.items()} | values
+    if (method := values["method"]) not in SEARCHES:
+        raise UserError(
+            f"search.method must be one of {', '.join(map(repr, SEARCHES))}: got {method!r}"
+        )
+    searches = {}
+    for name, kind in SEARCHES.items():
+        try:
+            own = {field: values[key] for key, field in _file_fields(kind).items()}
+            searches[name] = kind(**own)
+        except UserError as error:
+            names = "|".join([*fields, "num_samples"])
+            raise UserError(re.sub(rf"\b({names})\b", r"search.\1", str(error))) from None
+    for other, kind in SEARCHES.items():
+        for name in _file_fields(kind):
+            if name not in _file_fields(SEARCHES[method]) and values[name] != fields[name][1]:
+                raise UserError(
+                    f"search.{name} needs search.method={other}: got {values[name]} with "
+                    f"search.method={method}"
+                )
+    return searches[method]
+
+
+def _file_fields(kind: type[BeamSearch | Sampling]) -> dict[str, str]:
+    """Returns the names of a search's fields in files: samples count as a beam there."""
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in _NOT_IN_FILES]
+    return {"beam_size" if name == "num_samples" else name: name for name in names}
+
+
+def _search_fields() -> dict[str, tuple[Any, Any]]:
+    """Returns type and default of every field of a search in a file."""
+    fields: dict[str, tuple[Any, Any]] = {"method": (str, "beam"), "beam_size": (int, 4)}
+    for kind in SEARCHES.values():
+        hints = typing.get_type_hints(kind)
+        for name, field in _file_fields(kind).items():
+            fields.setdefault(name, (hints[field], getattr(kind, field)))
+    return fields
 
 
 def save(config: Config, path: pathlib.Path) -> None:
@@ -475,19 +485,20 @@ def to_config_dict(config: Config) -> Any:
     # Imported here: only the command line needs it, and notebooks may lack it.
     from ml_collections import config_dict
 
-    def convert(part: Any) -> Any:
+    def convert(values: dict[str, Any], hints: dict[str, Any]) -> Any:
         result = config_dict.ConfigDict()
-        hints = typing.get_type_hints(type(part))
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            if dataclasses.is_dataclass(value):
-                value = convert(value)
-            elif value is None:
-                value = config_dict.placeholder(_expected_type(hints[field.name]))
-            result[field.name] = value
+        for name, value in values.items():
+            if value is None:
+                value = config_dict.placeholder(_expected_type(hints[name]))
+            result[name] = value
         return result
 
-    return convert(config)
+    hints = {name: typing.get_type_hints(type(part)) for name, part in vars(config).items()}
+    hints["search"] = {name: hint for name, (hint, _) in _search_fields().items()}
+    result = config_dict.ConfigDict()
+    for name, values in to_dict(config).items():
+        result[name] = convert(values, hints[name])
+    return result
 
 
 def select(variants: dict[str, Config], name: str) -> Any:
@@ -505,9 +516,14 @@ def select(variants: dict[str, Config], name: str) -> Any:
 
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
+    arguments = _arguments(typing.get_type_hints(cls), values, prefix)
+    return cls(**arguments)
+
+
+def _arguments(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
+    """Returns the values of fields with these types, those of other dataclasses built."""
     if not isinstance(values, dict):
         raise UserError(f"{prefix.rstrip('.') or 'config'}: expected fields, got {values!r}")
-    hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
             close = difflib.get_close_matches(name, hints, n=1)
@@ -515,11 +531,13 @@ def _build(cls: type, values: Any, prefix: str) -> Any:
             raise UserError(f"unknown config field {prefix}{name}; {hint}")
     arguments = {}
     for name, value in values.items():
-        if dataclasses.is_dataclass(hints[name]):
+        if hints[name] == BeamSearch | Sampling:
+            arguments[name] = search_from_dict(value)
+        elif dataclasses.is_dataclass(hints[name]):
             arguments[name] = _build(hints[name], value, f"{prefix}{name}.")
         else:
             arguments[name] = _typed(value, hints[name], f"{prefix}{name}")
-    return cls(**arguments)
+    return arguments
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:

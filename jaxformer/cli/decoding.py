@@ -3,9 +3,10 @@
 import argparse
 import dataclasses
 
-from jaxformer.config import SearchConfig
+from jaxformer.config import search_from_dict, search_to_dict
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.search import BeamSearch, Sampling
 
 _RUN = "(default: the run's config)"
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
@@ -109,7 +110,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="same seed, same samples")
 
 
-def search_settings(options: argparse.Namespace) -> SearchConfig:
+def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
     """The run's search settings, changed by what was asked for.
 
     Raises:
@@ -117,15 +118,14 @@ def search_settings(options: argparse.Namespace) -> SearchConfig:
     """
     from jaxformer.workdir import Workdir
 
-    settings = Workdir(options.workdir).load_config().search
+    config = Workdir(options.workdir).load_config()
+    settings = search_to_dict(config.search)
     given = {
-        field.name: value
-        for field in dataclasses.fields(SearchConfig)
-        if (value := getattr(options, field.name, None)) is not None
+        name: value for name in settings if (value := getattr(options, name, None)) is not None
     }
     if getattr(options, "sampling", False):
         given["method"] = "sampling"
-    method = given.get("method", settings.method)
+    method = given.get("method", settings["method"])
     for name, value in given.items():
         if name in _SAMPLING and method != "sampling":
             raise UserError(f"{_flag(name)} {value} works with --sampling only; add it")
@@ -136,7 +136,7 @@ def search_settings(options: argparse.Namespace) -> SearchConfig:
             f"--length-penalty {options.length_penalty} has no effect with --penalty none; leave "
             "one of them out"
         )
-    return dataclasses.replace(settings, **given)
+    return dataclasses.replace(config, search=search_from_dict(settings | given)).search
 
 
 def _flag(field: str) -> str:

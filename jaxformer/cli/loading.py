@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 
 from jaxformer.cli.decoding import search_settings
-from jaxformer.config import SearchConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
+from jaxformer.search import BeamSearch, Sampling
 
 
-def load(options: argparse.Namespace, search: SearchConfig | None = None) -> Translator:
+def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = None) -> Translator:
     """The model or ensemble that the options ask for; says on standard error which it is.
 
     Args:

@@ -24,10 +24,10 @@ from jaxformer.cli.text import (
     lines_with_prefixes,
     writing,
 )
-from jaxformer.config import SearchConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import align, layer_indices, pharaoh
 from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.search import Algorithm
 
 # (number of the line from 0, its text, its hypotheses best first) -> lines of output.
 Format: TypeAlias = Callable[[int, str, Sequence[Hypothesis]], list[str]]
@@ -149,11 +149,11 @@ def json_line(source: str, hypotheses: Sequence[Hypothesis], piece: Callable[[in
     return json.dumps({"source": source, "hypotheses": rows}, ensure_ascii=False)
 
 
-def _check(options: argparse.Namespace, search: SearchConfig) -> None:
-    if options.n_best is not None and not 1 <= options.n_best <= search.beam_size:
+def _check(options: argparse.Namespace, search: Algorithm) -> None:
+    if options.n_best is not None and not 1 <= options.n_best <= search.num_hypotheses:
         raise UserError(
-            f"--n-best must be from 1 to the beam size, {search.beam_size}: got {options.n_best}; "
-            f"use --beam-size {max(1, options.n_best)}"
+            f"--n-best must be from 1 to the beam size, {search.num_hypotheses}: got "
+            f"{options.n_best}; use --beam-size {max(1, options.n_best)}"
         )
     if options.scores and options.n_best is not None:
         raise UserError("--scores is not needed with --n-best, which prints them; leave it out")

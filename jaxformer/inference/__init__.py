@@ -6,6 +6,5 @@
 - :mod:`jaxformer.inference.alignment`: which words belong together.
 - :mod:`jaxformer.inference.attention`: where the heads look.
 - :mod:`jaxformer.inference.weights`: choosing a checkpoint, averaging several.
-- :mod:`jaxformer.inference.precision`: parameters in the type that the model computes in.
 - :mod:`jaxformer.inference.quantization`: a workdir of parameters in int8.
 """

@@ -16,13 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxformer.config import ModelConfig, SearchConfig
-from jaxformer.data.tokenizer import BOS, EOS, PAD
+from jaxformer.config import ModelConfig
+from jaxformer.data.tokenizer import PAD
 from jaxformer.models.transformer import Transformer, prepare_for_steps
 from jaxformer.nn.stack import StackCache
-from jaxformer.search import BeamResult, Rules, SamplingRules, ensemble, take_sentences
-from jaxformer.search import beam as beam_verbs
-from jaxformer.search import sampling as sampling_verbs
+from jaxformer.search import (
+    Algorithm,
+    BeamResult,
+    Constraint,
+    Sampling,
+    ensemble,
+    take_sentences,
+)
+from jaxformer.search.constraints import as_pytrees
+from jaxformer.search.sampling import sentence_keys
 
 Configs: TypeAlias = tuple[ModelConfig, ...]
 Params: TypeAlias = tuple[PyTree, ...]
@@ -84,7 +91,7 @@ class Decoded(NamedTuple):
 
 def decode(
     configs: Configs,
-    settings: SearchConfig,
+    search: Algorithm,
     params: Params,
     sources: Sequence[Sequence[int]],
     prefixes: Sequence[Sequence[int]] | None = None,
@@ -96,7 +103,7 @@ def decode(
 
     Args:
       configs: The model's architecture, or those of an ensemble.
-      settings: How to search.
+      search: The algorithm.
       params: The model's parameters, or those of each member of the ensemble.
       sources: Token ids with end-of-sentence, at most ``max_length`` of each model.
       prefixes: Token ids that each translation starts with.
@@ -106,16 +113,16 @@ def decode(
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
     longest = min(config.max_length for config in configs)
-    for numbers, shape in batches([len(source) for source in sources], longest, settings):
+    for numbers, shape in batches([len(source) for source in sources], longest, search):
         rows = [sources[n] for n in numbers]
         targets = None if prefixes is None else [prefixes[n] for n in numbers]
         batch = Batch(
             src=_padded(rows, shape.rows, shape.source),
             prefix=None if targets is None else _padded(targets, shape.rows, shape.room),
             numbers=np.resize(np.asarray([first + n for n in numbers], np.int32), shape.rows),
-            seed=np.int32(settings.seed),
+            seed=np.int32(search.seed if isinstance(search, Sampling) else 0),
         )
-        for row, result in _search(configs, settings, params, shape, batch):
+        for row, result in _search(configs, search, params, shape, batch):
             if row < len(numbers):
                 decoded[numbers[row]] = result
         report(len(numbers))
@@ -123,7 +130,7 @@ def decode(
 
 
 def batches(
-    lengths: Sequence[int], longest: int, settings: SearchConfig
+    lengths: Sequence[int], longest: int, search: Algorithm
 ) -> Iterator[tuple[list[int], Shape]]:
     """Numbers of the sentences to decode together, and their shape.
 
@@ -134,7 +141,7 @@ def batches(
         (
             rows
             for rows in _FEW
-            if len(numbers) <= rows and rows * settings.beam_size >= _FEWEST_HYPOTHESES
+            if len(numbers) <= rows and rows * search.num_hypotheses >= _FEWEST_HYPOTHESES
         ),
         None,
     )
@@ -142,48 +149,49 @@ def batches(
         buckets = [(source, rows) for source, rows in _BUCKETS if source < longest]
         buckets.append((longest, next((r for s, r in _BUCKETS if s >= longest), 1)))
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
-        rows = min(rows, max(1, _MOST_HYPOTHESES // settings.beam_size))
+        rows = min(rows, max(1, _MOST_HYPOTHESES // search.num_hypotheses))
         rows = rows if few is None else min(rows, few)
-        room = min(source + settings.max_extra_length, longest)
-        room = room if settings.max_length is None else min(room, settings.max_length)
+        room = min(source + search.max_extra_length, longest)
+        room = room if search.max_length is None else min(room, search.max_length)
         yield numbers[:rows], Shape(rows, source, min(source, room), room)
         numbers = numbers[rows:]
 
 
-def shapes(sentences: int, tokens: int, longest: int, settings: SearchConfig) -> list[Shape]:
+def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[Shape]:
     """The shapes of all batches that calls with no more and no longer sentences are decoded in.
 
-    >>> [shape[:2] for shape in shapes(4, 30, 1024, SearchConfig())]  # rows and source tokens
+    >>> from jaxformer.search import BeamSearch
+    >>> [shape[:2] for shape in shapes(4, 30, 1024, BeamSearch())]  # rows and source tokens
     [(1, 16), (1, 32), (4, 16), (4, 32)]
 
     Args:
       sentences: The most sentences of a call.
       tokens: The most source tokens of a sentence, end-of-sentence included.
       longest: The most tokens that the models allow.
-      settings: How to search.
+      search: The algorithm.
     """
     # Whatever is more than a few has the same shapes.
     counts = [*(count for count in _FEW if count < sentences), min(sentences, _FEW[-1] + 1)]
     lengths = [*(length for length, _ in _BUCKETS if length < tokens), tokens]
-    found = [batches([length] * count, longest, settings) for count in counts for length in lengths]
+    found = [batches([length] * count, longest, search) for count in counts for length in lengths]
     return sorted({shape for batch in found for _, shape in batch})
 
 
 def compile_programs(
-    configs: Configs, settings: SearchConfig, params: Params, shape: Shape, *, prefixes: bool
+    configs: Configs, search: Algorithm, params: Params, shape: Shape, *, prefixes: bool
 ) -> None:
     """Compiles the programs of a shape, by searching translations of nothing with them."""
-    settings = dataclasses.replace(settings, seed=0)  # as every search does
+    constraints, search = as_pytrees(search.constraints), _static(search)
     batch = Batch(
         src=_padded([], shape.rows, shape.source),
         prefix=_padded([], shape.rows, shape.room) if prefixes else None,
         numbers=np.zeros(shape.rows, np.int32),
         seed=np.int32(0),
     )
-    state, _, result = _begin(configs, settings, shape, params, batch, np.int32(0))
+    state, _, result = _first_stage(configs, search, shape, params, constraints, batch, np.int32(0))
     if shape.first < shape.room:
         rows = np.zeros(shape.rows_left, np.int32)
-        result = _go_on(configs, settings, shape, params, state, rows)
+        result = _second_stage(configs, search, shape, params, constraints, state, rows)
     jax.block_until_ready(result)
 
 
@@ -204,17 +212,19 @@ class Batch(NamedTuple):
 
 
 def _search(
-    configs: Configs, settings: SearchConfig, params: Params, shape: Shape, batch: Batch
+    configs: Configs, search: Algorithm, params: Params, shape: Shape, batch: Batch
 ) -> Iterator[tuple[int, Decoded]]:
     """The rows of a batch with their hypotheses, as they are finished."""
-    settings = dataclasses.replace(settings, seed=0)  # one program serves every seed
+    constraints, search = as_pytrees(search.constraints), _static(search)
     # Where most translations end: from here on sentences go on in smaller batches. Not if there is
     # no more room to give them, which would be one more program for nothing.
     longest = int((batch.src != PAD).sum(axis=1).max())
     until = shape.first
     if until < shape.room:
         until = min(until, longest + longest // 4 + 4)
-    state, done, result = _begin(configs, settings, shape, params, batch, np.int32(until))
+    state, done, result = _first_stage(
+        configs, search, shape, params, constraints, batch, np.int32(until)
+    )
     done, result = jax.device_get((done, result))
     yield from _hypotheses(result, np.flatnonzero(done))
     left = np.flatnonzero(~done)
@@ -222,17 +232,20 @@ def _search(
         rows = left[start : start + shape.rows_left]
         # The last sentence fills the batch up: what is over already would need a row to be told.
         padded = np.resize(rows, shape.rows_left).astype(np.int32)
-        result = jax.device_get(_go_on(configs, settings, shape, params, state, padded))
+        result = jax.device_get(
+            _second_stage(configs, search, shape, params, constraints, state, padded)
+        )
         for i, found in _hypotheses(result, np.arange(len(rows))):
             yield int(rows[i]), found
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _begin(
+def _first_stage(
     configs: Configs,
-    settings: SearchConfig,
+    search: Algorithm,
     shape: Shape,
     params: Params,
+    constraints: tuple[Constraint, ...],
     batch: Batch,
     until: Int[Array, ""],
 ) -> tuple[Any, Bool[Array, " B"], BeamResult]:
@@ -241,37 +254,38 @@ def _begin(
     segments = (batch.src != PAD).astype(jnp.int32)
     caches, half = [], max(1, shape.first // 2)
     for model, own in zip(models, params, strict=True):
-        sizes: dict[str, Any] = {"num_beams": settings.beam_size, "max_length": half}
+        sizes: dict[str, Any] = {"num_beams": search.num_hypotheses, "max_length": half}
         caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
     lengths = segments.sum(axis=1)
-    limits = jnp.where(lengths > 0, lengths + settings.max_extra_length, 0)
-    verbs, rules = _verbs(settings)
-    state = verbs.start(
-        rules, tuple(caches), *_keys(settings, batch), limits, shape.room, batch.prefix
-    )
+    limits = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
+    search = dataclasses.replace(search, constraints=constraints)
+    rows = jnp.asarray(batch.numbers)
+    keys = sentence_keys(batch.seed, rows) if isinstance(search, Sampling) else None
+    state = search.start(tuple(caches), limits, shape.room, batch.prefix, keys=keys, rows=rows)
     # Attention reads all the room there is, so half is enough for the first half.
     step_fn = _step_fn(configs, params)
-    state = verbs.advance(rules, step_fn, state, jnp.minimum(until, half))
+    state = search.advance(step_fn, state, jnp.minimum(until, half))
     state = _grow(state, shape.first)
-    state = verbs.advance(rules, step_fn, state, until)
-    return state, state.done, verbs.finalise(rules, state)
+    state = search.advance(step_fn, state, until)
+    return state, state.done, search.finalize(state)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _go_on(
+def _second_stage(
     configs: Configs,
-    settings: SearchConfig,
+    search: Algorithm,
     shape: Shape,
     params: Params,
+    constraints: tuple[Constraint, ...],
     state: Any,
     rows: Int[Array, " R"],
 ) -> BeamResult:
     """Decodes some sentences of a batch to their end."""
-    verbs, rules = _verbs(settings)
+    search = dataclasses.replace(search, constraints=constraints)
     state, step_fn = take_sentences(state, rows), _step_fn(configs, params)
     for room in shape.rooms_left:
-        state = verbs.advance(rules, step_fn, _grow(state, room), room)
-    return verbs.finalise(rules, state)
+        state = search.advance(step_fn, _grow(state, room), room)
+    return search.finalize(state)
 
 
 def _grow(state: Any, room: int) -> Any:
@@ -293,39 +307,10 @@ def _step_fn(configs: Configs, params: Params) -> Callable:
     return ensemble([member(*model) for model in zip(configs, params, strict=True)])
 
 
-def _verbs(settings: SearchConfig) -> tuple[Any, Rules | SamplingRules]:
-    """The module with start, advance and finalise, and its rules."""
-    common = {
-        "length_penalty": settings.length_penalty,
-        "penalty": settings.penalty,
-        "min_length": settings.min_length,
-        "no_repeat_ngram": settings.no_repeat_ngram,
-        "bos_id": BOS,
-        "eos_id": EOS,
-        "pad_id": PAD,
-    }
-    if settings.method == "sampling":
-        return sampling_verbs, SamplingRules(
-            num_samples=settings.beam_size,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            **common,
-        )
-    return beam_verbs, Rules(
-        beam_size=settings.beam_size,
-        diversity_groups=settings.diversity_groups,
-        diversity_penalty=settings.diversity_penalty,
-        **common,
-    )
-
-
-def _keys(settings: SearchConfig, batch: Batch) -> tuple[Array, ...]:
-    """The random keys of each sentence, which only sampling takes."""
-    if settings.method != "sampling":
-        return ()
-    fold_in = functools.partial(jax.random.fold_in, jax.random.key(batch.seed))
-    return (jax.vmap(fold_in)(batch.numbers),)
+def _static(search: Algorithm) -> Algorithm:
+    """Returns what a program depends on: one serves every seed, and all arrays of constraints."""
+    seed = {"seed": 0} if isinstance(search, Sampling) else {}
+    return dataclasses.replace(search, constraints=(), **seed)
 
 
 def _hypotheses(result: BeamResult, rows: Int[np.ndarray, " R"]) -> Iterator[tuple[int, Decoded]]:

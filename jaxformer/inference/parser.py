@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxformer.checks import check_same_length
-from jaxformer.config import SearchConfig
 from jaxformer.data.linearisation import XX, delinearise, stands_for_word
 from jaxformer.data.trees import Leaf, Tree
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import ALONE, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.search import BeamSearch, Sampling
 
 
 class Parser:
@@ -50,7 +50,7 @@ class Parser:
         workdir: str | pathlib.Path,
         *,
         weights: str | int = "auto",
-        search: SearchConfig | None = None,
+        search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
     ) -> "Parser":
         """Reads a model from the workdir of a training run, as :meth:`Translator.load` does.

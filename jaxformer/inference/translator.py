@@ -11,12 +11,13 @@ from typing import NamedTuple, SupportsIndex
 from jaxtyping import PyTree
 
 from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
-from jaxformer.config import Config, ModelConfig, SearchConfig, check_config
+from jaxformer.config import Config, ModelConfig, check_config
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.decoding import Decoded, compile_programs, decode, shapes
 from jaxformer.inference.weights import load_params, prepare_params
+from jaxformer.search import BeamSearch, Constraint, Sampling
 from jaxformer.workdir import Workdir, use_compilation_cache
 
 
@@ -44,7 +45,7 @@ class Translator:
     ``["zweihundertsiebenundvierzig"]``.
 
     Attributes:
-      config: The search's settings, and the architecture of the first model; other parts are not
+      config: The search, and the architecture of the first model; other parts are not
         used.
       models: Architecture and parameters, in the precision it computes in, of the model, or of
         each member of an ensemble.
@@ -93,7 +94,7 @@ class Translator:
         workdir: str | pathlib.Path,
         *,
         weights: str | int = "auto",
-        search: SearchConfig | None = None,
+        search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
     ) -> "Translator":
         """Reads config, tokenizer and parameters from the workdir of a training run.
@@ -103,7 +104,7 @@ class Translator:
           weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
             averaged if the newest checkpoint is part of the average, else latest. Several,
             separated by commas, are an ensemble.
-          search: Replaces the search settings of the run.
+          search: Replaces the run's search.
           compute_dtype: Replaces the run's: "float32", "bfloat16", or "int8", which rounds the
             parameters.
 
@@ -150,6 +151,7 @@ class Translator:
         sentences: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Constraint] = (),
         name: str = "sentences",
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
@@ -159,7 +161,14 @@ class Translator:
         Arguments and errors are those of :meth:`hypotheses`. A blank sentence, or one that the
         settings leave without any translation, gives an empty one.
         """
-        found = self.hypotheses(sentences, prefixes=prefixes, name=name, first=first, report=report)
+        found = self.hypotheses(
+            sentences,
+            prefixes=prefixes,
+            constraints=constraints,
+            name=name,
+            first=first,
+            report=report,
+        )
         return [best[0].text if best else "" for best in found]
 
     def hypotheses(
@@ -167,6 +176,7 @@ class Translator:
         sentences: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Constraint] = (),
         name: str = "sentences",
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
@@ -180,8 +190,11 @@ class Translator:
           sentences: Source sentences.
           prefixes: What each translation must start with; what is too long for the search's
             limits is cut there.
+          constraints: What else is forbidden, besides the constraints of the search: see
+            :mod:`jaxformer.search.constraints`.
           name: What to call the sentences in messages: a file, say.
-          first: Number of the first sentence, in messages; samples depend on it too.
+          first: Number of the first sentence, in messages; samples depend on it, and constraints
+            find it in ``context.rows``.
           report: Called with the number of sentences of each finished batch.
 
         Raises:
@@ -194,12 +207,13 @@ class Translator:
             prefixes = check_texts(prefixes, "prefixes")
             check_same_length(prefixes, sentences, "prefixes", "sentences")
             targets = [self.tokenizer.encode_target(text) for text in prefixes]
+        rows = self.search(sources, targets, constraints=constraints, first=first, report=report)
         return [
             [
                 Hypothesis(self.decode(tokens), tokens, score, log_prob)
                 for tokens, score, log_prob in zip(*found, strict=True)
             ]
-            for found in self.search(sources, targets, first=first, report=report)
+            for found in rows
         ]
 
     def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
@@ -232,6 +246,7 @@ class Translator:
         sources: Sequence[Sequence[int]],
         prefixes: Sequence[Sequence[int]] | None = None,
         *,
+        constraints: Sequence[Constraint] = (),
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[Decoded]:
@@ -252,9 +267,9 @@ class Translator:
             prefixes = [
                 check_tokens(ids, sizes[1], f"prefixes[{n}]") for n, ids in enumerate(prefixes)
             ]
-        return decode(
-            configs, self.config.search, params, sources, prefixes, first=first, report=report
-        )
+        search = self.config.search
+        search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
+        return decode(configs, search, params, sources, prefixes, first=first, report=report)
 
     def encode(self, text: str, place: str = "sentence") -> list[int]:
         """Token ids with end-of-sentence; empty for a sentence without any visible character.

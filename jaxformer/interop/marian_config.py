@@ -8,8 +8,9 @@ import json
 import pathlib
 from typing import Any, Literal
 
-from jaxformer.config import Config, DataConfig, ModelConfig, SearchConfig
+from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.search import BeamSearch
 
 _DEFAULTS: dict[str, Any] = {
     "activation_function": "gelu",
@@ -130,11 +131,11 @@ class MarianConfig:
         """Whether our one embedding, which is scaled on its way in, can be all of theirs."""
         return self.shared and self.output_tied and self.scaled
 
-    def _search_config(self, longest: int) -> SearchConfig:
+    def _search_config(self, longest: int) -> BeamSearch:
         """Their lengths count the token that starts a translation; ours do not."""
         max_length = min(longest, int(self._number("max_length", longest + 1)) - 1)
         try:
-            return SearchConfig(
+            return BeamSearch(
                 beam_size=int(self._number("num_beams", 1)),
                 penalty="power",
                 length_penalty=self._number("length_penalty", 1.0),
@@ -144,7 +145,7 @@ class MarianConfig:
                 no_repeat_ngram=int(self._number("no_repeat_ngram_size", 0)),
             )
         except UserError as error:
-            raise UserError(f"{self._search_place}: {error}") from None
+            raise UserError(f"{self._search_place}: search.{error}") from None
 
     def _check(self) -> None:
         values = self._values

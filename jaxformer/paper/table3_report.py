@@ -154,7 +154,7 @@ def report(results: Sequence[Result]) -> str:
             f"{first.steps:,} steps of at most {base.data.tokens_per_batch:,} source and as many "
             f"target tokens, in pairs of at most {base.data.max_length} tokens a side; warm-up of "
             f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
-            f"{base.search.beam_size}, length penalty {base.search.length_penalty}.\n",
+            f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n",
             "Each row differs from base in what is named and in nothing else. PPL: perplexity per "
             f"word piece; BLEU: cased detokenised sacreBLEU, {signatures}; split: tokenised BLEU "
             "with compounds split, as the paper's. All on the validation part of "

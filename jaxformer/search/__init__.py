@@ -1,37 +1,24 @@
-"""Search over any step function (section 6.1 of the paper). Knows no model.
+"""Search over any step function (section 6.1 of the paper). Imports no model.
 
+- :mod:`jaxformer.search.algorithm`: beam search and sampling as objects with three verbs.
+- :mod:`jaxformer.search.settings`: their settings.
+- :mod:`jaxformer.search.constraints`: callables that forbid tokens.
 - :mod:`jaxformer.search.beam`: beam search; greedy search is its beam of one.
+- :mod:`jaxformer.search.candidates`: the choice of beam search among one-token continuations.
 - :mod:`jaxformer.search.sampling`: hypotheses drawn at random.
 - :mod:`jaxformer.search.ensembles`: several step functions as one.
-- :mod:`jaxformer.search.rules`: the settings of a search.
-- :mod:`jaxformer.search.constraints`: what hypotheses may not go on with.
-- :mod:`jaxformer.search.continuations`: how beam search chooses among what they may go on with.
-- :mod:`jaxformer.search.top_k`: the best few of a vocabulary.
-- :mod:`jaxformer.search.penalties`: how scores of hypotheses of different length compare.
-- :mod:`jaxformer.search.state`: what a search holds from step to step, and what it returns.
-- :mod:`jaxformer.search.cache`: what a step function remembers, and how it follows hypotheses.
-- :mod:`jaxformer.search.stepping`: what every search does with a step function.
+- :mod:`jaxformer.search.top_k`: the k best tokens of a vocabulary.
+- :mod:`jaxformer.search.penalties`: length penalties.
+- :mod:`jaxformer.search.state`: states between two steps, and results.
+- :mod:`jaxformer.search.cache`: caches of step functions, and how they follow hypotheses.
+- :mod:`jaxformer.search.loop`: the loop over a step function.
 
-Departs from the paper: what is more than beam search with the length penalty of its section 6.1, as
-sampling, constraints, other penalties, diverse beams and ensembles, all optional.
+Names are imported when they are first used: a config, which holds an algorithm, needs no JAX.
+
+Departs from the paper: everything beyond beam search with the length penalty of its section 6.1,
+such as sampling, constraints, other penalties, diverse beams and ensembles, all optional.
 """
 
-from jaxformer.search.beam import beam_search
-from jaxformer.search.ensembles import ensemble
-from jaxformer.search.penalties import gnmt_penalty
-from jaxformer.search.rules import Rules, SamplingRules
-from jaxformer.search.sampling import sample
-from jaxformer.search.state import BeamResult, take_sentences
-from jaxformer.search.stepping import StepFn
+from jaxformer.lazy import attach
 
-__all__ = [
-    "BeamResult",
-    "Rules",
-    "SamplingRules",
-    "StepFn",
-    "beam_search",
-    "ensemble",
-    "gnmt_penalty",
-    "sample",
-    "take_sentences",
-]
+__getattr__, __dir__, __all__ = attach(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

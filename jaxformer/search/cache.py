@@ -1,4 +1,4 @@
-"""What a step function remembers, and how it follows the hypotheses.
+"""Caches of step functions, and how they follow the hypotheses.
 
 A cache is any pytree. Arrays that lead with axes ``[B, N]`` belong to the N hypotheses of each
 of B sentences and move with them; arrays that lead with ``[B, 1]`` are shared by the hypotheses of
@@ -29,14 +29,14 @@ def check_cache(cache: Any, batch_size: Any, beam_size: int) -> None:
 
 
 def gather_beams(array: Array, beams: Int[Array, "B M"]) -> Array:
-    """``array[b, beams[b, m]]`` for every b and m: [B, N, ...] to [B, M, ...]."""
+    """Returns ``array[b, beams[b, m]]`` for every b and m: [B, N, ...] to [B, M, ...]."""
     return jax.vmap(lambda rows, index: rows.at[index].get(mode="promise_in_bounds"))(array, beams)
 
 
 def reorder_cache(cache: Any, parents: Int[Array, "B N"]) -> Any:
-    """The cache with what belongs to each alive hypothesis taken from its parent.
+    """Returns the cache with each alive hypothesis' arrays taken from its parent.
 
-    What a sentence's hypotheses share, and so everything when there is one, stays where it is.
+    Arrays that a sentence's hypotheses share, so all of them when there is one, stay in place.
     """
 
     def reorder(leaf: Array) -> Array:

@@ -1,52 +1,186 @@
-"""What a hypothesis may not go on with.
+"""Constraints: callables that forbid tokens while a search runs.
 
-Constraints forbid tokens and never change a score: log probabilities are of the logits as the step
-function gave them, and only the choice among tokens looks at the constrained ones.
+A constraint takes logits, [B, N, V], and a :class:`SearchContext`, and returns logits with -inf for
+forbidden tokens. Only the choice among tokens looks at them: log probabilities, and so scores, are
+the step function's own.
+
+A constraint is a function, or an object with ``__call__`` that is hashable, such as a frozen
+dataclass: part of the compiled program, as static arguments of ``jax.jit`` are. Or it is a pytree,
+such as a dataclass under ``jax.tree_util.register_dataclass`` or ``jax.tree_util.Partial(function,
+array)``. Then its arrays are traced, so that other arrays of the same shapes need no compilation.
+
+>>> from jaxformer.search import beam_search
+>>> def forbid(tokens, logits, context):
+...     return logits.at[:, :, tokens].set(-jnp.inf)
+>>> step_fn = lambda tokens, cache: (jnp.zeros((*tokens.shape, 5)), cache)
+>>> constraint = jax.tree_util.Partial(forbid, jnp.array([0, 2, 4]))
+>>> beam_search(step_fn, (), limits=[3], max_length=3, beam_size=1, min_length=2,
+...             constraints=(constraint,)).tokens.tolist()
+[[[3, 3, 1]]]
 """
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.search.rules import HypothesisRules
+from jaxformer.errors import UserError
+from jaxformer.layout import zeros_beside
+from jaxformer.search.settings import Constraint, SearchSettings
+from jaxformer.search.state import BeamState, SampleState
+
+
+class SearchContext(NamedTuple):
+    """What a constraint may look at.
+
+    Attributes:
+      logits: Scores of the next token as the step function gave them, float32.
+      tokens: Tokens of the hypotheses so far, int32, without BOS: those before ``step``.
+      step: Number of tokens so far, int32.
+      prefix: Tokens that the hypotheses must start with, int32; ``pad_id`` leaves a position free.
+      rows: Numbers of the sentences, int32, as :meth:`~jaxformer.search.Algorithm.start` got them;
+        their places in the batch if it got none.
+      eos_id: Token that ends a hypothesis.
+      pad_id: Token of padding.
+    """
+
+    logits: Float[Array, "B N V"]
+    tokens: Int[Array, "B N T"]
+    step: Int[Array, ""]
+    prefix: Int[Array, "B P"]
+    rows: Int[Array, " B"]
+    eos_id: int
+    pad_id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MinLength:
+    """Forbids EOS before a hypothesis has ``n`` tokens."""
+
+    n: int
+
+    def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        """Returns the logits with -inf for EOS at the first ``n`` steps."""
+        end = jnp.where(context.step < self.n, -jnp.inf, logits[:, :, context.eos_id])
+        return logits.at[:, :, context.eos_id].set(end)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoRepeatNgram:
+    """Forbids tokens that would repeat ``n`` tokens in a row; ``n`` is at least 1."""
+
+    n: int
+
+    def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        """Returns the logits with -inf for tokens that end an n-gram for the second time."""
+        repeats = repeating(context.tokens, context.step, self.n, logits.shape[2])
+        return jnp.where(repeats, -jnp.inf, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedPrefix:
+    """Forbids all but the prefix's token, which no other constraint can forbid."""
+
+    def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        """Returns the step function's logit of the forced token, and -inf for the others."""
+        token = lax.dynamic_index_in_dim(context.prefix, context.step, axis=1)
+        forced = (token != context.pad_id) & (context.step < context.prefix.shape[1])
+        is_it = token == jnp.arange(logits.shape[2])
+        only_it = jnp.where(is_it[:, None], context.logits, -jnp.inf)
+        return jnp.where(forced[:, None], only_it, logits)
+
+
+def active(settings: SearchSettings, prefix: Int[Array, "B P"]) -> tuple[Constraint, ...]:
+    """Returns the constraints of a search in the order in which they apply; often none."""
+    constraints: list[Constraint] = []
+    if settings.min_length:
+        constraints.append(MinLength(settings.min_length))
+    if settings.no_repeat_ngram:
+        constraints.append(NoRepeatNgram(settings.no_repeat_ngram))
+    constraints += settings.constraints
+    if prefix.shape[1]:
+        constraints.append(ForcedPrefix())
+    return tuple(constraints)
+
+
+def number_rows(
+    settings: SearchSettings,
+    prefix: Int[Array, "B P"],
+    limits: Int[Array, " B"],
+    rows: Int[Array, " B"] | None,
+) -> Int[Array, " B"] | None:
+    """Returns the numbers of the sentences; None where no constraint could ask for them."""
+    if not active(settings, prefix):
+        return None
+    if rows is None:
+        return zeros_beside(limits, (), jnp.int32) + jnp.arange(limits.shape[0], dtype=jnp.int32)
+    return jnp.asarray(rows, jnp.int32)
 
 
 def constrain(
-    rules: HypothesisRules,
+    settings: SearchSettings,
     logits: Float[Array, "B N V"],
     tokens: Int[Array, "B N T"],
-    prefix: Int[Array, "B P"],
-    step: Int[Array, ""],
+    state: BeamState | SampleState,
 ) -> Float[Array, "B N V"]:
-    """The logits with -inf for what is forbidden; the very same array if nothing can be.
+    """Returns the logits with -inf for what is forbidden; the same array if nothing can be.
 
     Args:
-      rules: Minimum length and n-grams that may not repeat.
-      logits: Of the next token of each hypothesis.
-      tokens: The hypotheses so far, without BOS; what is not before ``step`` is not looked at.
-      prefix: Tokens that every hypothesis of a sentence must start with, which nothing else can
-        forbid; ``pad_id`` leaves its position free.
-      step: Tokens of each hypothesis so far.
+      settings: Minimum length, n-grams that may not repeat, and the caller's constraints.
+      logits: Scores of the next token of each hypothesis.
+      tokens: Tokens of the hypotheses so far.
+      state: Its step, prefix and rows.
+
+    Raises:
+      UserError: A constraint returns no logits of this shape.
     """
     allowed = logits
-    if rules.min_length:
-        end = jnp.where(step < rules.min_length, -jnp.inf, logits[:, :, rules.eos_id])
-        allowed = allowed.at[:, :, rules.eos_id].set(end)
-    if rules.no_repeat_ngram:
-        repeats = repeating(tokens, step, rules.no_repeat_ngram, logits.shape[2])
-        allowed = jnp.where(repeats, -jnp.inf, allowed)
-    if prefix.shape[1]:
-        token = lax.dynamic_index_in_dim(prefix, step, axis=1)
-        forced = (token != rules.pad_id) & (step < prefix.shape[1])
-        is_it = token == jnp.arange(logits.shape[2])
-        allowed = jnp.where(forced[:, None], jnp.where(is_it[:, None], logits, -jnp.inf), allowed)
+    for constraint in active(settings, state.prefix):
+        assert state.rows is not None  # start numbers the sentences if there is a constraint
+        context = SearchContext(
+            logits, tokens, state.step, state.prefix, state.rows, settings.eos_id, settings.pad_id
+        )
+        allowed = constraint(allowed, context)
+        if getattr(allowed, "shape", None) != logits.shape:
+            raise UserError(
+                f"a constraint must return logits [batch, beams, vocabulary] = {logits.shape}: got "
+                f"{getattr(allowed, 'shape', type(allowed).__name__)} of {constraint}"
+            )
+        allowed = allowed.astype(jnp.float32)
     return allowed
+
+
+def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
+    """Returns constraints as arguments of jitted functions: arrays traced, everything else static.
+
+    Raises:
+      UserError: A constraint is neither hashable nor a pytree.
+    """
+
+    def convert(constraint: Constraint) -> Any:
+        if not jax.tree_util.all_leaves([constraint]):
+            return constraint
+        try:
+            hash(constraint)
+        except TypeError:
+            raise UserError(
+                f"a constraint must be hashable, or a pytree that holds its arrays: got "
+                f"{type(constraint).__name__}; register it with jax.tree_util.register_dataclass, "
+                "or give jax.tree_util.Partial(function, array)"
+            ) from None
+        return jax.tree_util.Partial(constraint)
+
+    return tuple(map(convert, constraints))
 
 
 def repeating(
     tokens: Int[Array, "B N T"], step: Int[Array, ""], n: int, vocabulary: int
 ) -> Bool[Array, "B N V"]:
-    """The tokens that would make the newest n tokens ones that came in this order before."""
+    """Returns which tokens would make the newest n tokens repeat earlier ones in this order."""
     batch, beams, room = tokens.shape
     windows = max(room - n + 1, 0)
     newest = lax.dynamic_slice_in_dim(tokens, step - n + 1, min(n - 1, room), axis=2)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.search.stepping import StepFn
+from jaxformer.search.loop import StepFn
 
 
 def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
-    """A step function whose probabilities are the arithmetic mean of those of several.
+    """Returns a step function whose probabilities are the arithmetic mean over several.
 
     ``log((p_1 + ... + p_n) / n)``, computed as the logsumexp of the log-softmaxes minus log n, in
     float32: a token is impossible only if all say so. (The mean of log probabilities, which some
@@ -51,7 +51,7 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
                 f"an ensemble of {len(step_fns)} needs as many caches: got {len(caches)}"
             )
         outputs = [one(tokens, cache) for one, cache in zip(step_fns, caches, strict=True)]
-        if len(outputs) == 1:  # to be normalised by the search, like the logits of any model
+        if len(outputs) == 1:  # to be normalized by the search, like the logits of any model
             return outputs[0][0], (outputs[0][1],)
         shapes = {logits.shape for logits, _ in outputs}
         if len(shapes) > 1:

@@ -1,26 +1,27 @@
-"""Length penalties: what a log probability is divided by before hypotheses are compared.
+"""Length penalties: divisors of log probabilities before hypotheses are compared.
 
 A longer hypothesis is a product of more probabilities, so raw log probabilities favour short ones.
-Of ``n`` tokens, end of sentence included:
+For ``n`` tokens, end of sentence included:
 
 - "gnmt": ``((5 + n) / 6) ** alpha``, Wu et al. (2016), equation 14; section 6.1 of the paper.
 - "power": ``n ** alpha``; what Marian, fairseq and Hugging Face divide by. 1 for the empty one.
 - "none": 1, whatever alpha.
 
-None ever falls with the length, which is what makes it sound to stop a search early.
+None ever falls with the length, so that it is sound to stop a search early.
 """
 
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 
+from jaxformer.search.settings import Penalty
+
 Length = TypeVar("Length", float, np.ndarray, jax.Array, list)
-Penalty: TypeAlias = Literal["gnmt", "power", "none"]
 
 
 def gnmt_penalty(length: Length, alpha: float) -> Length:
-    """The length penalty of Wu et al. (2016), equation 14, which section 6.1 of the paper uses.
+    """Returns the length penalty of Wu et al. (2016), equation 14, as in section 6.1 of the paper.
 
     ``((5 + length) / 6) ** alpha``: 1 for a single token, and 1 everywhere when alpha is 0.
 
@@ -42,7 +43,7 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
 
 
 def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> np.ndarray:
-    """The penalty of every length from 0 to ``max_length``, float32.
+    """Returns the penalty of every length from 0 to ``max_length``, float32.
 
     In float64 on the host, so that rounding never lets the penalty fall with the length.
 

@@ -1,7 +1,7 @@
-"""What a search holds from step to step, and what it returns.
+"""States of a search between two steps, and its result.
 
 Axes: B sentences, N hypotheses of a sentence, M candidates of a sentence, P tokens of a prefix,
-T room for tokens. Every array of a state leads with B, or is a scalar.
+T capacity for tokens. Every array of a state leads with B, or is a scalar.
 """
 
 import reprlib
@@ -32,7 +32,7 @@ class BeamResult(NamedTuple):
     tokens: Int[Array, "B N T"]  # int32; without BOS, with EOS, padding after
     lengths: Int[Array, "B N"]  # int32; tokens that are not padding, EOS included
     scores: Float[Array, "B N"]  # float32; log probability / length penalty
-    log_probs: Float[Array, "B N"]  # float32; as the step function has it, whatever the rules
+    log_probs: Float[Array, "B N"]  # float32; as the step function has it, whatever the settings
 
 
 @flax.struct.dataclass
@@ -41,17 +41,18 @@ class Candidates:
 
     log_probs: Float[Array, "B M"]  # float32; of the whole hypothesis; -inf: does not exist
     tokens: Int[Array, "B M"]  # int32; the token that is added
-    parents: Int[Array, "B M"]  # int32; which alive hypothesis is continued, 0 to N - 1
+    parents: Int[Array, "B M"]  # int32; the alive hypothesis that is continued, 0 to N - 1
 
 
 @flax.struct.dataclass
 class BeamState:
-    """Everything that one step of beam search hands to the next."""
+    """State of beam search between two steps."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
     limits: Int[Array, " B"]  # int32; most tokens of the sentence, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with, padding leaves a position free
-    done: Bool[Array, " B"]  # the sentence is over and stays as it is
+    rows: Int[Array, " B"] | None  # int32; numbers of the sentences; None without constraints
+    done: Bool[Array, " B"]  # the sentence is finished and stays as it is
     alive: Candidates  # axes B N; the newest token of each alive hypothesis
     alive_tokens: Int[Array, "B N T"]  # int32; all their tokens, padding after
     finished: BeamResult  # axes B N; the best finished hypotheses of each group so far, in order
@@ -60,17 +61,18 @@ class BeamState:
 
 @flax.struct.dataclass
 class SampleState:
-    """Everything that one step of sampling hands to the next."""
+    """State of sampling between two steps."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
     limits: Int[Array, " B"]  # int32; most tokens of the sentence, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with, padding leaves a position free
-    done: Bool[Array, " B"]  # the sentence is over and stays as it is
+    rows: Int[Array, " B"] | None  # int32; numbers of the sentences; None without constraints
+    done: Bool[Array, " B"]  # the sentence is finished and stays as it is
     keys: Key[Array, " B"]  # of the sentence, not of the step
     newest: Int[Array, "B N"]  # int32; the token to feed next
     tokens: Int[Array, "B N T"]  # int32; without BOS, padding after
     lengths: Int[Array, "B N"]  # int32; tokens that are not padding
-    ended: Bool[Array, "B N"]  # with EOS, or because nothing could follow
+    finished: Bool[Array, "B N"]  # with EOS, or because nothing could follow
     log_probs: Float[Array, "B N"]  # float32; -inf: does not exist
     cache: Any  # the step function's own
 
@@ -79,7 +81,7 @@ State = TypeVar("State", BeamState, SampleState)
 
 
 def take_sentences(state: State, rows: Int[Array, " R"]) -> State:
-    """The state of these sentences only, in this order; the others may be gone, or come twice.
+    """Returns the state of these sentences only, in this order; they may be fewer, or come twice.
 
     Args:
       state: Of beam search or sampling, between two calls of ``advance``.
@@ -95,7 +97,7 @@ def prepare(
     max_length: int,
     prefix: Prefix | Array | None,
 ) -> tuple[Any, Int[Array, " B"], Int[Array, "B P"]]:
-    """The cache, limits and prefix of a new state, checked, in the types it keeps them in.
+    """Returns the cache, limits and prefix of a new state, checked, in the types it keeps them in.
 
     Raises:
       UserError: An argument is out of range or has other axes than the others.
@@ -133,7 +135,7 @@ def _integers(values: Limits | Prefix | Array, name: str) -> Array:
 
 
 def best_first(result: BeamResult, pad_id: int) -> BeamResult:
-    """The hypotheses sorted by score, and what does not exist blanked."""
+    """Returns the hypotheses sorted by score, with those that do not exist blanked."""
     scores, index = lax.top_k(result.scores, result.scores.shape[1])
     result = jax.tree.map(lambda rows: gather_beams(rows, index), result)
     exists = scores != -jnp.inf

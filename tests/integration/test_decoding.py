@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.checkpoint.manifest import Manifest
-from jaxformer.config import ModelConfig, SearchConfig
+from jaxformer.config import ModelConfig
 from jaxformer.data.numerals import english
 from jaxformer.errors import UserError
 from jaxformer.inference import decoding
@@ -17,6 +17,7 @@ from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, prepare_params
 from jaxformer.models.transformer import Transformer
+from jaxformer.search import BeamSearch, Sampling
 from jaxformer.training.loop import train
 from jaxformer.workdir import Workdir
 
@@ -73,7 +74,7 @@ def test_a_thousand_sentences_of_any_length_need_few_compilations():
     config, params = biased_model(1024, ending=3.0)
     random = np.random.default_rng(0)
     sources = [[*random.integers(4, 50, n - 1).tolist(), 1] for n in range(1, 1001)]
-    settings = SearchConfig(beam_size=2)
+    settings = BeamSearch(beam_size=2)
     compilations = Compilations()
     with compilations:
         decode((config,), settings, (params,), sources[:10])
@@ -90,7 +91,7 @@ def test_a_thousand_sentences_of_any_length_need_few_compilations():
 
 def test_after_a_warm_up_nothing_is_compiled(tiny_workdir):
     # No other test has this search, whose programs would be there already.
-    search = SearchConfig(beam_size=4, length_penalty=0.123, max_extra_length=9)
+    search = BeamSearch(beam_size=4, length_penalty=0.123, max_extra_length=9)
     translator = Translator.load(tiny_workdir, search=search)
     compilations = Compilations()
     with compilations:
@@ -107,7 +108,7 @@ def test_stages_do_not_change_what_is_found():
     """Translations longer than the first rooms are those of a search that had all of it at once."""
     config, params = biased_model(128, ending=-1.0)
     sources = [[5, 6, 1]] * 3 + [[7, 1]] * 9
-    settings = SearchConfig(beam_size=3, max_extra_length=100)
+    settings = BeamSearch(beam_size=3, max_extra_length=100)
     found = decode((config,), settings, (params,), sources)
     assert max(len(f.tokens[0]) for f in found) > 32
     whole = decode((config,), settings, (params,), sources, prefixes=[[]] * 12)
@@ -127,8 +128,8 @@ def test_settings_reach_the_search():
     config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 7, 8, 1], [9, 10, 1]]
 
-    def found(prefixes=None, **settings):
-        search = SearchConfig(beam_size=4, **settings)
+    def found(prefixes=None, search=None, **settings):
+        search = search or BeamSearch(beam_size=4, **settings)
         return decode((config,), search, (params,), sources, prefixes)
 
     plain = found()
@@ -150,13 +151,13 @@ def test_settings_reach_the_search():
         for tokens, score, log_prob in zip(*f, strict=True):
             assert len(set(tokens)) == len(tokens) > 10
             assert score == pytest.approx(log_prob / len(tokens), rel=1e-5)
-    draws = [found(method="sampling", seed=seed)[0].tokens for seed in (0, 0, 1)]
+    draws = [found(search=Sampling(num_samples=4, seed=seed))[0].tokens for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
 
 
 def test_samples_do_not_depend_on_the_batch():
     config, params = biased_model(16, ending=1.0)
-    settings = SearchConfig(method="sampling", beam_size=2, seed=3)
+    settings = Sampling(num_samples=2, seed=3)
     sources = [[n, n + 1, 1] for n in range(4, 14)]
     together = decode((config,), settings, (params,), sources)
     for n in (0, 3, 9):
@@ -170,8 +171,8 @@ def test_samples_do_not_depend_on_the_batch():
 def test_an_ensemble_of_one_model_twice_is_that_model():
     config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 1], [], [7, 8, 9, 1]]
-    alone = decode((config,), SearchConfig(), (params,), sources)
-    twice = decode((config, config), SearchConfig(), (params, params), sources)
+    alone = decode((config,), BeamSearch(), (params,), sources)
+    twice = decode((config, config), BeamSearch(), (params, params), sources)
     assert alone[1] == twice[1] == Decoded([], [], [])
     same([alone[0], alone[2]], [twice[0], twice[2]])
 

@@ -22,6 +22,7 @@ def calls():
     import numpy as np
 
     from jaxformer import (
+        BeamSearch,
         Block,
         Config,
         DataConfig,
@@ -30,7 +31,6 @@ def calls():
         ModelConfig,
         MultiHeadAttention,
         Parser,
-        Rules,
         Tokenizer,
         TrainingConfig,
         Transformer,
@@ -129,7 +129,9 @@ def calls():
         "ensemble": lambda: ensemble(step),
         "keys": lambda: draw(jax.random.PRNGKey(0)),
         "list of keys": lambda: draw(list(jax.random.split(jax.random.key(0)))),
-        "rules": lambda: Rules(beam_size=4.0, length_penalty=0.6, **ids),
+        "settings": lambda: BeamSearch(beam_size=4.0),
+        "constraint": lambda: BeamSearch(constraints=len),
+        "constraints": lambda: beam(constraints=["ten"]),
     }
 
     def numbers():
@@ -189,7 +191,7 @@ EXPECTED = {
     "translator's config": "expected a Config, got ModelConfig; put it into one: Config(model=...)",
     "translator's tokenizer": "tokenizer: expected a Tokenizer, got 'tokenizer.model'; read one",
     "variables": 'got variables that hold them; give variables["params"]',
-    "search": "search must be a SearchConfig: got dict",
+    "search": "search must be a BeamSearch or Sampling: got dict",
     "bytes": "sentences[0]: expected text, got bytes; decode them first",
     "number for a text": "sentences[0]: expected text, got 10",
     "no list": "sentences: expected a list of texts, got 10",
@@ -211,7 +213,9 @@ EXPECTED = {
     "ensemble": "got a single function; put it into a list",
     "keys": "an array of typed PRNG keys, as of jax.random.split(jax.random.key(0), 2): got",
     "list of keys": "keys must be an array of typed PRNG keys",
-    "rules": "beam_size must be a whole number: got 4.0",
+    "settings": "beam_size must be a whole number: got 4.0",
+    "constraint": "constraints must be a tuple of callables, (logits, context) -> logits: got",
+    "constraints": "constraints must be a tuple of callables, (logits, context) -> logits: got",
 }
 WORKS = {
     "lists of the loss": pytest.approx(0.693147, abs=1e-6),  # log 2: two equal logits

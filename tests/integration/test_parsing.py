@@ -19,7 +19,6 @@ from jaxformer.config import (
     Config,
     DataConfig,
     ModelConfig,
-    SearchConfig,
     TrainingConfig,
 )
 from jaxformer.data.trees import escape, read_trees
@@ -27,6 +26,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.models.transformer import Transformer
+from jaxformer.search import BeamSearch
 from jaxformer.training.dataset import open_dataset
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer
@@ -75,7 +75,7 @@ def config(tmp_path_factory):
             max_length=64,
         ),
         training=TrainingConfig(eval_sentences=4),
-        search=SearchConfig(beam_size=3, length_penalty=0.3, max_extra_length=20),
+        search=BeamSearch(beam_size=3, length_penalty=0.3, max_extra_length=20),
     )
 
 

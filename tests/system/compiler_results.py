@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.cli.config_file import load_config
-from jaxformer.config import Config, DataConfig, ModelConfig, SearchConfig
+from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.data.batch import Batch
 from jaxformer.inference.decoding import decode
 from jaxformer.models.transformer import Transformer
+from jaxformer.search import BeamSearch
 from jaxformer.training.step import batch_sums
 
 SENTENCES = 64
@@ -68,7 +69,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
     # Not batches of the search: 20 tokens for each sentence compile in seconds.
     sources = [[*map(int, row[:19]), 1] for row in np.resize(batch.src, (SENTENCES, 19))]
     found = decode(
-        (config.model,), SearchConfig(max_length=20, max_extra_length=4), (params,), sources
+        (config.model,), BeamSearch(max_length=20, max_extra_length=4), (params,), sources
     )
     arrays["scores"] = np.asarray([best.scores[0] for best in found])
     arrays["lengths"] = np.asarray([len(best.tokens[0]) for best in found])

@@ -4,6 +4,7 @@ import json
 import pathlib
 import pickle
 import re
+import subprocess
 import sys
 import warnings
 
@@ -21,7 +22,6 @@ from jaxformer.config import (
     DataConfig,
     MeshConfig,
     ModelConfig,
-    SearchConfig,
     TrainingConfig,
     from_dict,
     load,
@@ -31,14 +31,16 @@ from jaxformer.config import (
     to_dict,
 )
 from jaxformer.errors import UserError
+from jaxformer.search import BeamSearch, Sampling
 
 PARTS = {
     "model": ModelConfig,
     "data": DataConfig,
     "training": TrainingConfig,
     "mesh": MeshConfig,
-    "search": SearchConfig,
 }
+# Ids belong to the vocabulary, and constraints are no plain values.
+NOT_IN_FILES = {"bos_id", "eos_id", "pad_id", "constraints"}
 
 # An experiment in which no field of any part has its default value.
 UNUSUAL = Config(
@@ -90,9 +92,8 @@ UNUSUAL = Config(
         keep_checkpoints=1,
     ),
     mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
-    search=SearchConfig(
-        method="sampling",
-        beam_size=1,
+    search=Sampling(
+        num_samples=1,
         length_penalty=0.0,
         penalty="power",
         max_extra_length=5,
@@ -106,11 +107,26 @@ UNUSUAL = Config(
     ),
 )
 # What goes with beam search only.
-DIVERSE = Config(search=SearchConfig(diversity_groups=2, diversity_penalty=0.5))
+DIVERSE = Config(
+    search=BeamSearch(
+        beam_size=6,
+        length_penalty=0.0,
+        penalty="none",
+        max_extra_length=7,
+        max_length=41,
+        min_length=1,
+        no_repeat_ngram=2,
+        diversity_groups=2,
+        diversity_penalty=0.5,
+        ends_within="N",
+        unfinished="compete",
+        early_stop="likely",
+    )
+)
 
 
 def test_defaults_are_the_base_model_of_the_paper():
-    model, training, search = ModelConfig(), TrainingConfig(), SearchConfig()
+    model, training, search = ModelConfig(), TrainingConfig(), Config().search
     assert (model.num_layers, model.d_model, model.d_ff, model.num_heads) == (6, 512, 2048, 8)
     assert (model.key_size, model.value_size, model.dropout_rate) == (64, 64, 0.1)  # Table 3
     assert (model.norm_position, model.positions) == ("post", "sinusoidal")
@@ -125,13 +141,13 @@ def test_head_sizes_given_and_by_default():
     assert (free.key_size, free.value_size) == (16, 24)
 
 
-@pytest.mark.parametrize("part", PARTS.values())
+@pytest.mark.parametrize("part", [*PARTS.values(), BeamSearch, Sampling])
 def test_unusual_covers_every_field(part: type):
     """Else the round trips below could lose a field unseen."""
     unusual = [p for c in (UNUSUAL, DIVERSE) for p in vars(c).values() if type(p) is part]
-    for field in dataclasses.fields(part):
-        default = getattr(part(), field.name)
-        assert any(getattr(p, field.name) != default for p in unusual), field.name
+    for name in {field.name for field in dataclasses.fields(part)} - NOT_IN_FILES:
+        default = getattr(part(), name)
+        assert any(getattr(p, name) != default for p in unusual), name
 
 
 @pytest.mark.parametrize("config", [Config(), UNUSUAL, DIVERSE])
@@ -242,8 +258,51 @@ def test_replace_validates():
 def test_values_that_cannot_work_are_refused(part: str, values: dict, message: str):
     with pytest.raises(UserError, match=message):
         from_dict({part: values})
-    with pytest.raises(UserError, match=message):
-        PARTS[part](**values)
+    if part != "search":  # whose own test is unit/search/test_settings.py
+        with pytest.raises(UserError, match=message):
+            PARTS[part](**values)
+
+
+FLAT = {
+    "method": "beam",
+    "beam_size": 4,
+    "length_penalty": 0.6,
+    "penalty": "gnmt",
+    "max_extra_length": 50,
+    "max_length": None,
+    "min_length": 0,
+    "no_repeat_ngram": 0,
+    "diversity_groups": 1,
+    "diversity_penalty": 0.0,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "seed": 0,
+}
+
+
+def test_a_file_has_one_flat_section_for_the_search():
+    """The fields of 8c81d1e, and the three of beam search that a config did not have then."""
+    rules = {"ends_within": "2N", "unfinished": "fallback", "early_stop": "proven"}
+    assert to_dict(Config())["search"] == FLAT | rules
+    drawn = to_dict(Config(search=Sampling(num_samples=7, top_k=3)))["search"]
+    assert drawn == FLAT | rules | {"method": "sampling", "beam_size": 7, "top_k": 3}
+
+
+def test_searches_of_earlier_files_are_read():
+    assert from_dict({"search": FLAT}).search == BeamSearch()
+    drawn = FLAT | {"method": "sampling", "beam_size": 7, "temperature": 0.5}
+    assert from_dict({"search": drawn}).search == Sampling(num_samples=7, temperature=0.5)
+
+
+def test_what_a_file_cannot_hold_is_refused():
+    with pytest.raises(UserError, match=r"search\.eos_id must be 1, as in .*: got 5"):
+        Config(search=BeamSearch(eos_id=5))
+    with pytest.raises(UserError, match="above 0 go together: got 2 and 0"):
+        Config(search=BeamSearch(diversity_groups=2))
+    constrained = Config(search=BeamSearch(constraints=(lambda logits, context: logits,)))
+    with pytest.raises(UserError, match=r"search\.constraints cannot be part of a file"):
+        to_dict(constrained)
 
 
 def test_numbers_of_numpy_become_pythons(tmp_path: pathlib.Path):
@@ -456,9 +515,19 @@ def test_overrides_on_the_command_line_are_typed(parse):
         model=ModelConfig(num_layers=3, d_k=16, d_v=32, norm_position="pre"),
         data=DataConfig(train="my/train"),
         training=TrainingConfig(clip_norm=1.0, learning_rate_scale=2.0),
-        search=SearchConfig(beam_size=1),
+        search=BeamSearch(beam_size=1),
     )
     assert type(found.training.clip_norm) is float
+
+
+def test_the_method_of_a_search_can_be_overridden(parse):
+    found = parse("--config.search.method=sampling", "--config.search.top_k=10")
+    assert found == Config(search=Sampling(top_k=10))
+    message = r"search\.top_k needs search\.method=sampling: got 10 with search\.method=beam"
+    with pytest.raises(UserError, match=message):
+        parse("--config.search.top_k=10")
+    with pytest.raises(UserError, match=r"early_stop needs search\.method=beam: got full"):
+        parse("--config.search.method=sampling", "--config.search.early_stop=full")
 
 
 def test_overrides_are_validated(parse):
@@ -496,3 +565,6 @@ def test_the_schema_needs_neither_jax_nor_ml_collections():
         )
     }
     assert imported - set(sys.stdlib_module_names) == {"jaxformer"}
+    code = "import sys, jaxformer.config; print([m for m in ('jax', 'numpy') if m in sys.modules])"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert finished.stdout.strip() == b"[]"

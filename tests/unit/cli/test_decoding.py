@@ -7,10 +7,11 @@ import pytest
 from jaxformer import config as config_lib
 from jaxformer.cli.decoding import search_settings
 from jaxformer.cli.parser import parse
-from jaxformer.config import Config, SearchConfig
+from jaxformer.config import Config, search_from_dict, search_to_dict
 from jaxformer.errors import UserError
+from jaxformer.search import BeamSearch
 
-RUN = SearchConfig(beam_size=5, length_penalty=1.0)
+RUN = BeamSearch(beam_size=5, length_penalty=1.0)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def settings(tmp_path):
     ],
 )
 def test_flags_change_the_settings_of_the_run(flags, changes, settings):
-    assert settings(flags) == dataclasses.replace(RUN, **changes)
+    assert settings(flags) == search_from_dict(search_to_dict(RUN) | changes)
 
 
 @pytest.mark.parametrize(

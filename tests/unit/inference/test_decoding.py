@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxformer.config import SearchConfig
 from jaxformer.inference.decoding import batches, shapes
+from jaxformer.search import BeamSearch
 
-SETTINGS = SearchConfig()
+SETTINGS = BeamSearch()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_shapes_are_few_whatever_the_input(longest):
 @pytest.mark.parametrize("longest", [10, 100, 1024])
 @pytest.mark.parametrize("sentences", [1, 3, 8, 9, 100])
 def test_all_shapes_of_smaller_calls_are_known_before(beam_size, longest, sentences):
-    settings, random = SearchConfig(beam_size=beam_size), np.random.default_rng(sentences)
+    settings, random = BeamSearch(beam_size=beam_size), np.random.default_rng(sentences)
     for tokens in {1, 16, 33, 900} & set(range(longest + 1)) | {longest}:
         known = set(shapes(sentences, tokens, longest, settings))
         needed = set()
@@ -49,13 +49,13 @@ def test_all_shapes_of_smaller_calls_are_known_before(beam_size, longest, senten
 
 def test_few_sentences_pay_for_few():
     for count, beams, rows in [(1, 4, 1), (1, 1, 4), (2, 4, 4), (5, 4, 8), (8, 1, 8), (9, 4, 64)]:
-        ((_, shape),) = batches([5] * count, 1024, SearchConfig(beam_size=beams))
+        ((_, shape),) = batches([5] * count, 1024, BeamSearch(beam_size=beams))
         assert shape.rows == rows
 
 
 def test_wide_beams_have_smaller_batches():
     for beams, rows in [(8, 64), (9, 56), (21, 24), (600, 1)]:
-        _, shape = next(batches([5] * 100, 1024, SearchConfig(beam_size=beams)))
+        _, shape = next(batches([5] * 100, 1024, BeamSearch(beam_size=beams)))
         assert shape.rows == rows
 
 
@@ -65,9 +65,9 @@ def test_longest_come_first():
 
 
 def test_room_is_what_the_settings_allow():
-    ((_, shape),) = batches([20], 1024, SearchConfig(max_extra_length=5))
+    ((_, shape),) = batches([20], 1024, BeamSearch(max_extra_length=5))
     assert (shape.source, shape.first, shape.room) == (32, 32, 37)
-    ((_, shape),) = batches([20], 1024, SearchConfig(max_length=9))
+    ((_, shape),) = batches([20], 1024, BeamSearch(max_length=9))
     assert (shape.source, shape.first, shape.room) == (32, 9, 9)
     ((_, shape),) = batches([20], 25, SETTINGS)
     assert (shape.source, shape.first, shape.room) == (25, 25, 25)

@@ -7,14 +7,13 @@ ends up with the wrong hypothesis shows.
 import collections
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.search import BeamResult, Rules
-from jaxformer.search.beam import advance, finalise, start
+from jaxformer.search import BeamResult, BeamSearch
 from jaxformer.search.state import BeamState
 
 PAD, EOS, BOS = 0, 1, 0  # both share an id with a token: it must never be taken for them
@@ -25,7 +24,7 @@ Tokens = tuple[int, ...]
 Hypothesis = tuple[float, float, Tokens]  # score, log probability, tokens
 
 
-def rules(**changes) -> Rules:
+def beam(**changes) -> BeamSearch:
     settings = {
         "beam_size": 2,
         "length_penalty": 0.0,
@@ -33,7 +32,7 @@ def rules(**changes) -> Rules:
         "eos_id": EOS,
         "pad_id": PAD,
     }
-    return Rules(**{**settings, **changes})
+    return BeamSearch(**{**settings, **changes})
 
 
 def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.ndarray:
@@ -71,28 +70,30 @@ def tree_cache(logits: jax.Array, beams: int) -> dict:
     }
 
 
-@functools.partial(jax.jit, static_argnames="rules")
-def advance_tree(rules: Rules, state: BeamState, until: jax.Array) -> tuple[BeamState, BeamResult]:
-    state = advance(rules, tree_step, state, until)
-    return state, finalise(rules, state)
+@functools.partial(jax.jit, static_argnames="settings")
+def advance_tree(
+    settings: BeamSearch, state: BeamState, until: jax.Array
+) -> tuple[BeamState, BeamResult]:
+    state = settings.advance(tree_step, state, until)
+    return state, settings.finalize(state)
 
 
-@functools.partial(jax.jit, static_argnames="rules")
-def start_tree(rules: Rules, logits, limits, prefix=None) -> BeamState:
-    return start(rules, tree_cache(logits, rules.beam_size), limits, ROOM, prefix)
+@functools.partial(jax.jit, static_argnames="settings")
+def start_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamState:
+    return settings.start(tree_cache(logits, settings.beam_size), limits, ROOM, prefix)
 
 
-def search_tree(rules: Rules, logits, limits, prefix=None) -> BeamResult:
-    return advance_tree(rules, start_tree(rules, logits, limits, prefix), ROOM)[1]
+def search_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
+    return advance_tree(settings, start_tree(settings, logits, limits, prefix), ROOM)[1]
 
 
-def search_patiently(rules: Rules, logits, limits, prefix=None) -> BeamResult:
+def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
     """The search step by step, with every decision to stop before the limit undone."""
-    state = start_tree(rules, logits, limits, prefix)
+    state = start_tree(settings, logits, limits, prefix)
     for length in range(1, ROOM + 1):
-        state, _ = advance_tree(rules, state, length)
+        state, _ = advance_tree(settings, state, length)
         state = state.replace(done=state.limits <= state.step)
-    return advance_tree(rules, state, ROOM)[1]
+    return advance_tree(settings, state, ROOM)[1]
 
 
 class Tree:
@@ -115,41 +116,47 @@ class Tree:
         return sum(self.next_log_probs(tokens[:i])[token] for i, token in enumerate(tokens))
 
 
-def score(rules: Rules, log_prob: float, length: int) -> float:
+def score(settings: BeamSearch, log_prob: float, length: int) -> float:
     """In float32, like ours: else hypotheses of different length would tie in one but not both."""
-    alpha = rules.length_penalty
+    alpha = settings.length_penalty
     penalty = {
         "gnmt": ((5 + length) / 6) ** alpha,
         "power": max(length, 1) ** alpha,
         "none": 1.0,
-    }[rules.penalty]
+    }[settings.penalty]
     return float(np.float32(log_prob) / np.float32(penalty))
 
 
-def permitted(rules: Rules, forced: Tokens, tokens: Tokens) -> bool:
-    """Whether the rules allow a hypothesis: said of it as a whole, not token by token."""
+def permitted(settings: BeamSearch, forced: Tokens, tokens: Tokens) -> bool:
+    """Whether the settings allow a hypothesis: said of it as a whole, not token by token."""
     if any(token != must for token, must in zip(tokens, forced, strict=False)):
         return False
     free = range(len(forced), len(tokens))
-    if any(tokens[i] == EOS and i < rules.min_length for i in free):
+    if any(tokens[i] == EOS and i < settings.min_length for i in free):
         return False
-    if n := rules.no_repeat_ngram:
+    if n := settings.no_repeat_ngram:
         grams = {i: tokens[i - n + 1 : i + 1] for i in range(n - 1, len(tokens))}
         return not any(grams[i] == grams[j] for i in grams for j in grams if j < i and i in free)
     return True
 
 
-def exhaustive(tree: Tree, rules: Rules, limit: int, forced: Tokens) -> list[Hypothesis]:
+def exhaustive(
+    tree: Tree,
+    settings: BeamSearch,
+    limit: int,
+    forced: Tokens,
+    also: Callable[[Tokens], bool] = lambda tokens: True,
+) -> list[Hypothesis]:
     """All that is possible and permitted, best first: with EOS; of full length if there is none.
 
-    If those of full length may compete, then both.
+    If those of full length may compete, then both. ``also`` says what else is asked of them.
     """
     others = [token for token in range(tree.logits.shape[1]) if token != EOS]
 
     def found(candidates: Iterator[Tokens]) -> list[Hypothesis]:
-        allowed = [tokens for tokens in candidates if permitted(rules, forced, tokens)]
+        allowed = [t for t in candidates if permitted(settings, forced, t) and also(t)]
         scored = [(tree.log_prob(tokens), tokens) for tokens in allowed]
-        return [(score(rules, p, len(t)), p, t) for p, t in scored if p > -INFINITY]
+        return [(score(settings, p, len(t)), p, t) for p, t in scored if p > -INFINITY]
 
     ended = found(
         (*before, EOS)
@@ -157,7 +164,7 @@ def exhaustive(tree: Tree, rules: Rules, limit: int, forced: Tokens) -> list[Hyp
         for before in itertools.product(others, repeat=length)
     )
     unfinished = []
-    if rules.unfinished == "compete" or not ended:
+    if settings.unfinished == "compete" or not ended:
         unfinished = found(itertools.product(others, repeat=limit))
     return sorted(ended + unfinished, reverse=True)
 
@@ -170,7 +177,7 @@ class Group:
         self.finished: list[Hypothesis] = []
 
     def candidates(
-        self, tree: Tree, rules: Rules, forced: Tokens, cost: dict[int, float]
+        self, tree: Tree, settings: BeamSearch, forced: Tokens, cost: dict[int, float]
     ) -> list[tuple[float, Tokens]]:
         """Continuations by log probability less the cost of their token; ties as we break them."""
         found = []
@@ -179,42 +186,42 @@ class Group:
             logits = tree.logits[tree.row(prefix)].tolist()
             for token in sorted(range(len(added)), key=lambda t: cost[t] - logits[t]):
                 tokens = (*prefix, token)
-                if added[token] > -INFINITY and permitted(rules, forced, tokens):
+                if added[token] > -INFINITY and permitted(settings, forced, tokens):
                     total = log_prob + added[token]
                     found.append((total - cost[token], total, tokens))
         return [found[1:] for found in sorted(found, key=lambda candidate: -candidate[0])]
 
-    def over(self, rules: Rules, size: int, length: int) -> bool:
+    def over(self, settings: BeamSearch, size: int, length: int) -> bool:
         """Whether it may stop by a rule that can change the result; we never stop by others."""
-        if rules.early_stop in ("never", "proven"):
+        if settings.early_stop in ("never", "proven"):
             return False
         full = len(self.finished) == size
         worst = self.finished[-1][0] if full else -INFINITY
         best = max((log_prob for log_prob, _ in self.alive), default=-INFINITY)
-        return score(rules, best, length) <= worst or (rules.early_stop == "full" and full)
+        return score(settings, best, length) <= worst or (settings.early_stop == "full" and full)
 
 
-def plain_beam(tree: Tree, rules: Rules, limit: int, forced: Tokens) -> list[Hypothesis]:
-    """Beam search as the docstrings of beam.py and rules.py say it."""
-    size = rules.beam_size // rules.diversity_groups
-    groups = [Group() for _ in range(rules.diversity_groups)]
+def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> list[Hypothesis]:
+    """Beam search as the docstrings of beam.py and settings.py say it."""
+    size = settings.beam_size // settings.diversity_groups
+    groups = [Group() for _ in range(settings.diversity_groups)]
     length = 0
-    while length < limit and not all(group.over(rules, size, length) for group in groups):
+    while length < limit and not all(group.over(settings, size, length) for group in groups):
         length += 1
         cost = collections.defaultdict(float)
         for group in groups:
-            best = group.candidates(tree, rules, forced, cost)[: 2 * size if size > 1 else 1]
-            cut = rules.unfinished == "compete" and length == limit
+            best = group.candidates(tree, settings, forced, cost)[: 2 * size if size > 1 else 1]
+            cut = settings.unfinished == "compete" and length == limit
             ends = [tokens[-1] == EOS or cut for _, tokens in best]
             group.alive = [c for c, end in zip(best, ends, strict=True) if not end][:size]
-            eligible = size if rules.ends_within == "N" else 2 * size
+            eligible = size if settings.ends_within == "N" else 2 * size
             ended = [c for c, end in zip(best[:eligible], ends, strict=False) if end][:size]
-            group.finished += [(score(rules, p, length), p, tokens) for p, tokens in ended]
+            group.finished += [(score(settings, p, length), p, tokens) for p, tokens in ended]
             group.finished = sorted(group.finished, key=lambda h: -h[0])[:size]
             for _, tokens in group.alive:
-                cost[tokens[-1]] += rules.diversity_penalty
+                cost[tokens[-1]] += settings.diversity_penalty
     finished = [h for group in groups for h in group.finished]
-    alive = [(score(rules, p, length), p, t) for group in groups for p, t in group.alive]
+    alive = [(score(settings, p, length), p, t) for group in groups for p, t in group.alive]
     return sorted(finished or alive, key=lambda hypothesis: -hypothesis[0])
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.search import BeamResult, Rules, beam_search, take_sentences
-from jaxformer.search.beam import advance, finalise, start
+from jaxformer.search import BeamResult, BeamSearch, beam_search, take_sentences
 
 from .oracles import (
     BOS,
@@ -18,8 +17,8 @@ from .oracles import (
     PAD,
     ROOM,
     advance_tree,
+    beam,
     hypotheses,
-    rules,
     search_tree,
     start_tree,
     tokens_of,
@@ -53,16 +52,16 @@ LATTICE = markov(
 A, B, C = 2, 3, 4
 
 
-@functools.partial(jax.jit, static_argnames="rules")
-def search_lattice(rules: Rules, limits: jax.Array, prefix: jax.Array) -> BeamResult:
-    state = start(rules, (), limits, ROOM, prefix)
-    return finalise(rules, advance(rules, LATTICE, state, ROOM))
+@functools.partial(jax.jit, static_argnames="settings")
+def search_lattice(settings: BeamSearch, limits: jax.Array, prefix: jax.Array) -> BeamResult:
+    state = settings.start((), limits, ROOM, prefix)
+    return settings.finalize(settings.advance(LATTICE, state, ROOM))
 
 
 def search(limit: int = ROOM, forced: tuple[int, ...] = (), **changes) -> list:
     """The hypotheses for the lattice, as tokens and probability."""
     prefix = jnp.full((1, 4), PAD).at[0, : len(forced)].set(jnp.array(forced, jnp.int32))
-    result = search_lattice(rules(**changes), jnp.array([limit]), prefix)
+    result = search_lattice(beam(**changes), jnp.array([limit]), prefix)
     return [(tokens, pytest.approx(np.exp(p))) for _, p, tokens in hypotheses(result, 0)]
 
 
@@ -89,7 +88,7 @@ def test_penalties_by_name():
 
 def test_limits_are_per_sentence_and_unfinished_is_the_last_resort():
     limits = jnp.array([1, 2, 3, 99, 0])  # 99 is cut to the room; 0 asks for nothing
-    result = search_lattice(rules(beam_size=3), limits, jnp.zeros((5, 0), jnp.int32))
+    result = search_lattice(beam(beam_size=3), limits, jnp.zeros((5, 0), jnp.int32))
     assert [tokens_of(hypotheses(result, sentence)) for sentence in range(5)] == [
         [(A,), (B,)],  # nothing can end after one token
         [(B, EOS), (A, EOS)],  # what is unfinished is dropped, though 0.3 for (A, C) beats 0.18
@@ -97,6 +96,11 @@ def test_limits_are_per_sentence_and_unfinished_is_the_last_resort():
         [(B, EOS), (A, C, EOS), (A, EOS)],
         [()],
     ]
+
+
+def test_the_longest_hypothesis_is_a_setting_too():
+    assert search(max_length=2, beam_size=3) == search(limit=2, beam_size=3)
+    assert search(max_length=5, limit=2, beam_size=3) == search(limit=2, beam_size=3)
 
 
 def test_unfinished_may_compete():
@@ -148,13 +152,13 @@ def test_diverse_groups_part_ways():
 CALLS: list[int] = []
 
 
-@functools.partial(jax.jit, static_argnames="rules")
-def search_and_count(rules: Rules, limits: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="settings")
+def search_and_count(settings: BeamSearch, limits: jax.Array) -> jax.Array:
     def counted(tokens, cache):
         jax.debug.callback(lambda: CALLS.append(1))
         return LATTICE(tokens, cache)
 
-    return advance(rules, counted, start(rules, (), limits, ROOM), ROOM).step
+    return settings.advance(counted, settings.start((), limits, ROOM), ROOM).step
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def search_and_count(rules: Rules, limits: jax.Array) -> jax.Array:
 )
 def test_no_step_is_taken_that_cannot_matter(changes: dict, limit: int, steps: int):
     CALLS.clear()
-    counted = search_and_count(rules(**changes), jnp.array([limit]))
+    counted = search_and_count(beam(**changes), jnp.array([limit]))
     jax.effects_barrier()
     assert len(CALLS) == steps == counted
 
@@ -183,7 +187,7 @@ def test_in_pieces_as_in_one():
     """Between calls of advance the cache may grow, and sentences may be dropped or reordered."""
     logits = tree_logits(11, 6, 4, 5)
     limits = np.array([5, 2, 5, 1, 4, 5], np.int32)
-    settings = rules(beam_size=3, length_penalty=0.6, early_stop="never")
+    settings = beam(beam_size=3, length_penalty=0.6, early_stop="never")
     whole = search_tree(settings, logits, limits)
     state, _ = advance_tree(settings, start_tree(settings, logits, limits), 2)
     assert state.step == 2
@@ -202,15 +206,15 @@ def test_the_cache_may_grow_between_calls():
         logits = jnp.sin(jnp.arange(5.0) * (1 + memory.sum(axis=2, keepdims=True)))
         return logits, {"memory": memory, "position": cache["position"] + 1}
 
-    settings = rules(beam_size=2, early_stop="never", min_length=4)
+    settings = beam(beam_size=2, early_stop="never", min_length=4)
     limits = jnp.array([6, 5])
 
     def cache(room: int) -> dict:
         return {"memory": jnp.zeros((2, 2, room), jnp.int32), "position": jnp.array(0)}
 
-    go = jax.jit(lambda state, until: advance(settings, step, state, until))
-    at_once = go(start(settings, cache(6), limits, 6), 6)
-    state = go(start(settings, cache(3), limits, 6), 3)
+    go = jax.jit(lambda state, until: settings.advance(step, state, until))
+    at_once = go(settings.start(cache(6), limits, 6), 6)
+    state = go(settings.start(cache(3), limits, 6), 3)
     more = jnp.pad(state.cache["memory"], [(0, 0), (0, 0), (0, 3)])
     state = go(state.replace(cache={**state.cache, "memory": more}), 6)
     for found, expected in zip(jax.tree.leaves(state), jax.tree.leaves(at_once), strict=True):
@@ -218,9 +222,9 @@ def test_the_cache_may_grow_between_calls():
 
 
 def test_a_result_can_be_had_at_any_time():
-    settings = rules(beam_size=2)
-    state = start(settings, (), jnp.array([ROOM, 1]), ROOM)
-    result = finalise(settings, advance(settings, LATTICE, state, 1))
+    settings = beam(beam_size=2)
+    state = settings.start((), jnp.array([ROOM, 1]), ROOM)
+    result = settings.finalize(settings.advance(LATTICE, state, 1))
     assert tokens_of(hypotheses(result, 0)) == [(A,), (B,)]
     assert tokens_of(hypotheses(result, 1)) == [(A,), (B,)]
 
@@ -228,7 +232,7 @@ def test_a_result_can_be_had_at_any_time():
 def test_result_does_not_depend_on_the_batch():
     logits = tree_logits(7, 7, 4, 5)
     limits = np.array([5, 1, 4, 5, 2, 3, 5], np.int32)
-    settings = rules(beam_size=4, length_penalty=0.6, diversity_groups=2, diversity_penalty=0.5)
+    settings = beam(beam_size=4, length_penalty=0.6, diversity_groups=2, diversity_penalty=0.5)
     together = search_tree(settings, logits, limits)
     order = np.array([3, 6, 0, 5, 1, 4, 2])
     shuffled = search_tree(settings, logits[order], limits[order])
@@ -242,7 +246,7 @@ def test_result_does_not_depend_on_the_batch():
 def test_a_sentence_of_nan_spoils_no_other():
     logits = tree_logits(8, 3, 4, 5)
     limits = np.full(3, 5, np.int32)
-    settings = rules(beam_size=3, length_penalty=0.6)
+    settings = beam(beam_size=3, length_penalty=0.6)
     clean = search_tree(settings, logits, limits)
     logits[1] = np.nan
     spoilt = search_tree(settings, logits, limits)
@@ -266,15 +270,15 @@ def test_cache_follows_its_hypothesis():
         "table": random[:, :1, None],
         "position": jnp.array(0),
     }
-    diverse = rules(
+    diverse = beam(
         beam_size=6,
         diversity_groups=2,
         diversity_penalty=0.3,
         early_stop="never",
         no_repeat_ngram=3,
     )
-    state = start(diverse, cache, jnp.full((2,), ROOM), ROOM)
-    go = jax.jit(lambda state, until: advance(diverse, step, state, until))
+    state = diverse.start(cache, jnp.full((2,), ROOM), ROOM)
+    go = jax.jit(lambda state, until: diverse.advance(step, state, until))
     moved = False
     for length in range(1, ROOM):
         state = go(state, length)
@@ -289,7 +293,7 @@ def test_cache_follows_its_hypothesis():
 def test_works_under_vmap():
     logits = np.stack([tree_logits(seed, 2, 3, 5) for seed in range(3)])
     limits = np.array([[5, 5], [3, 1], [4, 5]], np.int32)
-    run = functools.partial(search_tree, rules(length_penalty=0.6))
+    run = functools.partial(search_tree, beam(length_penalty=0.6))
     together = jax.vmap(run)(logits, limits)
     for i in range(3):
         single = run(logits[i], limits[i])
@@ -309,13 +313,13 @@ def test_beam_search_is_its_three_verbs():
         "unfinished": "compete",
         "early_stop": "full",
     }
-    settings = rules(beam_size=4, length_penalty=0.6, **options)
+    settings = beam(beam_size=4, length_penalty=0.6, **options)
     logits = jnp.asarray(tree_logits(5, 3, 4, 5))
     limits, prefix = jnp.array([5, 4, 3]), jnp.array([[2, 0], [0, 0], [3, 2]])
 
     def verbs(logits):
-        state = start(settings, tree_cache(logits, 4), limits, ROOM, prefix)
-        return finalise(settings, advance(settings, tree_step, state, ROOM))
+        state = settings.start(tree_cache(logits, 4), limits, ROOM, prefix)
+        return settings.finalize(settings.advance(tree_step, state, ROOM))
 
     def together(logits):
         return beam_search(
@@ -337,12 +341,12 @@ def test_beam_search_is_its_three_verbs():
 
 @pytest.mark.parametrize("shape", [(1, 2), (1, 1, 5), (2, 2, 5), (1, 2, 1)])
 def test_wrong_logits_are_refused(shape: tuple[int, ...]):
-    state = start(rules(), (), jnp.array([3]), ROOM)
+    state = beam().start((), jnp.array([3]), ROOM)
     with pytest.raises(UserError, match=r"step_fn must return logits .* = \[1, 2, 2 or more\]"):
-        advance(rules(), lambda tokens, cache: (jnp.zeros(shape), cache), state, 1)
+        beam().advance(lambda tokens, cache: (jnp.zeros(shape), cache), state, 1)
 
 
 def test_an_end_outside_the_vocabulary_is_refused():
-    state = start(rules(eos_id=5), (), jnp.array([3]), ROOM)
+    state = beam(eos_id=5).start((), jnp.array([3]), ROOM)
     with pytest.raises(UserError, match=r"eos_id must be a token of .*, 0 to 4: got 5"):
-        advance(rules(eos_id=5), LATTICE, state, 1)
+        beam(eos_id=5).advance(LATTICE, state, 1)

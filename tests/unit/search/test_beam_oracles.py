@@ -1,8 +1,8 @@
 """Beam search against exhaustive search and against a beam in plain Python, with every option.
 
 A case is one sentence: its own tree, its own limit, its own prefix to start with. Fifty of them
-are searched at a time, under rules drawn for all fifty: 150 cases per fast test, 500 per slow one,
-5,000 at night.
+are searched at a time, under settings drawn for all fifty: 150 cases per fast test, 500 per slow
+one, 5,000 at night.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.search import Rules
+from jaxformer.search import BeamSearch
 
 from .oracles import (
     EOS,
@@ -21,11 +21,11 @@ from .oracles import (
     PAD,
     Tokens,
     Tree,
+    beam,
     exhaustive,
     hypotheses,
     numbers,
     plain_beam,
-    rules,
     score,
     search_patiently,
     search_tree,
@@ -70,7 +70,7 @@ def any_cases(seed: int, vocabulary: int, depth: int) -> Cases:
     )
 
 
-def any_rules(seed: int, sizes: list[tuple[int, int]]) -> Rules:
+def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
     """With one of these numbers of hypotheses and groups; only narrow beams get every option."""
     random = np.random.default_rng([seed, 1])
 
@@ -84,7 +84,7 @@ def any_rules(seed: int, sizes: list[tuple[int, int]]) -> Rules:
         "ends_within": one_of("2N", "N"),
         "early_stop": one_of("proven", "proven", "likely", "full"),
     }
-    return rules(
+    return beam(
         beam_size=beam_size,
         penalty=one_of("gnmt", "gnmt", "power", "none"),
         length_penalty=one_of(0.0, 0.6, 1.0, 2.0, 4.0),
@@ -97,7 +97,7 @@ def any_rules(seed: int, sizes: list[tuple[int, int]]) -> Rules:
 
 def check_wide_beam(seed: int) -> None:
     vocabulary, depth, beams = WIDE[seed % len(WIDE)]
-    cases, wide = any_cases(seed, vocabulary, depth), any_rules(seed, [(beams, 1)])
+    cases, wide = any_cases(seed, vocabulary, depth), any_beam(seed, [(beams, 1)])
     result = search_tree(wide, *cases[:3])
     jax.tree.map(np.testing.assert_array_equal, result, search_patiently(wide, *cases[:3]))
     for sentence, limit in enumerate(cases.limits.tolist()):
@@ -115,7 +115,7 @@ def check_wide_beam(seed: int) -> None:
 
 
 def check_narrow_beam(seed: int) -> None:
-    cases, narrow = any_cases(seed, 2 + seed % 4, 5), any_rules(seed, NARROW)
+    cases, narrow = any_cases(seed, 2 + seed % 4, 5), any_beam(seed, NARROW)
     result = search_tree(narrow, *cases[:3])
     if narrow.early_stop == "proven":
         jax.tree.map(np.testing.assert_array_equal, result, search_patiently(narrow, *cases[:3]))
@@ -179,7 +179,7 @@ def test_stopping_early_changes_nothing_where_stopping_hastily_does(changes: dic
     logits = tree_logits(1, 500, 3, 5)
     logits[:, 1 + 3 :] *= 8
     limits = np.full(500, 5, np.int32)
-    careful, hasty = rules(**changes), rules(**changes, early_stop="likely")
+    careful, hasty = beam(**changes), beam(**changes, early_stop="likely")
     result = search_tree(careful, logits, limits)
     jax.tree.map(np.testing.assert_array_equal, result, search_patiently(careful, logits, limits))
     other = search_tree(hasty, logits, limits)
@@ -191,7 +191,7 @@ def test_stopping_early_changes_nothing_where_stopping_hastily_does(changes: dic
 def test_greedy_is_argmax(seed):
     # To halves, so that the greatest logit is often shared by several tokens.
     logits = np.round(2 * tree_logits(seed, 8, 5, 4)) / 2 + 0.0  # no -0.0
-    greedy = rules(beam_size=1, length_penalty=0.6)
+    greedy = beam(beam_size=1, length_penalty=0.6)
     result = search_tree(greedy, logits, np.full(8, 4, np.int32))
     for sentence in range(8):
         tree, tokens = Tree(logits[sentence]), ()

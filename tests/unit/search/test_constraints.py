@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer.search.constraints import constrain, repeating
 
-from .oracles import EOS, INFINITY, PAD, rules
+from .oracles import EOS, INFINITY, PAD, beam
 
 NO_PREFIX = jnp.zeros((1, 0), jnp.int32)
 LOGITS = jnp.arange(4.0).reshape(1, 1, 4)
@@ -18,14 +18,18 @@ EMPTY = jnp.full((1, 1, 5), PAD, jnp.int32)
 
 
 def forbidden(prefix=NO_PREFIX, step: int = 0, tokens=EMPTY, **changes) -> list[int]:
-    allowed = constrain(rules(**changes), LOGITS, tokens, prefix, jnp.array(step))
+    settings = beam(beam_size=1, **changes)
+    state = settings.start((), [5], 5, prefix).replace(step=jnp.array(step))
+    allowed = constrain(settings, LOGITS, tokens, state)
     kept = allowed > -INFINITY
     np.testing.assert_array_equal(allowed[kept], LOGITS[kept])  # forbids, never changes
     return np.flatnonzero(~kept).tolist()
 
 
 def test_nothing_is_done_when_nothing_is_asked_for():
-    assert constrain(rules(), LOGITS, EMPTY, NO_PREFIX, jnp.array(0)) is LOGITS
+    state = beam(beam_size=1).start((), [5], 5)
+    assert state.rows is None
+    assert constrain(beam(beam_size=1), LOGITS, EMPTY, state) is LOGITS
 
 
 def test_minimum_length_holds_back_the_end_only():

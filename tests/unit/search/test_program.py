@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.search.beam import advance, start, step
+from jaxformer.search.beam import step
 
-from .oracles import rules
+from .oracles import beam
 
 TABLE = jax.random.normal(jax.random.key(0), (997, 997))
 
@@ -27,9 +27,9 @@ def table_step(tokens, cache):
 )
 def test_nothing_is_sorted_whole(changes: dict):
     """XLA must keep its top-k, not fall back to sorting all N * V candidates of every step."""
-    settings = rules(beam_size=4, **changes)
+    settings = beam(beam_size=4, **changes)
     run = jax.jit(
-        lambda limits: advance(settings, table_step, start(settings, (), limits, 6), until=6)
+        lambda limits: settings.advance(table_step, settings.start((), limits, 6), until=6)
     )
     program = run.lower(jnp.array([6])).compile().as_text()
     assert " sort(" not in program
@@ -37,8 +37,8 @@ def test_nothing_is_sorted_whole(changes: dict):
 
 
 def program_of_a_step(**changes) -> str:
-    settings = rules(beam_size=4, **changes)
-    state = start(settings, (), jnp.array([6]), 6)
+    settings = beam(beam_size=4, **changes)
+    state = settings.start((), jnp.array([6]), 6)
     return str(jax.make_jaxpr(functools.partial(step, settings, table_step))(state))
 
 

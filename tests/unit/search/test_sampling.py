@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 
 from jaxformer.errors import UserError
-from jaxformer.search import BeamResult, SamplingRules, sample, take_sentences
-from jaxformer.search.sampling import advance, draw, finalise, start, truncate
+from jaxformer.search import BeamResult, Sampling, sample, take_sentences
+from jaxformer.search.sampling import draw, truncate
 from jaxformer.search.state import SampleState
 
 from .oracles import (
@@ -30,31 +30,31 @@ from .oracles import (
 )
 
 
-def rules(**changes) -> SamplingRules:
+def sampling(**changes) -> Sampling:
     settings = {"num_samples": 2, "length_penalty": 0.0, "bos_id": BOS, "eos_id": EOS}
-    return SamplingRules(**{**settings, "pad_id": PAD, **changes})
+    return Sampling(**{**settings, "pad_id": PAD, **changes})
 
 
 def keys(sentences: int) -> jax.Array:
     return jax.random.split(jax.random.key(0), sentences)
 
 
-@functools.partial(jax.jit, static_argnames="rules")
+@functools.partial(jax.jit, static_argnames="settings")
 def advance_tree(
-    rules: SamplingRules, state: SampleState, until: jax.Array
+    settings: Sampling, state: SampleState, until: jax.Array
 ) -> tuple[SampleState, BeamResult]:
-    state = advance(rules, tree_step, state, until)
-    return state, finalise(rules, state)
+    state = settings.advance(tree_step, state, until)
+    return state, settings.finalize(state)
 
 
-def start_tree(rules: SamplingRules, keys, logits, limits, prefix=None) -> SampleState:
-    cache = tree_cache(jnp.asarray(logits), rules.num_samples)
+def start_tree(settings: Sampling, keys, logits, limits, prefix=None) -> SampleState:
+    cache = tree_cache(jnp.asarray(logits), settings.num_samples)
     prefix = None if prefix is None else jnp.asarray(prefix)
-    return start(rules, cache, keys, jnp.asarray(limits), ROOM, prefix)
+    return settings.start(cache, jnp.asarray(limits), ROOM, prefix, keys=keys)
 
 
-def sample_tree(rules: SamplingRules, keys, logits, limits, prefix=None) -> BeamResult:
-    return advance_tree(rules, start_tree(rules, keys, logits, limits, prefix), ROOM)[1]
+def sample_tree(settings: Sampling, keys, logits, limits, prefix=None) -> BeamResult:
+    return advance_tree(settings, start_tree(settings, keys, logits, limits, prefix), ROOM)[1]
 
 
 # Of probabilities p: p^(1/temperature), of which the k most probable are kept, renormalised, then
@@ -87,7 +87,9 @@ CUTS = [
 @pytest.mark.parametrize("cut", CUTS)
 def test_what_is_cut_off_and_what_is_left(cut: dict):
     shuffled = np.random.default_rng(0).permuted([[PROBABILITIES] * 3] * 2, axis=2)
-    kept, tokens = truncate(rules(**cut), jnp.log(jnp.array(shuffled)) / cut["temperature"] + 3.0)
+    kept, tokens = truncate(
+        sampling(**cut), jnp.log(jnp.array(shuffled)) / cut["temperature"] + 3.0
+    )
     probabilities = np.zeros(shuffled.shape)
     tokens = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
     np.put_along_axis(probabilities, np.asarray(tokens), jax.nn.softmax(kept), axis=2)
@@ -99,7 +101,7 @@ def test_what_is_cut_off_and_what_is_left(cut: dict):
 def test_draws_have_the_exact_distribution(cut: dict):
     draws = 20_000
     logits = jnp.broadcast_to(jnp.log(jnp.array(PROBABILITIES)) + 3.0, (draws // 10, 10, 8))
-    settings = rules(num_samples=10, **cut)
+    settings = sampling(num_samples=10, **cut)
     tokens = jax.jit(functools.partial(draw, settings))(logits, keys(draws // 10), jnp.array(4))
     counts = np.bincount(np.asarray(tokens).ravel(), minlength=8)
     expected = draws * expected_distribution(PROBABILITIES, **cut)
@@ -115,7 +117,7 @@ def test_whole_hypotheses_have_the_exact_distribution():
     tree, draws = Tree(logits[0]), 20_000
     many = jnp.broadcast_to(logits, (draws // 100, *logits.shape[1:]))
     limits = jnp.full((draws // 100,), 3)
-    result = sample_tree(rules(num_samples=100), keys(draws // 100), many, limits)
+    result = sample_tree(sampling(num_samples=100), keys(draws // 100), many, limits)
     found = [t for s in range(draws // 100) for t in tokens_of(hypotheses(result, s))]
     ended = [(*t, EOS) for n in range(3) for t in itertools.product((0, 2), repeat=n)]
     possible = [*ended, *itertools.product((0, 2), repeat=3)]
@@ -129,22 +131,22 @@ def test_samples_of_a_sentence_are_independent():
     """Pairs of samples fall into the cells of the product distribution."""
     p = np.array([0.5, 0.3, 0.2])
     logits = jnp.broadcast_to(jnp.log(jnp.array(p)), (4000, 2, 3))
-    tokens = np.asarray(draw(rules(), logits, keys(4000), jnp.array(0)))
+    tokens = np.asarray(draw(sampling(), logits, keys(4000), jnp.array(0)))
     cells = np.bincount(3 * tokens[:, 0] + tokens[:, 1], minlength=9)
     assert scipy.stats.chisquare(cells, 4000 * np.outer(p, p).ravel()).pvalue > 0.01
 
 
 def test_equally_probable_ones_at_the_edge_go_by_their_ids():
     logits = jnp.zeros((1, 1, 4))
-    _, tokens = truncate(rules(top_k=2), logits)
+    _, tokens = truncate(sampling(top_k=2), logits)
     assert tokens.tolist() == [[[0, 1]]]
-    kept, tokens = truncate(rules(top_p=0.5), logits)
+    kept, tokens = truncate(sampling(top_p=0.5), logits)
     assert tokens[0, 0][kept[0, 0] > -INFINITY].tolist() == [0, 1]
 
 
 def test_scores_are_the_models_own_whatever_is_forbidden():
     logits = tree_logits(5, 30, 4, 5)
-    settings = rules(
+    settings = sampling(
         num_samples=4, temperature=2.0, top_k=3, top_p=0.9, min_length=1, no_repeat_ngram=2,
         length_penalty=1.0, penalty="power",
     )  # fmt: skip
@@ -167,16 +169,16 @@ def test_scores_are_the_models_own_whatever_is_forbidden():
 def test_a_sample_depends_on_its_key_and_number_only():
     logits = tree_logits(9, 5, 4, 5)
     limits = np.array([5, 3, 5, 0, 4], np.int32)
-    together = sample_tree(rules(num_samples=4), keys(5), logits, limits)
+    together = sample_tree(sampling(num_samples=4), keys(5), logits, limits)
     order = np.array([3, 0, 4, 2, 1])
-    shuffled = sample_tree(rules(num_samples=4), keys(5)[order], logits[order], limits[order])
-    fewer = sample_tree(rules(num_samples=2), keys(5), logits, limits)
+    shuffled = sample_tree(sampling(num_samples=4), keys(5)[order], logits[order], limits[order])
+    fewer = sample_tree(sampling(num_samples=2), keys(5), logits, limits)
     for sentence in range(5):
         found = hypotheses(together, sentence)
         assert hypotheses(shuffled, order.tolist().index(sentence)) == found
         assert set(tokens_of(hypotheses(fewer, sentence))) <= set(tokens_of(found))
     other = sample_tree(
-        rules(num_samples=4), jax.random.split(jax.random.key(1), 5), logits, limits
+        sampling(num_samples=4), jax.random.split(jax.random.key(1), 5), logits, limits
     )
     assert (np.asarray(other.tokens) != np.asarray(together.tokens)).any()
 
@@ -184,7 +186,7 @@ def test_a_sample_depends_on_its_key_and_number_only():
 def test_samples_that_came_to_a_dead_end_do_not_exist():
     logits = np.full((1, 4, 3), -INFINITY, np.float32)
     logits[0, 0] = [-INFINITY, np.log(0.5), np.log(0.5)]  # EOS, or token 2 that nothing can follow
-    result = sample_tree(rules(num_samples=50), keys(1), logits, jnp.array([3]))
+    result = sample_tree(sampling(num_samples=50), keys(1), logits, jnp.array([3]))
     found = hypotheses(result, 0)
     assert 10 < len(found) < 40
     assert set(tokens_of(found)) == {(EOS,)}
@@ -193,7 +195,7 @@ def test_samples_that_came_to_a_dead_end_do_not_exist():
 def test_in_pieces_as_in_one():
     logits = tree_logits(9, 5, 4, 5)
     limits = jnp.array([5, 1, 5, 2, 4])
-    settings = rules(num_samples=4)
+    settings = sampling(num_samples=4)
     whole = sample_tree(settings, keys(5), logits, limits)
     state, _ = advance_tree(settings, start_tree(settings, keys(5), logits, limits), 2)
     rows = jnp.array([4, 0, 2, 0, 0])
@@ -213,13 +215,13 @@ def test_sample_is_its_three_verbs():
         "top_k": 3,
         "top_p": 0.9,
     }
-    settings = rules(num_samples=4, **options)
+    settings = sampling(num_samples=4, **options)
     logits = jnp.asarray(tree_logits(5, 3, 4, 5))
     limits, prefix = jnp.array([5, 4, 3]), jnp.array([[2, 0], [0, 0], [3, 2]])
 
     def verbs(logits):
-        state = start(settings, tree_cache(logits, 4), keys(3), limits, ROOM, prefix)
-        return finalise(settings, advance(settings, tree_step, state, ROOM))
+        state = settings.start(tree_cache(logits, 4), limits, ROOM, prefix, keys=keys(3))
+        return settings.finalize(settings.advance(tree_step, state, ROOM))
 
     def together(logits):
         return sample(
@@ -239,6 +241,22 @@ def test_sample_is_its_three_verbs():
     assert str(jax.make_jaxpr(together)(logits)) == str(jax.make_jaxpr(verbs)(logits))
 
 
+@pytest.mark.parametrize("rows", [None, [7, 3, 5]])
+def test_keys_are_made_of_the_seed_and_the_number_of_the_sentence(rows: list[int] | None):
+    logits, limits = jnp.asarray(tree_logits(9, 3, 4, 5)), jnp.array([5, 5, 5])
+    settings = sampling(num_samples=4, seed=3)
+    found = settings(
+        tree_step,
+        tree_cache(logits, 4),
+        limits=limits,
+        max_length=ROOM,
+        rows=None if rows is None else jnp.array(rows),
+    )
+    made = [jax.random.fold_in(jax.random.key(3), n) for n in rows or range(3)]
+    given = sample_tree(sampling(num_samples=4), jnp.stack(made), logits, limits)
+    jax.tree.map(np.testing.assert_array_equal, found, given)
+
+
 def test_another_number_of_keys_is_refused():
     with pytest.raises(UserError, match=r"keys must hold one .* shape \(2,\): got \(3,\)"):
-        start(rules(), (), keys(3), jnp.array([1, 1]), ROOM)
+        sampling().start((), jnp.array([1, 1]), ROOM, keys=keys(3))

@@ -7,10 +7,9 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.search import BeamResult, take_sentences
-from jaxformer.search.beam import start
 from jaxformer.search.state import best_first, prepare
 
-from .oracles import INFINITY, PAD, rules
+from .oracles import INFINITY, PAD, beam
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_limits_are_cut_to_what_there_is_room_for():
 
 def test_sentences_are_taken_from_every_leaf():
     cache = {"own": jnp.arange(12.0).reshape(3, 2, 2), "shared": jnp.ones((3, 1)), "step": 7}
-    state = start(rules(), cache, jnp.array([3, 2, 1]), 6, jnp.array([[4], [5], [6]]))
+    state = beam().start(cache, jnp.array([3, 2, 1]), 6, jnp.array([[4], [5], [6]]))
     rows = np.array([2, 0])
     taken = take_sentences(state, jnp.array(rows))
     leaves = zip(jax.tree.leaves(state), jax.tree.leaves(taken), strict=True)

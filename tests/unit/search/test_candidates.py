@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxformer.search import BeamResult
-from jaxformer.search.beam import finalise, merge_finished, start
-from jaxformer.search.continuations import choose, expand, freeze, split
+from jaxformer.search.beam import merge_finished
+from jaxformer.search.candidates import choose, expand, mask_finished, split
 from jaxformer.search.state import Candidates
 
-from .oracles import EOS, INFINITY, PAD, hypotheses, rules
+from .oracles import EOS, INFINITY, PAD, beam, hypotheses
 
 NOT_YET = jnp.array([False])
 
@@ -52,6 +52,16 @@ def test_expand_chooses_by_one_and_scores_by_the_other():
     np.testing.assert_allclose(candidates.log_probs, expected, rtol=1e-6)
 
 
+def test_a_constraint_may_prefer_tokens_beyond_any_probability():
+    # Token 1 after the second hypothesis is preferred most, by 3; both are certain so far.
+    logits = jnp.log(jnp.full((1, 2, 2), 0.5))
+    preferred = logits + jnp.array([[[0.0, 2.0], [0.0, 3.0]]])
+    settings = beam(constraints=(lambda logits, context: preferred,), eos_id=0)
+    alive, _ = choose(settings, logits, preferred, jnp.zeros((1, 2)), NOT_YET)
+    assert alive.parents.tolist() == [[1, 0]]
+    np.testing.assert_allclose(alive.log_probs, np.log([[0.5, 0.5]]), rtol=1e-6)
+
+
 CANDIDATES = Candidates(
     log_probs=jnp.array([[-1.0, -2.0, -3.0, -4.0]]),
     tokens=jnp.array([[EOS, 5, EOS, 6]]),
@@ -60,7 +70,7 @@ CANDIDATES = Candidates(
 
 
 def test_split_parts_what_goes_on_from_what_ends():
-    alive, ended = split(rules(), CANDIDATES, NOT_YET)
+    alive, ended = split(beam(), CANDIDATES, NOT_YET)
     assert alive.log_probs.tolist() == [[-2.0, -4.0]]
     assert (alive.tokens.tolist(), alive.parents.tolist()) == ([[5, 6]], [[1, 0]])
     assert ended.log_probs.tolist() == [[-1.0, -3.0]]
@@ -68,13 +78,13 @@ def test_split_parts_what_goes_on_from_what_ends():
 
 
 def test_split_may_let_only_the_first_end():
-    alive, ended = split(rules(ends_within="N"), CANDIDATES, NOT_YET)
+    alive, ended = split(beam(ends_within="N"), CANDIDATES, NOT_YET)
     assert alive.log_probs.tolist() == [[-2.0, -4.0]]
     assert ended.log_probs.tolist() == [[-1.0, -INFINITY]]
 
 
 def test_split_may_let_everything_end_at_the_limit():
-    competing = rules(unfinished="compete")
+    competing = beam(unfinished="compete")
     alive, ended = split(competing, CANDIDATES, jnp.array([True]))
     assert alive.log_probs.tolist() == [[-INFINITY, -INFINITY]]
     assert ended.log_probs.tolist() == [[-1.0, -2.0]]
@@ -84,7 +94,7 @@ def test_split_may_let_everything_end_at_the_limit():
 
 def test_split_keeps_an_order_that_is_not_that_of_log_probabilities():
     swapped = dataclasses.replace(CANDIDATES, log_probs=jnp.array([[-1.0, -4.0, -3.0, -2.0]]))
-    assert split(rules(), swapped, NOT_YET)[0].log_probs.tolist() == [[-4.0, -2.0]]
+    assert split(beam(), swapped, NOT_YET)[0].log_probs.tolist() == [[-4.0, -2.0]]
 
 
 def test_groups_count_what_earlier_ones_go_on_with():
@@ -92,7 +102,7 @@ def test_groups_count_what_earlier_ones_go_on_with():
     # each group that has it: the second group compares 0.25, 0.3, 0.2, the third 0.25, 0.15, 0.2.
     logits = jnp.log(jnp.array([0.0, 0.0, 0.5, 0.3, 0.2]))
     logits = jnp.broadcast_to(logits, (1, 3, 5))
-    diverse = rules(beam_size=3, diversity_groups=3, diversity_penalty=float(np.log(2)))
+    diverse = beam(beam_size=3, diversity_groups=3, diversity_penalty=float(np.log(2)))
     alive, _ = choose(diverse, logits, logits, jnp.zeros((1, 3)), NOT_YET)
     assert alive.tokens.tolist() == [[2, 3, 2]]
     assert alive.parents.tolist() == [[0, 1, 2]]
@@ -102,19 +112,19 @@ def test_groups_count_what_earlier_ones_go_on_with():
 def test_groups_do_not_count_hypotheses_that_do_not_exist():
     logits = jnp.log(jnp.array([0.0, 0.0, 0.5, 0.3, 0.2]))
     logits = jnp.broadcast_to(logits, (1, 2, 5))
-    diverse = rules(diversity_groups=2, diversity_penalty=9.0)
+    diverse = beam(diversity_groups=2, diversity_penalty=9.0)
     alive, _ = choose(diverse, logits, logits, jnp.array([[-INFINITY, 0.0]]), NOT_YET)
     assert alive.tokens[0, 1] == 2
 
 
-def test_freeze_holds_only_what_is_over():
-    before = start(rules(), (), jnp.array([0, 3]), 3)  # the first sentence is over from the start
+def test_finished_sentences_are_masked_and_no_others():
+    before = beam().start((), jnp.array([0, 3]), 3)  # the first sentence is done from the start
     new = Candidates(
         log_probs=jnp.full((2, 2), -5.0),
         tokens=jnp.full((2, 2), 4, jnp.int32),
         parents=jnp.ones((2, 2), jnp.int32),
     )
-    alive, ended = freeze(before.done, before.alive, new, new, PAD)
+    alive, ended = mask_finished(before.done, before.alive, new, new, PAD)
     assert alive.log_probs.tolist() == [[0.0, -INFINITY], [-5.0, -5.0]]
     assert alive.tokens.tolist() == [[PAD, PAD], [4, 4]]
     assert alive.parents.tolist() == [[0, 1], [1, 1]]
@@ -143,15 +153,15 @@ def test_merge_finished_keeps_groups_apart():
     assert merged.tokens[0, :, 0].tolist() == [7, 8]
 
 
-def test_finalise_takes_alive_only_where_nothing_finished():
-    settings = rules(penalty="power", length_penalty=2.0)
-    state = start(settings, (), jnp.array([2]), 3)
+def test_finalize_takes_alive_only_where_nothing_finished():
+    settings = beam(penalty="power", length_penalty=2.0)
+    state = settings.start((), jnp.array([2]), 3)
     state = dataclasses.replace(
         state,
         step=jnp.array(2),
         alive_tokens=jnp.full((1, 2, 3), 5, jnp.int32).at[:, :, 2].set(PAD),
         alive=dataclasses.replace(state.alive, log_probs=jnp.array([[-2.0, -INFINITY]])),
     )
-    assert hypotheses(finalise(settings, state), 0) == [(-0.5, -2.0, (5, 5))]
+    assert hypotheses(settings.finalize(state), 0) == [(-0.5, -2.0, (5, 5))]
     state = dataclasses.replace(state, finished=finished([-INFINITY, -9.0], token=7))
-    assert hypotheses(finalise(settings, state), 0) == [(-9.0, -18.0, (7, 7, 7))]
+    assert hypotheses(settings.finalize(state), 0) == [(-9.0, -18.0, (7, 7, 7))]

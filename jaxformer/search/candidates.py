@@ -1,48 +1,50 @@
-"""The part of a step in which beam search chooses: which continuations go on, and which end."""
+"""Candidates: the one-token continuations among which beam search chooses at every step."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.search.rules import Rules
+from jaxformer.search.loop import log_probs_of
+from jaxformer.search.settings import BeamSettings
 from jaxformer.search.state import Candidates
-from jaxformer.search.stepping import log_probs_of
 from jaxformer.search.top_k import top_k
 
 
 def choose(
-    rules: Rules,
+    settings: BeamSettings,
     logits: Float[Array, "B N V"],
     allowed: Float[Array, "B N V"],
     log_probs: Float[Array, "B N"],
     at_limit: Bool[Array, " B"],
 ) -> tuple[Candidates, Candidates]:
-    """The N best continuations that go on, and at most N that end, of each sentence.
+    """Returns the N best candidates that stay alive, and at most N that end, of each sentence.
 
     Groups choose one after the other, each among its own hypotheses: rows ``g * N / G`` to
     ``(g + 1) * N / G`` of all N.
 
     Args:
-      rules: Beams, groups, and who may end.
-      logits: Of the next token, float32.
+      settings: Beams, groups, and candidates that may end.
+      logits: Scores of the next token, float32.
       allowed: The same with -inf for what is forbidden.
-      log_probs: Of the hypotheses so far.
-      at_limit: The sentence gets no token after this one.
+      log_probs: Log probabilities of the hypotheses so far.
+      at_limit: Sentences that get no token after this one.
     """
-    if rules.diversity_groups == 1:
-        return split(rules, expand(logits, log_probs, allowed), at_limit)
-    size = rules.beam_size // rules.diversity_groups
+    most = math.inf if settings.constraints else 0.0
+    if settings.diversity_groups == 1:
+        return split(settings, expand(logits, log_probs, allowed, most), at_limit)
+    size = settings.beam_size // settings.diversity_groups
     sentences = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
     times_chosen = jnp.zeros_like(logits[:, 0])
     parts = []
-    for first in range(0, rules.beam_size, size):
+    for first in range(0, settings.beam_size, size):
         group = slice(first, first + size)
-        preferred = allowed[:, group] - rules.diversity_penalty * times_chosen[:, None]
-        candidates = expand(logits[:, group], log_probs[:, group], preferred)
-        alive, ended = split(rules, candidates, at_limit)
+        preferred = allowed[:, group] - settings.diversity_penalty * times_chosen[:, None]
+        candidates = expand(logits[:, group], log_probs[:, group], preferred, most)
+        alive, ended = split(settings, candidates, at_limit)
         exists = (alive.log_probs > -jnp.inf).astype(jnp.float32)
         times_chosen = times_chosen.at[sentences, alive.tokens].add(exists)
         parts.append([dataclasses.replace(c, parents=c.parents + first) for c in (alive, ended)])
@@ -54,22 +56,25 @@ def expand(
     logits: Float[Array, "B N V"],
     log_probs: Float[Array, "B N"],
     preferred: Float[Array, "B N V"],
+    most: float = 0.0,
 ) -> Candidates:
-    """The best 2N one-token continuations (1 if N = 1) of hypotheses with these log probabilities.
+    """Returns the best 2N candidates (1 if N = 1) of hypotheses with these log probabilities.
 
     Top-k per hypothesis, then over hypotheses: XLA sorts all N * V when asked in one go, since
     it must then divide the indices by V. On raw logits, so that greedy search is exactly argmax.
 
     Args:
-      logits: Of the next token, float32: log probabilities are theirs.
-      log_probs: Of the hypotheses so far.
-      preferred: What is chosen by: the logits, or the same with -inf for what is forbidden, and
-        less for what is disfavoured.
+      logits: Scores of the next token, float32, from which log probabilities follow.
+      log_probs: Log probabilities of the hypotheses so far.
+      preferred: Scores that decide the choice: the same logits, or others with -inf for what is
+        forbidden, and less for what is disfavored.
+      most: The greatest log probability that the choice may go by; infinity if ``preferred`` may
+        exceed the logits.
     """
     batch, beams, vocabulary = logits.shape
     wanted = 2 * beams if beams > 1 else 1
     best, tokens = top_k(preferred, min(wanted, vocabulary))
-    totals = log_probs[:, :, None] + log_probs_of(best, logits)
+    totals = log_probs[:, :, None] + log_probs_of(best, logits, most)
     _, index = lax.top_k(totals.reshape(batch, -1), wanted)
     if preferred is not logits:  # else the totals are the log probabilities
         own = jnp.take_along_axis(logits, tokens, axis=2)
@@ -83,21 +88,22 @@ def expand(
 
 
 def split(
-    rules: Rules, candidates: Candidates, at_limit: Bool[Array, " B"]
+    settings: BeamSettings, candidates: Candidates, at_limit: Bool[Array, " B"]
 ) -> tuple[Candidates, Candidates]:
-    """The first N of the 2N candidates that go on, and the first N of those that end."""
-    size = rules.beam_size // rules.diversity_groups
-    over = candidates.tokens == rules.eos_id
-    if rules.unfinished == "compete":
-        over |= at_limit[:, None]
-    ends = over
-    if rules.ends_within == "N":
-        ends &= jnp.arange(over.shape[1]) < size
-    return _first(candidates, ~over, size), _first(candidates, ends, size)
+    """Returns the first N of the 2N candidates that stay alive, and the first N that end."""
+    size = settings.beam_size // settings.diversity_groups
+    finished = candidates.tokens == settings.eos_id
+    if settings.unfinished == "compete":
+        finished |= at_limit[:, None]
+    ends = finished
+    if settings.ends_within == "N":
+        ends &= jnp.arange(finished.shape[1]) < size
+    return _first(candidates, ~finished, size), _first(candidates, ends, size)
 
 
 def _first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> Candidates:
-    """The first candidates to keep, in their order; as float32, which top-k need not sort."""
+    """Returns the first candidates to keep, in their order."""
+    # As float32, which top-k need not sort.
     kept, index = lax.top_k(keep.astype(jnp.float32), size)
 
     def take(values: Array) -> Array:
@@ -110,19 +116,21 @@ def _first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> Candi
     )
 
 
-def freeze(
+def mask_finished(
     done: Bool[Array, " B"],
     before: Candidates,
     alive: Candidates,
     ended: Candidates,
     pad_id: int,
 ) -> tuple[Candidates, Candidates]:
-    """For sentences that are over: alive hypotheses stay in place, and none ends."""
-    over = done[:, None]
+    """Returns both with finished sentences unchanged: alive hypotheses stay in place, none ends."""
+    finished = done[:, None]
     in_place = jnp.arange(alive.parents.shape[1], dtype=jnp.int32)[None]
     alive = Candidates(
-        log_probs=jnp.where(over, before.log_probs, alive.log_probs),
-        tokens=jnp.where(over, pad_id, alive.tokens),
-        parents=jnp.where(over, in_place, alive.parents),
+        log_probs=jnp.where(finished, before.log_probs, alive.log_probs),
+        tokens=jnp.where(finished, pad_id, alive.tokens),
+        parents=jnp.where(finished, in_place, alive.parents),
     )
-    return alive, dataclasses.replace(ended, log_probs=jnp.where(over, -jnp.inf, ended.log_probs))
+    return alive, dataclasses.replace(
+        ended, log_probs=jnp.where(finished, -jnp.inf, ended.log_probs)
+    )

@@ -2,42 +2,51 @@
 
 import pytest
 
+from jaxformer.data import tokenizer
 from jaxformer.errors import UserError
-from jaxformer.search import SamplingRules
+from jaxformer.search import BeamSearch, Sampling
 
-from .oracles import BOS, EOS, PAD, rules
+from .oracles import BOS, EOS, PAD, beam
 
 
-def sampling_rules(**changes) -> SamplingRules:
+def sampling(**changes) -> Sampling:
     settings = {"num_samples": 2, "length_penalty": 0.0, "bos_id": BOS, "eos_id": EOS}
-    return SamplingRules(**{**settings, "pad_id": PAD, **changes})
+    return Sampling(**{**settings, "pad_id": PAD, **changes})
 
 
 def test_equal_settings_are_one_static_argument():
-    assert rules(penalty="power") == rules(penalty="power")
-    assert len({rules(), rules(), rules(beam_size=3), sampling_rules(), sampling_rules()}) == 3
+    assert beam(penalty="power") == beam(penalty="power")
+    assert len({beam(), beam(), beam(beam_size=3), sampling(), sampling()}) == 3
+
+
+@pytest.mark.parametrize("algorithm", [BeamSearch, Sampling])
+def test_ids_are_those_of_our_vocabularies(algorithm: type):
+    search = algorithm()
+    ids = (search.bos_id, search.eos_id, search.pad_id)
+    assert ids == (tokenizer.BOS, tokenizer.EOS, tokenizer.PAD)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"beam_size": 0}, "beam_size must be at least 1: got 0"),
-        ({"length_penalty": -0.1}, "length_penalty must be 0 or more: got -0.1"),
-        ({"length_penalty": float("nan")}, "length_penalty must be 0 or more: got nan"),
+        ({"beam_size": 0}, "beam_size must be greater than 0: got 0"),
+        ({"beam_size": 1001}, "beam_size must be at most 1000: got 1001"),
+        ({"length_penalty": -0.1}, "length_penalty must be 0 to 10: got -0.1"),
+        ({"length_penalty": float("nan")}, "length_penalty must be 0 to 10: got nan"),
         ({"min_length": -1}, "min_length must be 0 or more: got -1"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be 0 or more: got -1"),
-        ({"diversity_groups": 0}, "diversity_groups must be at least 1: got 0"),
+        ({"diversity_groups": 0}, "diversity_groups must be greater than 0: got 0"),
         ({"diversity_groups": 3}, "diversity_groups must divide beam_size: got 3 and 2"),
-        ({"diversity_penalty": 1.0}, "diversity_penalty needs diversity_groups of 2 .*: got 1.0"),
+        ({"diversity_penalty": 1.0}, "diversity_groups above 1 and .* together: got 1 and 1.0"),
         (
             {"diversity_groups": 2, "diversity_penalty": float("inf")},
             "diversity_penalty must be 0 or more: got inf",
         ),
     ],
 )
-def test_wrong_rules_of_a_beam_are_refused(changes: dict, message: str):
+def test_wrong_settings_of_a_beam_are_refused(changes: dict, message: str):
     with pytest.raises(UserError, match=message):
-        rules(**changes)
+        beam(**changes)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def test_wrong_rules_of_a_beam_are_refused(changes: dict, message: str):
     ],
 )
 def test_choices_that_there_are_not_are_refused(name: str, value: object, choices: str):
-    wrong = rules()
+    wrong = beam()
     # Not by calling it: the type checks that our tests run under would refuse it first.
     object.__setattr__(wrong, name, value)
     with pytest.raises(UserError, match=f"{name} must be one of {choices}: got {value}"):
@@ -60,13 +69,13 @@ def test_choices_that_there_are_not_are_refused(name: str, value: object, choice
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_samples": 0}, "num_samples must be at least 1: got 0"),
-        ({"temperature": 0.0}, "temperature must be above 0: got 0.0; .* beam_size 1"),
+        ({"num_samples": 0}, "num_samples must be greater than 0: got 0"),
+        ({"temperature": 0.0}, "temperature must be greater than 0: got 0.0; .* beam_size 1"),
         ({"top_k": -1}, "top_k must be 0 or more: got -1"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1: got 0.0"),
         ({"top_p": 1.1}, "top_p must be above 0 and at most 1: got 1.1"),
     ],
 )
-def test_wrong_rules_of_sampling_are_refused(changes: dict, message: str):
+def test_wrong_settings_of_sampling_are_refused(changes: dict, message: str):
     with pytest.raises(UserError, match=message):
-        sampling_rules(**changes)
+        sampling(**changes)

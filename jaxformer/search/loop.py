@@ -1,4 +1,4 @@
-"""What every search does with a step function: calls it until its sentences are over."""
+"""The loop of every search: calls a step function until all sentences are done."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.search.rules import HypothesisRules
+from jaxformer.search.settings import SearchSettings
 from jaxformer.search.state import BeamState, SampleState
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
@@ -21,27 +21,27 @@ STEPS_PER_CHUNK = 8
 
 
 def repeat(step: Callable[[State], State], state: State, until: int | Int[Array, ""]) -> State:
-    """Applies ``step`` until ``state.step`` is ``until`` or every sentence is over."""
+    """Applies ``step`` until ``state.step`` is ``until`` or every sentence is done."""
 
     def chunk(state: State) -> State:
         def at_most_once(state: State, _: None) -> tuple[State, None]:
             # A loop of at most one round, since the branches of lax.cond would copy the cache.
             end = jnp.minimum(state.step + 1, until)
-            return lax.while_loop(lambda state: _goes_on(state, end), step, state), None
+            return lax.while_loop(lambda state: _continues(state, end), step, state), None
 
         return lax.scan(at_most_once, state, length=STEPS_PER_CHUNK)[0]
 
-    return lax.while_loop(lambda state: _goes_on(state, until), chunk, state)
+    return lax.while_loop(lambda state: _continues(state, until), chunk, state)
 
 
-def _goes_on(state: BeamState | SampleState, until: int | Array) -> Array:
+def _continues(state: BeamState | SampleState, until: int | Array) -> Array:
     return ~state.done.all() & (state.step < until)
 
 
 def call(
     step_fn: StepFn, tokens: Int[Array, "B N"], cache: Any, eos_id: int
 ) -> tuple[Float[Array, "B N V"], Any]:
-    """Logits in float32, and the new cache.
+    """Returns logits in float32, and the new cache.
 
     Raises:
       UserError: ``step_fn`` does not return logits and a cache, the logits have other axes, or
@@ -70,37 +70,39 @@ def check_prefix(
     tokens: Int[Array, "B N"],
     cache: Any,
     prefix: Int[Array, "B P"],
-    rules: HypothesisRules,
+    settings: SearchSettings,
 ) -> None:
-    """Refuses a prefix that no hypothesis can start with; one that is traced is not looked at.
+    """Refuses a prefix that no hypothesis can start with; a traced one cannot be checked.
 
     Raises:
-      UserError: A token is not one of the vocabulary.
+      UserError: A token is not in the vocabulary.
     """
     if not prefix.size or isinstance(prefix, Tracer) or not prefix.is_fully_addressable:
         return
     logits, _ = jax.eval_shape(
-        lambda tokens, cache: call(step_fn, tokens, cache, rules.eos_id), tokens, cache
+        lambda tokens, cache: call(step_fn, tokens, cache, settings.eos_id), tokens, cache
     )
     vocabulary = logits.shape[2]
     for row, ids in enumerate(prefix.tolist()):
         for token in ids:
-            if token != rules.pad_id and not 0 <= token < vocabulary:
+            if token != settings.pad_id and not 0 <= token < vocabulary:
                 raise UserError(
                     f"prefix[{row}] must be tokens of the vocabulary, 0 to {vocabulary - 1}, or "
-                    f"padding, {rules.pad_id}: got {token}"
+                    f"padding, {settings.pad_id}: got {token}"
                 )
 
 
-def log_probs_of(chosen: Float[Array, "B N K"], logits: Float[Array, "B N V"]) -> Array:
-    """Log probabilities, [B, N, K], of tokens with logits ``chosen`` out of all ``logits``."""
+def log_probs_of(
+    chosen: Float[Array, "B N K"], logits: Float[Array, "B N V"], at_most: float = 0.0
+) -> Float[Array, "B N K"]:
+    """Returns log probabilities of tokens with logits ``chosen`` out of all ``logits``."""
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     # Rounding must not yield a probability above one, nor an impossible token NaN (-inf + inf).
-    return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - total, 0.0))
+    return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - total, at_most))
 
 
 def append(
     tokens: Int[Array, "B N T"], new: Int[Array, "B N"], step: Int[Array, ""]
 ) -> Int[Array, "B N T"]:
-    """The token histories with ``new`` at position ``step``."""
+    """Returns the token histories with ``new`` at position ``step``."""
     return lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], step, axis=2)

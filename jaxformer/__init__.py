@@ -7,8 +7,9 @@ Config       Config, ModelConfig, DataConfig, TrainingConfig, MeshConfig, Search
 Model        Transformer, Cache, EncoderLayer, DecoderLayer, MultiHeadAttention, FeedForward,
              dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
 Search       beam_search, sample, ensemble, Rules, SamplingRules, BeamResult, gnmt_penalty
-Training     train, TrainState, make_train_step, make_mesh, make_optimizer, inverse_sqrt_schedule,
-             cross_entropy
+Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
+Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
+             make_mesh, init_state, make_train_step, TrainState
 Use          Translator, Hypothesis, Parser, quantize, Tokenizer, Batch, Checkpoints
 """
 

@@ -14,7 +14,7 @@ import pytest
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.nn.transformer import Transformer
+from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_state
@@ -71,7 +71,7 @@ def result(folder):
     """The final parameters, and what was reported."""
     config = config_lib.load(folder / "config.json")
     mesh = make_mesh(devices=jax.devices()[:1])
-    template = abstract_state(Transformer(config.model), make_optimizer(config), mesh)
+    template = abstract_state(make_init(config.model), make_optimizer(config), mesh)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         params = jax.device_get(checkpoints.restore(template, step=20).state.params)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -21,7 +21,7 @@ from jaxformer.config import Config, DataConfig, ModelConfig, SearchConfig
 from jaxformer.data.batch import Batch
 from jaxformer.inference.decoding import decode
 from jaxformer.nn.transformer import Transformer
-from jaxformer.training.step import batch_sums
+from jaxformer.tasks.translation import batch_sums
 
 SENTENCES = 64
 
@@ -59,7 +59,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
         sums = batch_sums(
             model, params, batch, 0.1, rows=rows, deterministic=False, rngs={"dropout": key}
         )
-        return sums.loss / sums.target_tokens
+        return sums["loss"] / sums["count"]
 
     gradients = jax.jit(jax.grad(functools.partial(loss, smooth)))(params)
     arrays = {"loss": np.asarray(jax.jit(functools.partial(loss, model))(params))}

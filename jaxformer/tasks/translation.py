@@ -17,6 +17,7 @@ from jaxformer.errors import UserError
 from jaxformer.evaluation.report import corpus_bleu
 from jaxformer.inference.translator import Translator
 from jaxformer.nn.projection import product_dtype
+from jaxformer.nn.sharding import axis_names
 from jaxformer.nn.transformer import Transformer
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.training import hosts
@@ -136,6 +137,10 @@ class Translation(Task):
     def loss(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         """Label-smoothed loss and counts; see :func:`make_loss`."""
         return self._loss(params, batch, randomness)
+
+    def axes(self, params: PyTree) -> PyTree:
+        """All axes with a name, those of embeddings too."""
+        return axis_names(params)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Batch]:
         """Batches of the data's plan, laid out in threads."""

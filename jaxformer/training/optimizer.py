@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
-from optax.contrib import MuonDimensionNumbers
 
 from jaxformer.config import Config, check_config
 from jaxformer.errors import UserError
@@ -125,6 +124,6 @@ def matrix_dimensions(params: PyTree, axes: Callable[[PyTree], PyTree] = axis_na
         first = next(axis for axis, name in enumerate(names) if name)
         if first + 1 == leaf.ndim:
             return None
-        return MuonDimensionNumbers((first,), tuple(range(first + 1, leaf.ndim)))
+        return optax.contrib.MuonDimensionNumbers((first,), tuple(range(first + 1, leaf.ndim)))
 
     return jax.tree.map(dimensions, params, axes(params))

@@ -139,7 +139,7 @@ class Translation(Task):
         return self._loss(params, batch, randomness)
 
     def axes(self, params: PyTree) -> PyTree:
-        """All axes with a name, those of embeddings too."""
+        """Splits embeddings, too: the model takes their rows in a way that suits every mesh."""
         return axis_names(params)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Batch]:

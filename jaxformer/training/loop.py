@@ -183,7 +183,7 @@ class Run:
         """Takes all steps from ``start`` on, and reports, validates and saves on the way."""
         settings = self.settings
         train_step = self.compile_train_step(state)
-        window, step = Window(self.learning_rate), start
+        window = Window(self.learning_rate)
         with stop_signals() as stopped:
             batches = window.timed(self.batches(start))
             for step, batch in enumerate(batches, start=start + 1):
@@ -212,11 +212,6 @@ class Run:
                         f"{name}: step {step} is saved; the same command goes on there"
                     )
             self.checkpoints.wait()
-        if step < settings.steps:
-            raise UserError(
-                f"expected batches for {settings.steps} steps, but there were only {step}; let "
-                "Task.batches begin another epoch, or train for fewer steps"
-            )
         return state
 
     def is_validated(self, step: int) -> bool:
@@ -294,10 +289,21 @@ class Run:
         return BatchShards.of(self.mesh, self.settings.accumulation)
 
     def batches(self, start: int) -> Iterator[PyTree]:
-        """The batches of the remaining steps, on the devices."""
-        accumulation, count = self.settings.accumulation, self.settings.steps - start
-        local = itertools.islice(self.task.batches(start, self.shards), count)
-        return (to_devices(self.mesh, batch, accumulation) for batch in local)
+        """The batches of the remaining steps, on the devices.
+
+        Raises:
+          UserError: There are fewer.
+        """
+        step, steps = start, self.settings.steps
+        local = itertools.islice(self.task.batches(start, self.shards), steps - start)
+        for batch in local:
+            yield to_devices(self.mesh, batch, self.settings.accumulation)
+            step += 1
+        if step < steps:
+            raise UserError(
+                f"expected batches for {steps} steps, but there were only {step}; let "
+                "Task.batches begin another epoch, or train for fewer steps"
+            )
 
     def report(self, state: TrainState, window: Window) -> None:
         """Reports the window's means, and what was in skipped batches.

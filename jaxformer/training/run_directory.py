@@ -138,7 +138,7 @@ def check_metadata(folder: Workdir, identity: dict[str, str], metadata: dict[str
     Raises:
       UserError: It was not.
     """
-    for name in metadata.keys() & identity.keys() or identity:
+    for name in [name for name in identity if name in metadata] or identity:
         if metadata.get(name) != identity[name]:
             raise UserError(
                 f"{folder.checkpoints}: expected checkpoints of the {name} with SHA-256 "

@@ -146,7 +146,15 @@ def make_train_step(
       seed: Seeds the key of :class:`Randomness`, together with the number of the step.
       accumulation: Micro-batches that one step is computed in. The result does not depend on it.
       axes: Names of the parameters' axes, as :meth:`Task.axes` returns them.
+
+    Raises:
+      UserError: The loss is no function.
     """
+    if not callable(loss):
+        raise UserError(
+            "loss: expected a function of parameters, batch and randomness, got "
+            f"{type(loss).__name__}; see help(jaxformer.Task.loss)"
+        )
 
     def gradients_on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
         size = jax.tree.leaves(batch)[0].shape[0]
@@ -162,26 +170,34 @@ def make_train_step(
         gradients, sums = gradients_and_sums(state.params, batch, key)
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
         gradients = jax.tree.map(lambda g: g / count, gradients)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        # Not of the gradients: above 1e19 finite ones have squares, Adam's second moment, of Inf.
-        finite = _all_finite(params, opt_state)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
-        )
-        now = (~finite).astype(jnp.int32)
-        state = TrainState(
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            skipped=state.skipped + now,
-            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
-        )
-        return state, sums | {"skipped": now}
+        state, skipped = _update(state, gradients, optimizer)
+        return state, sums | {"skipped": skipped}
 
     return TrainStep(train_step, mesh, axes)
+
+
+def _update(
+    state: TrainState, gradients: PyTree, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Int[Array, ""]]:
+    """The next state, and 1 if its update was skipped."""
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    # Not of the gradients: above 1e19 finite ones have squares, Adam's second moment, of Inf.
+    finite = _all_finite(params, opt_state)
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
+    )
+    skipped = (~finite).astype(jnp.int32)
+    state = TrainState(
+        step=state.step + 1,
+        params=params,
+        opt_state=opt_state,
+        skipped=state.skipped + skipped,
+        skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+    )
+    return state, skipped
 
 
 def _all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 import types
 
@@ -55,6 +56,23 @@ def test_trees_have_an_f1(folder, capsys):
         reporter.valid(10, {"loss": 2.0, "perplexity": 7.39, "f1": 81.254, "exact_match": 2.5})
     expected = "step 10/10  validation: loss 2.000  ppl 7.39  F1 81.25  exact 2.5 %\n"
     assert capsys.readouterr().err == expected
+
+
+def test_values_of_ones_own_are_shown_by_name(folder, capsys):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.valid(10, {"loss": 2.0, "accuracy": 0.51239, "rank": 3.0})
+    expected = "step 10/10  validation: loss 2.000  accuracy 0.5124  rank 3\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_means_are_per_count_without_skipped_steps():
+    """Perplexity of the sum of likelihoods; NaN where nothing is left."""
+    good = {"loss": 3.0, "nll": 2.0, "hits": 1, "count": 2, "tokens": 5, "skipped": 0}
+    bad = {name: float("nan") for name in good} | {"skipped": 1}
+    means = reporting.mean_values([good, bad, good | {"count": 6}])
+    assert means == {"loss": 6 / 8, "hits": 2 / 8, "perplexity": pytest.approx(math.exp(4 / 8))}
+    assert set(map(math.isnan, reporting.mean_values([bad]).values())) == {True}
+    assert list(means) == ["loss", "perplexity", "hits"]
 
 
 def test_bar_on_a_terminal(folder, monkeypatch):

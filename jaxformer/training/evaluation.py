@@ -12,8 +12,8 @@ from jaxformer.training.reporting import mean_values
 from jaxformer.training.step import make_eval_step
 from jaxformer.training.task import Loss, Sums
 
-# Compiled once for all evaluations of a run.
-_eval_step: Callable[..., Callable[[PyTree, PyTree], Sums]] = functools.lru_cache(maxsize=4)(
+# Compiled once for all evaluations of a run. Few, since a loss may keep its data alive.
+_eval_step: Callable[..., Callable[[PyTree, PyTree], Sums]] = functools.lru_cache(maxsize=2)(
     make_eval_step
 )
 

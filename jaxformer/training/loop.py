@@ -7,7 +7,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import optax
@@ -185,8 +185,7 @@ class Run:
         train_step = self.compile_train_step(state)
         window = Window(self.learning_rate)
         with stop_signals() as stopped:
-            batches = window.timed(self.batches(start))
-            for step, batch in enumerate(batches, start=start + 1):
+            for step, batch in enumerate(window.timed(self.batches(start)), start=start + 1):
                 state, sums = train_step(state, batch)
                 self.checkpoints.check()
                 window.add(step, sums)
@@ -206,13 +205,15 @@ class Run:
                 for hook in self.hooks:
                     hook(step, state, sums)
                 if stop:
-                    self.checkpoints.wait()
-                    name = stopped[0].name if stopped else "SIGTERM"
-                    raise KeyboardInterrupt(
-                        f"{name}: step {step} is saved; the same command goes on there"
-                    )
+                    self.end_early(step, stopped)
             self.checkpoints.wait()
         return state
+
+    def end_early(self, step: int, stopped: Sequence[signal.Signals]) -> NoReturn:
+        """Ends the run after a step that is being saved."""
+        self.checkpoints.wait()
+        name = stopped[0].name if stopped else "SIGTERM"
+        raise KeyboardInterrupt(f"{name}: step {step} is saved; the same command goes on there")
 
     def is_validated(self, step: int) -> bool:
         """Returns whether there is a validation after this step."""

@@ -90,7 +90,7 @@ def muon(
 
     Args:
       learning_rate: Of the matrices, whose updates are orthogonal: about 0.02.
-      adam_learning_rate: Of the others; as that of the matrices when None.
+      adam_learning_rate: Of the others; the same one when None.
       axes: Names of the parameters' axes, as :meth:`Task.axes` returns them.
       **options: Of ``optax.contrib.muon``, such as ``weight_decay``.
     """

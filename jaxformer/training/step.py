@@ -170,17 +170,19 @@ def make_train_step(
         gradients, sums = gradients_and_sums(state.params, batch, key)
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
         gradients = jax.tree.map(lambda g: g / count, gradients)
-        state, skipped = _update(state, gradients, optimizer)
+        state, skipped = _update(state, gradients, sums["loss"] / count, optimizer)
         return state, sums | {"skipped": skipped}
 
     return TrainStep(train_step, mesh, axes)
 
 
 def _update(
-    state: TrainState, gradients: PyTree, optimizer: optax.GradientTransformation
+    state: TrainState, gradients: PyTree, value: Array, optimizer: optax.GradientTransformation
 ) -> tuple[TrainState, Int[Array, ""]]:
     """The next state, and 1 if its update was skipped."""
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    optimizer = optax.with_extra_args_support(optimizer)
+    # Some transformations adapt to the value of the loss: optax.contrib.reduce_on_plateau.
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=value)
     params = optax.apply_updates(state.params, updates)
     # Not of the gradients: above 1e19 finite ones have squares, Adam's second moment, of Inf.
     finite = _all_finite(params, opt_state)

@@ -158,6 +158,15 @@ def test_interrupted_between_checkpoints_it_resumes_bit_for_bit(error, tmp_path,
     assert notes.closed == 3
 
 
+def test_batches_may_be_made_ahead_in_threads(tmp_path, whole):
+    class Prefetched(Bigrams):
+        def batches(self, start, shards):
+            return jaxformer.prefetch(lambda number: shards.local(self.batch(number)), start)
+
+    run(tmp_path, Prefetched(), steps=4)
+    assert_equal(run(tmp_path, Prefetched()), whole[0])
+
+
 def test_a_signal_saves_first(tmp_path, whole):
     hook = every(5, lambda step, state, sums: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 6 is saved"):
@@ -261,8 +270,9 @@ def test_accumulation_and_a_resume_on_another_mesh_change_nothing(tmp_path, whol
         optax.adafactor(0.1, min_dim_size_to_factor=8),
         optax.chain(optax.clip(0.1), optax.sgd(3.0, momentum=0.9)),
         optax.contrib.schedule_free_adamw(0.1),
+        optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(patience=2)),
     ],
-    ids=["adafactor", "sgd", "schedule free"],
+    ids=["adafactor", "sgd", "schedule free", "plateau"],
 )
 def test_any_optimizer_is_resumed_exactly(optimizer, tmp_path):
     expected = run(tmp_path / "whole", optimizer=optimizer)

@@ -170,15 +170,12 @@ def mean_values(sums: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     good = [batch for batch in sums if not batch.get("skipped")]
     count = sum(float(batch["count"]) for batch in good) or math.nan
-    names = dict.fromkeys(["loss", "nll", *(sums[0] if sums else ())])
-    means = {
-        name: sum(float(batch[name]) for batch in good) / count
-        for name in names
-        if name not in _NOT_MEANS and (name == "loss" or any(name in batch for batch in sums))
-    }
-    return {
-        ("perplexity" if name == "nll" else name): (
-            math.exp(min(value, 700.0)) if name == "nll" else value
-        )
-        for name, value in means.items()
-    }
+
+    def mean(name: str) -> float:
+        return sum(float(batch[name]) for batch in good) / count
+
+    values = {"loss": mean("loss")}
+    others = sums[0].keys() - {"loss", *_NOT_MEANS} if sums else set()
+    if "nll" in others:
+        values["perplexity"] = math.exp(min(mean("nll"), 700.0))
+    return values | {name: mean(name) for name in sorted(others - {"nll"})}

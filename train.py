@@ -41,7 +41,7 @@ _FAREWELL_SECONDS = 10
 
 
 def main(argv: list[str]) -> None:
-    """Turns the flags into a config and hands over to :mod:`jaxformer.training`."""
+    """Turns the flags into a config and hands over to :mod:`jaxformer.experiment`."""
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     command = functools.partial(exit_code, functools.partial(_train, argv))
     sys.exit(command() if COORDINATOR.value is None else _leaving_others_free(command))
@@ -51,7 +51,7 @@ def _train(argv: list[str]) -> None:
     if len(argv) > 1:
         raise UserError(f"expected only --flags: got {argv[1]!r}")
     # Imported late: a wrong flag, or --help, should not wait for jax.
-    from jaxformer.training.loop import train
+    from jaxformer.experiment import train
 
     assert WORKDIR.value is not None  # parse has seen to it
     _join_processes()

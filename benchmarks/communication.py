@@ -8,9 +8,9 @@ of the chips publish; nothing is measured.
 
 from typing import NamedTuple
 
+from jaxformer.analysis.communication import step_traffic
+from jaxformer.analysis.flops import training_flops
 from jaxformer.config import Config, MeshConfig, ModelConfig
-from jaxformer.training.communication import step_traffic
-from jaxformer.training.flops import training_flops
 
 # A chip's share of the batch: 25,000 source and 25,000 target tokens, as the paper's whole batch.
 ROWS, LENGTH = 500, 50

@@ -200,11 +200,11 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     import jax
     import numpy as np
 
+    from jaxformer.analysis.flops import training_flops
     from jaxformer.config import Config, ModelConfig
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
-    from jaxformer.models.transformer import Transformer
-    from jaxformer.training.flops import training_flops
+    from jaxformer.tasks.translation import make_init, make_loss
     from jaxformer.training.mesh import make_mesh, row_shards, to_devices
     from jaxformer.training.optimizer import make_optimizer
     from jaxformer.training.step import init_state, make_train_step
@@ -225,14 +225,14 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     mesh = make_mesh()
     batches = load_batches(store, plan, row_multiple=row_shards(mesh))
     optimizer = make_optimizer(config)
-    state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
+    state = init_state(make_init(config.model), optimizer, mesh, seed=0)
     first = to_devices(mesh, next(batches))
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: compiled.append(event)
     )
     began = time.perf_counter()
-    train_step = make_train_step(config, optimizer, mesh).lower(state, first).compile()
+    train_step = make_train_step(make_loss(config), optimizer, mesh).lower(state, first).compile()
     compile_seconds = time.perf_counter() - began
     batch, waited, took = first, 0.0, 0.0
 

@@ -10,9 +10,9 @@ import re
 import runpy
 from collections.abc import Callable, Iterator
 
+from jaxformer.analysis.flops import training_flops
 from jaxformer.config import Config, from_dict
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
-from jaxformer.training.flops import training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
 PAGES = ("paper.md", "paper_map.md", "reproduce.md")

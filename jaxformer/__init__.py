@@ -8,8 +8,9 @@ Models       Transformer
 Parts        MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
              StackCache, dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
-Training     train, TrainState, make_train_step, make_mesh, make_optimizer, inverse_sqrt_schedule,
-             cross_entropy
+Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
+Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
+             make_mesh, init_state, make_train_step, TrainState
 Use          Translator, Hypothesis, Parser, quantize, Tokenizer, Batch, Checkpoints
 """
 

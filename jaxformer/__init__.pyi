@@ -3,12 +3,15 @@
 from jaxformer.checkpoint import Checkpoints as Checkpoints
 from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
+from jaxformer.config import FitConfig as FitConfig
 from jaxformer.config import MeshConfig as MeshConfig
 from jaxformer.config import ModelConfig as ModelConfig
 from jaxformer.config import TrainingConfig as TrainingConfig
 from jaxformer.data.batch import Batch as Batch
+from jaxformer.data.loader import prefetch as prefetch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
 from jaxformer.errors import UserError as UserError
+from jaxformer.experiment import train as train
 from jaxformer.inference.parser import Parser as Parser
 from jaxformer.inference.quantization import quantize as quantize
 from jaxformer.inference.translator import Hypothesis as Hypothesis
@@ -34,12 +37,20 @@ from jaxformer.search import beam_search as beam_search
 from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
-from jaxformer.training.loop import train as train
+from jaxformer.training.evaluation import evaluate_loss as evaluate_loss
+from jaxformer.training.loop import every as every
+from jaxformer.training.loop import fit as fit
 from jaxformer.training.losses import cross_entropy as cross_entropy
+from jaxformer.training.mesh import BatchShards as BatchShards
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import make_optimizer as make_optimizer
+from jaxformer.training.optimizer import muon as muon
 from jaxformer.training.step import TrainState as TrainState
+from jaxformer.training.step import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step
+from jaxformer.training.task import Randomness as Randomness
+from jaxformer.training.task import Task as Task
+from jaxformer.training.writers import Writer as Writer
 
 __version__: str

@@ -198,67 +198,75 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """Optimisation (sections 5.2 to 5.4) and what is written while it runs.
+class FitConfig:
+    """The training loop of any task: how long it runs, and what is written while it does.
 
     Attributes:
       steps: Optimizer steps of the whole run.
-      warmup_steps: Steps of linear warm-up in equation 3.
-      learning_rate_scale: Factor on the learning rate of equation 3; 1 is the paper's.
-      label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
-      clip_norm: Largest global gradient norm; None, as in the paper, clips nothing.
       accumulation: Micro-batches that one step is computed in. The result does not depend on it.
-      remat: What the backward pass computes again instead of keeping: "none"; "dots", all but the
-        products with parameters; "layer", all but the inputs of layers. Slower, and less memory.
-        The result does not depend on it.
-      moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
-      eval_every: Steps between two validations (loss, and BLEU or F1 of trees); a multiple of
-        checkpoint_every.
-      eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
+      eval_every: Steps between two validations; a multiple of checkpoint_every.
       checkpoint_every: Steps between two checkpoints.
       keep_checkpoints: Newest checkpoints kept, for averaging; the best one is kept besides.
     """
 
     steps: int = 100_000
+    accumulation: int = 1
+    seed: int = 0
+    log_every: int = 100
+    eval_every: int = 1500
+    checkpoint_every: int = 1500
+    keep_checkpoints: int = 5
+
+    _section = "fit"  # of the config; no field
+
+    def __post_init__(self) -> None:
+        """Refuses a run that could not start or would never report."""
+        section = self._section
+        _check_choices(self, section)
+        names = ("steps", "accumulation", "log_every", "eval_every", "checkpoint_every")
+        _check_positive(self, section, *names, "keep_checkpoints")
+        if self.eval_every % self.checkpoint_every:
+            raise UserError(
+                f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "
+                f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
+            )
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"{section}.seed must be from 0 to {2**31 - 1}: got {self.seed}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(FitConfig):
+    """Optimisation (sections 5.2 to 5.4), the loop, and what is validated.
+
+    Attributes:
+      warmup_steps: Steps of linear warm-up in equation 3.
+      learning_rate_scale: Factor on the learning rate of equation 3; 1 is the paper's.
+      label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
+      clip_norm: Largest global gradient norm; None, as in the paper, clips nothing.
+      remat: What the backward pass computes again instead of keeping: "none"; "dots", all but the
+        products with parameters; "layer", all but the inputs of layers. Slower, and less memory.
+        The result does not depend on it.
+      moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
+      eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
+    """
+
     warmup_steps: int = 4000
     learning_rate_scale: float = 1.0
     label_smoothing: float = 0.1
     clip_norm: float | None = None
-    accumulation: int = 1
     remat: Remat = "none"
     moments: Literal["float32", "bfloat16"] = "float32"
-    seed: int = 0
-    log_every: int = 100
-    eval_every: int = 1500
     eval_sentences: int = 500
-    checkpoint_every: int = 1500
-    keep_checkpoints: int = 5
+
+    _section = "training"
 
     def __post_init__(self) -> None:
         """Refuses a run that could not start or would never report."""
-        _check_choices(self, "training")
-        _check_positive(
-            self,
-            "training",
-            "steps",
-            "warmup_steps",
-            "learning_rate_scale",
-            "accumulation",
-            "log_every",
-            "eval_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-        )
+        super().__post_init__()
+        _check_positive(self, "training", "warmup_steps", "learning_rate_scale")
         _check_fraction(self, "training", "label_smoothing")
-        if self.eval_every % self.checkpoint_every:
-            raise UserError(
-                "training.eval_every must be a multiple of training.checkpoint_every, so that "
-                f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
-            )
-        if not 0 <= self.seed < 2**31:
-            raise UserError(f"training.seed must be from 0 to {2**31 - 1}: got {self.seed}")
         if self.eval_sentences < 0:
             raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -365,12 +373,14 @@ def check_config(config: Any) -> None:
     raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
 
 
-def to_dict(config: Config) -> dict[str, Any]:
+def to_dict(config: Config | FitConfig) -> dict[str, Any]:
     """Returns the config as nested dictionaries of plain values.
 
     Raises:
       UserError: The search has constraints, which are no plain values.
     """
+    if isinstance(config, FitConfig):
+        return dataclasses.asdict(config)
     return {
         name: search_to_dict(part) if name == "search" else dataclasses.asdict(part)
         for name, part in vars(config).items()

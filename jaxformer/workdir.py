@@ -33,7 +33,7 @@ class Workdir:
 
     @property
     def config(self) -> pathlib.Path:
-        """The resolved config, JSON."""
+        """The resolved config, JSON; of a task of one's own, the settings of the loop as "fit"."""
         return self.path / "config.json"
 
     @property

@@ -42,7 +42,7 @@ def _measure(options: argparse.Namespace) -> None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.devices)
     # Only now: the number of devices has to be known before the first of them is used.
-    from jaxformer.training.memory import savings, step_memory, with_settings
+    from jaxformer.analysis.memory import savings, step_memory, with_settings
     from jaxformer.workdir import use_compilation_cache
 
     use_compilation_cache()

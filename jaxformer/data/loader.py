@@ -1,13 +1,16 @@
 """From a batch plan to batches: grain reads ahead in threads, in the order of the plan."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import grain
 
 from jaxformer.data.batch import Batch, make_batch
 from jaxformer.data.plan import BatchPlan, Shape
 from jaxformer.data.store import TokenStore
+
+T = TypeVar("T")
 
 # Laying out a batch takes a few milliseconds: two threads hide it, more would only wait.
 _READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
@@ -49,8 +52,22 @@ def load_batches(
         pairs = [[store[example] for example in row] for row in local]
         return make_batch(pairs, (len(parts) * share, src_length, tgt_length))
 
+    return prefetch(read, start, stop)
+
+
+def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = None) -> Iterator[T]:
+    """Yields ``batch_of(start)``, ``batch_of(start + 1)`` and so on, made ahead in threads.
+
+    >>> list(prefetch(lambda n: n * n, start=2, stop=5))
+    [4, 9, 16]
+
+    Args:
+      batch_of: A pure function of the number of a batch.
+      start: The first batch.
+      stop: The batch to end before; None goes on for ever.
+    """
     numbers = grain.MapDataset.range(start, sys.maxsize if stop is None else stop)
-    return iter(numbers.map(read).to_iter_dataset(_READ))
+    return iter(numbers.map(batch_of).to_iter_dataset(_READ))
 
 
 def padded_shapes(plan: BatchPlan, row_multiple: int) -> tuple[Shape, ...]:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxformer.analysis.flops import training_flops
 from jaxformer.errors import exit_code
 from jaxformer.paper import command
 from jaxformer.paper.table3_rows import row_config
-from jaxformer.training.flops import training_flops
 
 _EXAMPLE = "python -m jaxformer.paper.table2 --tokens 25 > table2.md"
 GPUS = 8

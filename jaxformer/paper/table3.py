@@ -22,6 +22,7 @@ from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
 from jaxformer.evaluation.report import TranslationReport, translation_report
+from jaxformer.experiment import train
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
@@ -29,8 +30,7 @@ from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
 from jaxformer.plots.learning_curve import read_metrics
-from jaxformer.training.dataset import open_dataset
-from jaxformer.training.loop import train
+from jaxformer.tasks.dataset import open_dataset
 from jaxformer.workdir import Workdir, read_json
 
 _EXAMPLE = """\

@@ -1,1 +1,1 @@
-"""Section 5: loss, optimizer, one data-parallel step, the loop around it, and its reports."""
+"""Section 5 for any task: loss, optimizer, one data-parallel step, the loop, and its reports."""

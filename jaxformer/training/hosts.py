@@ -1,4 +1,4 @@
-"""What the processes of one run, on one or several hosts, say to one another.
+"""Communication between the processes of one run, on one or several hosts.
 
 With a single process nothing is sent, and every function does the obvious.
 """
@@ -16,8 +16,8 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 
 
-def is_first() -> bool:
-    """Whether this process is the one that writes files and reports."""
+def is_primary() -> bool:
+    """Returns whether this process is the one that writes files and reports."""
     return jax.process_index() == 0
 
 
@@ -28,16 +28,16 @@ def first_before_others(what: str) -> Iterator[None]:
     For what the first leaves in a file system that they share. If it fails, the others run into
     the same failure by themselves.
     """
-    if not is_first():
+    if not is_primary():
         multihost_utils.sync_global_devices(what)
     try:
         yield
     finally:
-        if is_first():
+        if is_primary():
             multihost_utils.sync_global_devices(what)
 
 
-def everyones(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """The values of all processes in their order: whatever JSON can say."""
     if jax.process_count() == 1:
         return [value]
@@ -55,7 +55,7 @@ def check_agreement(facts: dict[str, str]) -> None:
     Raises:
       UserError: They were not, on every process: says which fact differs, and where.
     """
-    everywhere = everyones(facts)
+    everywhere = all_gather(facts)
     for name, fact in everywhere[0].items():
         for process, others in enumerate(everywhere):
             if others[name] != fact:

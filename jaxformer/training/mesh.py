@@ -8,7 +8,7 @@ last two need is left to the compiler, by the rules of this module.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,10 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jaxformer.config import MeshConfig
-from jaxformer.data.batch import Batch
 from jaxformer.errors import UserError
 from jaxformer.layout import pvary
-from jaxformer.nn.sharding import axis_names
 
 DATA_AXIS = "data"
 
@@ -106,28 +104,110 @@ def row_parts(mesh: Mesh) -> list[int]:
     return [n for n, part in enumerate(parts) if any(d.process_index == process for d in part)]
 
 
-def split_over(mesh: Mesh, tree: PyTree) -> PyTree:
-    """The layout of parameters, or of a whole training state, for each array or its shape.
+class BatchShards(NamedTuple):
+    """The equal, contiguous shards that the rows of every batch have on a mesh.
 
-    An axis that cannot be split evenly is not split.
+    Attributes:
+      row_multiple: Rows of a global batch must be divisible by this: by the number of shards, and
+        within each of them by the micro-batches of a step.
+      local_shards: Numbers of the shards that this process reads, ascending.
+      shard_count: Number of all shards.
     """
 
-    def sharding(leaf: jax.Array | jax.ShapeDtypeStruct, names: tuple) -> NamedSharding:
-        axes = [RULES.get(name) for name in names]
+    row_multiple: int
+    local_shards: Sequence[int]
+    shard_count: int
+
+    @classmethod
+    def of(cls, mesh: Mesh, accumulation: int = 1) -> "BatchShards":
+        """The shards of a mesh, for steps of so many micro-batches."""
+        count = row_shards(mesh)
+        return cls(count * accumulation, row_parts(mesh), count)
+
+    def local(self, batch: PyTree) -> PyTree:
+        """Takes the rows of this process from a global batch of NumPy arrays."""
+        if len(self.local_shards) == self.shard_count:
+            return batch
+        return jax.tree.map(
+            lambda a: np.concatenate(
+                [np.split(a, self.shard_count)[shard] for shard in self.local_shards]
+            ),
+            batch,
+        )
+
+
+def split_over(mesh: Mesh, params: PyTree, names: PyTree) -> PyTree:
+    """The layout of parameters, for each array or its shape.
+
+    An axis that cannot be split evenly is not split, nor is an array with names for another number
+    of axes.
+
+    Args:
+      mesh: As :func:`make_mesh` makes it.
+      params: Arrays or their shapes.
+      names: A tuple of names, one for each axis, in the place of each array.
+    """
+
+    def sharding(
+        leaf: jax.Array | jax.ShapeDtypeStruct, names: tuple[str | None, ...] | None
+    ) -> NamedSharding:
+        if names is None or len(names) != leaf.ndim:
+            return replicated(mesh)
+        axes = [RULES.get(name or "") for name in names]
         fits = [
             axis if axis and size % mesh.shape[axis] == 0 else None
             for axis, size in zip(axes, leaf.shape, strict=True)
         ]
         return NamedSharding(mesh, PartitionSpec(*fits))
 
-    return jax.tree.map(sharding, tree, axis_names(tree))
+    return jax.tree.map(sharding, params, names)
 
 
-def to_devices(mesh: Mesh, batch: Batch) -> Batch:
-    """This process's rows of a batch, as its part of the global batch on the devices."""
+def split_alike(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -> PyTree:
+    """The layout of an optimizer's state.
+
+    An array whose path ends with a parameter's path, and that has the parameter's shape, lies like
+    the parameter: Adam's moments. All others are whole on every device: counts, and the rows and
+    columns of Adafactor.
+
+    Args:
+      mesh: As :func:`make_mesh` makes it.
+      opt_state: Arrays or their shapes.
+      params: Arrays or their shapes.
+      layout: Of the parameters, from :func:`split_over`.
+    """
+    shardings = {
+        path: (leaf.shape, sharding)
+        for (path, leaf), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(layout), strict=True
+        )
+    }
+
+    def sharding(path: tuple, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
+        for start in range(len(path) + 1):
+            shape, found = shardings.get(path[start:], (None, None))
+            if found is not None and shape == leaf.shape:
+                return found
+        return replicated(mesh)
+
+    return jax.tree_util.tree_map_with_path(sharding, opt_state)
+
+
+def to_devices(mesh: Mesh, batch: PyTree, accumulation: int = 1) -> PyTree:
+    """This process's rows of a batch, as its part of the global batch on the devices.
+
+    Raises:
+      UserError: The rows cannot be divided among the devices, and then into micro-batches.
+    """
     sharding, parts, count = rows_split(mesh), row_parts(mesh), row_shards(mesh)
 
     def place(local: np.ndarray) -> jax.Array:
+        if np.ndim(local) == 0 or local.shape[0] % (len(parts) * accumulation):
+            raise UserError(
+                f"expected batches of rows divisible by {count * accumulation}, for {count} shards "
+                f"of {accumulation} micro-batches: got an array of shape {np.shape(local)}; add "
+                "rows that count nothing"
+            )
         share = local.shape[0] // len(parts)
 
         def part(index: Any) -> np.ndarray:

@@ -1,136 +1,113 @@
-"""What a run says while it goes on: terminal, metrics.jsonl, and TensorBoard if it is there."""
+"""Reports of a run: means over the steps since the last one, handed to all writers."""
 
 import contextlib
-import json
 import math
-import os
-import pathlib
-import sys
 import time
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
+import optax
+from jaxtyping import PyTree
 
-from jaxformer.config import Config
-from jaxformer.data.batch import Batch
-from jaxformer.files import write_file
-from jaxformer.training.hosts import is_first
-from jaxformer.training.optimizer import inverse_sqrt_schedule
-from jaxformer.training.step import Metrics
+from jaxformer.training.hosts import is_primary
+from jaxformer.training.task import Sums
+from jaxformer.training.writers import MetricsFile, TensorBoard, Terminal, Writer
 from jaxformer.workdir import Workdir
 
 # How many steps may wait for the device. It must not run out of them; but each is one more to wait
 # for when the run is asked to stop, and a machine that is taken away leaves it only seconds.
 _IN_FLIGHT = 4
+# Sums that are no values per count.
+_NOT_MEANS = ("count", "tokens", "skipped")
 
 
 class Reporter:
-    """Reports to the terminal, to ``metrics.jsonl`` and, with the extra, to TensorBoard.
+    """Hands reports to the terminal, ``metrics.jsonl``, TensorBoard, and a user's own writers.
 
-    A terminal gets a bar; a file or a pipe gets plain lines. Of several processes only the first
-    reports.
+    Of several processes only the first reports.
     """
 
-    def __init__(self, folder: Workdir, *, start: int, steps: int) -> None:
-        """Goes on with the metrics of an earlier part of the run, up to its step ``start``."""
-        self._steps = steps
-        self._bar = tqdm(
-            total=steps,
-            initial=start,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not (sys.stderr.isatty() and is_first()),
-        )
-        self._lines = _open_metrics(folder, start)
-        self._tensorboard = _open_tensorboard(folder, start) if is_first() else None
+    def __init__(
+        self, folder: Workdir, *, start: int, steps: int, writers: Sequence[Writer] = ()
+    ) -> None:
+        """Resumes the metrics of an earlier part of the run, up to its step ``start``."""
+        self._terminal = Terminal(start, steps)
+        self._own: list[Any] = [self._terminal]
+        self._users: list[Writer] = []
+        self._seen: set[tuple[str, float]] = set()
+        if is_primary():
+            metrics = MetricsFile(folder, start)
+            self._own += [metrics, TensorBoard(folder, start)]
+            self._users, self._seen = list(writers), metrics.cut
 
     def __enter__(self) -> "Reporter":
         """Nothing to do: files were opened on construction."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Closes bar and files."""
-        self._bar.close()
-        self._lines.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        """Closes all writers."""
+        for writer in self._own:
+            writer.close()
+        for writer in self._users:
+            self._call(writer, writer.close)
 
-    def say(self, message: str) -> None:
-        """Prints one line, above the bar if there is one."""
-        if is_first():
-            tqdm.write(message, file=sys.stderr)
+    def log(self, message: str) -> None:
+        """Prints a message on the terminal."""
+        self._terminal.log(message)
 
     def advance(self, step: int) -> None:
         """Moves the bar."""
-        self._bar.update(step - self._bar.n)
+        self._terminal.advance(step)
 
     def train(self, step: int, values: dict[str, float]) -> None:
         """Reports means of the training steps since the last report."""
-        self._record("train", step, values)
-        parts = (
-            f"loss {values['loss']:.3f}",
-            f"ppl {values['perplexity']:.2f}",
-            f"lr {values['learning_rate']:.2e}",
-            f"{values['tokens_per_second']:,.0f} tokens/s",
-        )
-        if not self._bar.disable:
-            self._bar.set_postfix_str(", ".join(parts))
-        else:
-            seconds_left = values["seconds_per_step"] * (self._steps - step)
-            left = tqdm.format_interval(int(seconds_left))
-            self.say(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
+        self._write(step, "train", values)
 
     def valid(self, step: int, values: dict[str, float]) -> None:
         """Reports one validation."""
-        self._record("valid", step, values)
-        text = f"loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}"
-        for name, label in (("bleu", "sacreBLEU"), ("f1", "F1")):
-            if name in values:
-                text += f"  {label} {values[name]:.2f}  exact {values['exact_match']:.1f} %"
-        self.say(f"step {step}/{self._steps}  validation: {text}")
+        self._write(step, "valid", values)
 
     def failed_validation(self, step: int, error: Exception) -> None:
         """Reports that a validation failed, and why."""
         cause = f"{type(error).__name__}: {error}".split("\n")[0]
-        self._write({"kind": "failed_validation", "step": step, "error": cause})
-        self.say(
-            f"step {step}/{self._steps}  validation failed, the checkpoint has no score: {cause}"
-        )
+        for writer in self._own:
+            writer.write(step, "failed_validation", {"error": cause})
 
-    def _record(self, kind: str, step: int, values: dict[str, float]) -> None:
-        # JSON has no NaN and no infinity.
-        known = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        self._write({"kind": kind, "step": step, **known})
-        if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+    def _write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        for writer in self._own:
+            writer.write(step, kind, values)
+        if (kind, step) in self._seen:
+            return
+        for writer in list(self._users):
+            self._call(writer, writer.write, step, kind, dict(values))
 
-    def _write(self, record: dict[str, Any]) -> None:
-        print(json.dumps(record), file=self._lines, flush=True)
+    def _call(self, writer: Writer, method: Any, *arguments: Any) -> None:
+        """Calls a user's writer: if it fails, it is dropped, and the run continues."""
+        try:
+            method(*arguments)
+        except Exception as error:
+            self._users = [other for other in self._users if other is not writer]
+            cause = f"{type(error).__name__}: {error}".split("\n")[0]
+            self.log(f"{type(writer).__name__} failed and gets no more reports: {cause}")
 
 
 class Window:
     """The steps since the last report; their metrics stay on the device until then."""
 
-    def __init__(self, config: Config) -> None:
-        """Starts an empty window now."""
-        self._schedule = inverse_sqrt_schedule(
-            config.model.d_model,
-            config.training.warmup_steps,
-            config.training.learning_rate_scale,
-        )
+    def __init__(self, learning_rate: optax.Schedule | None = None) -> None:
+        """Starts an empty window now; the schedule, if there is one, is reported too."""
+        self._schedule = learning_rate
         self._clear()
 
     def _clear(self) -> None:
         self._steps: list[int] = []
-        self._metrics: list[Metrics] = []
+        self._metrics: list[Sums] = []
         self._waited = 0.0
         self._began = time.monotonic()
 
-    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def timed(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
         """The same batches; counts the time in which the loop waits for them."""
         while True:
             began = time.monotonic()
@@ -140,7 +117,7 @@ class Window:
                 return
             yield batch
 
-    def add(self, step: int, metrics: Metrics) -> None:
+    def add(self, step: int, metrics: Sums) -> None:
         """Takes up one step; waits only if the device is far behind."""
         self._steps.append(step)
         self._metrics.append(metrics)
@@ -157,7 +134,7 @@ class Window:
 
     def skipped(self) -> list[int]:
         """The steps that were skipped, since their updates were not finite."""
-        flags = jax.device_get([metrics.skipped for metrics in self._metrics])
+        flags = jax.device_get([metrics["skipped"] for metrics in self._metrics])
         return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
 
     def means(self, updates: int) -> dict[str, float]:
@@ -171,65 +148,34 @@ class Window:
         """
         every = jax.device_get(self._metrics)
         seconds = time.monotonic() - self._began
-        good = [metrics for metrics in every if not metrics.skipped]
-        tokens = sum(int(m.source_tokens) + int(m.target_tokens) for m in every)
-        values = {
-            **loss_means(good),
-            "learning_rate": float(np.asarray(self._schedule(updates - 1))),
-            "tokens_per_second": tokens / seconds,
+        values = mean_values(every)
+        if self._schedule is not None:
+            values["learning_rate"] = float(np.asarray(self._schedule(updates - 1)))
+        if "tokens" in every[0]:
+            values["tokens_per_second"] = sum(float(m["tokens"]) for m in every) / seconds
+        values |= {
             "seconds_per_step": seconds / len(every),
             "waiting": self._waited / seconds,
-            "skipped": float(len(every) - len(good)),
+            "skipped": float(sum(int(m["skipped"]) for m in every)),
         }
         self._clear()
         return values
 
 
-def loss_means(metrics: list[Metrics]) -> dict[str, float]:
-    """Loss and perplexity per target token, from sums over batches; NaN for no batch."""
-    tokens = sum(float(m.target_tokens) for m in metrics) or math.nan
-    nll = sum(float(m.nll) for m in metrics) / tokens
-    return {
-        "loss": sum(float(m.loss) for m in metrics) / tokens,
-        "perplexity": math.exp(min(nll, 700.0)),
-    }
+def mean_values(sums: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means per count, from sums over batches without skipped ones; NaN if nothing is left.
 
-
-def _open_metrics(folder: Workdir, start: int) -> IO[str]:
-    """Opens ``metrics.jsonl`` without the reports from after the step that the run resumes from.
-
-    They go to the end of ``metrics.after-<start>.jsonl``. Only a torn last line is dropped.
+    >>> mean_values([{"loss": 6.0, "hits": 1, "count": 2}, {"loss": 1.5, "hits": 2, "count": 1}])
+    {'loss': 2.5, 'hits': 1.0}
     """
-    if not is_first():
-        return pathlib.Path(os.devnull).open("w", encoding="utf-8")
-    content = folder.metrics.read_bytes() if folder.metrics.exists() else b""
-    *lines, torn = content.split(b"\n")
-    if _step_of(torn) is not None:  # nothing but its end is missing
-        lines.append(torn)
-    kept, cut = [], []
-    for line in filter(bytes.strip, lines):
-        step = _step_of(line)
-        (kept if step is not None and step <= start else cut).append(line + b"\n")
-    if cut:
-        copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
-        write_file(copy, (copy.read_bytes() if copy.exists() else b"") + b"".join(cut))
-    write_file(folder.metrics, b"".join(kept))
-    return folder.metrics.open("a", encoding="utf-8")
+    good = [batch for batch in sums if not batch.get("skipped")]
+    count = sum(float(batch["count"]) for batch in good) or math.nan
 
+    def mean(name: str) -> float:
+        return sum(float(batch[name]) for batch in good) / count
 
-def _step_of(line: bytes) -> float | None:
-    """The step of a report; None if the line is none."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return step if isinstance(step, int | float) else None
-
-
-def _open_tensorboard(folder: Workdir, start: int) -> Any:
-    try:
-        import tensorboardX  # the extra [tensorboard]
-    except ImportError:
-        return None
-    # What is after the step that the run goes on from will be reported again.
-    return tensorboardX.SummaryWriter(str(folder.tensorboard), purge_step=start + 1)
+    values = {"loss": mean("loss")}
+    others = sums[0].keys() - {"loss", *_NOT_MEANS} if sums else set()
+    if "nll" in others:
+        values["perplexity"] = math.exp(min(mean("nll"), 700.0))
+    return values | {name: mean(name) for name in sorted(others - {"nll"})}

@@ -2,27 +2,39 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import saved_steps
-from jaxformer.config import Config
+from jaxformer.config import Config, FitConfig
 from jaxformer.errors import UserError
 from jaxformer.files import lock_folder, write_file
 from jaxformer.training import hosts
-from jaxformer.training.dataset import Dataset
-from jaxformer.workdir import Workdir, sha256_of
+from jaxformer.training.task import Task
+from jaxformer.workdir import Workdir, code_digest, read_json, use_compilation_cache
 
-# What may differ when a run goes on.
+# What may differ when a run is resumed.
 _MAY_CHANGE = {
     *("train", "valid", "directory", "steps", "accumulation", "remat", "keep_checkpoints"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
 }
 
 
-def check_workdir(folder: Workdir, config: Config) -> None:
+def begin(folder: Workdir, config: Config | FitConfig) -> None:
+    """Prepares a run before its data are read, which may take long.
+
+    Raises:
+      UserError: As in :func:`check_workdir`, or other hosts run something else.
+    """
+    use_compilation_cache()
+    hosts.check_agreement({"config": _digest(config), "jaxformer": code_digest()})
+    check_workdir(folder, config)
+
+
+def check_workdir(folder: Workdir, config: Config | FitConfig) -> None:
     """Checks that the workdir is free, or belongs to the same experiment and has its checkpoints.
 
     How long to train and how often to report may change between the parts of a run, and data may
@@ -35,17 +47,38 @@ def check_workdir(folder: Workdir, config: Config) -> None:
         raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
     if not folder.config.exists():
         return
-    old = folder.load_config()
-    for section in ("model", "data", "training"):
-        before, now = getattr(old, section), getattr(config, section)
-        for field in dataclasses.fields(before):
-            was, given = getattr(before, field.name), getattr(now, field.name)
-            if was != given and field.name not in _MAY_CHANGE:
-                raise UserError(
-                    f"{folder.path}: holds a run with {section}.{field.name}={was!r}, but "
-                    f"{given!r} was given; give the same config, or another --workdir"
-                )
+    given = _fields(config)
+    for name, was in _saved_fields(folder, config).items():
+        if was != given[name] and name.rpartition(".")[2] not in _MAY_CHANGE:
+            raise UserError(
+                f"{folder.path}: holds a run with {name}={was!r}, but {given[name]!r} was given; "
+                "give the same config, or another --workdir"
+            )
     _check_checkpoints(folder)
+
+
+def _fields(config: Config | FitConfig) -> dict[str, Any]:
+    """What a resumed run is held to, by name."""
+    names = ("model", "data", "training")
+    parts = {name: getattr(config, name) for name in names} if isinstance(config, Config) else {}
+    return {
+        f"{name}.{field.name}": getattr(part, field.name)
+        for name, part in (parts or {"fit": config}).items()
+        for field in dataclasses.fields(part)
+    }
+
+
+def _saved_fields(folder: Workdir, config: Config | FitConfig) -> dict[str, Any]:
+    """As :func:`_fields`, of the run in the workdir."""
+    if isinstance(config, Config):
+        return _fields(folder.load_config())
+    values = read_json(folder.config).get("fit")
+    if not isinstance(values, dict) or not values.keys() <= config_lib.to_dict(config).keys():
+        raise UserError(
+            f"{folder.path}: expected a workdir of this task, but it holds a run of train.py; "
+            "give another one"
+        )
+    return {f"fit.{name}": value for name, value in values.items()}
 
 
 def _check_checkpoints(folder: Workdir) -> None:
@@ -70,9 +103,9 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
     Raises:
       UserError: There is one already, on every process of this run.
     """
-    lock = lock_folder(folder.path) if hosts.is_first() else contextlib.nullcontext(True)
+    lock = lock_folder(folder.path) if hosts.is_primary() else contextlib.nullcontext(True)
     with lock as alone:
-        if not all(hosts.everyones(alone)):
+        if not all(hosts.all_gather(alone)):
             raise UserError(
                 f"{folder.path}: another process is training in this folder; stop it or let it "
                 "end (a stopped one saves its state first), or give another --workdir"
@@ -80,32 +113,54 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
         yield
 
 
-def check_vocabulary(folder: Workdir, data: Dataset, metadata: dict[str, Any]) -> None:
-    """Checks that a checkpoint was trained with the tokenizer of the data.
+def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
+    """Checks that data is what the run of a workdir began with, if it has one.
+
+    Raises:
+      UserError: It is not.
+    """
+    if not folder.config.exists():
+        return
+    began_with = read_json(folder.identity)
+    for name, digest in identity.items():
+        if began_with.get(name) != digest:
+            raise UserError(
+                f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "
+                f"now {digest}; give it the old data, or another --workdir"
+            )
+
+
+def check_metadata(folder: Workdir, identity: dict[str, str], metadata: dict[str, Any]) -> None:
+    """Checks that a checkpoint was trained with the same tokenizer and data.
+
+    Earlier versions noted the tokenizer alone.
 
     Raises:
       UserError: It was not.
     """
-    if metadata.get("tokenizer") != data.tokenizer.sha256:
-        raise UserError(
-            f"{folder.checkpoints}: expected checkpoints of the tokenizer with SHA-256 "
-            f"{data.tokenizer.sha256}, but they are of {metadata.get('tokenizer')}; "
-            "use another --workdir"
-        )
+    for name in [name for name in identity if name in metadata] or identity:
+        if metadata.get(name) != identity[name]:
+            raise UserError(
+                f"{folder.checkpoints}: expected checkpoints of the {name} with SHA-256 "
+                f"{identity[name]}, but they are of {metadata.get(name)}; use another --workdir"
+            )
 
 
-def initialize_workdir(folder: Workdir, config: Config, data: Dataset) -> None:
+def initialize_workdir(folder: Workdir, config: Config | FitConfig, task: Task) -> None:
     """Writes what the run is made from; the config last, since it makes the folder a workdir.
 
     Raises:
-      UserError: A tokenizer is in the way that this run has not begun with.
+      UserError: A file is in the way that this run has not begun with.
     """
     if not folder.config.exists():
-        if folder.tokenizer.exists() and sha256_of(folder.tokenizer) != data.tokenizer.sha256:
-            raise UserError(
-                f"{folder.tokenizer}: expected no tokenizer, or the one of this run, found "
-                "another; move it away, or give another --workdir"
-            )
-        data.tokenizer.save(folder.tokenizer)
-        write_file(folder.identity, json.dumps(data.identity, indent=2).encode())
-    config_lib.save(config, folder.config)
+        task.save(folder)
+        write_file(folder.identity, json.dumps(task.identity(), indent=2).encode())
+    if isinstance(config, Config):
+        config_lib.save(config, folder.config)
+    else:
+        values = {"fit": config_lib.to_dict(config)}
+        write_file(folder.config, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def _digest(config: Config | FitConfig) -> str:
+    return hashlib.sha256(json.dumps(config_lib.to_dict(config)).encode()).hexdigest()

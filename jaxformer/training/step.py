@@ -1,8 +1,8 @@
 """One training step over all devices: ``jax.jit(jax.shard_map(...))`` along the data axis.
 
-Losses and counts are sums. They are summed over the devices once and divided by the global
-number of target tokens once, so that any number of devices, and any accumulation, computes the
-same step, also on batches whose rows are of uneven length.
+Losses and counts are sums. They are summed over the devices once and divided by the global count
+(of target tokens, for instance) once, so that any number of devices, and any accumulation, computes
+the same step, also on batches whose rows are of uneven length.
 """
 
 import functools
@@ -13,31 +13,30 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxformer.config import Config, check_config
-from jaxformer.data.batch import Batch
-from jaxformer.models.transformer import Transformer
-from jaxformer.nn.precision import matmul_dtype
-from jaxformer.training.losses import cross_entropy
+from jaxformer.errors import UserError
+from jaxformer.nn.sharding import axis_names
 from jaxformer.training.mesh import (
     DATA_AXIS,
     replicated,
     rows_split,
+    split_alike,
     split_over,
     sum_over_data,
 )
+from jaxformer.training.task import Loss, Randomness, Sums
 
 
 class TrainState(NamedTuple):
-    """All that a run needs to go on exactly where it stopped.
+    """All that a run needs to resume exactly where it stopped.
 
     Attributes:
       step: Steps taken, int32; also the number of the next batch.
       params: Model parameters, float32.
       opt_state: The optimizer's state.
       skipped: Steps skipped so far because their updates were not finite, int32.
-      skipped_in_row: Those of them that were skipped just now, one after another, int32.
+      skipped_in_row: Number of consecutive skipped steps, int32.
     """
 
     step: Int[Array, ""]
@@ -47,123 +46,171 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
 
 
-class Metrics(NamedTuple):
-    """Sums over the global batch, float32 but for the counts.
-
-    Attributes:
-      loss: Label-smoothed loss, in nats.
-      nll: Negative log likelihood, in nats; exp(nll / target_tokens) is the perplexity.
-      target_tokens: Target tokens without padding, end-of-sentence included, int32.
-      source_tokens: Source tokens without padding, end-of-sentence included, int32.
-      skipped: 1 if the step's update was not finite, else 0, int32.
-    """
-
-    loss: Float[Array, ""]
-    nll: Float[Array, ""]
-    target_tokens: Int[Array, ""]
-    source_tokens: Int[Array, ""]
-    skipped: Int[Array, ""]
+# Creates parameters from a key, and names the axes of each: as in a Task.
+Init = Callable[[Array], PyTree]
+Axes = Callable[[PyTree], PyTree]
 
 
 def init_state(
-    model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+    init: Init,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    seed: int = 0,
+    axes: Axes = axis_names,
 ) -> TrainState:
     """Fresh parameters and optimizer state, split over the mesh; the values do not depend on it."""
-    create = functools.partial(_create_state, model, optimizer, seed)
-    return jax.jit(create, out_shardings=_layout(abstract_state(model, optimizer, mesh)))()
+    create = functools.partial(_create_state, init, optimizer, seed)
+    layout = state_layout(jax.eval_shape(create), mesh, axes)
+    return jax.jit(create, out_shardings=layout)()
 
 
 def abstract_state(
-    model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh
+    init: Init, optimizer: optax.GradientTransformation, mesh: Mesh, axes: Axes = axis_names
 ) -> TrainState:
     """Shapes, dtypes and shardings of :func:`init_state`; nothing is computed."""
-    shapes = jax.eval_shape(functools.partial(_create_state, model, optimizer, seed=0))
+    shapes = jax.eval_shape(functools.partial(_create_state, init, optimizer, seed=0))
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
         shapes,
-        split_over(mesh, shapes),
+        state_layout(shapes, mesh, axes),
     )
 
 
-def abstract_batch(rows: int, src_length: int, tgt_length: int) -> Batch:
-    """Shapes and dtypes of a global batch; nothing is computed."""
-    src = jax.ShapeDtypeStruct((rows, src_length), jnp.int32)
-    tgt = jax.ShapeDtypeStruct((rows, tgt_length), jnp.int32)
-    return Batch(src, src, src, tgt, tgt, tgt, tgt)
+def state_layout(state: TrainState, mesh: Mesh, axes: Axes = axis_names) -> TrainState:
+    """The sharding of every array of a state: parameters are split, and what is alike with them."""
+    whole, params = replicated(mesh), split_over(mesh, state.params, axes(state.params))
+    opt_state = split_alike(mesh, state.opt_state, state.params, params)
+    layout: Any = (whole, params, opt_state, whole, whole)
+    return TrainState(*layout)
 
 
-def _create_state(
-    model: Transformer, optimizer: optax.GradientTransformation, seed: int
-) -> TrainState:
-    tokens = jnp.ones((1, 1), jnp.int32)
-    params = model.init(jax.random.key(seed), tokens, tokens)["params"]
+def _create_state(init: Init, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+    params = init(jax.random.key(seed))
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, optimizer.init(params), zero, zero)
 
 
-def make_train_step(
-    config: Config, optimizer: optax.GradientTransformation, mesh: Mesh
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted step: forward, backward, one psum, Adam. The given state is donated.
+class TrainStep:
+    """A jitted step; call it, or :meth:`lower` it. Made by :func:`make_train_step`."""
 
-    The batch's rows must be divisible by the mesh's parts of rows (:func:`row_shards`) times
-    ``config.training.accumulation``.
+    def __init__(
+        self, function: Callable[[TrainState, PyTree], Any], mesh: Mesh, axes: Axes
+    ) -> None:
+        """Takes the function to jit; the first state says how parameters are laid out."""
+        self._function, self._mesh, self._axes = function, mesh, axes
+        self._jitted: Any = None
+
+    def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
+        """Takes one step. The state is donated."""
+        return self._jit(state)(state, batch)
+
+    def lower(self, state: TrainState, batch: PyTree) -> Any:
+        """Lowers the step for these shapes, as ``jax.jit(...).lower`` does."""
+        return self._jit(state).lower(state, batch)
+
+    def _jit(self, state: TrainState) -> Any:
+        if self._jitted is None:
+            layout = state_layout(state, self._mesh, self._axes)
+            self._jitted = jax.jit(
+                self._function,
+                donate_argnums=0,
+                in_shardings=(layout, rows_split(self._mesh)),
+                out_shardings=(layout, replicated(self._mesh)),
+                compiler_options=_compiler_options(),
+            )
+        return self._jitted
+
+
+def make_train_step(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    seed: int = 0,
+    accumulation: int = 1,
+    axes: Axes = axis_names,
+) -> TrainStep:
+    """The jitted step: forward, backward, one psum, one update. The given state is donated.
+
+    The batch's rows must be divisible by the mesh's batch shards (:func:`row_shards`) times
+    ``accumulation``. It returns the next state, and the sums over the global batch with "skipped":
+    1 if the step's update was not finite, else 0.
 
     Departs from the paper: a step after which parameters or optimizer state are not finite, as
     after NaN or Inf in the gradients, leaves both as they were, on all devices alike.
+
+    Args:
+      loss: Sums by name, of which "loss" over "count" is minimized; see :class:`Task`.
+      optimizer: Any transformation of gradients.
+      mesh: As :func:`make_mesh` makes it.
+      seed: Seeds the key of :class:`Randomness`, together with the number of the step.
+      accumulation: Micro-batches that one step is computed in. The result does not depend on it.
+      axes: Names of the parameters' axes, as :meth:`Task.axes` returns them.
+
+    Raises:
+      UserError: The loss is no function.
     """
-    check_config(config)
-    training = config.training
+    if not callable(loss):
+        raise UserError(
+            "loss: expected a function of parameters, batch and randomness, got "
+            f"{type(loss).__name__}; see help(jaxformer.Task.loss)"
+        )
 
-    def gradients_on_part(params: PyTree, batch: Batch, key: Array) -> tuple[PyTree, Metrics]:
-        size = batch.src.shape[0]
-        rows = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
-        return _local_gradients(config, params, batch, rows, key)
+    def gradients_on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
+        size = jax.tree.leaves(batch)[0].shape[0]
+        row_ids = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
+        return _local_gradients(loss, params, batch, Randomness(key, row_ids), accumulation)
 
-    gradients_and_metrics = sum_over_data(
-        mesh, gradients_on_part, (PartitionSpec(DATA_AXIS), PartitionSpec())
+    gradients_and_sums = sum_over_data(
+        mesh, gradients_on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec())
     )
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(training.seed + 1), state.step)
-        gradients, metrics = gradients_and_metrics(state.params, batch, key)
-        gradients = jax.tree.map(lambda g: g / jnp.maximum(metrics.target_tokens, 1), gradients)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        # Not of the gradients: above 1e19 finite ones have squares, Adam's second moment, of Inf.
-        finite = _all_finite((params, opt_state))
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
-        )
-        now = (~finite).astype(jnp.int32)
-        state = TrainState(
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            skipped=state.skipped + now,
-            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
-        )
-        return state, metrics._replace(skipped=now)
+    def train_step(state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
+        key = jax.random.fold_in(jax.random.key(seed + 1), state.step)
+        gradients, sums = gradients_and_sums(state.params, batch, key)
+        count = jnp.where(sums["count"] == 0, 1, sums["count"])
+        gradients = jax.tree.map(lambda g: g / count, gradients)
+        state, skipped = _update(state, gradients, sums["loss"] / count, optimizer)
+        return state, sums | {"skipped": skipped}
 
-    layout = _layout(abstract_state(Transformer(config.model), optimizer, mesh))
-    return jax.jit(
-        train_step,
-        donate_argnums=0,
-        in_shardings=(layout, rows_split(mesh)),
-        out_shardings=(layout, replicated(mesh)),
-        compiler_options=_compiler_options(),
+    return TrainStep(train_step, mesh, axes)
+
+
+def _update(
+    state: TrainState, gradients: PyTree, value: Array, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Int[Array, ""]]:
+    """The next state, and 1 if its update was skipped."""
+    optimizer = optax.with_extra_args_support(optimizer)
+    # Some transformations adapt to the value of the loss: optax.contrib.reduce_on_plateau.
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=value)
+    params = optax.apply_updates(state.params, updates)
+    # Not of the gradients: above 1e19 finite ones have squares, Adam's second moment, of Inf.
+    finite = _all_finite(params, opt_state)
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
     )
+    skipped = (~finite).astype(jnp.int32)
+    state = TrainState(
+        step=state.step + 1,
+        params=params,
+        opt_state=opt_state,
+        skipped=state.skipped + skipped,
+        skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+    )
+    return state, skipped
 
 
-def _all_finite(tree: PyTree) -> Bool[Array, ""]:
+def _all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
     """Returns whether no floating-point number in any array is NaN or Inf.
 
     By sums, which NaN and Inf pass on: on CPUs they take a third of the time of ``isfinite`` and
-    ``all`` (jax 0.10.2; LOG 2026-11-23).
+    ``all`` (jax 0.10.2; LOG 2026-11-23). Scalars of the optimizer may be infinite by design, as the
+    best loss so far is at first.
     """
-    floats = (a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating))
+    arrays = [*jax.tree.leaves(params), *(a for a in jax.tree.leaves(opt_state) if a.ndim)]
+    floats = (a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating))
     return jnp.isfinite(jnp.stack([a.sum(dtype=jnp.float32) for a in floats])).all()
 
 
@@ -172,44 +219,37 @@ def _compiler_options() -> dict[str, Any] | None:
     return {"xla_gpu_dot_merger_threshold_mb": 0} if jax.default_backend() == "gpu" else None
 
 
-def _layout(state: PyTree) -> PyTree:
-    return jax.tree.map(lambda shape: shape.sharding, state)
-
-
 def _local_gradients(
-    config: Config, params: PyTree, batch: Batch, rows: Int[Array, " B"], key: Array
-) -> tuple[PyTree, Metrics]:
+    loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness, accumulation: int
+) -> tuple[PyTree, Sums]:
     """Sums of gradients and metrics over this device's micro-batches."""
-    training = config.training
-    model = Transformer(config.model, training.remat)
+    key, row_ids = randomness
 
-    def sums(params: PyTree, batch: Batch, rows: Int[Array, " B"]) -> tuple[Array, Metrics]:
-        dropout = {"row_ids": rows, "deterministic": False, "rngs": {"dropout": key}}
-        metrics = batch_sums(model, params, batch, training.label_smoothing, **dropout)
-        return metrics.loss, metrics
+    def sums(params: PyTree, batch: PyTree, row_ids: Int[Array, " B"]) -> tuple[Array, Sums]:
+        sums = _checked(loss(params, batch, Randomness(key, row_ids)))
+        return sums["loss"], sums
 
     gradients_of = jax.grad(sums, has_aux=True)
-    if training.accumulation == 1:
-        return gradients_of(params, batch, rows)
+    if accumulation == 1:
+        return gradients_of(params, batch, row_ids)
 
-    def accumulate(total: PyTree, part: tuple[Batch, Array]) -> tuple[PyTree, Metrics]:
-        gradients, metrics = gradients_of(params, *part)
-        return jax.tree.map(jnp.add, total, gradients), metrics
+    def accumulate(total: PyTree, part: tuple[PyTree, Array]) -> tuple[PyTree, Sums]:
+        gradients, sums = gradients_of(params, *part)
+        return jax.tree.map(jnp.add, total, gradients), sums
 
     # Every so-many-th row, so that each part has rows of every device.
     parts = jax.tree.map(
-        lambda a: a.reshape(-1, training.accumulation, *a.shape[1:]).swapaxes(0, 1), (batch, rows)
+        lambda a: a.reshape(-1, accumulation, *a.shape[1:]).swapaxes(0, 1), (batch, row_ids)
     )
-    total, metrics = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), parts)
-    return total, jax.tree.map(lambda a: a.sum(0), metrics)
+    total, sums_of_parts = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), parts)
+    return total, jax.tree.map(lambda a: a.sum(0), sums_of_parts)
 
 
-def make_eval_step(config: Config, mesh: Mesh) -> Callable[[PyTree, Batch], Metrics]:
-    """The jitted validation step: metrics of a batch without dropout."""
-    model, smoothing = Transformer(config.model), config.training.label_smoothing
+def make_eval_step(loss: Loss, mesh: Mesh) -> Callable[[PyTree, PyTree], Sums]:
+    """The jitted validation step: sums over a global batch, without randomness."""
 
-    def sums(params: PyTree, batch: Batch) -> Metrics:
-        return batch_sums(model, params, batch, smoothing)
+    def sums(params: PyTree, batch: PyTree) -> Sums:
+        return _checked(loss(params, batch, None))
 
     return jax.jit(
         sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),
@@ -218,49 +258,22 @@ def make_eval_step(config: Config, mesh: Mesh) -> Callable[[PyTree, Batch], Metr
     )
 
 
-def batch_sums(
-    model: Transformer,
-    params: PyTree,
-    batch: Batch,
-    smoothing: float,
-    *,
-    row_ids: Int[Array, " B"] | None = None,
-    deterministic: bool = True,
-    rngs: dict[str, Array] | None = None,
-) -> Metrics:
-    """Loss and counts of one batch on one device, as sums."""
+def _checked(sums: Any) -> Sums:
+    """The sums of a loss function as arrays.
 
-    def forward(module: Transformer) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
-        how: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
-        encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **how)
-        decoded = module.decode(
-            batch.tgt_in,
-            encoded,
-            batch.src_segments,
-            batch.tgt_segments,
-            batch.tgt_positions,
-            **how,
+    Raises:
+      UserError: They are not as :class:`Task` asks.
+    """
+    if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or "skipped" in sums:
+        found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
+        raise UserError(
+            'loss: expected a dict of sums with "loss", "count" and any others but "skipped", got '
+            f"{found}"
         )
-        dtype = matmul_dtype(module.config.compute_dtype)
-        features = decoded.reshape(-1, decoded.shape[-1]).astype(dtype)
-        projection, bias = module.output_projection()
-        if bias is None:
-            return features, projection
-        # A bias is one more input that is always one.
-        ones = jnp.ones((features.shape[0], 1), features.dtype)
-        return jnp.hstack([features, ones]), jnp.hstack([projection, bias[:, None]])
-
-    features, projection = map(
-        jnp.asarray, model.apply({"params": params}, rngs=rngs, method=forward)
-    )
-    real = batch.tgt_segments != 0
-    loss, nll = cross_entropy(
-        features,
-        projection,
-        batch.tgt_out.reshape(-1),
-        real.reshape(-1).astype(jnp.float32),
-        smoothing,
-    )
-    source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
-    target_tokens = real.sum(dtype=jnp.int32)
-    return Metrics(loss, nll, target_tokens, source_tokens, jnp.zeros_like(target_tokens))
+    sums = {name: jnp.asarray(value) for name, value in sums.items()}
+    for name, value in sums.items():
+        if value.ndim:
+            raise UserError(
+                f'loss: expected sums over the rows, got "{name}" of shape {value.shape}; sum it'
+            )
+    return sums

@@ -53,17 +53,39 @@ def _cheap_runs() -> Iterator[None]:
 @functools.cache
 def _cached_functions() -> list[tuple[Any, str, Callable]]:
     """Modules, and what stands in for their functions, with one cache for all tests."""
+    from jaxformer import experiment
     from jaxformer.data import numerals
-    from jaxformer.training import loop, validation
+    from jaxformer.nn.sharding import axis_names
+    from jaxformer.tasks import translation
+    from jaxformer.training import evaluation, loop
 
-    make_optimizer = functools.cache(loop.make_optimizer)
-    make_train_step = functools.cache(loop.make_train_step)
-    make_eval_step = functools.cache(validation.make_eval_step)
+    make_optimizer = functools.cache(experiment.make_optimizer)
+    make_loss = functools.cache(translation.make_loss)
+    make_init = functools.cache(translation.make_init)
+
+    def shared(argument: Any) -> Any:
+        """One function in the place of the methods of all tasks that need the same program."""
+        task = getattr(argument, "__self__", None)
+        if not isinstance(task, translation.Translation):
+            return argument
+        methods = {
+            "init": lambda: make_init(task.config.model),
+            "loss": lambda: make_loss(_program(task.config)),
+            "axes": lambda: axis_names,
+        }
+        return methods[argument.__name__]()
+
+    def share(function: Callable) -> Callable:
+        cached = functools.cache(function)
+        return lambda *rest, **named: cached(
+            *map(shared, rest), **{name: shared(value) for name, value in named.items()}
+        )
+
     return [
-        (loop, "make_optimizer", lambda config: make_optimizer(_program(config))),
-        (loop, "make_train_step", lambda config, *rest: make_train_step(_program(config), *rest)),
-        (loop, "abstract_state", functools.cache(loop.abstract_state)),
-        (validation, "make_eval_step", lambda c, mesh: make_eval_step(_program(c), mesh)),
+        (experiment, "make_optimizer", lambda config: make_optimizer(_program(config))),
+        (loop, "make_train_step", share(loop.make_train_step)),
+        (loop, "abstract_state", share(loop.abstract_state)),
+        (evaluation, "_eval_step", share(evaluation.make_eval_step)),
         (numerals, "numbers", functools.cache(numerals.numbers)),
     ]
 
@@ -108,7 +130,7 @@ def _trained_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, config: Config
 ) -> pathlib.Path:
     """The folder of a run that the first process to ask for it has trained."""
-    from jaxformer.training.loop import train
+    from jaxformer.experiment import train
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

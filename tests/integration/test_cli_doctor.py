@@ -15,8 +15,8 @@ import jax
 import pytest
 
 import jaxformer
+from jaxformer.analysis import memory
 from jaxformer.cli import environment, main
-from jaxformer.training import memory
 
 # ml_collections 1.1 loads config files in a way that Python deprecates (2026-11).
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")

@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
+from jaxformer.analysis.communication import step_traffic
 from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch
-from jaxformer.models.transformer import Transformer
-from jaxformer.training.communication import step_traffic
+from jaxformer.tasks.translation import make_init, make_loss
 from jaxformer.training.mesh import make_mesh, rows_split
 from jaxformer.training.step import abstract_state, make_train_step
 
@@ -25,11 +25,12 @@ BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1}
 
 def compiled_text(config):
     mesh, optimizer = make_mesh(config.mesh), optax.sgd(1.0)
-    state = abstract_state(Transformer(config.model), optimizer, mesh)
+    state = abstract_state(make_init(config.model), optimizer, mesh)
     lengths = [TARGET if name.startswith("tgt") else SOURCE for name in Batch._fields]
     split = rows_split(mesh)
     batch = Batch(*(jax.ShapeDtypeStruct((ROWS, n), np.int32, sharding=split) for n in lengths))
-    step = make_train_step(config, optimizer, mesh)
+    accumulation = config.training.accumulation
+    step = make_train_step(make_loss(config), optimizer, mesh, accumulation=accumulation)
     return step.lower(state, batch).compile().as_text()
 
 

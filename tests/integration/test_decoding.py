@@ -11,6 +11,7 @@ from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.config import ModelConfig
 from jaxformer.data.numerals import english
 from jaxformer.errors import UserError
+from jaxformer.experiment import train
 from jaxformer.inference import decoding
 from jaxformer.inference.decoding import Decoded, decode
 from jaxformer.inference.quantization import quantize
@@ -18,7 +19,6 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, prepare_params
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.training.loop import train
 from jaxformer.workdir import Workdir
 
 from .compilations import Compilations

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
-from jaxformer.training.loop import train
+from jaxformer.experiment import train
 from jaxformer.workdir import Workdir
 
 

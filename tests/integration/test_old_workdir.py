@@ -3,13 +3,17 @@
 The fixture was trained and translated by commit 8c81d1e: number words, 1,200 steps, one layer.
 """
 
+import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.config import load
+from jaxformer.experiment import train
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "workdir_8c81d1e"
 
@@ -36,3 +40,21 @@ def test_beams_are_the_same_tokens_with_the_same_scores(tmp_path):
             np.testing.assert_allclose(
                 (a["score"], a["log_prob"]), (b["score"], b["log_prob"]), rtol=1e-5
             )
+
+
+# What 8c81d1e itself reports when it resumes the run, and the validation after it.
+LOSSES = [0.94441375, 0.95166261, 0.95622354, 0.94899850, 0.95216967, 0.93166262]
+VALIDATION = 0.91888795
+
+
+def test_training_resumes_with_the_same_losses(tmp_path):
+    """Adam's moments, random numbers and batches are those that were to come."""
+    run = shutil.copytree(FIXTURE / "run", tmp_path / "run")
+    config = load(run / "config.json")
+    changes = {"steps": 1206, "log_every": 1, "eval_every": 1206, "eval_sentences": 0}
+    training = dataclasses.replace(config.training, **changes, checkpoint_every=1206)
+    assert int(train(dataclasses.replace(config, training=training), run).step) == 1206
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    reports = [report for report in map(json.loads, lines) if report["step"] > 1200]
+    losses = [report["loss"] for report in reports]
+    np.testing.assert_allclose(losses, [*LOSSES, VALIDATION], rtol=2e-6)

@@ -25,13 +25,13 @@ from jaxformer.data.trees import escape, read_trees
 from jaxformer.errors import UserError
 from jaxformer.inference.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.inference.translator import Hypothesis, Translator
-from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch
-from jaxformer.training.dataset import open_dataset
+from jaxformer.tasks.dataset import open_dataset
+from jaxformer.tasks.parsing import Parsing
+from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state
-from jaxformer.training.validation import Validation
 from jaxformer.workdir import Workdir
 
 TREES = [
@@ -83,7 +83,7 @@ def config(tmp_path_factory):
 def state(config):
     """What training begins with."""
     mesh = make_mesh(devices=jax.devices()[:1])
-    return init_state(Transformer(config.model), make_optimizer(config), mesh, seed=0)
+    return init_state(make_init(config.model), make_optimizer(config), mesh, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,13 @@ def test_targets_have_a_vocabulary_of_their_own(config, data, state, tmp_path):
         open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path))
 
 
+def validate(config, data, state):
+    mesh = make_mesh(devices=jax.devices()[:1])
+    return Parsing(config, data).evaluate(state.params, mesh, lambda: None)
+
+
 def test_validation_says_f1(config, data, state):
-    values = Validation(config, data, make_mesh(devices=jax.devices()[:1]))(state.params)
+    values = validate(config, data, state)
     assert 0 <= values["f1"] <= 100
     assert "bleu" not in values
 
@@ -160,7 +165,7 @@ def test_validation_takes_the_best_hypothesis(config, data, state, monkeypatch):
         ]
 
     monkeypatch.setattr(Translator, "hypotheses", found)
-    values = Validation(config, data, make_mesh(devices=jax.devices()[:1]))(state.params)
+    values = validate(config, data, state)
     assert (values["f1"], values["exact_match"]) == (100, 100)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -14,11 +15,12 @@ import pytest
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.models.transformer import Transformer
+from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_state
 
+from .test_user_task import run
 from .training_process import start_training
 
 SETTINGS = {
@@ -46,6 +48,26 @@ for whole in multihost_utils.process_allgather(batch, tiled=True):
     np.testing.assert_array_equal(whole, parts.reshape(8, 3))
 """
 
+# A task of a user's own, each process with the rows of its devices.
+USER_TASK = """
+import sys
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+sys.path.insert(0, sys.argv[3])
+import jaxformer
+import test_user_task
+
+notes = test_user_task.Notes()
+state = test_user_task.run(sys.argv[4], mesh=jaxformer.make_mesh(), writers=[notes])
+params = multihost_utils.process_allgather(state.params, tiled=True)
+assert len(notes.reports) == (9 if jax.process_index() == 0 else 0)
+np.savez(f"{sys.argv[4]}/params-{jax.process_index()}.npz", **params)
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -71,7 +93,7 @@ def result(folder):
     """The final parameters, and what was reported."""
     config = config_lib.load(folder / "config.json")
     mesh = make_mesh(devices=jax.devices()[:1])
-    template = abstract_state(Transformer(config.model), make_optimizer(config), mesh)
+    template = abstract_state(make_init(config.model), make_optimizer(config), mesh)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         params = jax.device_get(checkpoints.restore(template, step=20).state.params)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -109,6 +131,30 @@ def test_rows_reach_the_devices_whatever_their_order():
     ]
     codes, said = finish(*pair)
     assert codes == [0, 0], said
+
+
+def test_a_users_task_on_two_processes_equals_one(tmp_path):
+    here, folder = str(pathlib.Path(__file__).parent), str(tmp_path / "two")
+    pair = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c", USER_TASK),
+                *(flags[0].removeprefix("--coordinator="), str(i), here, folder),
+            ],
+            cwd=pathlib.Path(here).parents[1],
+            env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i, flags in enumerate(pair_flags())
+    ]
+    codes, said = finish(*pair)
+    assert codes == [0, 0], said
+    expected = jax.device_get(run(tmp_path / "one", mesh=make_mesh()).params)
+    for process in (0, 1):
+        with np.load(tmp_path / "two" / f"params-{process}.npz") as found:
+            for name, values in expected.items():
+                np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
 
 
 def test_processes_started_differently_are_refused(tmp_path):

@@ -12,12 +12,15 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
+from jaxformer.experiment import train
 from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
-from jaxformer.training import loop, validation
-from jaxformer.training.loop import train
+from jaxformer.tasks import translation
+from jaxformer.training import loop
+from jaxformer.training.optimizer import make_optimizer
 
 from .compilations import Compilations
 from .training_process import start_training
@@ -130,10 +133,10 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     for run in (tmp_path / "whole", folder):
         checkpoints = Checkpoints(run / "checkpoints")
         kept.append(checkpoints.steps())
-        config = loop.config_lib.load(run / "config.json")
+        config = config_lib.load(run / "config.json")
         mesh = loop.make_mesh(devices=jax.devices()[:1])
         template = loop.abstract_state(
-            loop.Transformer(config.model), loop.make_optimizer(config), mesh
+            translation.make_init(config.model), make_optimizer(config), mesh
         )
         states.append(checkpoints.restore(template).state)
     assert kept[0] == kept[1]
@@ -200,7 +203,7 @@ def test_who_asks_for_an_end_does_not_wait_for_a_validation(
     tiny_config, tmp_path, uninterrupted, monkeypatch
 ):
     """It is given up between two batches; the checkpoint is one without a score."""
-    load_batches, often = validation.load_batches, {"eval_every": 2, "eval_sentences": 0}
+    load_batches, often = translation.load_batches, {"eval_every": 2, "eval_sentences": 0}
 
     def interrupted(*arguments, **rest):
         for batch in load_batches(*arguments, **rest):
@@ -208,7 +211,7 @@ def test_who_asks_for_an_end_does_not_wait_for_a_validation(
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(validation, "load_batches", interrupted)
+        patch.setattr(translation, "load_batches", interrupted)
         with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 2 is saved"):
             train(tiny_config(**often), tmp_path)
     assert [r["kind"] for r in read_metrics(tmp_path)] == ["train"]
@@ -256,13 +259,13 @@ def test_a_failing_validation_costs_its_score_and_nothing_else(
 
 
 def test_nor_for_translations(tiny_config, tmp_path, monkeypatch):
-    decode = validation.Translator.translate
+    decode = translation.Translator.translate
 
     def interrupted(self, sentences, **rest):
         signal.raise_signal(signal.SIGTERM)
         return decode(self, sentences, **rest)
 
-    monkeypatch.setattr(validation.Translator, "translate", interrupted)
+    monkeypatch.setattr(translation.Translator, "translate", interrupted)
     with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 2 is saved"):
         train(tiny_config(eval_every=2), tmp_path)
 

@@ -13,11 +13,11 @@ import pytest
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.cli import main
 from jaxformer.errors import UserError
+from jaxformer.experiment import train
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average
 from jaxformer.interop.marian import import_marian
-from jaxformer.training.loop import train
 from jaxformer.workdir import Workdir, cache_directory
 
 MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied"

@@ -22,7 +22,7 @@ from jaxformer.data.batch import Batch
 from jaxformer.inference.decoding import decode
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch
-from jaxformer.training.step import batch_sums
+from jaxformer.tasks.translation import batch_sums
 
 SENTENCES = 64
 
@@ -60,7 +60,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
         sums = batch_sums(
             model, params, batch, 0.1, row_ids=rows, deterministic=False, rngs={"dropout": key}
         )
-        return sums.loss / sums.target_tokens
+        return sums["loss"] / sums["count"]
 
     gradients = jax.jit(jax.grad(functools.partial(loss, smooth)))(params)
     arrays = {"loss": np.asarray(jax.jit(functools.partial(loss, model))(params))}

@@ -20,6 +20,7 @@ from jaxformer import config as config_lib
 from jaxformer.config import (
     Config,
     DataConfig,
+    FitConfig,
     MeshConfig,
     ModelConfig,
     TrainingConfig,
@@ -568,3 +569,16 @@ def test_the_schema_needs_neither_jax_nor_ml_collections():
     code = "import sys, jaxformer.config; print([m for m in ('jax', 'numpy') if m in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert finished.stdout.strip() == b"[]"
+
+
+def test_settings_of_the_loop_are_those_of_training_and_name_themselves():
+    shared = {field.name for field in dataclasses.fields(FitConfig)}
+    assert shared < {field.name for field in dataclasses.fields(TrainingConfig)}
+    with pytest.raises(UserError, match=r"fit\.steps must be greater than 0: got 0"):
+        FitConfig(steps=0)
+    with pytest.raises(UserError, match=r"training\.steps must be greater than 0: got 0"):
+        TrainingConfig(steps=0)
+    with pytest.raises(UserError, match=r"fit\.eval_every must be a multiple of fit\.checkpoint_"):
+        FitConfig(eval_every=10, checkpoint_every=4)
+    with pytest.raises(UserError, match=r"fit\.seed must be from 0 to 2147483647: got -1"):
+        FitConfig(seed=-1)

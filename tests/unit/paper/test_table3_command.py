@@ -14,7 +14,7 @@ from jaxformer.errors import UserError
 from jaxformer.paper import table3
 from jaxformer.paper.table3_report import Result
 from jaxformer.paper.table3_rows import row_config, settings
-from jaxformer.training.dataset import open_dataset
+from jaxformer.tasks.dataset import open_dataset
 from jaxformer.workdir import Workdir
 
 STEPS = 4

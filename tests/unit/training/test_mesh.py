@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from jaxformer.config import MeshConfig
-from jaxformer.training.mesh import make_mesh, row_parts, row_shards
+from jaxformer.training.mesh import (
+    BatchShards,
+    make_mesh,
+    row_parts,
+    row_shards,
+    split_alike,
+    split_over,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +76,54 @@ def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch)
         needed[device.process_index].add(data * mesh.shape["fsdp"] + fsdp)
     assert read == {process: sorted(parts) for process, parts in needed.items()}
     assert {part for parts in read.values() for part in parts} == set(range(row_shards(mesh)))
+
+
+def test_a_process_takes_its_own_rows_of_a_global_batch():
+    batch = {"x": np.arange(16).reshape(8, 2), "y": np.arange(8)}
+    some, every = BatchShards(8, [1, 3], 4), BatchShards(8, [0, 1, 2, 3], 4)
+    assert some.local(batch)["y"].tolist() == [2, 3, 6, 7]
+    assert some.local(batch)["x"].tolist() == [[4, 5], [6, 7], [12, 13], [14, 15]]
+    assert every.local(batch) is batch
+
+
+def test_shards_of_a_mesh(monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 5)
+    mesh = make_mesh(mesh_config(2, 2, 2), gpu_nodes(2, 4))
+    assert BatchShards.of(mesh, accumulation=3) == BatchShards(12, [2], 4)
+
+
+def test_an_optimizer_state_is_laid_out_by_path_and_shape():
+    """Shapes alone would not do: two parameters have one shape and other names."""
+    mesh = make_mesh(mesh_config(1, 2, 4), jax.devices()[:8])
+    shape = jax.ShapeDtypeStruct((8, 8), np.float32)
+    row = jax.ShapeDtypeStruct((8,), np.float32)
+    params = {"a": {"inner": shape}, "b": {"outer": shape}, "scale": row}
+    names = {
+        "a": {"inner": ("d_model", "d_ff")},
+        "b": {"outer": ("d_ff", "d_model")},
+        "scale": None,
+    }
+    layout = split_over(mesh, params, names)
+    state = (
+        {"mu": params, "count": jax.ShapeDtypeStruct((), np.int32)},
+        {"inner": shape, "a": row},
+    )
+    found = split_alike(mesh, {"x": state, "factored": {"a": {"inner": row}}}, params, layout)
+    specs = jax.tree.map(lambda sharding: tuple(sharding.spec), found)
+    assert specs == {
+        "x": (
+            {
+                "mu": {
+                    "a": {"inner": ("fsdp", "tensor")},
+                    "b": {"outer": ("tensor", "fsdp")},
+                    "scale": (),
+                },
+                "count": (),
+            },
+            {"inner": (), "a": ()},  # no whole path
+        ),
+        "factored": {"a": {"inner": ()}},  # another shape
+    }
 
 
 def test_hosts_of_a_pod_do_not_own_neighbouring_parts(monkeypatch):

@@ -9,8 +9,8 @@ import sys
 import jax
 import pytest
 
+from jaxformer.analysis.memory import savings, step_memory, with_settings
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
-from jaxformer.training.memory import savings, step_memory, with_settings
 
 CONFIG = Config(
     model=ModelConfig(vocab_size=100, d_model=16, d_ff=32, num_heads=2, num_layers=1),
@@ -76,8 +76,8 @@ import numpy as np
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.data.batch import Batch
-from jaxformer.models.transformer import Transformer
-from jaxformer.training.memory import step_memory
+from jaxformer.analysis.memory import step_memory
+from jaxformer.tasks.translation import make_init, make_loss
 from jaxformer.training.mesh import make_mesh, to_devices
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state, make_train_step
@@ -88,10 +88,10 @@ config = Config(
 )
 predicted = step_memory(config).work
 mesh, optimizer = make_mesh(), make_optimizer(config)
-state = init_state(Transformer(config.model), optimizer, mesh, seed=0)
+state = init_state(make_init(config.model), optimizer, mesh, seed=0)
 ids, places = np.full((64, 256), 7, np.int32), np.tile(np.arange(256, dtype=np.int32), (64, 1))
 batch = Batch(ids, ids, places, ids, ids, ids, places)
-step = make_train_step(config, optimizer, mesh).lower(state, batch).compile()
+step = make_train_step(make_loss(config), optimizer, mesh).lower(state, batch).compile()
 
 
 def kilobytes(name):

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import Config
 from jaxformer.data.loader import round_up
-from jaxformer.models.transformer import Transformer
+from jaxformer.tasks.translation import abstract_batch, make_init, make_loss
 from jaxformer.training.mesh import make_mesh, row_shards
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.step import abstract_batch, abstract_state, make_train_step
+from jaxformer.training.step import abstract_state, make_train_step
 
 
 class StepMemory(NamedTuple):
@@ -44,10 +44,11 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     """
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
-    longest, multiple = config.data.max_length, row_shards(mesh) * config.training.accumulation
+    accumulation = config.training.accumulation
+    longest, multiple = config.data.max_length, row_shards(mesh) * accumulation
     rows = round_up(config.data.tokens_per_batch // longest, multiple)
-    state = abstract_state(Transformer(config.model), optimizer, mesh)
-    step = make_train_step(config, optimizer, mesh)
+    state = abstract_state(make_init(config.model), optimizer, mesh)
+    step = make_train_step(make_loss(config), optimizer, mesh, accumulation=accumulation)
     program = step.lower(state, abstract_batch(rows, longest, longest)).compile()
     reserved = program.memory_analysis()
     new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxformer.analysis.flops import forward_flops, training_flops
 from jaxformer.config import ModelConfig
 from jaxformer.models.transformer import Transformer
-from jaxformer.training.flops import forward_flops, training_flops
 
 
 def traced_flops(jaxpr, times=1) -> int:

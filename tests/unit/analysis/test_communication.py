@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxformer.analysis.communication import Traffic, count_parameters, step_traffic
 from jaxformer.config import Config, MeshConfig, ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.sharding import axis_names
-from jaxformer.training.communication import Traffic, count_parameters, step_traffic
 
 SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3}
 

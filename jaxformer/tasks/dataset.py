@@ -9,7 +9,8 @@ from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import Tokenizer, cached_tokenizer
 from jaxformer.errors import UserError
-from jaxformer.workdir import Workdir, cache_directory, read_json
+from jaxformer.training.run_directory import check_identity
+from jaxformer.workdir import Workdir, cache_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Dataset:
 def open_dataset(config: Config, folder: Workdir) -> Dataset:
     """Reads and tokenizes the corpus, or takes up what earlier runs left in the cache.
 
-    A run that goes on keeps the tokenizer of its workdir; a new one trains it on demand. Nothing
+    A resumed run keeps the tokenizer of its workdir; a new one trains it on demand. Nothing
     is written to the workdir.
 
     Raises:
@@ -57,7 +58,7 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
         "train": corpus.fingerprint(config.data.train),
         "valid": corpus.fingerprint(config.data.valid),
     }
-    check_identity(identity, folder)
+    check_identity(folder, identity)
     train = build_store(corpus, config.data.train, tokenizer, config.data.max_length, cache)
     valid = build_store(corpus, config.data.valid, tokenizer, config.model.max_length, cache)
     return Dataset(
@@ -86,20 +87,3 @@ def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[
     pairs = corpus.pairs(config.data.valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
     return list(itertools.islice(fitting, config.training.eval_sentences))
-
-
-def check_identity(identity: dict[str, str], folder: Workdir) -> None:
-    """Checks that data is what the run of a workdir began with, if it has one.
-
-    Raises:
-      UserError: It is not.
-    """
-    if not folder.config.exists():
-        return
-    began_with = read_json(folder.identity)
-    for name, digest in identity.items():
-        if began_with.get(name) != digest:
-            raise UserError(
-                f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "
-                f"now {digest}; give it the old data, or another --workdir"
-            )

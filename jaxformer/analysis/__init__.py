@@ -1,0 +1,1 @@
+"""What a training step costs, known before it runs: operations, memory, communication."""

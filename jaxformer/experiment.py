@@ -1,0 +1,73 @@
+"""An experiment from its config: task, optimizer and settings, handed to the training loop."""
+
+import pathlib
+
+from jaxformer import config as config_lib
+from jaxformer.config import Config
+from jaxformer.errors import UserError
+from jaxformer.files import local_path
+from jaxformer.tasks.dataset import open_dataset
+from jaxformer.tasks.parsing import Parsing
+from jaxformer.tasks.translation import Translation
+from jaxformer.training import hosts
+from jaxformer.training.loop import fit
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.optimizer import inverse_sqrt_schedule, make_optimizer
+from jaxformer.training.run_directory import begin
+from jaxformer.training.step import TrainState
+from jaxformer.workdir import Workdir
+
+
+def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
+    """Trains the model of ``config`` in ``workdir``, or resumes a run where it stopped.
+
+    A run that was interrupted, even by kill -9, gets exactly the batches and random numbers that
+    it would have got. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
+
+    Returns:
+      The final state.
+
+    Raises:
+      UserError: The workdir belongs to another experiment, or another process trains in it, or its
+        checkpoints are missing; or data is missing or malformed.
+      FloatingPointError: Updates were not finite for many steps in a row.
+      KeyboardInterrupt: The run was asked to stop, and has saved its state.
+    """
+    config_lib.check_config(config)
+    folder, training = Workdir(local_path(workdir)), config.training
+    if config.model.compute_dtype == "int8":
+        raise UserError(
+            "model.compute_dtype=int8 is only to decode with: train in float32 or bfloat16, then "
+            "round the parameters with jaxformer quantize"
+        )
+    begin(folder, config)
+    task = make_task(config, folder)
+    schedule = inverse_sqrt_schedule(
+        config.model.d_model, training.warmup_steps, training.learning_rate_scale
+    )
+    try:
+        return fit(
+            task,
+            make_optimizer(config),
+            workdir,
+            training,
+            mesh=make_mesh(config.mesh),
+            config=config,
+            learning_rate=schedule,
+        )
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"{error}. Begin again in another --workdir, with a lower "
+            "training.learning_rate_scale, more training.warmup_steps, or training.clip_norm=1.0"
+        ) from None
+
+
+def make_task(config: Config, folder: Workdir) -> Translation:
+    """The task of a config, its data opened: translation, or parsing if the corpus is trees.
+
+    Raises:
+      UserError: Data is missing or malformed, or is not what the run began with.
+    """
+    with hosts.first_before_others("data"):
+        data = open_dataset(config, folder)
+    return (Parsing if config.data.corpus == "trees" else Translation)(config, data)

@@ -1,0 +1,1 @@
+"""Tasks: data, loss and evaluation of what :func:`~jaxformer.fit` trains."""

@@ -1,0 +1,33 @@
+"""Constituency parsing (section 6.3): translation of words into trees, with F1 as EVALB scores."""
+
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from jaxformer.data.linearisation import delinearise
+from jaxformer.evaluation import evalb
+from jaxformer.inference.parser import Parser
+from jaxformer.inference.translator import Translator
+from jaxformer.tasks.translation import Report, Translation, percentage_equal
+
+
+class Parsing(Translation):
+    """Trains a Transformer on words and trees; validates with loss, perplexity and F1."""
+
+    def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
+        """As ``jaxformer parse --trees`` does, whose trees have the right parts of speech."""
+        gold = [
+            delinearise(target.split(" "), source.split(" "))
+            for source, target in self._data.valid_text
+        ]
+
+        def parse(translator: Translator, mine: slice) -> list[str]:
+            words = [tree.words() for tree in gold[mine]]
+            tags = [tree.tags() for tree in gold[mine]]
+            parser = Parser(translator)
+            return list(map(str, parser.parse(words, tags=tags, name="validation", report=report)))
+
+        references, parses = list(map(str, gold)), self._decode(params, mesh, parse)
+        return {
+            "f1": evalb.score(references, parses, evalb.COLLINS).all.f1,
+            "exact_match": percentage_equal(parses, references),
+        }

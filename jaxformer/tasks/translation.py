@@ -1,0 +1,249 @@
+"""Translation: sentence pairs, the label-smoothed loss of section 5.4, and BLEU."""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.config import Config, ModelConfig, check_config
+from jaxformer.data.batch import Batch
+from jaxformer.data.loader import load_batches, padded_shapes
+from jaxformer.data.store import TokenStore
+from jaxformer.errors import UserError
+from jaxformer.evaluation.report import corpus_bleu
+from jaxformer.inference.translator import Translator
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn.precision import matmul_dtype
+from jaxformer.nn.sharding import axis_names
+from jaxformer.tasks.dataset import Dataset
+from jaxformer.training import hosts
+from jaxformer.training.evaluation import evaluate_loss
+from jaxformer.training.losses import cross_entropy
+from jaxformer.training.mesh import BatchShards
+from jaxformer.training.task import Loss, Randomness, Sums, Task
+from jaxformer.workdir import Workdir, sha256_of
+
+# Called with how many sentences have been decoded since the last call.
+Report: TypeAlias = Callable[[int], None]
+
+
+def make_init(config: ModelConfig) -> Callable[[Array], PyTree]:
+    """The function that creates the parameters of a Transformer from a key."""
+
+    def init(key: Array) -> PyTree:
+        tokens = jnp.ones((1, 1), jnp.int32)
+        return Transformer(config).init(key, tokens, tokens)["params"]
+
+    return init
+
+
+def make_loss(config: Config) -> Loss:
+    """The loss function of a Transformer: sums over a :class:`Batch`.
+
+    They are "loss", label-smoothed, in nats; "nll", the negative log likelihood; "count", target
+    tokens; "tokens", source and target tokens. Tokens are those without padding, end-of-sentence
+    included.
+    """
+    check_config(config)
+    smoothing = config.training.label_smoothing
+
+    def loss(params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+        if randomness is None:
+            return batch_sums(Transformer(config.model), params, batch, smoothing)
+        return batch_sums(
+            Transformer(config.model, config.training.remat),
+            params,
+            batch,
+            smoothing,
+            row_ids=randomness.row_ids,
+            deterministic=False,
+            rngs={"dropout": randomness.key},
+        )
+
+    return loss
+
+
+def batch_sums(
+    model: Transformer,
+    params: PyTree,
+    batch: Batch,
+    smoothing: float,
+    *,
+    row_ids: Int[Array, " B"] | None = None,
+    deterministic: bool = True,
+    rngs: dict[str, Array] | None = None,
+) -> Sums:
+    """Loss and counts of one batch on one device, as sums."""
+
+    def forward(module: Transformer) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
+        how: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
+        encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **how)
+        decoded = module.decode(
+            batch.tgt_in,
+            encoded,
+            batch.src_segments,
+            batch.tgt_segments,
+            batch.tgt_positions,
+            **how,
+        )
+        dtype = matmul_dtype(module.config.compute_dtype)
+        features = decoded.reshape(-1, decoded.shape[-1]).astype(dtype)
+        projection, bias = module.output_projection()
+        if bias is None:
+            return features, projection
+        # A bias is one more input that is always one.
+        ones = jnp.ones((features.shape[0], 1), features.dtype)
+        return jnp.hstack([features, ones]), jnp.hstack([projection, bias[:, None]])
+
+    features, projection = map(
+        jnp.asarray, model.apply({"params": params}, rngs=rngs, method=forward)
+    )
+    real = batch.tgt_segments != 0
+    loss, nll = cross_entropy(
+        features,
+        projection,
+        batch.tgt_out.reshape(-1),
+        real.reshape(-1).astype(jnp.float32),
+        smoothing,
+    )
+    source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
+    target_tokens = real.sum(dtype=jnp.int32)
+    tokens = source_tokens + target_tokens
+    return {"loss": loss, "nll": nll, "count": target_tokens, "tokens": tokens}
+
+
+def abstract_batch(rows: int, src_length: int, tgt_length: int) -> Batch:
+    """Shapes and dtypes of a global batch; nothing is computed."""
+    src = jax.ShapeDtypeStruct((rows, src_length), jnp.int32)
+    tgt = jax.ShapeDtypeStruct((rows, tgt_length), jnp.int32)
+    return Batch(src, src, src, tgt, tgt, tgt, tgt)
+
+
+class Translation(Task):
+    """Trains a Transformer on sentence pairs; validates with loss, perplexity and BLEU."""
+
+    def __init__(self, config: Config, data: Dataset) -> None:
+        """Prepares; programs are compiled at the first use."""
+        self.config, self._data = config, data
+        self._init, self._loss = make_init(config.model), make_loss(config)
+
+    def init(self, key: Array) -> PyTree:
+        """The parameters of the Transformer."""
+        return self._init(key)
+
+    def loss(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+        """Label-smoothed loss and counts; see :func:`make_loss`."""
+        return self._loss(params, batch, randomness)
+
+    def axes(self, params: PyTree) -> PyTree:
+        """Splits embeddings, too: the model takes their rows in a way that suits every mesh."""
+        return axis_names(params)
+
+    def batches(self, start: int, shards: BatchShards) -> Iterator[Batch]:
+        """Batches of the data's plan, laid out in threads."""
+        data, stop = self._data, self.config.training.steps
+        return load_batches(data.train, data.plan, start=start, stop=stop, **_rows(shards))
+
+    def shapes(self, shards: BatchShards) -> Sequence[Batch]:
+        """Every shape of a training batch."""
+        shapes = padded_shapes(self._data.plan, shards.row_multiple)
+        return [abstract_batch(*shape) for shape in shapes]
+
+    def identity(self) -> dict[str, str]:
+        """SHA-256 of the tokenizer and of both splits of the corpus."""
+        return self._data.identity
+
+    def save(self, folder: Workdir) -> None:
+        """Writes the tokenizer.
+
+        Raises:
+          UserError: Another tokenizer is in the way.
+        """
+        tokenizer = self._data.tokenizer
+        if folder.tokenizer.exists() and sha256_of(folder.tokenizer) != tokenizer.sha256:
+            raise UserError(
+                f"{folder.tokenizer}: expected no tokenizer, or the one of this run, found "
+                "another; move it away, or give another --workdir"
+            )
+        tokenizer.save(folder.tokenizer)
+
+    def summary(self) -> str:
+        """Counts pairs, batches, and padding."""
+        config, data = self.config, self._data
+        return (
+            f"{len(data.train):,} training pairs, {_skipped(data.train, config.data.max_length)}; "
+            f"{len(data.valid):,} validation pairs, "
+            f"{_skipped(data.valid, config.model.max_length)}\n"
+            f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "
+            f"{data.plan.efficiency:.1%} of them tokens, the rest padding"
+        )
+
+    def describe_batch(self, step: int) -> str:
+        """Names the examples of a batch."""
+        ids = sorted(i for row in self._data.plan.rows(step)[1] for i in row)
+        return (
+            f"it had {len(ids)} examples: {', '.join(map(str, ids[:10]))}"
+            f"{', ...' if ids[10:] else ''} of the training pairs that were not left out, the "
+            "first being 0"
+        )
+
+    def evaluate(
+        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
+    ) -> dict[str, float]:
+        """Loss and perplexity; BLEU and exact match in %, if sentences are set aside for them."""
+        plan, shards = self._data.valid_plan, BatchShards.of(mesh)
+        batches = load_batches(self._data.valid, plan, stop=plan.batches_per_epoch, **_rows(shards))
+        values = evaluate_loss(self.loss, params, batches, mesh, check_stop)
+        if self._data.valid_text:
+            values |= self.score_decoded(params, mesh, lambda _: check_stop())
+        return values
+
+    def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
+        """Translates the sentences set aside; BLEU and exact match in %."""
+        sources, references = zip(*self._data.valid_text, strict=True)
+
+        def translate(translator: Translator, mine: slice) -> list[str]:
+            return translator.translate(sources[mine], name="validation", report=report)
+
+        translations = self._decode(params, mesh, translate)
+        language = self.config.data.target_language
+        return {
+            "bleu": corpus_bleu(translations, references, target_language=language),
+            "exact_match": percentage_equal(translations, references),
+        }
+
+    def _decode(
+        self, params: PyTree, mesh: Mesh, decode: Callable[[Translator, slice], list[str]]
+    ) -> list[str]:
+        """Decodes on one device of each process, each its share of the sentences."""
+        if mesh.size > 1:
+            params = hosts.on_this_host(params)
+        translator = Translator(self.config, params, self._data.tokenizer)
+        share = -(-len(self._data.valid_text) // jax.process_count())
+        first = jax.process_index() * share
+        mine = decode(translator, slice(first, first + share))
+        return [text for texts in hosts.all_gather(mine) for text in texts]
+
+
+def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
+    """Percentage of texts that are exactly as they should be."""
+    return 100 * sum(map(operator.eq, ours, references)) / len(references)
+
+
+def _rows(shards: BatchShards) -> dict[str, Any]:
+    return {
+        "row_multiple": shards.row_multiple,
+        "parts": shards.local_shards,
+        "part_count": shards.shard_count,
+    }
+
+
+def _skipped(store: TokenStore, max_length: int) -> str:
+    return (
+        f"{store.skipped_long + store.skipped_empty:,} skipped ({store.skipped_long:,} longer "
+        f"than {max_length} tokens, {store.skipped_empty:,} with an empty side)"
+    )

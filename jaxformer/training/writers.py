@@ -1,0 +1,174 @@
+"""Writers of reports: the terminal, ``metrics.jsonl``, TensorBoard, and a user's own."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import IO, Any, Protocol, runtime_checkable
+
+from tqdm import tqdm
+
+from jaxformer.files import write_file
+from jaxformer.training.hosts import is_primary
+from jaxformer.workdir import Workdir
+
+Values = Mapping[str, Any]
+
+# How the terminal shows a value; any other is shown with its name and four digits.
+_SHOWN = {
+    "loss": "loss {:.3f}",
+    "perplexity": "ppl {:.2f}",
+    "learning_rate": "lr {:.2e}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "bleu": "sacreBLEU {:.2f}",
+    "f1": "F1 {:.2f}",
+    "exact_match": "exact {:.1f} %",
+}
+_NOT_SHOWN = ("seconds_per_step", "waiting", "skipped")
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Takes the reports of a run; :func:`~jaxformer.fit` calls it in the first process only."""
+
+    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        """Takes one report, each once, also when it comes again after a run was resumed.
+
+        Args:
+          step: Steps taken.
+          kind: "train", means since the last report, or "valid", one validation.
+          values: Numbers by name; NaN and infinity are possible.
+        """
+        ...
+
+    def close(self) -> None:
+        """Called when the run ends, also by an error."""
+        ...
+
+
+class Terminal:
+    """A bar on a terminal; plain lines in a file or a pipe."""
+
+    def __init__(self, start: int, steps: int) -> None:
+        """Shows a bar that stands at step ``start``."""
+        self._steps = steps
+        self._bar = tqdm(
+            total=steps,
+            initial=start,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not (sys.stderr.isatty() and is_primary()),
+        )
+
+    def log(self, message: str) -> None:
+        """Prints a message, above the bar if there is one."""
+        if is_primary():
+            tqdm.write(message, file=sys.stderr)
+
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        self._bar.update(step - self._bar.n)
+
+    def write(self, step: int, kind: str, values: Values) -> None:
+        """Shows one report."""
+        place = f"step {step}/{self._steps}"
+        if kind == "failed_validation":
+            cause = values["error"]
+            self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
+            return
+        parts = [
+            _SHOWN.get(name, f"{name} {{:.4g}}").format(value)
+            for name, value in values.items()
+            if name not in _NOT_SHOWN
+        ]
+        if kind == "valid":
+            self.log(f"{place}  validation: {'  '.join(parts)}")
+        elif not self._bar.disable:
+            self._bar.set_postfix_str(", ".join(parts))
+        else:
+            seconds_left = values["seconds_per_step"] * (self._steps - step)
+            left = tqdm.format_interval(int(seconds_left))
+            self.log(f"{place}  {'  '.join(parts)}  {left} left")
+
+    def close(self) -> None:
+        """Ends the bar."""
+        self._bar.close()
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one JSON line for each report.
+
+    Attributes:
+      cut: Kind and step of reports from after the step that the run resumes from, of this start and
+        of earlier ones: they will come again.
+    """
+
+    def __init__(self, folder: Workdir, start: int) -> None:
+        """Resumes the file: reports from after ``start`` are cut from it.
+
+        They go to the end of ``metrics.after-<start>.jsonl``. Only a torn last line is dropped.
+        """
+        content = folder.metrics.read_bytes() if folder.metrics.exists() else b""
+        *lines, torn = content.split(b"\n")
+        if _report_of(torn) is not None:  # nothing but its end is missing
+            lines.append(torn)
+        kept, cut = [], []
+        for line in filter(bytes.strip, lines):
+            report = _report_of(line)
+            (kept if report is not None and report[1] <= start else cut).append(line + b"\n")
+        if cut:
+            copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
+            write_file(copy, (copy.read_bytes() if copy.exists() else b"") + b"".join(cut))
+        write_file(folder.metrics, b"".join(kept))
+        earlier = folder.path.glob("metrics.after-*.jsonl")
+        reports = (_report_of(line) for path in earlier for line in path.read_bytes().split(b"\n"))
+        self.cut = {report for report in reports if report is not None and report[1] > start}
+        self._file: IO[str] = folder.metrics.open("a", encoding="utf-8")
+
+    def write(self, step: int, kind: str, values: Values) -> None:
+        """Appends a line; JSON has no NaN and no infinity, they become null."""
+        known = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        print(json.dumps({"kind": kind, "step": step, **known}), file=self._file, flush=True)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _report_of(line: bytes) -> tuple[str, float] | None:
+    """Kind and step of a report; None if the line is none."""
+    try:
+        report = json.loads(line)
+        kind, step = report.get("kind"), report["step"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return (kind, step) if isinstance(step, int | float) else None
+
+
+class TensorBoard:
+    """TensorBoard's event files, if the extra ``tensorboard`` is installed."""
+
+    def __init__(self, folder: Workdir, start: int) -> None:
+        """Opens a file of events from after ``start``."""
+        try:
+            import tensorboardX  # the extra [tensorboard]
+        except ImportError:
+            self._events = None
+            return
+        # Events from after the step that the run resumes from will be reported again.
+        self._events = tensorboardX.SummaryWriter(str(folder.tensorboard), purge_step=start + 1)
+
+    def write(self, step: int, kind: str, values: Values) -> None:
+        """Adds a point to each curve."""
+        if self._events is None or kind == "failed_validation":
+            return
+        for name, value in values.items():
+            self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._events is not None:
+            self._events.close()

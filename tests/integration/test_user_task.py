@@ -1,0 +1,459 @@
+"""A task of a user's own, from outside: trained, killed, resumed, sharded, logged, refused."""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxformer
+from jaxformer import Checkpoints, Config, FitConfig, MeshConfig, Task, UserError, every, fit
+
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from the angry bear " * 8
+SETTINGS = {"steps": 12, "log_every": 2, "checkpoint_every": 4, "eval_every": 4}
+OPTIMIZER = optax.adam(0.1)
+
+
+class Bigrams(Task):
+    """The logits of the next letter, a row for each letter, with dropout on the logits."""
+
+    def __init__(self, text=TEXT, dropout=0.2):
+        self.ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32) % 32
+        self.dropout = dropout
+        self.asked_for = []
+
+    def init(self, key):
+        return {"table": 0.1 * jax.random.normal(key, (32, 32)), "prior": jnp.zeros(32)}
+
+    def axes(self, params):
+        return {"table": ("vocab", "d_model"), "prior": None}
+
+    def loss(self, params, batch, randomness):
+        letters, following, weights = batch["letters"], batch["following"], batch["weights"]
+        table = jax.lax.with_sharding_constraint(params["table"], PartitionSpec())
+        logits = table[letters] + params["prior"]
+        if randomness is not None:
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(randomness.key, randomness.row_ids)
+            kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.dropout, (1, 32)))(keys)
+            logits = jnp.where(kept, logits, 0) / (1 - self.dropout)
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, following)
+        right = (logits.argmax(-1) == following) * weights
+        total = (nll * weights).sum()
+        return {"loss": total, "nll": total, "right": right.sum(), "count": weights.sum()}
+
+    def batch(self, number):
+        rng = np.random.default_rng(number)
+        starts = rng.integers(0, len(self.ids) - 7, 8)
+        rows = np.stack([self.ids[start : start + 7] for start in starts])
+        # Rows of uneven length: some of their letters do not count.
+        weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
+        return {"letters": rows[:, :-1], "following": rows[:, 1:], "weights": weights}
+
+    def batches(self, start, shards):
+        self.asked_for.append(start)
+        for number in itertools.count(start):
+            yield shards.local(self.batch(number))
+
+    def evaluate(self, params, mesh, check_stop):
+        batches = (self.batch(10**6 + n) for n in range(2))
+        return jaxformer.evaluate_loss(self.loss, params, batches, mesh, check_stop)
+
+    def identity(self):
+        return {"text": hashlib.sha256(self.ids.tobytes()).hexdigest()}
+
+
+class Notes:
+    """A writer that keeps what it is given."""
+
+    def __init__(self):
+        self.reports, self.closed = [], 0
+
+    def write(self, step, kind, values):
+        self.reports.append((step, kind, values))
+
+    def close(self):
+        self.closed += 1
+
+
+def one_device():
+    return jaxformer.make_mesh(devices=jax.devices()[:1])
+
+
+def run(folder, task=None, optimizer=OPTIMIZER, mesh=None, hooks=(), writers=(), **settings):
+    task, mesh = task or Bigrams(), mesh or one_device()
+    settings = FitConfig(**SETTINGS | settings)
+    return fit(task, optimizer, folder, settings, mesh=mesh, hooks=hooks, writers=writers)
+
+
+def assert_equal(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(actual), jax.device_get(expected))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The final state of a run that nobody interrupted, and its reports."""
+    notes = Notes()
+    folder = tmp_path_factory.mktemp("whole")
+    state = run(folder, writers=[notes])
+    assert notes.closed == 1
+    return state, notes.reports, folder
+
+
+class Killed(BaseException):
+    """Like the end of the process, as far as one can come back from it."""
+
+
+def at(step, error):
+    def hook(found, state, sums):
+        if found == step:
+            raise error
+
+    return hook
+
+
+def test_it_learns_and_reports(whole):
+    _, reports, folder = whole
+    train = [values["loss"] for _, kind, values in reports if kind == "train"]
+    assert len(train) == 6
+    assert train[-1] < train[0] - 0.5
+    valid = [values for _, kind, values in reports if kind == "valid"]
+    assert valid[-1]["perplexity"] == pytest.approx(math.exp(valid[-1]["loss"]))
+    assert 0 < valid[-1]["right"] <= 1
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [(r["step"], r["kind"], r["loss"]) for r in map(json.loads, lines)] == [
+        (step, kind, values["loss"]) for step, kind, values in reports
+    ]
+    assert json.loads((folder / "identity.json").read_text()) == Bigrams().identity()
+    assert Checkpoints(folder / "checkpoints").steps() == [4, 8, 12]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Killed(), OSError("disk")], ids=repr)
+def test_interrupted_between_checkpoints_it_resumes_bit_for_bit(error, tmp_path, whole):
+    notes, task = Notes(), Bigrams()
+    with pytest.raises(type(error)):
+        run(tmp_path, hooks=[at(7, error)], writers=[notes])
+    with pytest.raises(type(error)):  # and once more, before the next checkpoint
+        run(tmp_path, hooks=[at(5, error)], writers=[notes])
+    state = run(tmp_path, task, writers=[notes])
+    assert task.asked_for == [4]
+    assert_equal(state, whole[0])
+    # Each report once, though steps 5 to 7 were taken three times.
+    assert [(step, kind) for step, kind, _ in notes.reports] == [
+        (step, kind) for step, kind, _ in whole[1]
+    ]
+    for (_, _, values), (_, _, expected) in zip(notes.reports, whole[1], strict=True):
+        assert values["loss"] == expected["loss"]
+    assert notes.closed == 3
+
+
+def test_batches_may_be_made_ahead_in_threads(tmp_path, whole):
+    class Prefetched(Bigrams):
+        def batches(self, start, shards):
+            return jaxformer.prefetch(lambda number: shards.local(self.batch(number)), start)
+
+    run(tmp_path, Prefetched(), steps=4)
+    assert_equal(run(tmp_path, Prefetched()), whole[0])
+
+
+def test_a_signal_saves_first(tmp_path, whole):
+    hook = every(5, lambda step, state, sums: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 6 is saved"):
+        run(tmp_path, hooks=[hook])
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [4, 6]
+    assert_equal(run(tmp_path), whole[0])
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_user_task
+state = test_user_task.run(sys.argv[2], steps=int(sys.argv[3]))
+"""
+
+
+def start(folder, steps):
+    here = pathlib.Path(__file__).parent
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(here), str(folder), str(steps)],
+        cwd=here.parents[1],
+        env=os.environ | {"XLA_FLAGS": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_kill_9_loses_nothing(tmp_path):
+    killed = start(tmp_path / "killed", 100_000)
+    deadline = time.monotonic() + 120
+    while not (steps := Checkpoints(tmp_path / "killed" / "checkpoints").steps()):
+        assert time.monotonic() < deadline
+        assert killed.poll() is None, killed.stderr.read()
+        time.sleep(0.02)
+    killed.kill()
+    killed.communicate()
+    last = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps()) + 20
+    resumed = start(tmp_path / "killed", last)
+    _, said = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, said
+    assert "resumed from step" in said
+    assert steps
+    assert_equal(run(tmp_path / "killed", steps=last), run(tmp_path / "whole", steps=last))
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)], ids=str)
+def test_eight_devices_equal_one(sizes, tmp_path, whole):
+    data, fsdp, tensor = sizes
+    mesh = jaxformer.make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
+    notes = Notes()
+    state = run(tmp_path, mesh=mesh, writers=[notes])
+    assert state.params["table"].sharding.shard_shape((32, 32)) == (32 // tensor, 32 // fsdp)
+    for name, found in jax.device_get(state.params).items():
+        np.testing.assert_allclose(found, whole[0].params[name], rtol=1e-4, atol=1e-5)
+    for (_, _, values), (_, _, expected) in zip(notes.reports, whole[1], strict=True):
+        assert values["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert values["right"] == expected["right"]
+
+
+class Plain(Bigrams):
+    """Without a word about devices: parameters with names of the package's, taken by number."""
+
+    axes = Task.axes
+
+    def init(self, key):
+        first, second = jax.random.split(key)
+        return {
+            "embedding": jax.random.normal(first, (32, 16)),
+            "inner": jax.random.normal(second, (16, 32)) / 4,
+        }
+
+    def loss(self, params, batch, randomness):
+        hidden = params["embedding"][batch["letters"]]
+        logits = jax.nn.relu(hidden @ params["inner"]) @ params["inner"].T @ params["embedding"].T
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch["following"])
+        return {"loss": (nll * batch["weights"]).sum(), "count": batch["weights"].sum()}
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 2, 1)], ids=str)
+def test_a_task_that_knows_nothing_of_devices_runs_on_every_mesh(sizes, tmp_path):
+    data, fsdp, tensor = sizes
+    mesh = jaxformer.make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
+    one = run(tmp_path / "one", Plain(), steps=4)
+    many = run(tmp_path / "many", Plain(), steps=4, mesh=mesh)
+    assert many.params["inner"].sharding.shard_shape((16, 32)) == (16 // fsdp, 32 // tensor)
+    for name, found in jax.device_get(many.params).items():
+        np.testing.assert_allclose(found, one.params[name], rtol=1e-3, atol=1e-4)
+
+
+def test_accumulation_and_a_resume_on_another_mesh_change_nothing(tmp_path, whole):
+    run(tmp_path, steps=4, accumulation=2, mesh=jaxformer.make_mesh(devices=jax.devices()[:4]))
+    state = run(tmp_path, accumulation=4)
+    for name, found in jax.device_get(state.params).items():
+        np.testing.assert_allclose(found, whole[0].params[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.adafactor(0.1, min_dim_size_to_factor=8),
+        optax.chain(optax.clip(0.1), optax.sgd(3.0, momentum=0.9)),
+        optax.contrib.schedule_free_adamw(0.1),
+        optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(patience=2)),
+    ],
+    ids=["adafactor", "sgd", "schedule free", "plateau"],
+)
+def test_any_optimizer_is_resumed_exactly(optimizer, tmp_path):
+    expected = run(tmp_path / "whole", optimizer=optimizer)
+    with pytest.raises(Killed):
+        run(tmp_path / "run", optimizer=optimizer, hooks=[at(9, Killed())])
+    assert_equal(run(tmp_path / "run", optimizer=optimizer), expected)
+    start = jaxformer.init_state(Bigrams().init, optimizer, one_device()).params["table"]
+    assert np.abs(expected.params["table"] - start).max() > 0.1
+
+
+def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, whole):
+    seen = []
+
+    def note(step, state, sums):
+        seen.append((step, int(state.step), float(sums["loss"] / sums["count"])))
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, hooks=[note, every(8, lambda *_: 1 / 0)], log_every=1)
+    assert [(step, step) for step, _, _ in seen] == [(step, step) for step in range(1, 9)]
+    assert [number for _, number, _ in seen] == list(range(1, 9))
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    reports = [json.loads(line) for line in lines]
+    losses = [report["loss"] for report in reports if report["kind"] == "train"]
+    assert losses == pytest.approx([loss for _, _, loss in seen], rel=1e-6)
+    # The step that the hook failed after is saved.
+    assert max(Checkpoints(tmp_path / "checkpoints").steps()) == 8
+    assert_equal(run(tmp_path), whole[0])
+
+
+def test_a_failing_writer_is_dropped_and_costs_nothing_else(tmp_path, whole, capsys):
+    class Offline(Notes):
+        def write(self, step, kind, values):
+            super().write(step, kind, values)
+            raise ConnectionError("no route to host")
+
+    offline, notes = Offline(), Notes()
+    assert_equal(run(tmp_path, writers=[offline, notes]), whole[0])
+    assert len(offline.reports) == 1
+    assert len(notes.reports) == len(whole[1])
+    message = "Offline failed and gets no more reports: ConnectionError: no route to host"
+    assert capsys.readouterr().err.count(message) == 1
+
+
+def test_the_best_checkpoint_is_kept_by_the_value_that_decides(tmp_path):
+    class Scored(Bigrams):
+        best = "score", "max"
+
+        def evaluate(self, params, mesh, check_stop):
+            return {"loss": 1.0, "score": {4: 3.0, 8: 5.0}.get(self.step, 1.0)}
+
+    task = Scored()
+
+    def note(step, state, sums):
+        task.step = step + 1
+
+    run(tmp_path, task, hooks=[note], steps=20, keep_checkpoints=1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert (checkpoints.steps(), checkpoints.best_step()) == ([8, 20], 8)
+
+
+def test_without_an_evaluation(tmp_path, whole):
+    class NotEvaluated(Bigrams):
+        evaluate = Task.evaluate
+
+    notes = Notes()
+    assert_equal(run(tmp_path, NotEvaluated(), writers=[notes]), whole[0])
+    assert {kind for _, kind, _ in notes.reports} == {"train"}
+
+
+def test_an_evaluation_without_the_value_that_decides_is_reported(tmp_path, whole, capsys):
+    class Wrong(Bigrams):
+        best = "bleu", "max"
+
+    assert_equal(run(tmp_path, Wrong()), whole[0])
+    assert "the checkpoint has no score: KeyError: 'bleu'" in capsys.readouterr().err
+
+
+class Wider(Bigrams):
+    def init(self, key):
+        return {"table": jnp.zeros((32, 64)), "prior": jnp.zeros(32)}
+
+
+def test_other_data_and_another_seed_are_refused(tmp_path, whole):
+    with pytest.raises(UserError, match="the run began with other data: text was"):
+        run(whole[2], Bigrams(TEXT[:-1]))
+    with pytest.raises(UserError, match=r"holds a run with fit\.seed=0, but 5 was given"):
+        run(whole[2], seed=5)
+    with pytest.raises(UserError, match="expected params/table to be float32"):
+        run(whole[2], Wider())
+
+
+def test_workdirs_of_tasks_and_of_configs_are_not_mixed(tmp_path, whole):
+    with pytest.raises(UserError, match="unknown config field fit"):
+        jaxformer.train(Config(), whole[2])
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"expected a workdir of this task, but it holds a run of"):
+        run(tmp_path)
+
+
+def test_shapes_are_compiled_first_and_others_are_refused(tmp_path, whole, capsys):
+    class Shaped(Bigrams):
+        rows = 8
+
+        def shapes(self, shards):
+            batch = self.batch(0)
+            return [
+                {
+                    name: jax.ShapeDtypeStruct((self.rows, 6), array.dtype)
+                    for name, array in batch.items()
+                }
+            ]
+
+    assert_equal(run(tmp_path / "run", Shaped()), whole[0])
+    assert "compiled the step for 1 shapes" in capsys.readouterr().err
+    wrong = Shaped()
+    wrong.rows = 16
+    with pytest.raises(UserError, match=r"expected a batch of one of Task\.shapes, got"):
+        run(tmp_path / "wrong", wrong)
+
+
+def test_mistakes_of_a_task_are_told(tmp_path):
+    class Few(Bigrams):
+        def batches(self, start, shards):
+            return itertools.islice(super().batches(start, shards), 5)
+
+    with pytest.raises(UserError, match="expected batches for 12 steps, but there were only 5"):
+        run(tmp_path / "few", Few())
+    with pytest.raises(UserError, match=r"rows divisible by 24, for 8 shards of 3 micro-batches"):
+        run(tmp_path / "rows", mesh=jaxformer.make_mesh(), accumulation=3)
+
+    class Mean(Bigrams):
+        def loss(self, params, batch, randomness):
+            return super().loss(params, batch, randomness)["loss"]
+
+    with pytest.raises(UserError, match='loss: expected a dict of sums with "loss", "count"'):
+        run(tmp_path / "mean", Mean())
+
+    class Unsummed(Bigrams):
+        def loss(self, params, batch, randomness):
+            sums = super().loss(params, batch, randomness)
+            return sums | {"right": batch["weights"]}
+
+    with pytest.raises(UserError, match=r'got "right" of shape \(8, 6\); sum it'):
+        run(tmp_path / "unsummed", Unsummed())
+
+    class Unfinished(Task):
+        def init(self, key):
+            return {}
+
+    with pytest.raises(TypeError, match="abstract"):
+        Unfinished()
+
+
+def test_counts_that_are_constants_are_summed_over_devices(tmp_path):
+    """Of each device, as any sum; also where they do not come from the batch."""
+
+    class Constant(Bigrams):
+        def loss(self, params, batch, randomness):
+            total = super().loss(params, batch, randomness)["loss"]
+            return {"loss": total, "count": len(batch["letters"])}
+
+    one = run(tmp_path / "one", Constant(), steps=2)
+    eight = run(tmp_path / "eight", Constant(), steps=2, mesh=jaxformer.make_mesh())
+    for name, found in jax.device_get(eight.params).items():
+        np.testing.assert_allclose(found, one.params[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_of_a_loss_function_alone():
+    """Without a task or a workdir."""
+    task, mesh = Bigrams(dropout=0.0), one_device()
+    step = jaxformer.make_train_step(task.loss, optax.sgd(1.0), mesh)
+    state = jaxformer.init_state(task.init, optax.sgd(1.0), mesh)
+    params, batch = jax.device_get(state.params), task.batch(0)
+
+    def mean(params):
+        logits = params["table"][batch["letters"]] + params["prior"]
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["following"][..., None], -1)
+        return -(picked[..., 0] * batch["weights"]).sum() / batch["weights"].sum()
+
+    gradient = jax.grad(mean)(jax.tree.map(jnp.asarray, params))
+    state, sums = step(state, batch)
+    assert float(sums["loss"] / sums["count"]) == pytest.approx(float(mean(params)), rel=1e-6)
+    for name, found in jax.device_get(state.params).items():
+        np.testing.assert_allclose(found, params[name] - gradient[name], rtol=1e-5, atol=1e-6)

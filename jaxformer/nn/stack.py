@@ -120,7 +120,7 @@ class Stack(nn.Module):
             layers=layers, slots=dataclasses.replace(slots, length=slots.length + 1)
         )
 
-    def read_prompt(
+    def prefill(
         self, x: Float[Array, "B T D"], cache: StackCache, length: Int[Array, ""] | int
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Runs the stack on the first tokens of a sequence in one pass, into an empty cache.

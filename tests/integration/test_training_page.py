@@ -12,6 +12,8 @@ import jaxformer
 from jaxformer import Checkpoints
 from jaxformer.training import writers
 
+pytestmark = pytest.mark.slow
+
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 

@@ -123,6 +123,7 @@ def at(step, error):
     return hook
 
 
+@pytest.mark.smoke
 def test_it_learns_and_reports(whole):
     _, reports, folder = whole
     train = [values["loss"] for _, kind, values in reports if kind == "train"]
@@ -246,6 +247,7 @@ class Plain(Bigrams):
         return {"loss": (nll * batch["weights"]).sum(), "count": batch["weights"].sum()}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 2, 1)], ids=str)
 def test_a_task_that_knows_nothing_of_devices_runs_on_every_mesh(sizes, tmp_path):
     data, fsdp, tensor = sizes

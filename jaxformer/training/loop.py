@@ -139,9 +139,9 @@ def _restore_or_initialize(
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
-    restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.axes))
+    restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.describe))
     if restored is None:
-        return init_state(task.init, optimizer, mesh, seed, task.axes)
+        return init_state(task.init, optimizer, mesh, seed, task.describe)
     check_metadata(folder, task.identity(), restored.metadata)
     return restored.state
 
@@ -247,7 +247,6 @@ class Run:
             self.mesh,
             seed=self.settings.seed,
             accumulation=self.settings.accumulation,
-            axes=self.task.axes,
         )
         shapes = self.task.shapes(self.shards)
         if not shapes:

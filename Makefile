@@ -52,7 +52,7 @@ test-slow: $(VENV)/installed  ## Run the slow tests (about 15 minutes on two cor
 nightly: $(VENV)/installed  ## Run many more random cases of the searches
 	$(BIN)/$(PYTEST) -m nightly
 
-lint: $(VENV)/installed  ## Check style, formatting, types and floors
+lint: $(VENV)/installed  ## Check style, formatting, types and imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright

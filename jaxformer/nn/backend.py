@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -25,12 +26,15 @@ class Backend:
         few enough to stay near the caches. GPUs take more, because every chunk reads and writes
         the embedding's gradient, which fits into no cache there.
       fused_attention: Use cuDNN's attention where it applies (NVIDIA GPUs from Ampere on).
+      compiler_options: Options of XLA for the training step, by name. GPUs would multiply one input
+        with queries, keys and values at once, and then copy them apart.
     """
 
     float32_activations: bool = False
     unroll_layers: bool = False
     logits_per_chunk: int = 2**23
     fused_attention: bool = False
+    compiler_options: tuple[tuple[str, Any], ...] = ()
 
 
 def backend_for(platform: str, compute_capability: str = "") -> Backend:
@@ -45,7 +49,12 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
     if platform == "gpu":
         is_nvidia = compute_capability.split(".")[0].isdigit()
         fused = is_nvidia and float(compute_capability) >= 8.0
-        return Backend(unroll_layers=True, logits_per_chunk=2**27, fused_attention=fused)
+        return Backend(
+            unroll_layers=True,
+            logits_per_chunk=2**27,
+            fused_attention=fused,
+            compiler_options=(("xla_gpu_dot_merger_threshold_mb", 0),),
+        )
     return Backend()
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxformer.errors import UserError
+from jaxformer.nn.backend import backend
 from jaxformer.nn.parameters import describe as describe_parameters
 from jaxformer.training.mesh import (
     DATA_AXIS,
@@ -129,7 +130,7 @@ class TrainStep:
                 donate_argnums=0,
                 in_shardings=(layout, rows_split(self._mesh)),
                 out_shardings=(layout, replicated(self._mesh)),
-                compiler_options=_compiler_options(),
+                compiler_options=dict(backend().compiler_options),
             )
         return self._jitted
 
@@ -228,11 +229,6 @@ def _all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
     arrays = [*jax.tree.leaves(params), *(a for a in jax.tree.leaves(opt_state) if a.ndim)]
     floats = (a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating))
     return jnp.isfinite(jnp.stack([a.sum(dtype=jnp.float32) for a in floats])).all()
-
-
-def _compiler_options() -> dict[str, Any] | None:
-    # GPUs would multiply one input with queries, keys and values at once, and then copy them apart.
-    return {"xla_gpu_dot_merger_threshold_mb": 0} if jax.default_backend() == "gpu" else None
 
 
 def _local_gradients(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.inference.attention import look
+from jaxformer.inference.attention import record_attention
 from jaxformer.inference.translator import Translator
 
 
@@ -274,7 +274,7 @@ def test_attention_and_plot_draw_pictures(tiny_workdir, tmp_path, capsys):
 
 
 def test_attention_views_are_distributions_over_the_right_pieces(tiny_workdir):
-    view = look(Translator.load(tiny_workdir), "two hundred")
+    view = record_attention(Translator.load(tiny_workdir), "two hundred")
     for kind in ("encoder", "decoder", "cross"):
         queries, keys, weights = view.part(kind)
         assert weights.shape == (1, 2, len(queries), len(keys))

@@ -70,7 +70,9 @@ def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyT
     return restored.params, f"step {restored.step}{note}"
 
 
-def load_model(workdir: str | pathlib.Path, *, weights: str = "auto") -> tuple[Transformer, PyTree]:
+def load_model(
+    workdir: str | pathlib.Path, *, weights: str | int = "auto"
+) -> tuple[Transformer, PyTree]:
     """Returns the model of a workdir and its parameters.
 
     >>> model, params = load_model("runs/numerals")  # doctest: +SKIP

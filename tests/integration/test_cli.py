@@ -11,6 +11,7 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.inference.attention import record_attention
 from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import load_model
 
 
 @pytest.fixture
@@ -200,6 +201,9 @@ def embedding(translator):
 
 def test_average_is_the_mean_and_is_used_from_then_on(copy, feed, capsys):
     parts = [embedding(Translator.load(copy, weights=step)) for step in ("2", "4", "6")]
+    model, params = load_model(copy, weights=4)
+    assert model.config == Translator.load(copy).config.model
+    np.testing.assert_array_equal(params["embedding"], parts[1])
     assert main(["average", "--workdir", str(copy), "--last", "3"]) == 0
     assert "average of steps 2, 4, 6" in capsys.readouterr().out
     averaged = Translator.load(copy)

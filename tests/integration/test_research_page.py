@@ -14,6 +14,8 @@ import jax
 import numpy as np
 import pytest
 
+import jaxformer
+
 from . import pages
 
 PAGE = (pages.DOCS / "research.md").read_text(encoding="utf-8")
@@ -62,7 +64,9 @@ def test_what_blocks_import_is_public():
     for block in itertools.chain(*SECTIONS.values()):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Import):
-                assert not any(alias.name.startswith("jaxformer") for alias in node.names)
+                assert not any(alias.name.startswith("jaxformer.") for alias in node.names)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jaxformer":
+                assert node.attr in jaxformer.__all__
             elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("jaxformer"):
                 package = importlib.import_module(str(node.module))
                 packages.add(package.__name__)
@@ -80,8 +84,14 @@ def test_blocks_are_short_and_many():
     assert all(5 <= count <= 25 for count in lines)
 
 
+def test_a_language_model_takes_15_lines():
+    (block,) = SECTIONS["A language model in 15 lines"]
+    lines = [line for line in block.splitlines() if line.strip()]
+    assert sum(not re.match("from |import |assert ", line) for line in lines) == 15
+
+
 def test_the_contents_name_every_section():
-    anchors = re.findall(r"\]\(#(.*?)\)", PAGE)
+    anchors = re.findall(r"\]\(#(.*?)\)", PAGE.split("\n## ")[0])
     expected = [re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in SECTIONS]
     assert sorted(anchors) == sorted(expected)
 

@@ -43,7 +43,7 @@ from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.training.evaluation import evaluate_loss as evaluate_loss
-from jaxformer.training.loop import every as every
+from jaxformer.training.hooks import every as every
 from jaxformer.training.loop import fit as fit
 from jaxformer.training.losses import cross_entropy as cross_entropy
 from jaxformer.training.mesh import BatchShards as BatchShards

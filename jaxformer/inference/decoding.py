@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import PAD
+from jaxformer.inference.likelihoods import token_log_probs
 from jaxformer.models.transformer import Transformer, prepare_for_steps
 from jaxformer.nn.stack import StackCache
 from jaxformer.search import (
@@ -29,6 +30,7 @@ from jaxformer.search import (
     take_sentences,
 )
 from jaxformer.search.constraints import as_pytrees
+from jaxformer.search.loop import PrefillFn
 from jaxformer.search.sampling import sentence_keys
 
 Configs: TypeAlias = tuple[ModelConfig, ...]
@@ -42,6 +44,8 @@ _FEW = (1, 4, 8)
 _FEWEST_HYPOTHESES = 4
 # Of a batch, so that wide beams need no more memory than eight hypotheses of 64 sentences.
 _MOST_HYPOTHESES = 512
+# Room for forced tokens, up to the longest translation.
+_PREFIXES = (16, 64, 256)
 
 
 class Shape(NamedTuple):
@@ -52,12 +56,14 @@ class Shape(NamedTuple):
       source: Source tokens.
       first: Room for target tokens in the first stage.
       room: Room in the second stage: the longest translation.
+      prefix: Room for forced tokens; 0 if nothing is forced.
     """
 
     rows: int
     source: int
     first: int
     room: int
+    prefix: int = 0
 
     @property
     def rows_left(self) -> int:
@@ -113,12 +119,14 @@ def decode(
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
     longest = min(config.max_length for config in configs)
-    for numbers, shape in batches([len(source) for source in sources], longest, search):
+    lengths = [len(source) for source in sources]
+    forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
+    for numbers, shape in batches(lengths, longest, search, forced):
         rows = [sources[n] for n in numbers]
         targets = None if prefixes is None else [prefixes[n] for n in numbers]
         batch = Batch(
             src=_padded(rows, shape.rows, shape.source),
-            prefix=None if targets is None else _padded(targets, shape.rows, shape.room),
+            prefix=None if targets is None else _padded(targets, shape.rows, shape.prefix),
             numbers=np.resize(np.asarray([first + n for n in numbers], np.int32), shape.rows),
             seed=np.int32(search.seed if isinstance(search, Sampling) else 0),
         )
@@ -130,13 +138,27 @@ def decode(
 
 
 def batches(
-    lengths: Sequence[int], longest: int, search: Algorithm
+    lengths: Sequence[int],
+    longest: int,
+    search: Algorithm,
+    forced: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], Shape]]:
     """Numbers of the sentences to decode together, and their shape.
 
     Longest first, so that too little memory shows at once and not after an hour.
+
+    Args:
+      lengths: Source tokens of every sentence.
+      longest: The most tokens that the models allow.
+      search: The algorithm.
+      forced: Tokens of every prefix; None without prefixes. Sentences with prefixes of one length
+        are decoded together, as far as can be: what all of them have is read in one pass.
     """
-    numbers = sorted((n for n, length in enumerate(lengths) if length), key=lambda n: -lengths[n])
+
+    def order(number: int) -> tuple[int, int]:
+        return -lengths[number], -forced[number] if forced is not None else 0
+
+    numbers = sorted((n for n, length in enumerate(lengths) if length), key=order)
     few = next(
         (
             rows
@@ -153,8 +175,17 @@ def batches(
         rows = rows if few is None else min(rows, few)
         room = min(source + search.max_extra_length, longest)
         room = room if search.max_length is None else min(room, search.max_length)
-        yield numbers[:rows], Shape(rows, source, min(source, room), room)
+        width = 0
+        if forced is not None:
+            most = max(forced[n] for n in numbers[:rows])
+            width = next((w for w in _widths(room) if w >= most), room)
+        yield numbers[:rows], Shape(rows, source, min(source, room), room, width)
         numbers = numbers[rows:]
+
+
+def _widths(room: int) -> list[int]:
+    """Room for prefixes: few sizes, each of which is one more program."""
+    return [*(width for width in _PREFIXES if width < room), room]
 
 
 def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[Shape]:
@@ -182,17 +213,21 @@ def compile_programs(
 ) -> None:
     """Compiles the programs of a shape, by searching translations of nothing with them."""
     constraints, search = as_pytrees(search.constraints), _static(search)
-    batch = Batch(
-        src=_padded([], shape.rows, shape.source),
-        prefix=_padded([], shape.rows, shape.room) if prefixes else None,
-        numbers=np.zeros(shape.rows, np.int32),
-        seed=np.int32(0),
-    )
-    state, _, result = _first_stage(configs, search, shape, params, constraints, batch, np.int32(0))
-    if shape.first < shape.room:
-        rows = np.zeros(shape.rows_left, np.int32)
-        result = _second_stage(configs, search, shape, params, constraints, state, rows)
-    jax.block_until_ready(result)
+    for width in _widths(shape.room) if prefixes else [0]:
+        shape = shape._replace(prefix=width)
+        batch = Batch(
+            src=_padded([], shape.rows, shape.source),
+            prefix=_padded([], shape.rows, width) if prefixes else None,
+            numbers=np.zeros(shape.rows, np.int32),
+            seed=np.int32(0),
+        )
+        state, _, result = _first_stage(
+            configs, search, shape, params, constraints, batch, np.int32(0)
+        )
+        if shape.first < shape.room:
+            rows = np.zeros(shape.rows_left, np.int32)
+            result = _second_stage(configs, search, shape, params, constraints, state, rows)
+        jax.block_until_ready(result)
 
 
 class Batch(NamedTuple):
@@ -254,7 +289,8 @@ def _first_stage(
     segments = (batch.src != PAD).astype(jnp.int32)
     caches, half = [], max(1, shape.first // 2)
     for model, own in zip(models, params, strict=True):
-        sizes: dict[str, Any] = {"num_beams": search.num_hypotheses, "max_length": half}
+        sizes: dict[str, Any] = {"num_beams": search.num_hypotheses}
+        sizes["max_length"] = max(half, shape.prefix)
         caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
     lengths = segments.sum(axis=1)
     limits = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
@@ -262,6 +298,8 @@ def _first_stage(
     rows = jnp.asarray(batch.numbers)
     keys = sentence_keys(batch.seed, rows) if isinstance(search, Sampling) else None
     state = search.start(tuple(caches), limits, shape.room, batch.prefix, keys=keys, rows=rows)
+    if shape.prefix:
+        state = search.prefill(_prefill_fn(configs, params), state)
     # Attention reads all the room there is, so half is enough for the first half.
     step_fn = _step_fn(configs, params)
     state = search.advance(step_fn, state, jnp.minimum(until, half))
@@ -305,6 +343,28 @@ def _step_fn(configs: Configs, params: Params) -> Callable:
         return step
 
     return ensemble([member(*model) for model in zip(configs, params, strict=True)])
+
+
+def _prefill_fn(configs: Configs, params: Params) -> PrefillFn:
+    models = [
+        functools.partial(Transformer(config).apply, {"params": own})
+        for config, own in zip(configs, params, strict=True)
+    ]
+
+    def prefill(
+        inputs: Int[Array, "B P"], targets: Int[Array, "B P"], length: Int[Array, ""], caches: Any
+    ) -> tuple[Float[Array, "B P"], Any]:
+        features, after = [], []
+        for model, cache in zip(models, caches, strict=True):
+            found, cache = cast(Any, model(inputs, cache, length, method="prefill"))
+            features.append(found)
+            after.append(cache)
+        logits_fns = [functools.partial(model, method="logits") for model in models]
+        vocab_size = max(config.output_size for config in configs)
+        log_probs = token_log_probs(cast(Any, logits_fns), features, targets, vocab_size)
+        return log_probs, tuple(after)
+
+    return prefill
 
 
 def _static(search: Algorithm) -> Algorithm:

@@ -8,7 +8,7 @@ decoded in one pass, without cache, which makes it a check on the search as well
 import functools
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxformer.checks import check_tokens
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
+from jaxformer.inference.likelihoods import token_log_probs
 from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 from jaxformer.search.penalties import length_penalties
@@ -26,8 +27,6 @@ from jaxformer.search.penalties import length_penalties
 # Source, and target, tokens of a batch, padding included.
 _TOKENS_PER_BATCH = 4096
 _SHORTEST = 16
-# Logits that exist at once, 16 MB of them: never those of all tokens of a batch.
-_LOGITS_AT_ONCE = 1 << 22
 
 
 class Score(NamedTuple):
@@ -173,27 +172,8 @@ def log_probabilities(
     features = []
     for model in models:
         encoded = model(src, segments, method="encode")
-        decoded = cast(Array, model(tgt_in, encoded, segments, method="decode"))
-        features.append(decoded.reshape(-1, decoded.shape[-1]))
-
-    def token_log_probs(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
-        rows, targets = chunk
-        each = []
-        for model, row in zip(models, rows, strict=True):
-            logits = cast(Array, model(row, method="logits")).astype(jnp.float32)
-            chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
-            each.append(chosen - jax.nn.logsumexp(logits, axis=1))
-        return jax.nn.logsumexp(jnp.stack(each), axis=0) - np.log(len(each))
-
-    tokens = tgt_out.size
-    chunk = min(tokens, max(8, _LOGITS_AT_ONCE // max(c.output_size for c in configs)))
-    count = -(-tokens // chunk)
-
-    def chunked(rows: Array) -> Array:
-        padding = [(0, count * chunk - tokens)] + [(0, 0)] * (rows.ndim - 1)
-        return jnp.pad(rows, padding).reshape(count, chunk, *rows.shape[1:])
-
-    targets = jnp.asarray(tgt_out)
-    chunks = ([chunked(rows) for rows in features], chunked(targets.reshape(-1)))
-    log_probs = jax.lax.map(token_log_probs, chunks).reshape(-1)[:tokens]
-    return jnp.where(targets != PAD, log_probs.reshape(targets.shape), 0.0).sum(axis=1)
+        features.append(model(tgt_in, encoded, segments, method="decode"))
+    logits_fns = [functools.partial(model, method="logits") for model in models]
+    targets, vocab_size = jnp.asarray(tgt_out), max(c.output_size for c in configs)
+    log_probs = token_log_probs(cast(Any, logits_fns), features, targets, vocab_size)
+    return jnp.where(targets != PAD, log_probs, 0.0).sum(axis=1)

@@ -28,7 +28,7 @@ class Transformer(nn.Module):
     """The Transformer of "Attention Is All You Need", whole.
 
     Three verbs: :meth:`encode`, :meth:`decode`, and ``__call__``, which composes them into
-    logits. :meth:`start` and :meth:`step` decode token by token; :meth:`read_prompt` reads forced
+    logits. :meth:`start` and :meth:`step` decode token by token; :meth:`prefill` reads forced
     tokens at once.
 
     Token id 0 is padding unless segments say otherwise. Several pairs may be packed into a row:
@@ -214,7 +214,7 @@ class Transformer(nn.Module):
         x, cache = self.decoder.step(x, cache)
         return self.logits(x), cache
 
-    def read_prompt(
+    def prefill(
         self, tokens: Int[Array, "B T"], cache: StackCache, length: Int[Array, ""] | int
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Reads the first tokens of the translations in one pass, for all beams.
@@ -229,7 +229,7 @@ class Transformer(nn.Module):
           the cache.
         """
         x = self._embed(tokens, None, self.tgt_table, self.tgt_positions)
-        return self.decoder.read_prompt(x, cache, length)
+        return self.decoder.prefill(x, cache, length)
 
     def _embed(
         self, tokens: Array, positions: Array | None, table: Array | Int8Matrix, encodings: Any

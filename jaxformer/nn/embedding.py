@@ -11,7 +11,7 @@ from jaxformer.layout import has_explicit_axes, take_rows
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.matmul import matmul_nt
 from jaxformer.nn.precision import Int8Matrix, quantize_rows
-from jaxformer.nn.sharding import for_each_part
+from jaxformer.nn.sharding import per_batch_shard
 
 
 def embed(
@@ -23,7 +23,7 @@ def embed(
     if has_explicit_axes(ids):
         return take_rows(table, ids).astype(jnp.float32)
     # Whole on every device: the compiler of jax 0.10 crashes on a gather from a split table.
-    found = for_each_part(take_rows, table, ids)
+    found = per_batch_shard(take_rows, table, ids)
     return found.reshape(*ids.shape, -1).astype(jnp.float32)
 
 

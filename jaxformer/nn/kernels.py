@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.nn.backend import backend
-from jaxformer.nn.sharding import parts_of
+from jaxformer.nn.sharding import shards_of
 
 
 def dot_product_attention(
@@ -124,7 +124,7 @@ def has_fused_kernel(queries: Float[Array, "B T H K"], values: Float[Array, "B S
         and queries.shape[-1] == values.shape[-1]
         and queries.shape[-1] <= 128
         and queries.shape[-1] % 8 == queries.shape[1] % 2 == values.shape[1] % 2 == 0
-        and parts_of("heads") == parts_of("batch") == 1
+        and shards_of("heads") == shards_of("batch") == 1
     )
 
 

@@ -91,16 +91,20 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
     ParameterInfo(axes=('d_ff', 'd_model'), role='matrix')
 
     Args:
-      init: The method of a module.
+      init: The method of a module, or a function that calls it and returns its parameters. What
+        was not created by :func:`parameter` is a vector, which no mesh splits.
       *args: Its arguments, or their shapes.
       **kwargs: Further arguments.
     """
     with _recording() as facts:
         # A new function at every call: jax would not trace a known one again.
-        shapes = jax.eval_shape(lambda *a: init(*a, **kwargs), *args)["params"]
+        shapes = jax.eval_shape(lambda *a: init(*a, **kwargs), *args)
+    if isinstance(shapes, dict) and "params" in shapes:
+        shapes = shapes["params"]
 
     def info(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> ParameterInfo:
-        found = facts.get(tuple(key.key for key in path), ParameterInfo((), "vector"))
+        names = tuple(str(getattr(key, "key", key)) for key in path)
+        found = facts.get(names, ParameterInfo((), "vector"))
         return found._replace(axes=(None,) * (leaf.ndim - len(found.axes)) + found.axes)
 
     return jax.tree_util.tree_map_with_path(info, shapes)

@@ -1,7 +1,7 @@
-"""What the axes of parameters and activations are called, for laying them out over devices.
+"""Layouts of activations over devices, by the names of their axes.
 
-The model knows names, not devices. Rules, as those of :mod:`jaxformer.training.mesh`, say which
-name lies along which axis of a mesh.
+Parts know names of axes, not devices. Rules, as in :mod:`jaxformer.training.mesh`, say which name
+lies along which axis of a mesh.
 """
 
 from collections.abc import Callable
@@ -13,46 +13,9 @@ from flax.core.spmd import get_logical_axis_rules
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PyTree, Shaped
 
-_EMBEDDING = ("vocab", "d_model")
-_HEADS = ("d_model", "heads", None)
 
-# Axes of every parameter that is worth splitting, without the layer axis; others are small vectors.
-_AXES = {
-    "embedding": _EMBEDDING,
-    "src_embedding": _EMBEDDING,
-    "tgt_embedding": _EMBEDDING,
-    "output_embedding": _EMBEDDING,
-    "query": _HEADS,
-    "key": _HEADS,
-    "value": _HEADS,
-    "output": ("heads", "d_model"),
-    "inner": ("d_model", "d_ff"),
-    "outer": ("d_ff", "d_model"),
-}
-
-
-def axis_names(tree: PyTree) -> PyTree:
-    """The names of every array's axes: "vocab", "d_model", "heads", "d_ff", or None.
-
-    Args:
-      tree: Parameters, or anything that holds trees of the same names, such as Adam's moments.
-
-    Returns:
-      The tree with a tuple in the place of each array.
-
-    >>> axis_names({"encoder": {"inner": jax.ShapeDtypeStruct((6, 512, 2048), "float32")}})
-    {'encoder': {'inner': (None, 'd_model', 'd_ff')}}
-    """
-
-    def name(path: tuple, leaf: jax.Array | jax.ShapeDtypeStruct) -> tuple[str | None, ...]:
-        names = _AXES.get(getattr(path[-1], "key", ""), ()) if path else ()
-        return (None,) * (leaf.ndim - len(names)) + names
-
-    return jax.tree_util.tree_map_with_path(name, tree)
-
-
-def keep_rows_apart(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """Pins activations to the layout of the name "batch", if there are rules that have one.
+def constrain_batch(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """Constrains activations to the layout of the axis "batch", if there are rules for it.
 
     Where parameters are split too, the compiler must be told that it is parameters which have to
     be gathered, not activations.
@@ -60,13 +23,13 @@ def keep_rows_apart(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     return _pin(x, "batch", None, None)
 
 
-def for_each_part(
+def per_batch_shard(
     function: Callable[..., PyTree],
     table: Float[Array, "V D"],
     *rows: Shaped[Array, "R ..."],
     split_table: bool = False,
 ) -> PyTree:
-    """``function(table, *rows)`` for each part of the rows that lies on devices of its own.
+    """Calls ``function(table, *rows)`` for each shard of the rows.
 
     Left to itself, the compiler gathers all rows on every device to add up the gradient of a table
     they are looked up in, and sums logits over devices. With a table for each part, there is
@@ -82,7 +45,7 @@ def for_each_part(
       What the function returns, stacked: one for each part. Without rules, there is one part.
     """
     vocab = PartitionSpec.UNCONSTRAINED if split_table else None
-    parts = parts_of("batch")
+    parts = shards_of("batch")
     if parts == 1:
         return jax.tree.map(lambda a: a[None], function(_pin(table, vocab, None), *rows))
     tables = jnp.broadcast_to(table, (parts, *table.shape))
@@ -92,7 +55,7 @@ def for_each_part(
     return jax.vmap(function)(tables, *(_pin(a, "batch", *[None] * (a.ndim - 1)) for a in split))
 
 
-def parts_of(name: str) -> int:
+def shards_of(name: str) -> int:
     """How many parts the axes of that name are split into; 1 without rules."""
     axis = dict(get_logical_axis_rules()).get(name)
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1

@@ -15,7 +15,7 @@ from jaxformer.nn.block import Block, LayerCache
 from jaxformer.nn.cache import Slots
 from jaxformer.nn.masks import causal_mask
 from jaxformer.nn.projection import PRODUCT
-from jaxformer.nn.sharding import keep_rows_apart
+from jaxformer.nn.sharding import constrain_batch
 
 # What the backward pass computes again instead of keeping: nothing, all but the results of matmuls
 # with parameters, or all but the inputs of the blocks.
@@ -75,12 +75,12 @@ class Stack(nn.Module):
         """Runs the stack over whole sequences; the arguments are those of a block."""
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
-            x = keep_rows_apart(x)
+            x = constrain_batch(x)
             optional: dict[str, Any] = {"positions": positions, "row_ids": row_ids}
             return block(x, memory, mask, memory_mask, deterministic, **optional), None
 
         x, _ = _scan_layers(layer, self.num_layers, self.remat)(self.layers, x)
-        return keep_rows_apart(self._normalize(x))
+        return constrain_batch(self._normalize(x))
 
     def init_cache(
         self,
@@ -120,7 +120,7 @@ class Stack(nn.Module):
             layers=layers, slots=dataclasses.replace(slots, length=slots.length + 1)
         )
 
-    def read_prompt(
+    def prefill(
         self, x: Float[Array, "B T D"], cache: StackCache, length: Int[Array, ""] | int
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Runs the stack on the first tokens of a sequence in one pass, into an empty cache.

@@ -10,6 +10,7 @@ from jaxformer.search.constraints import MinLength as MinLength
 from jaxformer.search.constraints import NoRepeatNgram as NoRepeatNgram
 from jaxformer.search.constraints import SearchContext as SearchContext
 from jaxformer.search.ensembles import ensemble as ensemble
+from jaxformer.search.loop import PrefillFn as PrefillFn
 from jaxformer.search.loop import StepFn as StepFn
 from jaxformer.search.penalties import gnmt_penalty as gnmt_penalty
 from jaxformer.search.settings import Constraint as Constraint

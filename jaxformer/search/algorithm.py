@@ -1,8 +1,9 @@
-"""Algorithms of search: settings with three verbs, over any step function.
+"""Algorithms of search: settings with verbs, over any step function.
 
 ``start`` makes a state of a cache, ``advance`` takes steps, ``finalize`` reads the hypotheses.
-Calling an algorithm does all three. For more control compose them: between two calls of ``advance``
-a caller may grow ``state.cache``, or drop sentences that are ``done``.
+Calling an algorithm does all three. ``prefill``, optional, reads forced tokens in one pass. For
+more control compose them: between two calls of ``advance`` a caller may grow ``state.cache``, or
+drop sentences that are ``done``.
 
 >>> import jax.numpy as jnp
 >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
@@ -22,13 +23,13 @@ from jaxformer.search.settings import BeamSettings, SamplingSettings, SearchSett
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, Key
 
-    from jaxformer.search.loop import StepFn
+    from jaxformer.search.loop import PrefillFn, StepFn
     from jaxformer.search.state import BeamResult, Limits, Prefix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Algorithm(SearchSettings, abc.ABC):
-    """A search with three verbs. Its attributes are its settings."""
+    """A search with its verbs. Its attributes are its settings."""
 
     @property
     @abc.abstractmethod
@@ -74,6 +75,20 @@ class Algorithm(SearchSettings, abc.ABC):
         """
         return self._implementation().start(self, cache, limits, max_length, prefix, keys, rows)
 
+    def prefill(self, prefill_fn: "PrefillFn", state: Any) -> Any:
+        """Returns the state after forced tokens, which are read in one pass and not one by one.
+
+        As many are read as every sentence that is not done must begin with; :meth:`advance` takes
+        the others. The result is the same without this verb, which only saves time.
+
+        Args:
+          prefill_fn: ``(inputs [B, P], targets [B, P], length, cache) -> (log_probs [B, P],
+            cache)``: log probabilities of the targets given the inputs up to their position, and
+            the cache that includes the first ``length`` inputs. Inputs begin with BOS.
+          state: From :meth:`start`.
+        """
+        return self._implementation().prefill(self, prefill_fn, state)
+
     def advance(self, step_fn: "StepFn", state: Any, until: "int | Int[Array, '']") -> Any:
         """Returns the state when hypotheses have ``until`` tokens, or every sentence is done.
 
@@ -104,13 +119,16 @@ class Algorithm(SearchSettings, abc.ABC):
         prefix: "Prefix | None" = None,
         keys: "Key[Array, ' B'] | None" = None,
         rows: "Int[Array, ' B'] | None" = None,
+        prefill_fn: "PrefillFn | None" = None,
     ) -> "BeamResult":
-        """Searches to the end: all three verbs, whose arguments and errors these are.
+        """Searches to the end: all verbs, whose arguments and errors these are.
 
         Works inside the caller's ``jit`` and ``vmap``; outside, wrap it in ``jax.jit`` to compile
         once.
         """
         state = self.start(cache, limits, max_length, prefix, keys=keys, rows=rows)
+        if prefill_fn is not None:
+            state = self.prefill(prefill_fn, state)
         return self.finalize(self.advance(step_fn, state, max_length))
 
 
@@ -149,6 +167,7 @@ def beam_search(
     limits: "Limits",
     max_length: int,
     prefix: "Prefix | None" = None,
+    prefill_fn: "PrefillFn | None" = None,
     **settings: Any,
 ) -> "BeamResult":
     """Returns the best hypotheses that beam search finds: ``BeamSearch(**settings)`` in one call.
@@ -156,8 +175,9 @@ def beam_search(
     :meth:`Algorithm.start` and :meth:`Algorithm.advance` describe arguments and errors; settings
     are the attributes of :class:`~jaxformer.search.settings.BeamSettings`.
     """
+    options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn}
     search = BeamSearch(**settings)
-    return search(step_fn, cache, limits=limits, max_length=max_length, prefix=prefix)
+    return search(step_fn, cache, limits=limits, max_length=max_length, **options)
 
 
 def sample(
@@ -168,6 +188,7 @@ def sample(
     limits: "Limits",
     max_length: int,
     prefix: "Prefix | None" = None,
+    prefill_fn: "PrefillFn | None" = None,
     length_penalty: float = 0.0,
     **settings: Any,
 ) -> "BeamResult":
@@ -187,5 +208,6 @@ def sample(
     >>> result.tokens[0].tolist()
     [[2, 2, 2, 2], [2, 2, 2, 2]]
     """
+    options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn, "keys": keys}
     search = Sampling(length_penalty=length_penalty, **settings)
-    return search(step_fn, cache, limits=limits, max_length=max_length, prefix=prefix, keys=keys)
+    return search(step_fn, cache, limits=limits, max_length=max_length, **options)

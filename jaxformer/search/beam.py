@@ -33,10 +33,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.layout import take_rows, zeros_beside
+from jaxformer.search import loop
 from jaxformer.search.cache import gather_beams, reorder_cache
 from jaxformer.search.candidates import choose, mask_finished
 from jaxformer.search.constraints import constrain, number_rows
-from jaxformer.search.loop import StepFn, append, call, check_prefix, repeat
+from jaxformer.search.loop import PrefillFn, StepFn, append, call, check_prefix, repeat
 from jaxformer.search.penalties import length_penalties
 from jaxformer.search.settings import BeamSettings
 from jaxformer.search.state import (
@@ -61,8 +62,7 @@ def start(
 ) -> BeamState:
     """Returns one alive hypothesis per sentence, the empty one, and none finished.
 
-    A state after a prefix that was read in one pass differs in ``step``, in the cache, and in the
-    log probabilities and tokens of the alive hypotheses. Random ``keys`` are not used.
+    Random ``keys`` are not used.
     """
     most = min(max_length, settings.max_length or max_length)
     cache, limits, prefix = prepare(cache, limits, settings.beam_size, most, prefix)
@@ -85,6 +85,25 @@ def start(
         alive_tokens=tokens,
         finished=BeamResult(tokens=tokens, lengths=none, scores=impossible, log_probs=impossible),
         cache=cache,
+    )
+
+
+def prefill(settings: BeamSettings, prefill_fn: PrefillFn, state: BeamState) -> BeamState:
+    """Returns the state after the forced tokens that all sentences share the position of."""
+    if not state.prefix.shape[1]:
+        return state
+    read = loop.prefill(settings, prefill_fn, state)
+    alive, width = state.alive, min(state.prefix.shape[1], state.alive_tokens.shape[2])
+    return dataclasses.replace(
+        state,
+        step=read.length,
+        alive=dataclasses.replace(
+            alive,
+            log_probs=alive.log_probs + read.log_probs[:, None],
+            tokens=jnp.broadcast_to(read.newest[:, None], alive.tokens.shape),
+        ),
+        alive_tokens=state.alive_tokens.at[:, :, :width].set(read.tokens[:, None, :width]),
+        cache=read.cache,
     )
 
 

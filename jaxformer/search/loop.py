@@ -1,7 +1,7 @@
 """The loop of every search: calls a step function until all sentences are done."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,11 @@ from jaxformer.search.settings import SearchSettings
 from jaxformer.search.state import BeamState, SampleState
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
+# (inputs [B, P], targets [B, P], length [], cache) -> (log probabilities of the targets [B, P],
+# cache that includes the first ``length`` inputs): many step functions' calls in one.
+PrefillFn: TypeAlias = Callable[
+    [Int[Array, "B P"], Int[Array, "B P"], Int[Array, ""], Any], tuple[Float[Array, "B P"], Any]
+]
 State = TypeVar("State", BeamState, SampleState)
 
 # Steps of one scan, which is one round of the outer loop.
@@ -90,6 +95,53 @@ def check_prefix(
                     f"prefix[{row}] must be tokens of the vocabulary, 0 to {vocabulary - 1}, or "
                     f"padding, {settings.pad_id}: got {token}"
                 )
+
+
+class Prefilled(NamedTuple):
+    """What is known after the first tokens of the prefixes were read in one pass.
+
+    Attributes:
+      length: Tokens read, int32.
+      tokens: Tokens of each sentence, int32, padding after ``length`` and in finished sentences.
+      newest: The last token read, or BOS.
+      log_probs: Log probability of the tokens read, float32.
+      cache: The step function's own, which includes all but the newest token.
+    """
+
+    length: Int[Array, ""]
+    tokens: Int[Array, "B P"]
+    newest: Int[Array, " B"]
+    log_probs: Float[Array, " B"]
+    cache: Any
+
+
+def prefill(
+    settings: SearchSettings, prefill_fn: PrefillFn, state: BeamState | SampleState
+) -> Prefilled:
+    """Reads as many tokens of the prefixes as all sentences that are not done must begin with.
+
+    A sentence that has fewer forced tokens than others, or whose prefix ends it, is why not all
+    are read: the loop takes the rest one by one.
+    """
+    prefix, done = state.prefix, state.done
+    stops = (prefix == settings.pad_id) | (prefix == settings.eos_id)
+    positions = jnp.arange(prefix.shape[1])
+    forced = jnp.where(stops, positions, prefix.shape[1]).min(axis=1)
+    # At its limit a hypothesis is unfinished, which is the loop's business.
+    forced = jnp.minimum(forced, jnp.maximum(state.limits - 1, 0))
+    length = jnp.where(done, prefix.shape[1], forced).min().astype(jnp.int32)
+    bos = jnp.full_like(prefix[:, :1], settings.bos_id)
+    inputs = jnp.concatenate([bos, prefix[:, :-1]], axis=1)
+    log_probs, cache = prefill_fn(inputs, prefix, length, state.cache)
+    read = (positions < length) & ~done[:, None]
+    newest = jnp.take(jnp.concatenate([bos, prefix], axis=1), length, axis=1)
+    return Prefilled(
+        length=length,
+        tokens=jnp.where(read, prefix, settings.pad_id),
+        newest=newest,
+        log_probs=jnp.where(read, log_probs, 0.0).sum(axis=1),
+        cache=cache,
+    )
 
 
 def log_probs_of(

@@ -25,8 +25,17 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
 from jaxformer.layout import take_rows, zeros_beside
+from jaxformer.search import loop
 from jaxformer.search.constraints import constrain, number_rows
-from jaxformer.search.loop import StepFn, append, call, check_prefix, log_probs_of, repeat
+from jaxformer.search.loop import (
+    PrefillFn,
+    StepFn,
+    append,
+    call,
+    check_prefix,
+    log_probs_of,
+    repeat,
+)
 from jaxformer.search.penalties import length_penalties
 from jaxformer.search.settings import SamplingSettings
 from jaxformer.search.state import BeamResult, Limits, Prefix, SampleState, best_first, prepare
@@ -41,11 +50,7 @@ def start(
     keys: Key[Array, "..."] | None = None,
     rows: Int[Array, " B"] | None = None,
 ) -> SampleState:
-    """Returns N empty samples per sentence.
-
-    A state after a prefix that was read in one pass differs in ``step``, ``newest``, ``tokens``,
-    ``lengths``, ``log_probs`` and the cache.
-    """
+    """Returns N empty samples per sentence."""
     most = min(max_length, settings.max_length or max_length)
     cache, limits, prefix = prepare(cache, limits, settings.num_samples, most, prefix)
     if keys is None:
@@ -88,6 +93,27 @@ def _check_keys(keys: Any, limits: Int[Array, " B"]) -> None:
         raise UserError(
             f"keys must hold one PRNG key per sentence, shape {limits.shape}: got {keys.shape}"
         )
+
+
+def prefill(settings: SamplingSettings, prefill_fn: PrefillFn, state: SampleState) -> SampleState:
+    """Returns the state after the forced tokens that all sentences share the position of."""
+    if not state.prefix.shape[1]:
+        return state
+    read = loop.prefill(settings, prefill_fn, state)
+    width = min(state.prefix.shape[1], state.tokens.shape[2])
+    log_probs = state.log_probs + read.log_probs[:, None]
+    finished = state.finished | (log_probs == -jnp.inf)
+    return dataclasses.replace(
+        state,
+        step=read.length,
+        done=state.done | finished.all(axis=1),
+        newest=jnp.broadcast_to(read.newest[:, None], state.newest.shape),
+        tokens=state.tokens.at[:, :, :width].set(read.tokens[:, None, :width]),
+        lengths=jnp.where(state.done[:, None], state.lengths, read.length),
+        finished=finished,
+        log_probs=log_probs,
+        cache=read.cache,
+    )
 
 
 def advance(

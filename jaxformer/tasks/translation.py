@@ -18,7 +18,6 @@ from jaxformer.evaluation.report import corpus_bleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import matmul_dtype
-from jaxformer.nn.sharding import axis_names
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.training import hosts
 from jaxformer.training.evaluation import evaluate_loss
@@ -138,10 +137,6 @@ class Translation(Task):
     def loss(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         """Label-smoothed loss and counts; see :func:`make_loss`."""
         return self._loss(params, batch, randomness)
-
-    def axes(self, params: PyTree) -> PyTree:
-        """Splits embeddings, too: the model takes their rows in a way that suits every mesh."""
-        return axis_names(params)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Batch]:
         """Batches of the data's plan, laid out in threads."""

@@ -7,7 +7,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import jax
 import optax
@@ -19,6 +19,7 @@ from jaxformer.config import Config, FitConfig
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.training import hosts
+from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
 from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.run_directory import (
@@ -38,30 +39,9 @@ from jaxformer.workdir import Workdir
 # A run in which this many steps in a row were skipped does not recover by itself.
 _MOST_SKIPPED_IN_ROW = 10
 
-# Called after a step with its number, the state and the sums of the step; see fit.
-Hook: TypeAlias = Callable[[int, TrainState, Sums], None]
-
 
 class _StoppedError(Exception):
     """Nobody waits for the validation any more."""
-
-
-def every(steps: int, hook: Hook) -> Hook:
-    """A hook that is called after each of so many steps only.
-
-    >>> noted = []
-    >>> hook = every(3, lambda step, state, sums: noted.append(step))
-    >>> for step in range(1, 10):
-    ...     hook(step, None, {})
-    >>> noted
-    [3, 6, 9]
-    """
-
-    def call(step: int, state: Any, sums: Sums) -> None:
-        if step % steps == 0:
-            hook(step, state, sums)
-
-    return call
 
 
 def fit(
@@ -159,9 +139,9 @@ def _restore_or_initialize(
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
-    restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.axes))
+    restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.describe))
     if restored is None:
-        return init_state(task.init, optimizer, mesh, seed, task.axes)
+        return init_state(task.init, optimizer, mesh, seed, task.describe)
     check_metadata(folder, task.identity(), restored.metadata)
     return restored.state
 
@@ -267,7 +247,6 @@ class Run:
             self.mesh,
             seed=self.settings.seed,
             accumulation=self.settings.accumulation,
-            axes=self.task.axes,
         )
         shapes = self.task.shapes(self.shards)
         if not shapes:

@@ -11,7 +11,7 @@ from jaxformer.errors import UserError
 from jaxformer.layout import has_explicit_axes, map_explicit_rows, vary_alike
 from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
-from jaxformer.nn.sharding import for_each_part, parts_of
+from jaxformer.nn.sharding import per_batch_shard, shards_of
 
 
 def cross_entropy(
@@ -51,7 +51,7 @@ def cross_entropy(
     if has_explicit_axes(embedding, features):
         rows = (features, targets, weights)
         return map_explicit_rows(sums, embedding, *rows, total=True)
-    loss, nll = for_each_part(sums, embedding, features, targets, weights, split_table=True)
+    loss, nll = per_batch_shard(sums, embedding, features, targets, weights, split_table=True)
     return loss.sum(), nll.sum()
 
 
@@ -154,7 +154,7 @@ class _Projection(NamedTuple):
 def _projection(embedding, dtype):
     rounded, size = embedding.astype(dtype), len(embedding)
     # Where devices have parts of the vocabulary, padding would move rows from one to another.
-    padding = -size % 16 if parts_of("vocab") == 1 else 0
+    padding = -size % 16 if shards_of("vocab") == 1 else 0
     kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, padding))))
     return _Projection(kernel, rounded.mean(axis=0, dtype=jnp.float32), size)
 

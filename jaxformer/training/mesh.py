@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from jaxformer.config import MeshConfig
 from jaxformer.errors import UserError
 from jaxformer.layout import pvary
+from jaxformer.nn.parameters import ParameterInfo
 
 DATA_AXIS = "data"
 
@@ -136,31 +137,30 @@ class BatchShards(NamedTuple):
         )
 
 
-def split_over(mesh: Mesh, params: PyTree, names: PyTree) -> PyTree:
-    """The layout of parameters, for each array or its shape.
+def split_over(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
+    """Returns the sharding of every parameter.
 
-    An axis that cannot be split evenly is not split, nor is an array with names for another number
-    of axes.
+    An axis that cannot be split evenly is not split, nor is an array that nothing is known about.
 
     Args:
       mesh: As :func:`make_mesh` makes it.
       params: Arrays or their shapes.
-      names: A tuple of names, one for each axis, in the place of each array.
+      info: A :class:`~jaxformer.nn.ParameterInfo` or None in the place of each array.
     """
 
     def sharding(
-        leaf: jax.Array | jax.ShapeDtypeStruct, names: tuple[str | None, ...] | None
+        leaf: jax.Array | jax.ShapeDtypeStruct, facts: ParameterInfo | None
     ) -> NamedSharding:
-        if names is None or len(names) != leaf.ndim:
+        if facts is None or len(facts.axes) != leaf.ndim:
             return replicated(mesh)
-        axes = [RULES.get(name or "") for name in names]
+        axes = [RULES.get(name or "") for name in facts.axes]
         fits = [
             axis if axis and size % mesh.shape[axis] == 0 else None
             for axis, size in zip(axes, leaf.shape, strict=True)
         ]
         return NamedSharding(mesh, PartitionSpec(*fits))
 
-    return jax.tree.map(sharding, params, names)
+    return jax.tree.map(sharding, params, info)
 
 
 def split_alike(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -> PyTree:

@@ -1,6 +1,5 @@
 """Adam and the learning rate of section 5.3, as an optax chain; and Muon."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ from jaxtyping import PyTree
 
 from jaxformer.config import Config, check_config
 from jaxformer.errors import UserError
-from jaxformer.nn.sharding import axis_names
+from jaxformer.nn.parameters import ParameterInfo
 
 
 def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -> optax.Schedule:
@@ -81,49 +80,48 @@ def _kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTran
 
 def muon(
     learning_rate: float | optax.Schedule,
+    info: PyTree,
     *,
     adam_learning_rate: float | optax.Schedule | None = None,
-    axes: Callable[[PyTree], PyTree] = axis_names,
     **options: Any,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all other parameters.
 
     Args:
       learning_rate: Of the matrices, whose updates are orthogonal: about 0.02.
+      info: Facts about the parameters, from :func:`~jaxformer.nn.describe` or ``task.describe()``.
       adam_learning_rate: Of the others; the same one when None.
-      axes: Names of the parameters' axes, as :meth:`Task.axes` returns them.
       **options: Of ``optax.contrib.muon``, such as ``weight_decay``.
     """
     return optax.contrib.muon(
         learning_rate,
         adam_learning_rate=adam_learning_rate,
-        muon_weight_dimension_numbers=lambda params: matrix_dimensions(params, axes),
+        muon_weight_dimension_numbers=matrix_dimensions(info),
         **options,
     )
 
 
-def matrix_dimensions(params: PyTree, axes: Callable[[PyTree], PyTree] = axis_names) -> PyTree:
-    """The dimension numbers of each matrix of a layer, for ``optax.contrib.muon``.
+def matrix_dimensions(info: PyTree) -> PyTree:
+    """Returns the dimension numbers of each matrix of a layer, for ``optax.contrib.muon``.
 
-    The first axis with a name is the input, all after it are the output together, heads and the
-    size of a head for instance. Axes before them, such as the layers of a stack, hold matrices of
-    their own.
+    The axis that the matmul sums over is the input, all after it are the output together, heads and
+    the size of a head for instance. Axes before it, such as the layers of a stack, hold matrices of
+    their own. None in the place of all other parameters: embeddings, biases, norms, positions.
 
-    Returns:
-      None in the place of all other parameters: embeddings, biases, norms, learned positions.
-
-    >>> params = {"query": jnp.zeros((6, 512, 8, 64)), "bias": jnp.zeros((6, 512))}
-    >>> matrix_dimensions(params)
-    {'bias': None, 'query': MuonDimensionNumbers(reduction_axis=(1,), output_axis=(2, 3))}
+    >>> from jaxformer.nn import ParameterInfo
+    >>> matrix_dimensions({"query": ParameterInfo((None, "d_model", "heads", None), "matrix")})
+    {'query': MuonDimensionNumbers(reduction_axis=(1,), output_axis=(2, 3))}
     """
 
-    def dimensions(leaf: Any, names: tuple[str | None, ...] | None) -> Any:
-        names = tuple(names or ())
-        if len(names) != leaf.ndim or "vocab" in names or not any(names):
+    def dimensions(facts: ParameterInfo | None) -> Any:
+        if facts is None or facts.role != "matrix":
             return None
-        first = next(axis for axis, name in enumerate(names) if name)
-        if first + 1 == leaf.ndim:
-            return None
-        return optax.contrib.MuonDimensionNumbers((first,), tuple(range(first + 1, leaf.ndim)))
+        first = facts.summed_axis
+        assert first is not None
+        return optax.contrib.MuonDimensionNumbers(
+            (first,), tuple(range(first + 1, len(facts.axes)))
+        )
 
-    return jax.tree.map(dimensions, params, axes(params))
+    return jax.tree.map(
+        dimensions, info, is_leaf=lambda node: node is None or isinstance(node, ParameterInfo)
+    )

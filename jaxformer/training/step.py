@@ -7,16 +7,16 @@ the same step, also on batches whose rows are of uneven length.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.nn.sharding import axis_names
+from jaxformer.nn.parameters import describe as describe_parameters
 from jaxformer.training.mesh import (
     DATA_AXIS,
     replicated,
@@ -46,9 +46,9 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
 
 
-# Creates parameters from a key, and names the axes of each: as in a Task.
+# Creates parameters from a key; describes them. As in a Task.
 Init = Callable[[Array], PyTree]
-Axes = Callable[[PyTree], PyTree]
+Describe = Callable[[], PyTree]
 
 
 def init_state(
@@ -56,29 +56,44 @@ def init_state(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     seed: int = 0,
-    axes: Axes = axis_names,
+    describe: Describe | None = None,
 ) -> TrainState:
-    """Fresh parameters and optimizer state, split over the mesh; the values do not depend on it."""
+    """Returns fresh parameters and optimizer state, split over the mesh.
+
+    The values do not depend on the mesh.
+
+    Args:
+      init: Creates the parameters from a key.
+      optimizer: Any transformation of gradients.
+      mesh: As :func:`make_mesh` makes it.
+      seed: Seeds the key.
+      describe: As :meth:`Task.describe`; by default, what parameters say that were created by
+        :func:`~jaxformer.nn.parameter`.
+    """
     create = functools.partial(_create_state, init, optimizer, seed)
-    layout = state_layout(jax.eval_shape(create), mesh, axes)
+    layout = _layout(init, jax.eval_shape(create), mesh, describe)
     return jax.jit(create, out_shardings=layout)()
 
 
 def abstract_state(
-    init: Init, optimizer: optax.GradientTransformation, mesh: Mesh, axes: Axes = axis_names
+    init: Init,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    describe: Describe | None = None,
 ) -> TrainState:
-    """Shapes, dtypes and shardings of :func:`init_state`; nothing is computed."""
+    """Returns shapes, dtypes and shardings of :func:`init_state`; nothing is computed."""
     shapes = jax.eval_shape(functools.partial(_create_state, init, optimizer, seed=0))
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
         shapes,
-        state_layout(shapes, mesh, axes),
+        _layout(init, shapes, mesh, describe),
     )
 
 
-def state_layout(state: TrainState, mesh: Mesh, axes: Axes = axis_names) -> TrainState:
-    """The sharding of every array of a state: parameters are split, and what is alike with them."""
-    whole, params = replicated(mesh), split_over(mesh, state.params, axes(state.params))
+def _layout(init: Init, state: TrainState, mesh: Mesh, describe: Describe | None) -> TrainState:
+    """Returns the sharding of every array: parameters are split, and what is alike with them."""
+    info = describe_parameters(init, jax.random.key(0)) if describe is None else describe()
+    whole, params = replicated(mesh), split_over(mesh, state.params, info)
     opt_state = split_alike(mesh, state.opt_state, state.params, params)
     layout: Any = (whole, params, opt_state, whole, whole)
     return TrainState(*layout)
@@ -93,11 +108,9 @@ def _create_state(init: Init, optimizer: optax.GradientTransformation, seed: int
 class TrainStep:
     """A jitted step; call it, or :meth:`lower` it. Made by :func:`make_train_step`."""
 
-    def __init__(
-        self, function: Callable[[TrainState, PyTree], Any], mesh: Mesh, axes: Axes
-    ) -> None:
-        """Takes the function to jit; the first state says how parameters are laid out."""
-        self._function, self._mesh, self._axes = function, mesh, axes
+    def __init__(self, function: Callable[[TrainState, PyTree], Any], mesh: Mesh) -> None:
+        """Takes the function to jit; the first state says how all states are laid out."""
+        self._function, self._mesh = function, mesh
         self._jitted: Any = None
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
@@ -110,7 +123,7 @@ class TrainStep:
 
     def _jit(self, state: TrainState) -> Any:
         if self._jitted is None:
-            layout = state_layout(state, self._mesh, self._axes)
+            layout = jax.tree.map(self._sharding, state)
             self._jitted = jax.jit(
                 self._function,
                 donate_argnums=0,
@@ -120,6 +133,11 @@ class TrainStep:
             )
         return self._jitted
 
+    def _sharding(self, leaf: Any) -> NamedSharding:
+        sharding = getattr(leaf, "sharding", None)
+        known = isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh
+        return cast(NamedSharding, sharding) if known else replicated(self._mesh)
+
 
 def make_train_step(
     loss: Loss,
@@ -128,7 +146,6 @@ def make_train_step(
     *,
     seed: int = 0,
     accumulation: int = 1,
-    axes: Axes = axis_names,
 ) -> TrainStep:
     """The jitted step: forward, backward, one psum, one update. The given state is donated.
 
@@ -145,7 +162,6 @@ def make_train_step(
       mesh: As :func:`make_mesh` makes it.
       seed: Seeds the key of :class:`Randomness`, together with the number of the step.
       accumulation: Micro-batches that one step is computed in. The result does not depend on it.
-      axes: Names of the parameters' axes, as :meth:`Task.axes` returns them.
 
     Raises:
       UserError: The loss is no function.
@@ -173,7 +189,7 @@ def make_train_step(
         state, skipped = _update(state, gradients, sums["loss"] / count, optimizer)
         return state, sums | {"skipped": skipped}
 
-    return TrainStep(train_step, mesh, axes)
+    return TrainStep(train_step, mesh)
 
 
 def _update(

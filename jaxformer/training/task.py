@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
-from jaxformer.nn.sharding import axis_names
+from jaxformer.nn.parameters import describe
 from jaxformer.training.mesh import BatchShards
 from jaxformer.workdir import Workdir
 
@@ -103,22 +103,17 @@ class Task(Protocol):
         """
         return {}
 
-    def axes(self, params: PyTree) -> PyTree:
-        """Names the axes of each parameter, a tuple for each array, to lay them out on a mesh.
+    def describe(self) -> PyTree:
+        """Returns a :class:`~jaxformer.nn.ParameterInfo` or None for each parameter.
 
-        Names are "vocab", "d_model", "heads" and "d_ff"; axes named None are not split. The
-        default splits matrices that have the names of this package's, and no embeddings: of an
-        embedding that is split, rows can be taken by number only after
-        ``jax.lax.with_sharding_constraint(embedding, jax.sharding.PartitionSpec())``, or XLA aborts
-        on meshes where "data" and "fsdp" are both above 1 (jax 0.10.2).
+        It names the axes that a mesh may split: "vocab", "d_model", "heads" and "d_ff". The default
+        is what parameters were created with by :func:`~jaxformer.nn.parameter`, as all of this
+        package's parts create theirs; every device has a whole copy of the others. Rows of a table
+        that is split can be taken by number only with :func:`~jaxformer.nn.embed`, or after
+        ``jax.lax.with_sharding_constraint(table, jax.sharding.PartitionSpec())``, or XLA aborts on
+        meshes where "data" and "fsdp" are both above 1 (jax 0.10.2).
         """
-
-        def without_vocab(names: tuple[str | None, ...]) -> tuple[str | None, ...]:
-            return (None,) * len(names) if "vocab" in names else names
-
-        return jax.tree.map(
-            without_vocab, axis_names(params), is_leaf=lambda node: isinstance(node, tuple)
-        )
+        return describe(self.init, jax.random.key(0))
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns every shape of a global batch, as pytrees of ``jax.ShapeDtypeStruct``.

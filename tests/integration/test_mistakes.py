@@ -187,7 +187,7 @@ EXPECTED = {
     "inner size": "FeedForward: expected d_ff to be 1 or more, got ModelConfig; layers take sizes",
     "optimizer": "expected a Config, got TrainingConfig; put it into one: Config(training=...)",
     "optimizer of a ConfigDict": "expected a Config, got ConfigDict; make one of a ConfigDict with",
-    "task": "expected a Task, got Config, which has no axes, batches, best,",
+    "task": "expected a Task, got Config, which has no batches, best, describe,",
     "loss": "loss: expected a function of parameters, batch and randomness, got Config",
     "schedule": "warmup_steps must be at least 1: got 0",
     "mesh": "expected a MeshConfig, got Config; give config.mesh or",

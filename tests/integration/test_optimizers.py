@@ -13,6 +13,8 @@ import pytest
 from jaxformer import Config, MeshConfig, ModelConfig, make_mesh, muon
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.data.batch import make_batch
+from jaxformer.models.transformer import describe_transformer
+from jaxformer.nn import ParameterInfo
 from jaxformer.tasks.translation import make_init, make_loss
 from jaxformer.training.mesh import rows_split
 from jaxformer.training.optimizer import matrix_dimensions
@@ -23,11 +25,12 @@ CONFIG = Config(
         vocab_size=40, d_model=16, d_ff=24, num_heads=8, num_layers=2, dropout_rate=0.3
     )
 )
+INFO = describe_transformer(CONFIG.model)
 INIT, LOSS = make_init(CONFIG.model), make_loss(CONFIG)
 OPTIMIZERS = {
     # Factored from two axes of 8 on: the parameters of this model have rows and columns.
     "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=8, momentum=0.9),
-    "muon": muon(0.02, adam_learning_rate=0.01, weight_decay=0.01),
+    "muon": muon(0.02, INFO, adam_learning_rate=0.01, weight_decay=0.01),
     "ema": optax.chain(optax.scale_by_lion(), optax.ema(0.9), optax.scale(-1e-3)),
 }
 MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]
@@ -130,7 +133,7 @@ def test_muon_orthogonalizes_the_matrices_of_the_layers_and_nothing_else(changes
     orthogonalized = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        numbers = matrix_dimensions(shapes)
+        numbers = matrix_dimensions(describe_transformer(config))
         for key in path:
             numbers = numbers[key.key]
         if numbers is not None:
@@ -165,7 +168,11 @@ def test_updates_of_muon_are_orthogonal():
         ),
         params,
     )
-    optimizer = muon(1.0, adam_learning_rate=1e-3)
+    info = {
+        "query": ParameterInfo((None, "d_model", "heads", None), "matrix"),
+        "inner_bias": ParameterInfo((None, None), "vector"),
+    }
+    optimizer = muon(1.0, info, adam_learning_rate=1e-3)
     updates, _ = optimizer.update(gradients, optimizer.init(params), params)
     for layer, gradient in zip(
         np.asarray(updates["query"]), np.asarray(gradients["query"]), strict=True

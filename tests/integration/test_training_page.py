@@ -14,6 +14,8 @@ from jaxformer.training import writers
 
 from . import pages
 
+pytestmark = pytest.mark.slow
+
 PAGE = (pages.DOCS / "training.md").read_text(encoding="utf-8")
 BLOCKS = list(itertools.chain(*pages.sections("training.md").values()))
 

@@ -10,8 +10,8 @@ import pytest
 from jaxformer.analysis.communication import Traffic, count_parameters, step_traffic
 from jaxformer.config import Config, MeshConfig, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.models.transformer import Transformer
-from jaxformer.nn.sharding import axis_names
+from jaxformer.models.transformer import Transformer, describe_transformer
+from jaxformer.nn import ParameterInfo
 
 SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3}
 
@@ -30,20 +30,16 @@ def test_parameters_are_counted_as_they_are_split(changes):
     tokens = jnp.ones((1, 1), jnp.int32)
     params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
     split = {"matrices": 0, "tables": 0, "vectors": 0}
-    leaves = zip(
-        jax.tree.leaves(params), jax.tree.leaves(axis_names(params), is_leaf=is_names), strict=True
+    info = jax.tree.leaves(
+        describe_transformer(config), is_leaf=lambda node: isinstance(node, ParameterInfo)
     )
-    for leaf, names in leaves:
-        kind = "tables" if "vocab" in names else "matrices" if "d_model" in names else "vectors"
-        split[kind] += leaf.size
+    for leaf, facts in zip(jax.tree.leaves(params), info, strict=True):
+        kinds = {"table": "tables", "matrix": "matrices", "vector": "vectors"}
+        split[kinds[facts.role]] += leaf.size
     assert count_parameters(config)._asdict() == split | {
         "source": config.vocab_size * 12,
         "target": (config.target_vocab_size or 29) * 12,
     }
-
-
-def is_names(node):
-    return isinstance(node, tuple)
 
 
 def test_a_ring_sends_a_sum_around_twice():

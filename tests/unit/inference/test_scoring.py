@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS
-from jaxformer.inference import scoring
+from jaxformer.inference import likelihoods
 from jaxformer.inference.scoring import log_probabilities, pair_batches
 from jaxformer.models.transformer import Transformer
 
@@ -71,7 +71,7 @@ def test_projecting_in_chunks_changes_nothing(monkeypatch):
     params = parameters(0)
     whole = scored((CONFIG,), (params,), PAIRS)
     # Seven tokens at a time: they divide no batch evenly.
-    monkeypatch.setattr(scoring, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
+    monkeypatch.setattr(likelihoods, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
     log_probabilities.clear_cache()
     np.testing.assert_allclose(scored((CONFIG,), (params,), PAIRS), whole, rtol=1e-6)
     log_probabilities.clear_cache()

@@ -217,7 +217,7 @@ def test_a_prompt_read_in_one_pass_is_as_if_read_token_by_token(changes, kept):
 
     expected, cache = steps(prompt[:, :kept], start())
     expected_rest, _ = steps(rest, cache)
-    features, cache = model.apply(variables, prompt, start(), kept, method="read_prompt")
+    features, cache = model.apply(variables, prompt, start(), kept, method="prefill")
     logits = model.apply(variables, features, method="logits")[:, :kept]
     np.testing.assert_allclose(logits, expected[:, 0], rtol=1e-5, atol=1e-5)
     found_rest, _ = steps(rest, cache)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import MeshConfig
+from jaxformer.nn import ParameterInfo
 from jaxformer.training.mesh import (
     BatchShards,
     make_mesh,
@@ -98,12 +99,12 @@ def test_an_optimizer_state_is_laid_out_by_path_and_shape():
     shape = jax.ShapeDtypeStruct((8, 8), np.float32)
     row = jax.ShapeDtypeStruct((8,), np.float32)
     params = {"a": {"inner": shape}, "b": {"outer": shape}, "scale": row}
-    names = {
-        "a": {"inner": ("d_model", "d_ff")},
-        "b": {"outer": ("d_ff", "d_model")},
+    info = {
+        "a": {"inner": ParameterInfo(("d_model", "d_ff"), "matrix")},
+        "b": {"outer": ParameterInfo(("d_ff", "d_model"), "matrix")},
         "scale": None,
     }
-    layout = split_over(mesh, params, names)
+    layout = split_over(mesh, params, info)
     state = (
         {"mu": params, "count": jax.ShapeDtypeStruct((), np.int32)},
         {"inner": shape, "a": row},

@@ -1,0 +1,48 @@
+"""Log probabilities of given tokens, without the logits of all of them in memory."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+# Logits that exist at once, 16 MB of them: never those of all tokens of a batch.
+_LOGITS_AT_ONCE = 1 << 22
+
+
+def token_log_probs(
+    logits_fns: Sequence[Callable[[Float[Array, "C D"]], Float[Array, "C V"]]],
+    features: Sequence[Float[Array, "B T D"]],
+    targets: Int[Array, "B T"],
+    vocab_size: int,
+) -> Float[Array, "B T"]:
+    """Returns the log probability of every target under the mean probability of several models.
+
+    Args:
+      logits_fns: The output projection of each model.
+      features: The decoder outputs of each model, at the positions that predict the targets.
+      targets: Token ids.
+      vocab_size: The largest number of logits of a model.
+    """
+
+    def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
+        rows, targets = chunk
+        each = []
+        for logits_fn, row in zip(logits_fns, rows, strict=True):
+            logits = logits_fn(row).astype(jnp.float32)
+            chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+            each.append(chosen - jax.nn.logsumexp(logits, axis=1))
+        return jax.nn.logsumexp(jnp.stack(each), axis=0) - np.log(len(each))
+
+    tokens = targets.size
+    chunk = min(tokens, max(8, _LOGITS_AT_ONCE // vocab_size))
+    count = -(-tokens // chunk)
+
+    def chunked(rows: Array) -> Array:
+        padding = [(0, count * chunk - tokens)] + [(0, 0)] * (rows.ndim - 1)
+        return jnp.pad(rows, padding).reshape(count, chunk, *rows.shape[1:])
+
+    flat = [chunked(rows.reshape(-1, rows.shape[-1])) for rows in features]
+    log_probs = jax.lax.map(of_chunk, (flat, chunked(targets.reshape(-1))))
+    return log_probs.reshape(-1)[:tokens].reshape(targets.shape)

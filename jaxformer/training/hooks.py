@@ -1,0 +1,28 @@
+"""Hooks: a user's own functions that the loop calls after its steps."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from jaxformer.training.step import TrainState
+from jaxformer.training.task import Sums
+
+# Called after a step with its number, the state and the sums of the step; see fit.
+Hook: TypeAlias = Callable[[int, TrainState, Sums], None]
+
+
+def every(steps: int, hook: Hook) -> Hook:
+    """A hook that is called after each of so many steps only.
+
+    >>> noted = []
+    >>> hook = every(3, lambda step, state, sums: noted.append(step))
+    >>> for step in range(1, 10):
+    ...     hook(step, None, {})
+    >>> noted
+    [3, 6, 9]
+    """
+
+    def call(step: int, state: Any, sums: Sums) -> None:
+        if step % steps == 0:
+            hook(step, state, sums)
+
+    return call

@@ -12,10 +12,15 @@ from jaxformer.data.loader import prefetch as prefetch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
 from jaxformer.errors import UserError as UserError
 from jaxformer.experiment import train as train
+from jaxformer.inference.attention import AttentionView as AttentionView
+from jaxformer.inference.attention import record_attention as record_attention
 from jaxformer.inference.parser import Parser as Parser
 from jaxformer.inference.quantization import quantize as quantize
+from jaxformer.inference.scoring import Score as Score
+from jaxformer.inference.scoring import score_pairs as score_pairs
 from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
+from jaxformer.inference.weights import load_model as load_model
 from jaxformer.models.transformer import Transformer as Transformer
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.block import Block as Block

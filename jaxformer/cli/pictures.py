@@ -6,7 +6,7 @@ import pathlib
 from jaxformer.cli.loading import load
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
-from jaxformer.inference.attention import AttentionView, look
+from jaxformer.inference.attention import AttentionView, record_attention
 from jaxformer.plots.attention import attention_map
 from jaxformer.plots.attention_lines import attention_lines, figure_panels
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
@@ -29,7 +29,7 @@ def attention(options: argparse.Namespace) -> None:
         raise UserError("--word is the word of a figure: give --figure 3 or --figure 4, too")
     if options.figure is not None and options.kind not in (None, "encoder"):
         raise UserError(f"--figure shows encoder self-attention: got --kind {options.kind}")
-    view = look(load(options), options.sentence)
+    view = record_attention(load(options), options.sentence)
     layer, heads = _chosen(options, view)
     kind = options.kind or "cross"
     if suffix == ".html":

@@ -1,4 +1,4 @@
-"""Looking at attention: the weights of every layer and head on one sentence."""
+"""Attention of a trained model: the weights of every layer and head on one sentence."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -82,8 +82,8 @@ class AttentionView:
         return in_frame(self.page())
 
 
-def look(translator: Translator, sentence: str) -> AttentionView:
-    """Translates a sentence and records where every head looked.
+def record_attention(translator: Translator, sentence: str) -> AttentionView:
+    """Translates a sentence and records the attention weights of every layer and head.
 
     Raises:
       UserError: The sentence is empty or longer than the model allows.

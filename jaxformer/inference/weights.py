@@ -70,6 +70,27 @@ def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyT
     return restored.params, f"step {restored.step}{note}"
 
 
+def load_model(
+    workdir: str | pathlib.Path, *, weights: str | int = "auto"
+) -> tuple[Transformer, PyTree]:
+    """Returns the model of a workdir and its parameters.
+
+    >>> model, params = load_model("runs/numerals")  # doctest: +SKIP
+    >>> logits = model.apply({"params": params}, src, tgt_in)  # doctest: +SKIP
+
+    Args:
+      workdir: The run directory of a training, an import or a quantization.
+      weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
+        if the newest checkpoint is part of the average, else latest.
+
+    Raises:
+      UserError: There are no such weights, or they are damaged or of another model.
+    """
+    folder = Workdir(pathlib.Path(workdir))
+    config = folder.load_config().model
+    return Transformer(config), load_params(folder, config, str(weights))[0]
+
+
 def _steps(directory: pathlib.Path) -> list[int]:
     with Checkpoints(directory) as checkpoints:
         return checkpoints.steps()

@@ -17,6 +17,8 @@ from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import ParameterInfo, describe, parameter
 from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.precision import cast_params
+from jaxformer.nn.projection import project
 from jaxformer.nn.stack import Stack, StackCache
 
 __all__ = [
@@ -36,12 +38,14 @@ __all__ = [
     "additive_attention",
     "backend",
     "backend_for",
+    "cast_params",
     "causal_mask",
     "describe",
     "dot_product_attention",
     "embed",
     "output_logits",
     "parameter",
+    "project",
     "segment_mask",
     "sinusoidal_positions",
     "use_backend",

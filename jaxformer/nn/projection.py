@@ -20,12 +20,13 @@ PRODUCT = "product"
 def project(
     x: Float[Array, "*rows D"],
     kernel: Float[Array, "D ..."] | Int8Matrix,
-    bias: Float[Array, "..."] | None,
-    compute_dtype: str,
+    bias: Float[Array, "..."] | None = None,
+    compute_dtype: str = "float32",
 ) -> Float[Array, "..."]:
     """Returns ``x @ kernel + bias`` over the last axis of x and the first of the kernel.
 
-    The result, [*rows, *outputs], has the dtype of x.
+    The result, [*rows, *outputs], has the dtype of x. A kernel created with the role "matrix" (see
+    :func:`~jaxformer.nn.parameters.parameter`) may be quantized to int8.
     """
     if isinstance(kernel, Int8Matrix):
         product = _int8_matmul(x, kernel)

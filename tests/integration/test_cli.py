@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.inference.attention import look
+from jaxformer.inference.attention import record_attention
 from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import load_model
 
 
 @pytest.fixture
@@ -200,6 +201,9 @@ def embedding(translator):
 
 def test_average_is_the_mean_and_is_used_from_then_on(copy, feed, capsys):
     parts = [embedding(Translator.load(copy, weights=step)) for step in ("2", "4", "6")]
+    model, params = load_model(copy, weights=4)
+    assert model.config == Translator.load(copy).config.model
+    np.testing.assert_array_equal(params["embedding"], parts[1])
     assert main(["average", "--workdir", str(copy), "--last", "3"]) == 0
     assert "average of steps 2, 4, 6" in capsys.readouterr().out
     averaged = Translator.load(copy)
@@ -274,7 +278,7 @@ def test_attention_and_plot_draw_pictures(tiny_workdir, tmp_path, capsys):
 
 
 def test_attention_views_are_distributions_over_the_right_pieces(tiny_workdir):
-    view = look(Translator.load(tiny_workdir), "two hundred")
+    view = record_attention(Translator.load(tiny_workdir), "two hundred")
     for kind in ("encoder", "decoder", "cross"):
         queries, keys, weights = view.part(kind)
         assert weights.shape == (1, 2, len(queries), len(keys))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.inference.attention import look
+from jaxformer.inference.attention import record_attention
 from jaxformer.inference.translator import Translator
 
 SENTENCE = 'two </script> hundred "&" مرحبا 🙂'
@@ -30,7 +30,7 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(tiny_workdir, tmp
     assert attention(tiny_workdir, SENTENCE, "--output", output, "--kind", "decoder") == 0
     assert capsys.readouterr().out.startswith(f"{output}: ")
     data = data_of(output.read_text(encoding="utf-8"))
-    view = look(Translator.load(tiny_workdir), SENTENCE)
+    view = record_attention(Translator.load(tiny_workdir), SENTENCE)
     assert (data["source"], data["target"]) == (view.source, view.target)
     assert data["start"] == {"kind": "decoder", "layer": 0, "heads": [0, 1], "figure": None}
     for kind in ("encoder", "decoder", "cross"):
@@ -45,7 +45,7 @@ def test_a_translation_that_was_cut_off(tiny_workdir, monkeypatch):
     tokens = [7] * translator.config.model.max_length
     cut = types.SimpleNamespace(tokens=[tokens])
     monkeypatch.setattr(Translator, "search", lambda self, sources: [cut])
-    view = look(translator, "two")
+    view = record_attention(translator, "two")
     assert len(view.target) == len(tokens)
     assert view.cross.shape[2] == len(tokens)
 
@@ -58,7 +58,7 @@ def test_a_page_is_what_is_written_by_default(tiny_workdir, tmp_path, monkeypatc
 
 
 def test_a_notebook_shows_the_page_in_a_sandbox(tiny_workdir):
-    view = look(Translator.load(tiny_workdir), SENTENCE)
+    view = record_attention(Translator.load(tiny_workdir), SENTENCE)
     frame = view._repr_html_()
     assert frame.startswith("<iframe ")
     assert 'sandbox="allow-scripts"' in frame
@@ -75,7 +75,7 @@ def test_figures_of_the_paper(figure, tiny_workdir, tmp_path):
 
 
 def test_chosen_heads_and_word(tiny_workdir, tmp_path):
-    source = look(Translator.load(tiny_workdir), "two hundred").source
+    source = record_attention(Translator.load(tiny_workdir), "two hundred").source
     word = source[1].replace("▁", " ").strip()
     output = tmp_path / "page.html"
     arguments = ["two hundred", "--output", output, "--heads", "2", "--figure", 3, "--word", word]

@@ -41,6 +41,7 @@ def calls():
         fit,
         gnmt_penalty,
         inverse_sqrt_schedule,
+        load_model,
         make_mesh,
         make_optimizer,
         make_train_step,
@@ -50,7 +51,7 @@ def calls():
     from jaxformer.data.numerals import NumeralsCorpus
     from jaxformer.data.tokenizer import train_tokenizer
     from jaxformer.inference.alignment import align
-    from jaxformer.inference.attention import look
+    from jaxformer.inference.attention import record_attention
     from jaxformer.inference.scoring import score_pairs
 
     lines = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
@@ -120,7 +121,8 @@ def calls():
         "texts to score": lambda: score_pairs(translator, [("ten", "zehn")]),
         "no pairs": lambda: score_pairs(translator, [[5, 1, 1]]),
         "texts to align": lambda: align(translator, ["ten"], ["zehn"]),
-        "sentences to look at": lambda: look(translator, ["ten"]),
+        "no run": lambda: load_model("nowhere"),
+        "sentences to record": lambda: record_attention(translator, ["ten"]),
         "parsed text": lambda: Parser(translator).parse(["It works"]),
         "tokenizer's name": lambda: Tokenizer("runs/tokenizer.model"),
         "tokenizer's text": lambda: tokenizer.encode(["ten"]),
@@ -206,7 +208,8 @@ EXPECTED = {
     "texts to score": "source of pairs[0]: expected a list of token ids, got 'ten'",
     "no pairs": "pairs[0]: expected source ids and target ids, got [5, 1, 1]",
     "texts to align": "targets[0]: expected a text and its token ids, as (hypothesis.text,",
-    "sentences to look at": "sentence: expected text, got ['ten']",
+    "no run": "nowhere: expected the workdir of a training run, but it has no config.json; train",
+    "sentences to record": "sentence: expected text, got ['ten']",
     "parsed text": "expected a list of words, got one string, 'It works'; split it: split_words",
     "tokenizer's name": "got 'runs/tokenizer.model'; read a file with Tokenizer.load",
     "tokenizer's text": "text: expected text, got ['ten']",

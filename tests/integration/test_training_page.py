@@ -1,7 +1,7 @@
 """The blocks of docs/training.md run, in order; loggers of others are stand-ins."""
 
+import itertools
 import json
-import pathlib
 import re
 import sys
 import types
@@ -12,10 +12,12 @@ import jaxformer
 from jaxformer import Checkpoints
 from jaxformer.training import writers
 
+from . import pages
+
 pytestmark = pytest.mark.slow
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+PAGE = (pages.DOCS / "training.md").read_text(encoding="utf-8")
+BLOCKS = list(itertools.chain(*pages.sections("training.md").values()))
 
 
 class StandIn(types.ModuleType):
@@ -45,7 +47,7 @@ def page(tmp_path_factory):
         for name, module in modules.items():
             patch.setitem(sys.modules, name, module)
         for block in BLOCKS:
-            exec(compile(block, "docs/training.md", "exec"), names)
+            pages.run("training.md", block, names)
     return names, modules, folder / "runs" / "bigrams"
 
 

@@ -11,7 +11,7 @@ from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import train_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import align, word_attention
-from jaxformer.inference.attention import look
+from jaxformer.inference.attention import record_attention
 from jaxformer.inference.parser import Parser
 from jaxformer.inference.scoring import score_pairs
 from jaxformer.inference.translator import Translator
@@ -88,7 +88,7 @@ def test_token_ids_that_the_model_does_not_have_are_refused(translator, call, wo
         (lambda t: t.search([[5, 1]], []), "prefixes: expected one for each of 1 sources, got 0"),
         (lambda t: align(t, ["a", "b"], []), "targets: expected one for each of 2 sources, got 0"),
         (lambda t: Parser(t).parse([["a"]], tags=[]), "tags: .* each of 1 sentences, got 0"),
-        (lambda t: look(t, " "), "expected a sentence, got an empty one"),
+        (lambda t: record_attention(t, " "), "expected a sentence, got an empty one"),
         (lambda t: t.warm_up(sentences=0), "sentences must be at least 1: got 0"),
         (lambda t: t.warm_up(tokens=0), "tokens must be at least 1: got 0"),
     ],

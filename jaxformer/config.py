@@ -400,6 +400,20 @@ def sentence_pairs(config: Config) -> DataConfig:
     return config.data
 
 
+def text_stream(config: Config) -> StreamConfig:
+    """Returns ``config.data``, which must be one text.
+
+    Raises:
+      UserError: The experiment is a model of sentence pairs.
+    """
+    if not isinstance(config.data, StreamConfig):
+        raise UserError(
+            "expected a language model, of data.corpus=stream, got a model of sentence pairs, of "
+            f"data.corpus={config.data.corpus}; jaxformer translate and parse are for those"
+        )
+    return config.data
+
+
 def _kinds(hint: Any) -> tuple[type, ...]:
     """Returns the classes that a part of a config may have."""
     return typing.get_args(hint) or (hint,)

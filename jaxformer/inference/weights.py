@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,37 +10,56 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints, write_single
-from jaxformer.config import ModelConfig
+from jaxformer.config import Config, ModelConfig, StreamConfig
 from jaxformer.errors import UserError
-from jaxformer.models.transformer import Transformer, describe_transformer
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn.parameters import describe
 from jaxformer.nn.precision import cast_params
 from jaxformer.workdir import Workdir, read_json
 
 
-def abstract_params(config: ModelConfig) -> PyTree:
+# The models that a workdir may hold, with how many inputs of tokens each takes.
+Model: TypeAlias = type[Transformer] | type[LanguageModel]
+_INPUTS: dict[Model, int] = {Transformer: 2, LanguageModel: 1}
+
+
+def model_of(config: Config) -> Model:
+    """Returns the class of a config's model, by the kind of its data."""
+    return LanguageModel if isinstance(config.data, StreamConfig) else Transformer
+
+
+def _init(config: ModelConfig, model: Model) -> tuple[Any, ...]:
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return model(config).init, jax.random.key(0), *[tokens] * _INPUTS[model]
+
+
+def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
     """Shapes and dtypes of the parameters that a workdir holds; nothing is computed."""
-    tokens = jnp.ones((1, 1), jnp.int32)
-    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
+    params = jax.eval_shape(*_init(config, model))["params"]
     if config.compute_dtype != "int8":
         return params
-    return jax.eval_shape(functools.partial(prepare_params, config), params)
+    return jax.eval_shape(lambda params: prepare_params(config, params, model), params)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def prepare_params(config: ModelConfig, params: PyTree) -> PyTree:
-    """Returns the parameters of ``Transformer(config)`` in the format that decoding computes in.
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def prepare_params(config: ModelConfig, params: PyTree, model: Model = Transformer) -> PyTree:
+    """Returns the parameters of ``model(config)`` in the format that decoding computes in.
 
     See :func:`~jaxformer.nn.precision.cast_params`.
     """
-    return cast_params(params, describe_transformer(config), config.compute_dtype)
+    return cast_params(params, describe(*_init(config, model)), config.compute_dtype)
 
 
-def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyTree, str]:
+def load_params(
+    folder: Workdir, config: ModelConfig, weights: str, model: Model = Transformer
+) -> tuple[PyTree, str]:
     """Reads parameters from a workdir.
 
     Args:
       folder: The workdir.
       config: The architecture that the parameters must fit.
+      model: The class of the model.
       weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
         if the newest checkpoint is part of the average, else latest.
 
@@ -60,7 +79,7 @@ def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyT
     elif weights != "latest":
         step = _chosen_step(folder, weights)
     with _open(directory, made_by) as checkpoints:
-        restored = checkpoints.restore_params(abstract_params(config), step=step)
+        restored = checkpoints.restore_params(abstract_params(config, model), step=step)
     _check_vocabulary(folder, directory, restored.metadata)
     if weights == "averaged":
         steps = ", ".join(map(str, restored.metadata.get("averaged_steps", [])))
@@ -97,13 +116,14 @@ def average(folder: Workdir, last: int) -> list[int]:
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
-    config = folder.load_config().model
+    run = folder.load_config()
+    config = run.model
     if config.compute_dtype == "int8":
         raise UserError(
             f"{folder.path}: is rounded to int8; average the run that it was made from, then round "
             "the average with jaxformer quantize"
         )
-    template = abstract_params(config)
+    template = abstract_params(config, model_of(run))
     with _open(folder.checkpoints, "train.py") as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
         if not steps:

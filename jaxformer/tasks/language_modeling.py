@@ -3,6 +3,7 @@
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.config import Config, StreamConfig
+from jaxformer.config import Config, text_stream
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
     CharacterTokenizer,
@@ -34,20 +35,6 @@ from jaxformer.training.task import Randomness, Sums, Task
 from jaxformer.workdir import Workdir
 
 
-def stream_config(config: Config) -> StreamConfig:
-    """Returns ``config.data``, which must be one text.
-
-    Raises:
-      UserError: The experiment is no language model.
-    """
-    if not isinstance(config.data, StreamConfig):
-        raise UserError(
-            "expected a language model, of data.corpus=stream, got a model of sentence pairs, of "
-            f"data.corpus={config.data.corpus}; jaxformer translate or parse is for it"
-        )
-    return config.data
-
-
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
     """Reads and tokenizes the text; a resumed run keeps the tokenizer of its workdir.
 
@@ -55,7 +42,7 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
       UserError: The text cannot be read, or is not what the run began with, or does not suit the
         sizes of the config.
     """
-    data = stream_config(config)
+    data = text_stream(config)
     text = read_text(pathlib.Path(data.file).expanduser())
     if folder.config.exists():
         folder.check_tokenizer()
@@ -92,7 +79,7 @@ class LanguageModeling(Task):
 
     def __init__(self, config: Config, stream: TokenStream) -> None:
         """Prepares; programs are compiled at the first use."""
-        self.config, self._data, self._stream = config, stream_config(config), stream
+        self.config, self._data, self._stream = config, text_stream(config), stream
 
     def init(self, key: Array) -> PyTree:
         """Creates the parameters of the language model."""
@@ -102,14 +89,17 @@ class LanguageModeling(Task):
         self, params: PyTree, batch: Int[Array, "B T+1"], randomness: Randomness | None
     ) -> Sums:
         """Sums "loss", label-smoothed, and "nll", in nats, over "count" tokens, or "tokens"."""
-        training = randomness is not None
-        model = LanguageModel(self.config.model, self.config.training.remat if training else "none")
+        dropout: dict[str, Any] = {"deterministic": True}
+        rngs, remat = None, "none"
+        if randomness is not None:
+            dropout = {"deterministic": False, "row_ids": randomness.row_ids}
+            rngs, remat = {"dropout": randomness.key}, self.config.training.remat
+        model = LanguageModel(self.config.model, remat)
         inputs, targets = batch[:, :-1], batch[:, 1:]
         real = targets != PAD
 
         def forward(module: LanguageModel) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
-            row_ids = randomness.row_ids if training else None
-            features = module.features(inputs, not training, row_ids=row_ids)
+            features = module.features(inputs, **dropout)
             features = features.reshape(-1, features.shape[-1])
             features = features.astype(matmul_dtype(self.config.model.compute_dtype))
             projection, bias = module.output_projection()
@@ -119,7 +109,6 @@ class LanguageModeling(Task):
             ones = jnp.ones((features.shape[0], 1), features.dtype)
             return jnp.hstack([features, ones]), jnp.hstack([projection, bias[:, None]])
 
-        rngs = {"dropout": randomness.key} if training else None
         applied = model.apply({"params": params}, rngs=rngs, method=forward)
         features, projection = map(jnp.asarray, applied)
         loss, nll = cross_entropy(

@@ -60,7 +60,7 @@ def learning_rate_schedule(config: Config) -> optax.Schedule:
     sizes = (d_model, training.warmup_steps, training.learning_rate_scale)
     if training.schedule == "inverse_sqrt":
         return inverse_sqrt_schedule(*sizes)
-    peak = float(inverse_sqrt_schedule(*sizes)(training.warmup_steps - 1))
+    peak = training.learning_rate_scale * (d_model * training.warmup_steps) ** -0.5
     return linear_schedule(peak, training.warmup_steps, training.steps)
 
 

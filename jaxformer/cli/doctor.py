@@ -31,7 +31,6 @@ def _measure(options: argparse.Namespace) -> None:
     """Prints what a step needs on each device, with settings that save memory, until it fits."""
     # Not above: the report must come out even where a library of the config's is broken.
     from jaxformer.cli.config_file import load_config
-
     from jaxformer.config import sentence_pairs
 
     config = load_config(options.config, options.overrides)

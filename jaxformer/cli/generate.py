@@ -63,7 +63,7 @@ def search_settings(
     if options.beam_size is not None:
         if given:
             flag = next(iter(given)).replace("_", "-")
-            raise UserError(f"--{flag} is for sampling, not with --beam-size; leave one of them out")
+            raise UserError(f"--{flag} is for sampling, not with --beam-size; leave one out")
         return BeamSearch(beam_size=options.beam_size)
     if "samples" in given:
         given["num_samples"] = given.pop("samples")

@@ -76,7 +76,8 @@ class ByteFallbackTokenizer:
         """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`."""
         import sentencepiece
 
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        # Without a model it would be made, and fail later.
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model or b"none")
         self.vocab_size: int = self._processor.vocab_size()
         self.serialized = model
         self.sha256 = hashlib.sha256(model).hexdigest()
@@ -218,7 +219,7 @@ class TokenStream:
 
     def training_batch(
         self, step: int, rows: int, length: int, seed: int
-    ) -> Int[np.ndarray, "B T+1"]:
+    ) -> Int[np.ndarray, "B _"]:
         """Rows of ``length`` tokens and the one after them, from random places.
 
         A pure function of its arguments. Rows do not depend on how many of them there are.
@@ -227,7 +228,7 @@ class TokenStream:
         starts = generator.integers(0, len(self.train) - length, rows)
         return self.train[starts[:, None] + np.arange(length + 1)]
 
-    def validation_windows(self, rows: int, length: int) -> Iterator[Int[np.ndarray, "B T+1"]]:
+    def validation_windows(self, rows: int, length: int) -> Iterator[Int[np.ndarray, "B _"]]:
         """Batches of windows that follow one another, without overlap, padded with 0.
 
         Every token of ``valid`` is a target once. The first target of a window follows the last

@@ -18,7 +18,6 @@ from jaxformer.nn.parameters import describe
 from jaxformer.nn.precision import cast_params
 from jaxformer.workdir import Workdir, read_json
 
-
 # The models that a workdir may hold, with how many inputs of tokens each takes.
 Model: TypeAlias = type[Transformer] | type[LanguageModel]
 _INPUTS: dict[Model, int] = {Transformer: 2, LanguageModel: 1}

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.models.assembly import check_model_config, make_positions, make_stack, make_table
-from jaxformer.nn.arguments import check_ids, check_length
+from jaxformer.nn.arguments import check_length
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.embedding import embed_tokens, output_logits
 from jaxformer.nn.masks import causal_mask, segment_mask

@@ -139,9 +139,10 @@ def _check_progress(config: Config, folder: Workdir, row: str) -> None:
 
 def _check_sentences(config: Config, tokenizer: Tokenizer) -> None:
     """Checks that all of the validation part counts: for the perplexity as for BLEU."""
-    part, most = sentence_pairs(config).valid, config.model.max_length - 1
+    data = sentence_pairs(config)
+    part, most = data.valid, config.model.max_length - 1
     others = []
-    for number, (source, target) in enumerate(open_corpus(sentence_pairs(config)).pairs(part), 1):
+    for number, (source, target) in enumerate(open_corpus(data).pairs(part), 1):
         lengths = len(tokenizer.encode(source)), len(tokenizer.encode_target(target))
         if not all(1 <= length <= most for length in lengths):
             others.append(number)
@@ -236,7 +237,8 @@ def _corpus_name(data: DataConfig) -> str:
 
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation part and scores it; the folder keeps translations and scores."""
-    pairs = open_corpus(sentence_pairs(config)).pairs(sentence_pairs(config).valid)
+    data = sentence_pairs(config)
+    pairs = open_corpus(data).pairs(data.valid)
     sources, references = zip(*pairs, strict=True)
     translator = Translator.load(folder.path, weights="latest")
     with tqdm(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
@@ -244,8 +246,8 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
         def report_progress(finished: int) -> None:
             bar.update(finished)
 
-        translations = translator.translate(sources, name=sentence_pairs(config).valid, report=report_progress)
-    language = sentence_pairs(config).target_language
+        translations = translator.translate(sources, name=data.valid, report=report_progress)
+    language = data.target_language
     text = "".join(f"{translation}\n" for translation in translations)
     write_file(folder.path / f"valid.{language}", text.encode())
     scores = translation_report(translations, references, target_language=language)

@@ -86,7 +86,7 @@ class LanguageModeling(Task):
         return LanguageModel(self.config.model).init(key, jnp.ones((1, 1), jnp.int32))["params"]
 
     def loss(
-        self, params: PyTree, batch: Int[Array, "B T+1"], randomness: Randomness | None
+        self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None
     ) -> Sums:
         """Sums "loss", label-smoothed, and "nll", in nats, over "count" tokens, or "tokens"."""
         dropout: dict[str, Any] = {"deterministic": True}
@@ -125,11 +125,11 @@ class LanguageModeling(Task):
         """Splits the embedding, too: the model takes its rows in a way that suits every mesh."""
         return axis_names(params)
 
-    def batches(self, start: int, shards: BatchShards) -> Iterator[Int[np.ndarray, "B T+1"]]:
+    def batches(self, start: int, shards: BatchShards) -> Iterator[Int[np.ndarray, "B _"]]:
         """Rows from random places of the training text, cut in threads."""
         data, rows = self._data, self._rows(shards)
 
-        def batch_of(step: int) -> Int[np.ndarray, "B T+1"]:
+        def batch_of(step: int) -> Int[np.ndarray, "B _"]:
             batch = self._stream.training_batch(
                 step, data.rows, data.length, self.config.training.seed
             )
@@ -162,7 +162,7 @@ class LanguageModeling(Task):
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Loss a token, perplexity, and loss and bits a character, over the whole validation text."""
+        """Loss a token, perplexity, and loss and bits a character, over all the rest."""
         shards = BatchShards.of(mesh)
         windows = self._stream.validation_windows(self._rows(shards), self._data.length)
         values = evaluate_loss(self.loss, params, map(shards.local, windows), mesh, check_stop)

@@ -174,8 +174,9 @@ class Translation(Task):
     def summary(self) -> str:
         """Counts pairs, batches, and padding."""
         config, data = self.config, self._data
+        longest = sentence_pairs(config).max_length
         return (
-            f"{len(data.train):,} training pairs, {_skipped(data.train, sentence_pairs(config).max_length)}; "
+            f"{len(data.train):,} training pairs, {_skipped(data.train, longest)}; "
             f"{len(data.valid):,} validation pairs, "
             f"{_skipped(data.valid, config.model.max_length)}\n"
             f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "

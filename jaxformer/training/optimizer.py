@@ -49,7 +49,8 @@ def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedul
 
     def schedule(count):
         step = jnp.asarray(count, jnp.float32) + 1.0
-        return peak * jnp.minimum(step / warmup_steps, (steps + 1 - step) / (steps + 1 - warmup_steps))
+        left = (steps + 1 - step) / (steps + 1 - warmup_steps)
+        return peak * jnp.minimum(step / warmup_steps, left)
 
     return schedule
 

@@ -51,8 +51,8 @@ def check_workdir(folder: Workdir, config: Config | FitConfig) -> None:
     for name, was in _saved_fields(folder, config).items():
         if was != given.get(name) and name.rpartition(".")[2] not in _MAY_CHANGE:
             raise UserError(
-                f"{folder.path}: holds a run with {name}={was!r}, but {given.get(name)!r} was given; "
-                "give the same config, or another --workdir"
+                f"{folder.path}: holds a run with {name}={was!r}, but {given.get(name)!r} was "
+                "given; give the same config, or another --workdir"
             )
     _check_checkpoints(folder)
 

@@ -4,7 +4,11 @@
     jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:"
 
 Reads ``$JAXFORMER_DATA/tinyshakespeare/input.txt`` (``../shared/data`` when the variable is not
-set), 1.1 million characters of which the last tenth is for validation.
+set), 1.1 million characters of which the last tenth is for validation. The variant
+``configs/shakespeare.py:bpe`` learns byte pairs, and ``:smoke`` takes a few steps only.
+3.2 million parameters, 3.62e14 training FLOPs as ``language_model_flops`` counts them.
+Measured: not yet. The goal is at most 1.55 nats a character after half an hour on two otherwise
+idle cores of an Intel Xeon with AMX.
 """
 
 import dataclasses

@@ -215,7 +215,7 @@ class StreamConfig:
     """
 
     corpus: Literal["stream"] = "stream"
-    file: str
+    file: str = ""
     tokens: Literal["characters", "bpe"] = "characters"
     length: int = 256
     rows: int = 64
@@ -223,6 +223,8 @@ class StreamConfig:
     def __post_init__(self) -> None:
         """Refuses sizes that are no sizes, and a text that is not on a local disk."""
         _check_choices(self, "data")
+        if not self.file:
+            raise UserError("data.file must name a text, to train a language model on: got ''")
         try:
             local_path(self.file)
         except UserError as error:

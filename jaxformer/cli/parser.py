@@ -238,7 +238,7 @@ def _add_generate(commands) -> None:
         """
         jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:" --tokens 500
 
-        jaxformer generate --workdir runs/shakespeare --samples 3 --temperature 0.7 < prompts.txt
+        cat prompts.txt | jaxformer generate --workdir runs/shakespeare --samples 3 --top-k 20
         """,
     )
     text = command.add_argument_group(

@@ -85,9 +85,7 @@ class LanguageModeling(Task):
         """Creates the parameters of the language model."""
         return LanguageModel(self.config.model).init(key, jnp.ones((1, 1), jnp.int32))["params"]
 
-    def loss(
-        self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None
-    ) -> Sums:
+    def loss(self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None) -> Sums:
         """Sums "loss", label-smoothed, and "nll", in nats, over "count" tokens, or "tokens"."""
         dropout: dict[str, Any] = {"deterministic": True}
         rngs, remat = None, "none"

@@ -126,7 +126,7 @@ def test_files_that_are_no_text_are_refused(tmp_path):
 
 
 def test_too_large_a_vocabulary_is_refused():
-    with pytest.raises(UserError, match="model.vocab_size=5000: SentencePiece cannot learn"):
+    with pytest.raises(UserError, match=r"model\.vocab_size=5000: SentencePiece cannot learn"):
         train_byte_pairs(TEXT, 5000)
 
 

@@ -178,5 +178,5 @@ def test_dropout_on_attention_weights_is_a_field():
 
 
 def test_separate_embeddings_are_refused():
-    with pytest.raises(UserError, match="expected model.embeddings=tied"):
+    with pytest.raises(UserError, match=r"expected model\.embeddings=tied"):
         shapes_of(variant(embeddings="separate"))

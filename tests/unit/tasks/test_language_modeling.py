@@ -152,9 +152,9 @@ def test_batches_resume_in_the_middle(opened):
 def test_sizes_that_do_not_fit_the_text_are_refused(opened):
     with pytest.raises(UserError, match=r"model.vocab_size must be 30, four special tokens and"):
         opened(change(model={"vocab_size": 31}))
-    with pytest.raises(UserError, match="data.length must be less than the 900 tokens"):
+    with pytest.raises(UserError, match=r"data\.length must be less than the 900 tokens"):
         opened(change(model={"max_length": 2000}, data={"length": 900}))
-    with pytest.raises(UserError, match="data.length must not exceed model.max_length: got 17"):
+    with pytest.raises(UserError, match=r"data\.length must not exceed .*: got 17"):
         change(data={"length": 17})
 
 

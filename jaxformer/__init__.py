@@ -3,16 +3,16 @@
 Names are imported when they are first used, so that ``import jaxformer`` costs nothing and needs
 none of the libraries for text, files and pictures.
 
-Config       Config, ModelConfig, DataConfig, TrainingConfig, MeshConfig, UserError
-Models       Transformer
+Config       Config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig, UserError
+Models       Transformer, LanguageModel
 Parts        MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
              StackCache, dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
-Use          Translator, Hypothesis, Parser, Tokenizer, Batch, score_pairs, Score, record_attention,
-             AttentionView, load_model, quantize, Checkpoints
+Use          Translator, Hypothesis, Parser, Generator, Tokenizer, Batch, score_pairs, Score,
+             record_attention, AttentionView, load_model, quantize, Checkpoints
 """
 
 from jaxformer.lazy import attach

@@ -6,6 +6,7 @@ from jaxformer.config import DataConfig as DataConfig
 from jaxformer.config import FitConfig as FitConfig
 from jaxformer.config import MeshConfig as MeshConfig
 from jaxformer.config import ModelConfig as ModelConfig
+from jaxformer.config import StreamConfig as StreamConfig
 from jaxformer.config import TrainingConfig as TrainingConfig
 from jaxformer.data.batch import Batch as Batch
 from jaxformer.data.loader import prefetch as prefetch
@@ -14,6 +15,7 @@ from jaxformer.errors import UserError as UserError
 from jaxformer.experiment import train as train
 from jaxformer.inference.attention import AttentionView as AttentionView
 from jaxformer.inference.attention import record_attention as record_attention
+from jaxformer.inference.generate import Generator as Generator
 from jaxformer.inference.parser import Parser as Parser
 from jaxformer.inference.quantization import quantize as quantize
 from jaxformer.inference.scoring import Score as Score
@@ -21,6 +23,7 @@ from jaxformer.inference.scoring import score_pairs as score_pairs
 from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
+from jaxformer.models.language_model import LanguageModel as LanguageModel
 from jaxformer.models.transformer import Transformer as Transformer
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.block import Block as Block

@@ -45,10 +45,11 @@ class ModelConfig:
       d_k: Size of one head's queries and keys; ``d_model / num_heads`` when None.
       d_v: Size of one head's values; ``d_model / num_heads`` when None.
       dropout_rate: Dropout on sub-layer outputs and on the embedding sums, ``P_drop``.
+      attention_dropout_rate: Dropout on attention weights; the paper has none.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
       positions: "sinusoidal" as in section 3.5, or "learned" (Table 3, row E).
-      activation: Of the feed-forward networks: "relu" as in equation 2, or "swish", which other
-        systems' models have.
+      activation: Of the feed-forward networks: "relu" as in equation 2, or "gelu" or "swish", which
+        other models have.
       biases: Whether attention's projections and the output logits have biases. The paper's have
         none; other systems' models do.
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or
@@ -73,9 +74,10 @@ class ModelConfig:
     d_k: int | None = None
     d_v: int | None = None
     dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.0
     norm_position: Literal["post", "pre"] = "post"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    activation: Literal["relu", "swish"] = "relu"
+    activation: Literal["relu", "gelu", "swish"] = "relu"
     biases: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
     target_vocab_size: int | None = None
@@ -98,6 +100,7 @@ class ModelConfig:
             "max_length",
         )
         _check_fraction(self, "model", "dropout_rate")
+        _check_fraction(self, "model", "attention_dropout_rate")
         for name in ("d_k", "d_v"):
             size = getattr(self, name)
             if size is None and self.d_model % self.num_heads:
@@ -198,6 +201,38 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """One text as a stream of tokens, to train a language model on.
+
+    The last tenth of the characters is for validation. Training rows begin anywhere in the rest.
+
+    Attributes:
+      corpus: "stream", which tells this kind of data from sentence pairs in files.
+      file: The text, UTF-8.
+      tokens: "characters", or "bpe" for byte pairs with line breaks and spaces kept.
+      length: Tokens of a row that are predicted, each from those before it in the row.
+      rows: Rows of a global batch; empty rows that make them divisible among devices come on top.
+    """
+
+    corpus: Literal["stream"] = "stream"
+    file: str = ""
+    tokens: Literal["characters", "bpe"] = "characters"
+    length: int = 256
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that are no sizes, and a text that is not on a local disk."""
+        _check_choices(self, "data")
+        if not self.file:
+            raise UserError("data.file must name a text, to train a language model on: got ''")
+        try:
+            local_path(self.file)
+        except UserError as error:
+            raise UserError(f"data.file: {error}") from None
+        _check_positive(self, "data", "length", "rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
     """The training loop of any task: how long it runs, and what is written while it does.
 
@@ -248,6 +283,11 @@ class TrainingConfig(FitConfig):
       remat: What the backward pass computes again instead of keeping: "none"; "dots", all but the
         products with parameters; "layer", all but the inputs of layers. Slower, and less memory.
         The result does not depend on it.
+      optimizer: "adam" as in section 5.3, or "muon": Muon for the matrices of the layers, with
+        updates of Adam's usual size, and Adam for all other parameters.
+      schedule: Of the learning rate after warm-up: "inverse_sqrt" as in equation 3, or "linear", to
+        0 at the last step.
+      weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
       moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
     """
@@ -257,6 +297,9 @@ class TrainingConfig(FitConfig):
     label_smoothing: float = 0.1
     clip_norm: float | None = None
     remat: Remat = "none"
+    optimizer: Literal["adam", "muon"] = "adam"
+    schedule: Literal["inverse_sqrt", "linear"] = "inverse_sqrt"
+    weight_decay: float = 0.0
     moments: Literal["float32", "bfloat16"] = "float32"
     eval_sentences: int = 500
 
@@ -269,6 +312,15 @@ class TrainingConfig(FitConfig):
         _check_fraction(self, "training", "label_smoothing")
         if self.eval_sentences < 0:
             raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"training.weight_decay must be 0 or more: got {self.weight_decay}")
+        if self.schedule == "linear" and self.warmup_steps >= self.steps:
+            raise UserError(
+                "training.warmup_steps must be less than training.steps with "
+                f"training.schedule=linear: got {self.warmup_steps} and {self.steps}"
+            )
+        if self.optimizer == "muon" and self.moments != "float32":
+            raise UserError("training.moments=bfloat16 needs training.optimizer=adam: got muon")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(
                 f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"
@@ -315,7 +367,7 @@ class Config:
     """One experiment: the paper's base model on WMT14 English-German by default."""
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    data: DataConfig | StreamConfig = dataclasses.field(default_factory=DataConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     search: BeamSearch | Sampling = dataclasses.field(default_factory=BeamSearch)
@@ -327,12 +379,41 @@ class Config:
             if not isinstance(part, expected):
                 kinds = " or ".join(kind.__name__ for kind in _kinds(expected))
                 raise UserError(f"{name} must be a {kinds}: got {type(part).__name__}")
-        if self.data.max_length > self.model.max_length:
+        name = "length" if isinstance(self.data, StreamConfig) else "max_length"
+        if getattr(self.data, name) > self.model.max_length:
             raise UserError(
-                "data.max_length must not exceed model.max_length: got "
-                f"{self.data.max_length} > {self.model.max_length}"
+                f"data.{name} must not exceed model.max_length: got "
+                f"{getattr(self.data, name)} > {self.model.max_length}"
             )
         _check_search(self.search)
+
+
+def sentence_pairs(config: Config) -> DataConfig:
+    """Returns ``config.data``, which must be sentence pairs.
+
+    Raises:
+      UserError: The experiment is a language model.
+    """
+    if isinstance(config.data, StreamConfig):
+        raise UserError(
+            "expected a model of sentence pairs, got a language model, of data.corpus=stream; "
+            "jaxformer generate is for it"
+        )
+    return config.data
+
+
+def text_stream(config: Config) -> StreamConfig:
+    """Returns ``config.data``, which must be one text.
+
+    Raises:
+      UserError: The experiment is a model of sentence pairs.
+    """
+    if not isinstance(config.data, StreamConfig):
+        raise UserError(
+            "expected a language model, of data.corpus=stream, got a model of sentence pairs, of "
+            f"data.corpus={config.data.corpus}; jaxformer translate and parse are for those"
+        )
+    return config.data
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
@@ -543,6 +624,10 @@ def _arguments(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any
     for name, value in values.items():
         if hints[name] == BeamSearch | Sampling:
             arguments[name] = search_from_dict(value)
+        elif hints[name] == DataConfig | StreamConfig:
+            stream = isinstance(value, dict) and value.get("corpus") == "stream"
+            kind = StreamConfig if stream else DataConfig
+            arguments[name] = _build(kind, value, f"{prefix}{name}.")
         elif dataclasses.is_dataclass(hints[name]):
             arguments[name] = _build(hints[name], value, f"{prefix}{name}.")
         else:

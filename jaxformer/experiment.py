@@ -3,18 +3,20 @@
 import pathlib
 
 from jaxformer import config as config_lib
-from jaxformer.config import Config
+from jaxformer.config import Config, StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.tasks.dataset import open_dataset
+from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.tasks.parsing import Parsing
 from jaxformer.tasks.translation import Translation
 from jaxformer.training import hosts
 from jaxformer.training.loop import fit
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.optimizer import inverse_sqrt_schedule, make_optimizer
+from jaxformer.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxformer.training.run_directory import begin
 from jaxformer.training.step import TrainState
+from jaxformer.training.task import Task
 from jaxformer.workdir import Workdir
 
 
@@ -42,9 +44,6 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         )
     begin(folder, config)
     task = make_task(config, folder)
-    schedule = inverse_sqrt_schedule(
-        config.model.d_model, training.warmup_steps, training.learning_rate_scale
-    )
     try:
         return fit(
             task,
@@ -53,7 +52,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
             training,
             mesh=make_mesh(config.mesh),
             config=config,
-            learning_rate=schedule,
+            learning_rate=learning_rate_schedule(config),
         )
     except FloatingPointError as error:
         raise FloatingPointError(
@@ -62,12 +61,16 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         ) from None
 
 
-def make_task(config: Config, folder: Workdir) -> Translation:
-    """The task of a config, its data opened: translation, or parsing if the corpus is trees.
+def make_task(config: Config, folder: Workdir) -> Task:
+    """The task of a config, its data opened, by the kind of its data.
+
+    A text is a language model's, trees are a parser's, other sentence pairs are a translator's.
 
     Raises:
       UserError: Data is missing or malformed, or is not what the run began with.
     """
     with hosts.first_before_others("data"):
+        if isinstance(config.data, StreamConfig):
+            return LanguageModeling(config, open_stream(config, folder))
         data = open_dataset(config, folder)
     return (Parsing if config.data.corpus == "trees" else Translation)(config, data)

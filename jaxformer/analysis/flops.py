@@ -29,3 +29,16 @@ def forward_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: i
 def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
     """Operations of a training step: the gradients of a product are two more of its size."""
     return 3 * forward_flops(config, rows, src_length, tgt_length)
+
+
+def language_model_flops(config: ModelConfig, rows: int, length: int) -> int:
+    """Operations of a training step of a language model, counted as :func:`training_flops` does.
+
+    >>> language_model_flops(ModelConfig(vocab_size=69, d_model=256, d_ff=1024, num_heads=4,
+    ...                                  num_layers=6), rows=32, length=256)
+    271451160576
+    """
+    d, t = config.d_model, length
+    heads = config.num_heads * (config.key_size + config.value_size)
+    layer = t * (2 * d * heads + 2 * d * config.d_ff) + t * t * heads
+    return 3 * 2 * rows * (config.num_layers * layer + t * d * config.vocab_size)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jaxformer.config import Config
+from jaxformer.config import Config, sentence_pairs
 from jaxformer.data.loader import round_up
 from jaxformer.tasks.translation import abstract_batch, make_init, make_loss
 from jaxformer.training.mesh import make_mesh, row_shards
@@ -45,8 +45,9 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     accumulation = config.training.accumulation
-    longest, multiple = config.data.max_length, row_shards(mesh) * accumulation
-    rows = round_up(config.data.tokens_per_batch // longest, multiple)
+    data = sentence_pairs(config)
+    longest, multiple = data.max_length, row_shards(mesh) * accumulation
+    rows = round_up(data.tokens_per_batch // longest, multiple)
     state = abstract_state(make_init(config.model), optimizer, mesh)
     step = make_train_step(make_loss(config), optimizer, mesh, accumulation=accumulation)
     program = step.lower(state, abstract_batch(rows, longest, longest)).compile()

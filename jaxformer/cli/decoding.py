@@ -30,6 +30,11 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="workdirs with the same tokenizer, to average probabilities with",
     )
+    add_dtype_option(group)
+
+
+def add_dtype_option(group: argparse._ArgumentGroup) -> None:
+    """What matrix multiplications are computed in."""
     group.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "int8"),
@@ -97,6 +102,11 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--sampling", action="store_true", help="draw --beam-size samples, printed best first"
     )
+    add_sampling_options(group)
+
+
+def add_sampling_options(group: argparse._ArgumentGroup) -> None:
+    """What tokens are drawn from."""
     group.add_argument(
         "--temperature",
         type=float,

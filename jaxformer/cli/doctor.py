@@ -31,8 +31,10 @@ def _measure(options: argparse.Namespace) -> None:
     """Prints what a step needs on each device, with settings that save memory, until it fits."""
     # Not above: the report must come out even where a library of the config's is broken.
     from jaxformer.cli.config_file import load_config
+    from jaxformer.config import sentence_pairs
 
     config = load_config(options.config, options.overrides)
+    data = sentence_pairs(config)
     limit = None if options.memory is None else _bytes(options.memory)
     if options.devices is not None and options.devices < 1:
         raise UserError(f"--devices must be at least 1: got {options.devices}")
@@ -49,8 +51,8 @@ def _measure(options: argparse.Namespace) -> None:
     devices = jax.devices()
     limit = limit or _memory(devices[0])
     print(
-        f"A step of {config.data.tokens_per_batch:,} tokens a side in sentences of "
-        f"{config.data.max_length}, on {len(devices)} {devices[0].device_kind} device(s). "
+        f"A step of {data.tokens_per_batch:,} tokens a side in sentences of "
+        f"{data.max_length}, on {len(devices)} {devices[0].device_kind} device(s). "
         f"Each has {limit / 1e9:.2f} GB and needs:",
         flush=True,
     )

@@ -5,6 +5,7 @@ import argparse
 from jaxformer.cli.decoding import search_settings
 from jaxformer.cli.loading import load, progress
 from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired
+from jaxformer.config import sentence_pairs
 from jaxformer.data.corpus import read_file
 from jaxformer.evaluation.report import translation_report
 from jaxformer.files import write_file
@@ -34,6 +35,6 @@ def evaluate(options: argparse.Namespace) -> None:
         )
     if options.output is not None:
         write_file(options.output, "".join(f"{t}\n" for t in translations).encode())
-    language = options.language or translator.config.data.target_language
+    language = options.language or sentence_pairs(translator.config).target_language
     report = translation_report(translations, references, target_language=language)
     print(report.to_json() if options.json else report.table())

@@ -58,6 +58,7 @@ def _parser() -> Parser:
         _add_score,
         _add_evaluate,
         _add_compare,
+        _add_generate,
         _add_parse,
         _add_evalb,
         _add_doctor,
@@ -226,6 +227,42 @@ def _add_compare(commands) -> None:
         "name)",
     )
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _add_generate(commands) -> None:
+    command = _command(
+        commands,
+        "generate",
+        "generate.generate",
+        "continue prompts with a language model: text appears while it is generated",
+        """
+        jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:" --tokens 500
+
+        cat prompts.txt | jaxformer generate --workdir runs/shakespeare --samples 3 --top-k 20
+        """,
+    )
+    text = command.add_argument_group(
+        "text", "The prompt is written, too. Texts are separated by a line of ---."
+    )
+    text.add_argument("--prompt", metavar="TEXT", help="default: each line of standard input")
+    text.add_argument(
+        "--tokens", type=int, default=500, metavar="N", help="to generate (default: %(default)s)"
+    )
+    model = command.add_argument_group("model")
+    model.add_argument(
+        "--weights",
+        default="auto",
+        help="averaged, best (lowest validation loss), latest, or a step (default: averaged if the "
+        "newest checkpoint is part of the average, else latest)",
+    )
+    decoding.add_dtype_option(model)
+    sampling = command.add_argument_group("sampling", "Defaults are those of the run's config.")
+    sampling.add_argument("--samples", type=int, metavar="N", help="texts for each prompt")
+    decoding.add_sampling_options(sampling)
+    search = command.add_argument_group("search, instead of sampling")
+    search.add_argument(
+        "--beam-size", type=int, metavar="N", help="beam search, of which the best is written"
+    )
 
 
 def _add_parse(commands) -> None:

@@ -11,6 +11,7 @@ from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import load_params, prepare_params
+from jaxformer.models.selection import model_of
 from jaxformer.workdir import Workdir, read_json
 
 _COMMAND = "jaxformer quantize"
@@ -44,9 +45,10 @@ def quantize(
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
     target.check_unused(_COMMAND)
     folder.check_tokenizer()
-    params, name = load_params(folder, config.model, weights)
+    kind = model_of(config)
+    params, name = load_params(folder, config.model, weights, kind)
     model = dataclasses.replace(config.model, compute_dtype="int8")
-    rounded = prepare_params(model, params)
+    rounded = prepare_params(model, params, kind)
     identity = read_json(folder.identity)
     metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
     target.begin(_COMMAND, identity)

@@ -11,7 +11,7 @@ from typing import NamedTuple, SupportsIndex
 from jaxtyping import PyTree
 
 from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
-from jaxformer.config import Config, ModelConfig, check_config
+from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
@@ -66,6 +66,7 @@ class Translator:
             is expected.
         """
         check_config(config)
+        sentence_pairs(config)
         if not hasattr(tokenizer, "vocab_size"):
             raise UserError(
                 f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
@@ -113,6 +114,7 @@ class Translator:
         """
         folder = Workdir(pathlib.Path(workdir))
         config = folder.load_config()
+        sentence_pairs(config)
         folder.check_tokenizer()
         tokenizer = load_tokenizer(folder.tokenizer)
         loaded = [load_params(folder, config.model, name) for name in str(weights).split(",")]

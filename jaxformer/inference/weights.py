@@ -12,35 +12,39 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint import Checkpoints, write_single
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.models.transformer import Transformer, describe_transformer
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.selection import Model, abstract_model_params, describe_model, model_of
+from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import cast_params
 from jaxformer.workdir import Workdir, read_json
 
 
-def abstract_params(config: ModelConfig) -> PyTree:
+def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
     """Shapes and dtypes of the parameters that a workdir holds; nothing is computed."""
-    tokens = jnp.ones((1, 1), jnp.int32)
-    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
+    params = abstract_model_params(config, model)
     if config.compute_dtype != "int8":
         return params
-    return jax.eval_shape(functools.partial(prepare_params, config), params)
+    return jax.eval_shape(lambda params: prepare_params(config, params, model), params)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def prepare_params(config: ModelConfig, params: PyTree) -> PyTree:
-    """Returns the parameters of ``Transformer(config)`` in the format that decoding computes in.
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def prepare_params(config: ModelConfig, params: PyTree, model: Model = Transformer) -> PyTree:
+    """Returns the parameters of ``model(config)`` in the format that decoding computes in.
 
     See :func:`~jaxformer.nn.precision.cast_params`.
     """
-    return cast_params(params, describe_transformer(config), config.compute_dtype)
+    return cast_params(params, describe_model(config, model), config.compute_dtype)
 
 
-def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyTree, str]:
+def load_params(
+    folder: Workdir, config: ModelConfig, weights: str, model: Model = Transformer
+) -> tuple[PyTree, str]:
     """Reads parameters from a workdir.
 
     Args:
       folder: The workdir.
       config: The architecture that the parameters must fit.
+      model: The class of the model.
       weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
         if the newest checkpoint is part of the average, else latest.
 
@@ -60,7 +64,7 @@ def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyT
     elif weights != "latest":
         step = _chosen_step(folder, weights)
     with _open(directory, made_by) as checkpoints:
-        restored = checkpoints.restore_params(abstract_params(config), step=step)
+        restored = checkpoints.restore_params(abstract_params(config, model), step=step)
     _check_vocabulary(folder, directory, restored.metadata)
     if weights == "averaged":
         steps = ", ".join(map(str, restored.metadata.get("averaged_steps", [])))
@@ -72,7 +76,7 @@ def load_params(folder: Workdir, config: ModelConfig, weights: str) -> tuple[PyT
 
 def load_model(
     workdir: str | pathlib.Path, *, weights: str | int = "auto"
-) -> tuple[Transformer, PyTree]:
+) -> tuple[Transformer | LanguageModel, PyTree]:
     """Returns the model of a workdir and its parameters.
 
     >>> model, params = load_model("runs/numerals")  # doctest: +SKIP
@@ -87,8 +91,9 @@ def load_model(
       UserError: There are no such weights, or they are damaged or of another model.
     """
     folder = Workdir(pathlib.Path(workdir))
-    config = folder.load_config().model
-    return Transformer(config), load_params(folder, config, str(weights))[0]
+    config = folder.load_config()
+    model = model_of(config)
+    return model(config.model), load_params(folder, config.model, str(weights), model)[0]
 
 
 def _steps(directory: pathlib.Path) -> list[int]:
@@ -118,13 +123,14 @@ def average(folder: Workdir, last: int) -> list[int]:
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
-    config = folder.load_config().model
+    run = folder.load_config()
+    config = run.model
     if config.compute_dtype == "int8":
         raise UserError(
             f"{folder.path}: is rounded to int8; average the run that it was made from, then round "
             "the average with jaxformer quantize"
         )
-    template = abstract_params(config)
+    template = abstract_params(config, model_of(run))
     with _open(folder.checkpoints, "train.py") as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
         if not steps:

@@ -17,7 +17,7 @@ from jaxformer.nn.stack import Remat, Stack
 
 
 def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "none") -> Stack:
-    """Returns the stack of an encoder, or of a decoder with cross-attention.
+    """Returns the stack of an encoder or a language model, or of a decoder with cross-attention.
 
     Args:
       config: Sizes and choices.
@@ -31,6 +31,7 @@ def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "no
         d_k=c.d_k,
         d_v=c.d_v,
         use_bias=c.biases,
+        dropout_rate=c.attention_dropout_rate,
         compute_dtype=c.compute_dtype,
     )
     make_norm = functools.partial(LayerNorm, c.norm_epsilon)

@@ -17,7 +17,7 @@ import jax
 from tqdm import tqdm
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import Config, DataConfig
+from jaxformer.config import Config, DataConfig, sentence_pairs
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
@@ -139,9 +139,10 @@ def _check_progress(config: Config, folder: Workdir, row: str) -> None:
 
 def _check_sentences(config: Config, tokenizer: Tokenizer) -> None:
     """Checks that all of the validation part counts: for the perplexity as for BLEU."""
-    part, most = config.data.valid, config.model.max_length - 1
+    data = sentence_pairs(config)
+    part, most = data.valid, config.model.max_length - 1
     others = []
-    for number, (source, target) in enumerate(open_corpus(config.data).pairs(part), 1):
+    for number, (source, target) in enumerate(open_corpus(data).pairs(part), 1):
         lengths = len(tokenizer.encode(source)), len(tokenizer.encode_target(target))
         if not all(1 <= length <= most for length in lengths):
             others.append(number)
@@ -180,7 +181,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         scale=scale,
         steps=config.training.steps // ROWS[row].longer,
         seed=config.training.seed,
-        corpus=_corpus_name(config.data),
+        corpus=_corpus_name(sentence_pairs(config)),
         perplexity=perplexity,
         bleu=scores.sacrebleu.score,
         bleu_signature=scores.sacrebleu.method,
@@ -236,7 +237,8 @@ def _corpus_name(data: DataConfig) -> str:
 
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation part and scores it; the folder keeps translations and scores."""
-    pairs = open_corpus(config.data).pairs(config.data.valid)
+    data = sentence_pairs(config)
+    pairs = open_corpus(data).pairs(data.valid)
     sources, references = zip(*pairs, strict=True)
     translator = Translator.load(folder.path, weights="latest")
     with tqdm(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
@@ -244,8 +246,8 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
         def report_progress(finished: int) -> None:
             bar.update(finished)
 
-        translations = translator.translate(sources, name=config.data.valid, report=report_progress)
-    language = config.data.target_language
+        translations = translator.translate(sources, name=data.valid, report=report_progress)
+    language = data.target_language
     text = "".join(f"{translation}\n" for translation in translations)
     write_file(folder.path / f"valid.{language}", text.encode())
     scores = translation_report(translations, references, target_language=language)
@@ -258,7 +260,7 @@ def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
     if options.data is None:
         return config
     data = dataclasses.replace(
-        config.data,
+        sentence_pairs(config),
         corpus="text",
         train=str(options.data / "train"),
         valid=str(options.data / "valid"),

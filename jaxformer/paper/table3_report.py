@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxformer.config import Config
+from jaxformer.config import Config, sentence_pairs
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
@@ -140,6 +140,7 @@ def report(results: Sequence[Result]) -> str:
     """The page: how it was measured, the table, and which of the paper's claims hold."""
     first = results[0]
     base = row_config("base", first.scale, steps=first.steps)
+    data = sentence_pairs(base)
     warmup = base.training.warmup_steps
     peak = inverse_sqrt_schedule(base.model.d_model, warmup)(warmup - 1)
     signatures = ", ".join(sorted({f"`{r.bleu_signature}`" for r in results}))
@@ -151,8 +152,8 @@ def report(results: Sequence[Result]) -> str:
         [
             f'# Table 3 at the scale "{first.scale}"\n',
             f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
-            f"{first.steps:,} steps of at most {base.data.tokens_per_batch:,} source and as many "
-            f"target tokens, in pairs of at most {base.data.max_length} tokens a side; warm-up of "
+            f"{first.steps:,} steps of at most {data.tokens_per_batch:,} source and as many "
+            f"target tokens, in pairs of at most {data.max_length} tokens a side; warm-up of "
             f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
             f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n",
             "Each row differs from base in what is named and in nothing else. PPL: perplexity per "

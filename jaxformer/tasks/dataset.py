@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 
-from jaxformer.config import Config, ModelConfig
+from jaxformer.config import Config, ModelConfig, sentence_pairs
 from jaxformer.data.corpus import Corpus, open_corpus
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
@@ -45,30 +45,31 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
     Raises:
       UserError: Data is missing or malformed, or is not what the run began with.
     """
-    corpus = open_corpus(config.data)
+    data = sentence_pairs(config)
+    corpus = open_corpus(data)
     cache = cache_directory()
     if folder.config.exists():
         folder.check_tokenizer()
         tokenizer = Tokenizer.load(folder.tokenizer)
     else:
-        tokenizer = cached_tokenizer(corpus, config.data.train, config.model.vocab_size, cache)
+        tokenizer = cached_tokenizer(corpus, data.train, config.model.vocab_size, cache)
     _check_target_vocabulary(config.model, tokenizer)
     identity = {
         "tokenizer": tokenizer.sha256,
-        "train": corpus.fingerprint(config.data.train),
-        "valid": corpus.fingerprint(config.data.valid),
+        "train": corpus.fingerprint(data.train),
+        "valid": corpus.fingerprint(data.valid),
     }
     check_identity(folder, identity)
-    train = build_store(corpus, config.data.train, tokenizer, config.data.max_length, cache)
-    valid = build_store(corpus, config.data.valid, tokenizer, config.model.max_length, cache)
+    train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
+    valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
     return Dataset(
         tokenizer=tokenizer,
         identity=identity,
         train=train,
-        plan=make_plan(train, config.data, config.training.seed),
+        plan=make_plan(train, data, config.training.seed),
         valid=valid,
         valid_plan=sequential_plan(
-            valid.src_lengths, valid.tgt_lengths, tokens_per_batch=config.data.tokens_per_batch
+            valid.src_lengths, valid.tgt_lengths, tokens_per_batch=data.tokens_per_batch
         ),
         valid_text=_translatable(config, corpus, tokenizer),
     )
@@ -84,6 +85,6 @@ def _check_target_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> None:
 
 def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """The first validation pairs whose source is not too long for the model."""
-    pairs = corpus.pairs(config.data.valid)
+    pairs = corpus.pairs(sentence_pairs(config).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
     return list(itertools.islice(fitting, config.training.eval_sentences))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.config import Config, ModelConfig, check_config
+from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
 from jaxformer.data.batch import Batch
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
@@ -169,8 +169,9 @@ class Translation(Task):
     def summary(self) -> str:
         """Counts pairs, batches, and padding."""
         config, data = self.config, self._data
+        longest = sentence_pairs(config).max_length
         return (
-            f"{len(data.train):,} training pairs, {_skipped(data.train, config.data.max_length)}; "
+            f"{len(data.train):,} training pairs, {_skipped(data.train, longest)}; "
             f"{len(data.valid):,} validation pairs, "
             f"{_skipped(data.valid, config.model.max_length)}\n"
             f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "
@@ -205,7 +206,7 @@ class Translation(Task):
             return translator.translate(sources[mine], name="validation", report=report)
 
         translations = self._decode(params, mesh, translate)
-        language = self.config.data.target_language
+        language = sentence_pairs(self.config).target_language
         return {
             "bleu": corpus_bleu(translations, references, target_language=language),
             "exact_match": percentage_equal(translations, references),

@@ -1,4 +1,4 @@
-"""Adam and the learning rate of section 5.3, as an optax chain; and Muon."""
+"""Adam and the learning rate of section 5.3, as an optax chain; Muon and a linear schedule."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from jaxformer.config import Config, check_config
 from jaxformer.errors import UserError
+from jaxformer.models.selection import describe_model, model_of
 from jaxformer.nn.parameters import ParameterInfo
 
 
@@ -36,28 +37,67 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
     return schedule
 
 
+def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedule:
+    """A learning rate that rises linearly to ``peak``, then falls linearly to 0.
+
+    It is ``peak`` at step ``warmup_steps`` and would be 0 at the step after the last one.
+
+    >>> schedule = linear_schedule(1.0, warmup_steps=2, steps=5)
+    >>> [float(schedule(count)) for count in range(5)]
+    [0.5, 1.0, 0.75, 0.5, 0.25]
+    """
+
+    def schedule(count):
+        step = jnp.asarray(count, jnp.float32) + 1.0
+        left = (steps + 1 - step) / (steps + 1 - warmup_steps)
+        return peak * jnp.minimum(step / warmup_steps, left)
+
+    return schedule
+
+
+def learning_rate_schedule(config: Config) -> optax.Schedule:
+    """The schedule of ``config.training``: equation 3, or a linear one with the same peak."""
+    training, d_model = config.training, config.model.d_model
+    sizes = (d_model, training.warmup_steps, training.learning_rate_scale)
+    if training.schedule == "inverse_sqrt":
+        return inverse_sqrt_schedule(*sizes)
+    peak = training.learning_rate_scale * (d_model * training.warmup_steps) ** -0.5
+    return linear_schedule(peak, training.warmup_steps, training.steps)
+
+
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """The paper's Adam (beta1 0.9, beta2 0.98, epsilon 1e-9) under its schedule.
 
     Departs from the paper: options only, of ``config.training``: ``clip_norm`` (gradients are
-    clipped by their global norm first), ``learning_rate_scale`` and ``moments="bfloat16"``.
+    clipped by their global norm first), ``learning_rate_scale``, ``schedule``, ``optimizer``,
+    ``weight_decay`` and ``moments="bfloat16"``.
 
     Raises:
       UserError: This is no ``Config``: the learning rate depends on the model's width, too.
     """
     check_config(config)
-    training = config.training
-    schedule = inverse_sqrt_schedule(
-        config.model.d_model, training.warmup_steps, training.learning_rate_scale
-    )
-    adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
-    parts = [
-        adam if training.moments == "float32" else _kept_in_bfloat16(adam),
-        optax.scale_by_learning_rate(schedule),
-    ]
+    training, schedule = config.training, learning_rate_schedule(config)
+    parts: list[optax.GradientTransformation] = []
     if training.clip_norm is not None:
-        parts.insert(0, optax.clip_by_global_norm(training.clip_norm))
-    return optax.chain(*parts)
+        parts.append(optax.clip_by_global_norm(training.clip_norm))
+    if training.optimizer == "muon":
+        # An orthogonal matrix times this has updates as large as Adam's usually are (Liu et al.
+        # 2025), so that one learning rate serves all parameters.
+        decay = training.weight_decay
+        info = describe_model(config.model, model_of(config))
+        parts.append(muon(schedule, info, weight_decay=decay, consistent_rms=0.2, adam_b2=0.98))
+        return optax.chain(*parts)
+    adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
+    parts.append(adam if training.moments == "float32" else _kept_in_bfloat16(adam))
+    if training.weight_decay:
+        numbers = matrix_dimensions(describe_model(config.model, model_of(config)))
+        decays = jax.tree.map(lambda n: n is not None, numbers, is_leaf=_is_dimensions)
+        parts.append(optax.add_decayed_weights(training.weight_decay, decays))
+    return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+
+
+def _is_dimensions(node: Any) -> bool:
+    return node is None or isinstance(node, optax.contrib.MuonDimensionNumbers)
 
 
 def _kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformation:

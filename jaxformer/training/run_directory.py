@@ -18,7 +18,7 @@ from jaxformer.workdir import Workdir, code_digest, read_json, use_compilation_c
 
 # What may differ when a run is resumed.
 _MAY_CHANGE = {
-    *("train", "valid", "directory", "steps", "accumulation", "remat", "keep_checkpoints"),
+    *("train", "valid", "directory", "file", "steps", "accumulation", "remat", "keep_checkpoints"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
 }
 
@@ -49,10 +49,10 @@ def check_workdir(folder: Workdir, config: Config | FitConfig) -> None:
         return
     given = _fields(config)
     for name, was in _saved_fields(folder, config).items():
-        if was != given[name] and name.rpartition(".")[2] not in _MAY_CHANGE:
+        if was != given.get(name) and name.rpartition(".")[2] not in _MAY_CHANGE:
             raise UserError(
-                f"{folder.path}: holds a run with {name}={was!r}, but {given[name]!r} was given; "
-                "give the same config, or another --workdir"
+                f"{folder.path}: holds a run with {name}={was!r}, but {given.get(name)!r} was "
+                "given; give the same config, or another --workdir"
             )
     _check_checkpoints(folder)
 

@@ -23,6 +23,7 @@ from jaxformer.config import (
     FitConfig,
     MeshConfig,
     ModelConfig,
+    StreamConfig,
     TrainingConfig,
     from_dict,
     load,
@@ -54,6 +55,7 @@ UNUSUAL = Config(
         d_k=6,
         d_v=7,
         dropout_rate=0.25,
+        attention_dropout_rate=0.125,
         norm_position="pre",
         positions="learned",
         activation="swish",
@@ -107,6 +109,11 @@ UNUSUAL = Config(
         seed=5,
     ),
 )
+# What goes with Muon, or with a stream of tokens, only.
+STREAM = Config(
+    data=StreamConfig(file="my/text.txt", tokens="bpe", length=100, rows=3),
+    training=TrainingConfig(optimizer="muon", schedule="linear", weight_decay=0.5),
+)
 # What goes with beam search only.
 DIVERSE = Config(
     search=BeamSearch(
@@ -145,13 +152,13 @@ def test_head_sizes_given_and_by_default():
 @pytest.mark.parametrize("part", [*PARTS.values(), BeamSearch, Sampling])
 def test_unusual_covers_every_field(part: type):
     """Else the round trips below could lose a field unseen."""
-    unusual = [p for c in (UNUSUAL, DIVERSE) for p in vars(c).values() if type(p) is part]
+    unusual = [p for c in (UNUSUAL, DIVERSE, STREAM) for p in vars(c).values() if type(p) is part]
     for name in {field.name for field in dataclasses.fields(part)} - NOT_IN_FILES:
         default = getattr(part(), name)
         assert any(getattr(p, name) != default for p in unusual), name
 
 
-@pytest.mark.parametrize("config", [Config(), UNUSUAL, DIVERSE])
+@pytest.mark.parametrize("config", [Config(), UNUSUAL, DIVERSE, STREAM])
 def test_round_trips(config: Config, tmp_path: pathlib.Path):
     assert from_dict(to_dict(config)) == config
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
@@ -232,6 +239,17 @@ def test_replace_validates():
         ("training", {"accumulation": 0}, r"training\.accumulation must be greater than 0"),
         ("training", {"label_smoothing": 1.0}, r"label_smoothing must be .* less than 1: got 1\.0"),
         ("training", {"clip_norm": 0.0}, r"clip_norm must be greater than 0 or left out: got 0\.0"),
+        ("training", {"weight_decay": -0.1}, r"weight_decay must be 0 or more: got -0\.1"),
+        (
+            "training",
+            {"schedule": "linear", "warmup_steps": 100_000},
+            r"warmup_steps must be less than training\.steps with .*: got 100000 and 100000",
+        ),
+        (
+            "training",
+            {"optimizer": "muon", "moments": "bfloat16"},
+            r"moments=bfloat16 needs training\.optimizer=adam: got muon",
+        ),
         ("training", {"eval_sentences": -1}, r"eval_sentences must be 0 or more: got -1"),
         ("training", {"eval_every": 1000}, r"multiple of .*checkpoint_every.*: got 1000 and 1500"),
         ("search", {"beam_size": 0}, r"search\.beam_size must be greater than 0: got 0"),
@@ -335,6 +353,8 @@ def test_a_part_of_another_kind_is_refused():
 def test_parts_that_contradict_one_another_are_refused():
     with pytest.raises(UserError, match=r"data\.max_length must not exceed .*: got 256 > 128"):
         Config(model=ModelConfig(max_length=128))
+    with pytest.raises(UserError, match=r"data\.length must not exceed .*: got 256 > 128"):
+        Config(model=ModelConfig(max_length=128), data=StreamConfig(file="text.txt"))
 
 
 def test_heads_that_do_not_divide_are_refused_with_a_number_that_does():
@@ -376,6 +396,13 @@ def test_the_number_of_heads_that_a_message_offers_works(d_model: int, num_heads
         ({"training": {"clip_norm": "1"}}, r"training\.clip_norm must be of type float: got '1'"),
         ({"model": {"biases": 1}}, r"model\.biases must be of type bool: got 1"),
         ({"data": {"train": 5}}, r"data\.train must be of type str: got 5"),
+        ({"data": {"corpus": "stream"}}, r"data\.file must name a text, .*: got ''"),
+        (
+            {"data": {"corpus": "stream", "file": "a", "rows": 0}},
+            r"data\.rows must be greater than",
+        ),
+        ({"data": {"corpus": "stream", "train": "a"}}, r"unknown config field data\.train; "),
+        ({"data": {"corpus": "stream", "file": "s3://a"}}, r"data\.file: .*s3://a"),
     ],
 )
 def test_dictionaries_that_do_not_fit_are_refused(values: dict, message: str):

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.analysis.flops import forward_flops, training_flops
+from jaxformer.analysis.flops import forward_flops, language_model_flops, training_flops
 from jaxformer.config import ModelConfig
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 
 
@@ -47,3 +48,14 @@ def test_the_formula_counts_what_is_traced(sizes):
     traced = jax.make_jaxpr(lambda p: model.apply({"params": p}, src, tgt_in))(params)
     assert forward_flops(config, 2, 7, 5) == traced_flops(traced.jaxpr)
     assert training_flops(config, 2, 7, 5) == 3 * traced_flops(traced.jaxpr)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"num_heads": 1, "num_layers": 1}])
+def test_the_formula_of_a_language_model_counts_what_is_traced(sizes):
+    config = ModelConfig(
+        **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
+    )
+    model, tokens = LanguageModel(config), jnp.ones((2, 7), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    traced = jax.make_jaxpr(lambda p: model.apply({"params": p}, tokens))(params)
+    assert language_model_flops(config, 2, 7) == 3 * traced_flops(traced.jaxpr)

@@ -13,7 +13,17 @@ from jaxformer.cli.parser import _parser, parse
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
-COMMANDS = ["translate", "score", "evaluate", "parse", "average", "attention", "plot", "import"]
+COMMANDS = [
+    "translate",
+    "score",
+    "evaluate",
+    "parse",
+    "generate",
+    "average",
+    "attention",
+    "plot",
+    "import",
+]
 
 
 @pytest.mark.parametrize(

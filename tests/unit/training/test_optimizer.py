@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig
-from jaxformer.training.optimizer import inverse_sqrt_schedule, make_optimizer
+from jaxformer.training.optimizer import (
+    inverse_sqrt_schedule,
+    learning_rate_schedule,
+    linear_schedule,
+    make_optimizer,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +81,59 @@ def test_clipping_scales_large_gradients_only():
     clipped = Config(model=model, training=TrainingConfig(warmup_steps=2, clip_norm=1.0))
     plain = Config(model=model, training=TrainingConfig(warmup_steps=2))
     assert run(clipped, [4.0, 0.5]) == pytest.approx(run(plain, [1.0, 0.5]), rel=1e-5)
+
+
+def test_the_linear_schedule_has_the_peak_of_equation_3():
+    training = TrainingConfig(
+        steps=50, warmup_steps=10, learning_rate_scale=0.5, schedule="linear", eval_every=1500
+    )
+    config = Config(training=training)
+    peak = 0.5 * (512 * 10) ** -0.5
+    rates = [peak * min(step / 10, (51 - step) / 41) for step in range(1, 51)]
+    schedule = learning_rate_schedule(config)
+    np.testing.assert_allclose([schedule(count) for count in range(50)], rates, rtol=1e-5)
+    assert float(linear_schedule(1.0, 10, 50)(50)) == 0
+
+
+PARAMS = {
+    "embedding": jnp.ones((5, 4)),
+    "decoder": {
+        "layers": {
+            "self_attention": {"query": jnp.ones((2, 4, 2, 2)), "query_bias": jnp.ones((2, 2, 2))},
+            "feed_forward": {"inner": jnp.ones((2, 4, 8)), "inner_bias": jnp.ones((2, 8))},
+        },
+        "norm": {"scale": jnp.ones(4)},
+    },
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_weight_decay_shrinks_the_matrices_of_the_layers_only(optimizer):
+    training = TrainingConfig(optimizer=optimizer, weight_decay=0.5, warmup_steps=1)
+    config = Config(model=ModelConfig(d_model=4, num_heads=2), training=training)
+    transformation = make_optimizer(config)
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = transformation.update(zeros, transformation.init(PARAMS), PARAMS)
+    rate = 4**-0.5
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        expected = -rate * 0.5 if path[-1].key in ("query", "inner") else 0.0
+        np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=str(path))
+
+
+def test_muons_updates_are_as_large_as_adams():
+    """The root mean square of an orthogonal matrix times 0.2 sqrt(its longer side) is 0.2."""
+    training = TrainingConfig(optimizer="muon", warmup_steps=1)
+    model = ModelConfig(d_model=4, num_heads=2)
+    optimizer = make_optimizer(Config(model=model, training=training))
+    rng = np.random.default_rng(0)
+    gradients = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), jnp.float32), PARAMS)
+    updates, _ = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
+    rate = 4**-0.5
+    inner = updates["decoder"]["layers"]["feed_forward"]["inner"]
+    for matrix in np.asarray(inner, np.float64) / rate:
+        # Newton-Schulz leaves singular values between 0.7 and 1.2 times what they should be.
+        singular = np.linalg.svd(matrix, compute_uv=False) / (0.2 * np.sqrt(8))
+        assert 0.6 < singular.min() < singular.max() < 1.3
+    # The first update of Adam with Nesterov's momentum, which looks one step ahead.
+    ahead = 0.9 * 0.1 / (1 - 0.9**2) + 0.1 / (1 - 0.9)
+    np.testing.assert_allclose(np.abs(updates["embedding"]), ahead * rate, rtol=1e-3)

@@ -1,0 +1,314 @@
+"""Generation with a trained language model: a prompt in, its continuation out."""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from jaxformer.checks import check_text, check_texts
+from jaxformer.config import Config, ModelConfig, check_config, text_stream
+from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
+from jaxformer.data.tokenizer import UNK
+from jaxformer.errors import UserError
+from jaxformer.inference.weights import load_params, prepare_params
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.transformer import prepare_for_steps
+from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
+from jaxformer.search.constraints import as_pytrees
+from jaxformer.search.sampling import sentence_keys
+from jaxformer.workdir import Workdir, use_compilation_cache
+
+# Rows that are decoded together are padded to one of these, so that few programs serve all calls.
+_ROWS = (1, 4, 16, 64)
+# Tokens between two looks at what has been generated: text appears while it is generated.
+_CHUNK = 8
+_SMALLEST_CAPACITY = 64
+
+
+class Generator:
+    """Continues texts with a trained language model.
+
+    ``generator = Generator.load("runs/shakespeare")``, then
+    ``generator.generate(["ROMEO:"], max_tokens=200)`` gives one continuation.
+
+    A text may be longer than the model's context, ``max_length`` tokens: when it is full, the
+    second half of it is read again, and generation continues from there.
+
+    Attributes:
+      config: The architecture and the search.
+      params: Parameters, in the precision that decoding computes in.
+      tokenizer: The tokenizer that the model was trained with.
+      weights: Which checkpoint the parameters are from, in words.
+    """
+
+    def __init__(
+        self, config: Config, params: PyTree, tokenizer: StreamTokenizer, weights: str = "given"
+    ) -> None:
+        """Keeps the parts together; :meth:`load` reads them from a workdir.
+
+        Raises:
+          UserError: The config is of another kind of model, or the tokenizer of another size.
+        """
+        check_config(config)
+        text_stream(config)
+        if tokenizer.vocab_size != config.model.vocab_size:
+            raise UserError(
+                f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
+                f"one of {tokenizer.vocab_size}"
+            )
+        use_compilation_cache()
+        self.config, self.tokenizer, self.weights = config, tokenizer, weights
+        self.params = prepare_params(config.model, params, LanguageModel)
+
+    @classmethod
+    def load(
+        cls,
+        workdir: str | pathlib.Path,
+        *,
+        weights: str | int = "auto",
+        search: BeamSearch | Sampling | None = None,
+        compute_dtype: str | None = None,
+    ) -> "Generator":
+        """Reads config, tokenizer and parameters from the workdir of a training run.
+
+        Args:
+          workdir: The folder given to train.py.
+          weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
+            averaged if the newest checkpoint is part of the average, else latest.
+          search: Replaces the run's search.
+          compute_dtype: Replaces the run's: "float32", "bfloat16" or "int8".
+
+        Raises:
+          UserError: Something is missing or damaged, or the model is no language model.
+        """
+        folder = Workdir(pathlib.Path(workdir))
+        config = folder.load_config()
+        text_stream(config)
+        folder.check_tokenizer()
+        params, name = load_params(folder, config.model, str(weights), LanguageModel)
+        if compute_dtype is not None:
+            if config.model.compute_dtype == "int8" != compute_dtype:
+                raise UserError(
+                    f"{workdir}: its parameters are quantized to int8: expected to compute in "
+                    f"int8, got {compute_dtype}; use the workdir that it was made from"
+                )
+            model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
+            config = dataclasses.replace(config, model=model)
+        if search is not None:
+            config = dataclasses.replace(config, search=search)
+        return cls(config, params, load_stream_tokenizer(folder.tokenizer), name)
+
+    def generate(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[str]:
+        """Returns the best continuation of every prompt, without the prompt.
+
+        Arguments and errors are those of :meth:`continuations`.
+        """
+        return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
+
+    def continuations(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[list[str]]:
+        """Returns all continuations of every prompt: the samples, or the beam, best first.
+
+        A sample depends on the seed, the number of its prompt and its own, and on nothing else.
+
+        Args:
+          prompts: Texts to continue; an empty one stands for the beginning of a line.
+          max_tokens: Tokens of each continuation.
+
+        Raises:
+          UserError: A prompt has characters that the model does not know, or beam search would
+            need more tokens than the model's context has.
+        """
+        ids = [self.encode(text) for text in check_texts(prompts, "prompts")]
+        search, found = self.config.search, [[] for _ in ids]
+        copies = search.num_samples if isinstance(search, Sampling) else 1
+        rows = [_Row(n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
+        for batch in _batches(rows):
+            *_, tokens = self._generate(batch, max_tokens)
+            for row, hypotheses in zip(batch, tokens, strict=False):
+                found[row.prompt] += [self.tokenizer.decode(own) for own in hypotheses]
+        return found
+
+    def stream(self, prompt: str, *, max_tokens: int = 256) -> Iterator[str]:
+        """Yields one continuation in pieces, while it is generated: the first sample.
+
+        Arguments and errors are those of :meth:`continuations`. Beam search yields all at once.
+        """
+        check_text(prompt, "prompt")
+        shown = 0
+        for tokens in self._generate([_Row(0, 0, self.encode(prompt))], max_tokens):
+            # The bytes of a character may be several tokens: half of it is not shown.
+            text = self.tokenizer.decode(tokens[0][0])
+            ready = len(text.rstrip("\ufffd")) if len(tokens[0][0]) < max_tokens else len(text)
+            if ready > shown:
+                yield text[shown:ready]
+                shown = ready
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt; of an empty one those of a line break.
+
+        Raises:
+          UserError: The model does not know one of its characters.
+        """
+        return self.tokenizer.encode(text or "\n")
+
+    def _generate(self, rows: list["_Row"], max_tokens: int) -> Iterator[Any]:
+        """Yields the tokens generated so far, for every row and hypothesis, chunk by chunk."""
+        if max_tokens < 1:
+            raise UserError(f"max_tokens must be at least 1: got {max_tokens}")
+        search, longest = self.config.search, self.config.model.max_length
+        context = np.asarray([row.tokens for row in rows], np.int32)
+        context = np.resize(context, (next(n for n in _ROWS if n >= len(rows)), context.shape[1]))
+        if isinstance(search, BeamSearch):
+            if context.shape[1] - 1 + max_tokens > longest:
+                raise UserError(
+                    f"beam search keeps to the model's context of {longest} tokens: expected at "
+                    f"most {max(0, longest + 1 - context.shape[1])} tokens after this prompt, got "
+                    f"{max_tokens}; sample, or ask for fewer"
+                )
+            yield from self._window(context, None, max_tokens, max_tokens)
+            return
+        done = np.zeros((len(context), 1, 0), np.int32)
+        for window in itertools.count():
+            if done.shape[2] >= max_tokens:
+                return
+            if context.shape[1] >= longest:
+                context = context[:, -max(1, longest // 2) :]
+            count = min(max_tokens - done.shape[2], longest + 1 - context.shape[1])
+            keys, new = _keys(search.seed, rows, len(context), window), done[:, :, :0]
+            for new in self._window(context, keys, count, _CHUNK):
+                yield np.concatenate([done, new], axis=2)
+            done = np.concatenate([done, new], axis=2)
+            context = np.concatenate([context, new[:, 0]], axis=1)
+
+    def _window(
+        self,
+        context: Int[np.ndarray, "B T"],
+        keys: Key[Array, " B"] | None,
+        count: int,
+        chunk: int,
+    ) -> Iterator[Int[np.ndarray, "B N n"]]:
+        """Yields the tokens so far, after each chunk, of ``count`` tokens after a context."""
+        config, length = self.config.model, context.shape[1]
+        capacity = _capacity(length - 1 + count, config.max_length)
+        search, constraints = self._search
+        padded = np.zeros((len(context), _capacity(length, config.max_length)), np.int32)
+        padded[:, :length] = context
+        state = _read(
+            config, search, capacity, self.params, constraints, padded, length, count, keys
+        )
+        for until in (*range(chunk, count, chunk), count):
+            state, tokens = _advance(config, search, self.params, constraints, state, until)
+            yield np.asarray(tokens)[:, :, :until]
+
+    @property
+    def _search(self) -> tuple[Algorithm, tuple[Any, ...]]:
+        """The search as programs depend on it, and its constraints, whose arrays are traced."""
+        search = self.config.search
+        constraints = as_pytrees((*search.constraints, _no_special_tokens))
+        one = {"num_samples": 1, "seed": 0} if isinstance(search, Sampling) else {}
+        return dataclasses.replace(search, constraints=(), **one), constraints
+
+
+def _no_special_tokens(
+    logits: Float[Array, "B N V"], context: SearchContext
+) -> Float[Array, "B N V"]:
+    """Forbids padding, end of sentence and the like, which no text has."""
+    return logits.at[:, :, : UNK + 1].set(-jnp.inf)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _read(
+    config: ModelConfig,
+    search: Algorithm,
+    capacity: int,
+    params: PyTree,
+    constraints: tuple[Any, ...],
+    context: Int[Array, "B T"],
+    length: Int[Array, ""],
+    count: Int[Array, ""],
+    keys: Key[Array, " B"] | None,
+) -> Any:
+    """Reads contexts of ``length`` tokens in one pass: the state before the first new token."""
+    variables, beams = {"params": params}, search.num_hypotheses
+    model: Any = LanguageModel(config)
+    sizes = {"num_beams": beams, "max_length": capacity}
+    cache = model.apply(variables, context, **sizes, method="start")
+    # All but the last token, which the first step feeds in the place of BOS.
+    _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
+    search = dataclasses.replace(search, constraints=constraints)
+    limits = jnp.broadcast_to(count, context.shape[:1])
+    state = search.start(cache, limits, capacity + 1, keys=keys)
+    last = jax.lax.dynamic_index_in_dim(context, length - 1, axis=1)
+    last = jnp.broadcast_to(last, (context.shape[0], beams))
+    if isinstance(search, Sampling):
+        return state.replace(newest=last)
+    return state.replace(alive=state.alive.replace(tokens=last))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
+def _advance(
+    config: ModelConfig,
+    search: Algorithm,
+    params: PyTree,
+    constraints: tuple[Any, ...],
+    state: Any,
+    until: Int[Array, ""],
+) -> tuple[Any, Int[Array, "B N T"]]:
+    """Generates until hypotheses have so many tokens: the state, and the tokens, best first."""
+    # Outside the loop of the search, which would slice the layers again at every token.
+    model: Any = LanguageModel(config)
+    variables = {"params": prepare_for_steps(params, config.num_layers)}
+
+    def step(tokens: Int[Array, "B N"], cache: Any) -> Any:
+        return model.apply(variables, tokens, cache, method="step")
+
+    search = dataclasses.replace(search, constraints=constraints)
+    state = search.advance(step, state, until)
+    return state, search.finalize(state).tokens
+
+
+def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Array, " B"]:
+    """Random keys of the rows, and of as many more as there are to ``size``."""
+    prompts, samples = (
+        jnp.asarray(np.resize([getattr(row, name) for row in rows], size))
+        for name in ("prompt", "sample")
+    )
+    fold_in = jax.vmap(jax.random.fold_in)
+    return fold_in(fold_in(sentence_keys(seed, prompts), samples), jnp.full(size, window))
+
+
+def _capacity(tokens: int, most: int) -> int:
+    """Returns a capacity for so many tokens: one of a few, so that few programs are compiled."""
+    capacity = _SMALLEST_CAPACITY
+    while capacity < tokens:
+        capacity *= 2
+    return min(capacity, most)
+
+
+class _Row(NamedTuple):
+    """A continuation to generate.
+
+    Attributes:
+      prompt: Number of its prompt.
+      sample: Its own number among those of the prompt.
+      tokens: The prompt.
+    """
+
+    prompt: int
+    sample: int
+    tokens: list[int]
+
+
+def _batches(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+    """Rows to decode together: those with prompts of the same length, not too many at once."""
+    by_length = sorted(rows, key=lambda row: len(row.tokens))
+    for _, group in itertools.groupby(by_length, key=lambda row: len(row.tokens)):
+        while batch := list(itertools.islice(group, _ROWS[-1])):
+            yield batch

@@ -1,0 +1,178 @@
+"""A decoder-only language model: the decoder of section 3 without a source."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.models.assembly import check_model_config, make_positions, make_stack, make_table
+from jaxformer.nn.arguments import check_length
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.embedding import embed_tokens, output_logits
+from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.parameters import describe, parameter
+from jaxformer.nn.precision import Int8Matrix, activation_dtype
+from jaxformer.nn.stack import Remat, StackCache
+
+
+class LanguageModel(nn.Module):
+    """Predicts every token of a text from the tokens before it.
+
+    ``__call__`` computes logits of whole texts. :meth:`start`, :meth:`prefill` and
+    :meth:`step` generate token by token.
+
+    Departs from the paper: there is no encoder, and no attention to one.
+
+    >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
+    >>> model, tokens = LanguageModel(config), jnp.array([[5, 3, 4]])
+    >>> params = model.init(jax.random.key(0), tokens)["params"]
+    >>> model.apply({"params": params}, tokens).shape
+    (1, 3, 11)
+
+    Attributes:
+      config: Its sizes; ``num_layers`` are those of the one stack.
+      remat: What a backward pass computes again instead of keeping; see ``TrainingConfig``.
+    """
+
+    config: ModelConfig
+    remat: Remat = "none"
+
+    def setup(self) -> None:
+        """Creates the stack, the embedding and the positions."""
+        c = self.config
+        check_model_config("LanguageModel", c)
+        if c.embeddings == "separate":
+            raise UserError(
+                "LanguageModel: expected model.embeddings=tied, since there is one side only: got "
+                "separate"
+            )
+        self.embedding = make_table(self, "embedding", c.vocab_size, c.d_model)
+        zeros = nn.initializers.zeros
+        self.logits_bias = (
+            parameter(self, "logits_bias", zeros, (c.vocab_size,)) if c.biases else None
+        )
+        self.positions = make_positions(self, "positions", c)
+        self.dropout = Dropout(c.dropout_rate)
+        self.decoder = make_stack(c, cross_attention=False, remat=self.remat)
+
+    def __call__(
+        self,
+        tokens_in: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        segments: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        row_ids: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Returns logits of the next token at every position, float32.
+
+        Args:
+          tokens_in: Token ids.
+          deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static.
+          segments: n on the n-th text of a packed row, 0 on padding; one text a row when None.
+          positions: Position of every token in its text, less than ``config.max_length``;
+            0, 1, ... when None.
+          row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
+
+        Raises:
+          UserError: Tokens are not [batch, length], a text is longer than ``config.max_length``,
+            or an id is not in the vocabulary. Within ``jax.jit`` ids are not known: a wrong one
+            gives NaN there.
+        """
+        features = self.features(
+            tokens_in, deterministic, segments=segments, positions=positions, row_ids=row_ids
+        )
+        return self.logits(features)
+
+    def features(
+        self,
+        tokens_in: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        segments: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        row_ids: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the stack's output; see :meth:`logits`. Arguments are those of ``__call__``."""
+        x = self.dropout(self._embed(tokens_in, positions), deterministic, row_ids=row_ids)
+        mask = causal_mask(tokens_in.shape[1])
+        if segments is not None:
+            mask = mask & segment_mask(segments, segments)
+        optional: dict[str, Any] = {"positions": positions, "row_ids": row_ids}
+        return self.decoder(x, None, mask, None, deterministic, **optional)
+
+    def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """Returns pre-softmax logits, products with the transposed embedding (section 3.4)."""
+        logits = output_logits(features, self.embedding)
+        return logits if self.logits_bias is None else logits + self.logits_bias
+
+    def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """Returns the matrix and the bias of :meth:`logits`, for losses that never hold logits.
+
+        Raises:
+          ValueError: The parameters are quantized to int8, which nothing can be trained with.
+        """
+        if isinstance(self.embedding, Int8Matrix):
+            raise ValueError("parameters are quantized to int8: expected the original ones")
+        return self.embedding, self.logits_bias
+
+    def start(
+        self, rows: Int[Array, "B ..."], *, num_beams: int = 1, max_length: int
+    ) -> StackCache:
+        """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
+
+        Args:
+          rows: Integers of the batch, the prompt's tokens for instance, whose leading axis says
+            how the batch lies on a mesh.
+          num_beams: Beams of each row.
+          max_length: Tokens that the cache has capacity for; see :meth:`StackCache.grow`.
+        """
+        check_length("text", max_length, self.config.max_length)
+        return self.decoder.init_cache(
+            rows.reshape(rows.shape[0], -1)[:, 0],
+            self.config.d_model,
+            activation_dtype(self.config.compute_dtype),
+            num_beams=num_beams,
+            max_length=max_length,
+        )
+
+    def prefill(
+        self, tokens: Int[Array, "B T"], cache: StackCache, length: Int[Array, ""] | int
+    ) -> tuple[Float[Array, "B T D"], StackCache]:
+        """Reads the first tokens of the texts in one pass, for all beams.
+
+        Args:
+          tokens: The prompts, padded on the right.
+          cache: From :meth:`start`, with a capacity for all the tokens.
+          length: How many of the tokens to keep in the cache.
+
+        Returns:
+          The stack's output, whose :meth:`logits` at each token are those of the next one, and the
+          cache.
+        """
+        return self.decoder.prefill(self._embed(tokens, None), cache, length)
+
+    def step(
+        self, tokens: Int[Array, "B N"], cache: StackCache
+    ) -> tuple[Float[Array, "B N V"], StackCache]:
+        """Returns logits of the next token of every beam, and the cache that includes ``tokens``.
+
+        Logits are float32.
+        """
+        positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
+        x, cache = self.decoder.step(self._embed(tokens, positions), cache)
+        return self.logits(x), cache
+
+    def _embed(self, tokens: Array, positions: Array | None) -> Float[Array, "B T D"]:
+        embedded = embed_tokens(self.embedding, tokens, self.positions, positions)
+        return embedded.astype(activation_dtype(self.config.compute_dtype))
+
+
+def describe_language_model(config: ModelConfig) -> PyTree:
+    """Returns a :class:`~jaxformer.nn.parameters.ParameterInfo` for each parameter."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return describe(LanguageModel(config).init, jax.random.key(0), tokens)

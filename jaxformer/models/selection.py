@@ -1,0 +1,36 @@
+"""The model of an experiment, by its config."""
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from jaxformer.config import Config, ModelConfig, StreamConfig
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn.parameters import describe
+
+# The models that a workdir may hold, with how many inputs of tokens each takes.
+Model: TypeAlias = type[Transformer] | type[LanguageModel]
+_INPUTS: dict[Model, int] = {Transformer: 2, LanguageModel: 1}
+
+
+def model_of(config: Config) -> Model:
+    """Returns the class of a config's model, by the kind of its data."""
+    return LanguageModel if isinstance(config.data, StreamConfig) else Transformer
+
+
+def abstract_model_params(config: ModelConfig, model: Model) -> PyTree:
+    """Returns shapes and dtypes of the float32 parameters; nothing is computed."""
+    return jax.eval_shape(*_init(config, model))["params"]
+
+
+def describe_model(config: ModelConfig, model: Model) -> PyTree:
+    """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
+    return describe(*_init(config, model))
+
+
+def _init(config: ModelConfig, model: Model) -> tuple[Any, ...]:
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return model(config).init, jax.random.key(0), *[tokens] * _INPUTS[model]

@@ -1,0 +1,167 @@
+"""Language modeling: one text, the loss of every next token, and perplexity."""
+
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.config import Config, text_stream
+from jaxformer.data.loader import prefetch, round_up
+from jaxformer.data.stream import (
+    CharacterTokenizer,
+    TokenStream,
+    load_stream_tokenizer,
+    read_text,
+    save_tokenizer,
+    split_text,
+    train_byte_pairs,
+)
+from jaxformer.data.tokenizer import PAD
+from jaxformer.errors import UserError
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.nn.precision import matmul_dtype
+from jaxformer.training.evaluation import evaluate_loss
+from jaxformer.training.losses import cross_entropy
+from jaxformer.training.mesh import BatchShards
+from jaxformer.training.run_directory import check_identity
+from jaxformer.training.task import Randomness, Sums, Task
+from jaxformer.workdir import Workdir
+
+
+def open_stream(config: Config, folder: Workdir) -> TokenStream:
+    """Reads and tokenizes the text; a resumed run keeps the tokenizer of its workdir.
+
+    Raises:
+      UserError: The text cannot be read, or is not what the run began with, or does not suit the
+        sizes of the config.
+    """
+    data = text_stream(config)
+    text = read_text(pathlib.Path(data.file).expanduser())
+    if folder.config.exists():
+        folder.check_tokenizer()
+        tokenizer = load_stream_tokenizer(folder.tokenizer)
+    elif data.tokens == "characters":
+        tokenizer = CharacterTokenizer(sorted(set(text)))
+    else:
+        tokenizer = train_byte_pairs(split_text(text)[0], config.model.vocab_size)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size must be {tokenizer.vocab_size}, four special tokens and all "
+            f"characters of {data.file}: got {config.model.vocab_size}"
+        )
+    stream = TokenStream.of(text, tokenizer)
+    check_identity(folder, _identity(stream))
+    if len(stream.train) <= data.length:
+        raise UserError(
+            f"data.length must be less than the {len(stream.train):,} tokens to train on: got "
+            f"{data.length}"
+        )
+    return stream
+
+
+def _identity(stream: TokenStream) -> dict[str, str]:
+    return {"tokenizer": stream.tokenizer.sha256, "text": stream.text_sha256}
+
+
+class LanguageModeling(Task):
+    """Trains a language model on one text; validates with loss and perplexity.
+
+    A batch is token ids, [B, T + 1]: each of the last T is predicted from those before it in its
+    row. 0 is padding.
+    """
+
+    def __init__(self, config: Config, stream: TokenStream) -> None:
+        """Prepares; programs are compiled at the first use."""
+        self.config, self._data, self._stream = config, text_stream(config), stream
+
+    def init(self, key: Array) -> PyTree:
+        """Creates the parameters of the language model."""
+        return LanguageModel(self.config.model).init(key, jnp.ones((1, 1), jnp.int32))["params"]
+
+    def loss(self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None) -> Sums:
+        """Sums "loss", label-smoothed, and "nll", in nats, over "count" tokens, or "tokens"."""
+        dropout: dict[str, Any] = {"deterministic": True}
+        rngs, remat = None, "none"
+        if randomness is not None:
+            dropout = {"deterministic": False, "row_ids": randomness.row_ids}
+            rngs, remat = {"dropout": randomness.key}, self.config.training.remat
+        model = LanguageModel(self.config.model, remat)
+        inputs, targets = batch[:, :-1], batch[:, 1:]
+        real = targets != PAD
+
+        def forward(module: LanguageModel) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
+            features = module.features(inputs, **dropout)
+            features = features.reshape(-1, features.shape[-1])
+            features = features.astype(matmul_dtype(self.config.model.compute_dtype))
+            projection, bias = module.output_projection()
+            if bias is None:
+                return features, projection
+            # A bias is one more input that is always one.
+            ones = jnp.ones((features.shape[0], 1), features.dtype)
+            return jnp.hstack([features, ones]), jnp.hstack([projection, bias[:, None]])
+
+        applied = model.apply({"params": params}, rngs=rngs, method=forward)
+        features, projection = map(jnp.asarray, applied)
+        loss, nll = cross_entropy(
+            features,
+            projection,
+            targets.reshape(-1),
+            real.reshape(-1).astype(jnp.float32),
+            self.config.training.label_smoothing,
+        )
+        count = real.sum(dtype=jnp.int32)
+        return {"loss": loss, "nll": nll, "count": count, "tokens": count}
+
+    def batches(self, start: int, shards: BatchShards) -> Iterator[Int[np.ndarray, "B _"]]:
+        """Rows from random places of the training text, cut in threads."""
+        data, rows = self._data, self._rows(shards)
+
+        def batch_of(step: int) -> Int[np.ndarray, "B _"]:
+            batch = self._stream.training_batch(
+                step, data.rows, data.length, self.config.training.seed
+            )
+            return shards.local(np.pad(batch, ((0, rows - data.rows), (0, 0))))
+
+        return prefetch(batch_of, start, self.config.training.steps)
+
+    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
+        """The one shape of a training batch."""
+        return [jax.ShapeDtypeStruct((self._rows(shards), self._data.length + 1), jnp.int32)]
+
+    def identity(self) -> dict[str, str]:
+        """SHA-256 of the text and of the tokenizer."""
+        return _identity(self._stream)
+
+    def save(self, folder: Workdir) -> None:
+        """Writes the tokenizer."""
+        save_tokenizer(self._stream.tokenizer, folder.tokenizer)
+
+    def summary(self) -> str:
+        """Counts tokens, and how often the run sees each of them."""
+        stream, data = self._stream, self._data
+        step = data.rows * data.length
+        epochs = self.config.training.steps * step / len(stream.train)
+        return (
+            f"{len(stream.train):,} training tokens, {len(stream.valid):,} validation tokens of "
+            f"{stream.valid_characters:,} characters; {step:,} tokens a step, {epochs:.1f} epochs"
+        )
+
+    def evaluate(
+        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
+    ) -> dict[str, float]:
+        """Loss a token, perplexity, and loss and bits a character, over all the rest."""
+        shards = BatchShards.of(mesh)
+        windows = self._stream.validation_windows(self._rows(shards), self._data.length)
+        values = evaluate_loss(self.loss, params, map(shards.local, windows), mesh, check_stop)
+        per_character = len(self._stream.valid) / self._stream.valid_characters
+        nats = math.log(values["perplexity"]) * per_character
+        return values | {"nats_per_character": nats, "bits_per_character": nats / math.log(2)}
+
+    def _rows(self, shards: BatchShards) -> int:
+        return round_up(self._data.rows, shards.row_multiple)

@@ -1,0 +1,281 @@
+"""A language model from the text to the terminal: train, resume, generate, and refuse."""
+
+import dataclasses
+import io
+import itertools
+import json
+import shutil
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.cli import main
+from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig, from_dict, to_dict
+from jaxformer.errors import UserError
+from jaxformer.experiment import train
+from jaxformer.inference.generate import Generator
+from jaxformer.inference.quantization import quantize
+from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import average
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.search import BeamSearch, Sampling
+from jaxformer.workdir import Workdir
+
+# After "a" comes "b" and so on, until the line ends.
+TEXT = "abcdefghijklmnopqrstuvwxyz\n" * 40
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A config that learns the alphabet, and the workdir of its run."""
+    folder = tmp_path_factory.mktemp("alphabet")
+    (folder / "text.txt").write_text(TEXT)
+    config = Config(
+        model=ModelConfig(
+            vocab_size=31,
+            d_model=32,
+            d_ff=64,
+            num_heads=2,
+            num_layers=1,
+            dropout_rate=0.0,
+            norm_position="pre",
+            positions="learned",
+            activation="gelu",
+            max_length=32,
+        ),
+        data=StreamConfig(file=str(folder / "text.txt"), length=32, rows=8),
+        training=TrainingConfig(
+            steps=120,
+            warmup_steps=10,
+            learning_rate_scale=0.3,
+            label_smoothing=0.0,
+            optimizer="muon",
+            schedule="linear",
+            weight_decay=0.01,
+            log_every=40,
+            eval_every=120,
+            checkpoint_every=40,
+        ),
+        search=Sampling(num_samples=1, temperature=0.5),
+    )
+    train(config, folder / "run")
+    return config, folder / "run"
+
+
+@pytest.fixture
+def feed(monkeypatch):
+    """Puts text on standard input."""
+
+    def put(text):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
+
+    return put
+
+
+def reports(workdir):
+    lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_it_learns_the_alphabet(run):
+    valid = [report for report in reports(run[1]) if report["kind"] == "valid"]
+    assert valid[-1]["nats_per_character"] < 0.3
+    continuation = TEXT[3:103]
+    assert Generator.load(run[1]).generate(["abc"], max_tokens=100)[0][:20] == continuation[:20]
+
+
+def test_a_run_resumes_exactly(run, tmp_path):
+    config, whole = run
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    for step in (80, 120):
+        shutil.rmtree(workdir / "checkpoints" / str(step))
+    (workdir / "committed.json").unlink()
+    train(config, workdir)
+    for ours, theirs in zip(reports(workdir), reports(whole), strict=True):
+        assert (ours["kind"], ours["step"]) == (theirs["kind"], theirs["step"])
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+
+
+def test_a_run_keeps_its_text(run, tmp_path):
+    config, whole = run
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "other.txt").write_text(TEXT.replace("xyz", "zyx"))
+    data = dataclasses.replace(config.data, file=str(tmp_path / "other.txt"))
+    with pytest.raises(UserError, match="the run began with other data: text was"):
+        train(dataclasses.replace(config, data=data), workdir)
+    (tmp_path / "other.txt").write_text(TEXT)  # it may move
+    train(dataclasses.replace(config, data=data), workdir)
+    shorter = dataclasses.replace(config, data=dataclasses.replace(config.data, length=16))
+    with pytest.raises(UserError, match=r"holds a run with data\.length=32, but 16 was given"):
+        train(shorter, workdir)
+
+
+def test_samples_are_drawn_from_the_model_step_by_step(run):
+    """Against the full forward pass after every token, beyond the length of the context."""
+    config, workdir = run
+    generator = Generator.load(workdir)
+    model = LanguageModel(config.model)
+    apply = jax.jit(model.apply)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
+    tokens = generator.encode("xyz\nab")
+    # The context is full when 33 tokens have been seen; then its second half is read again.
+    start, window, step, expected = 0, 0, 0, []
+    for _ in range(60):
+        if len(tokens) - start > 32:
+            start, window, step = len(tokens) - 16, window + 1, 0
+        padded = np.zeros((1, 32), np.int32)
+        padded[0, : len(tokens) - start] = tokens[start:]
+        logits = apply({"params": generator.params}, jnp.asarray(padded))
+        logits = logits[0, len(tokens) - start - 1].at[:4].set(-jnp.inf) / 0.5
+        own = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, window), 0), step)
+        tokens.append(int(jax.random.categorical(own, logits)))
+        expected.append(tokens[-1])
+        step += 1
+    found = generator.generate(["xyz\nab"], max_tokens=60)[0]
+    assert found == generator.tokenizer.decode(expected)
+
+
+def test_a_sample_depends_on_its_prompt_and_numbers_only(run):
+    generator = Generator.load(run[1], search=Sampling(num_samples=3, temperature=3.0))
+    prompts = ["abc", "", "xyzab", "abc"]
+    found = generator.continuations(prompts, max_tokens=40)
+    assert [len(texts) for texts in found] == [3] * 4
+    assert all(len(text) == 40 for texts in found for text in texts)
+    assert found[0] == generator.continuations(["abc"], max_tokens=40)[0]
+    assert len({*found[0], *found[3]}) == 6
+    fewer = Generator.load(run[1], search=Sampling(num_samples=1, temperature=3.0))
+    assert fewer.generate(prompts, max_tokens=40) == [texts[0] for texts in found]
+    assert fewer.generate(["abc"], max_tokens=40) == ["".join(fewer.stream("abc", max_tokens=40))]
+    pieces = list(fewer.stream("abc", max_tokens=40))
+    assert len(pieces) >= 5
+
+
+def test_beam_search_finds_the_most_probable_continuation(run):
+    generator = Generator.load(run[1], search=BeamSearch(beam_size=31))
+    model, tokens = LanguageModel(run[0].model), generator.encode("klm")
+
+    def log_probs(ids):
+        logits = model.apply({"params": generator.params}, jnp.asarray([ids]))
+        return jax.nn.log_softmax(logits[0].astype(jnp.float32))
+
+    first = log_probs(tokens)[-1]
+    pairs = {
+        (a, b): float(first[a] + second[b])
+        for a in range(4, 31)
+        for second in [log_probs([*tokens, a])[-1]]
+        for b in range(4, 31)
+    }
+    best = max(pairs, key=pairs.__getitem__)
+    found = generator.continuations(["klm"], max_tokens=2)[0]
+    assert found[0] == generator.tokenizer.decode(best)
+    ranked = sorted(pairs, key=pairs.__getitem__, reverse=True)
+    assert found[:5] == [generator.tokenizer.decode(pair) for pair in ranked[:5]]
+    with pytest.raises(UserError, match="expected at most 30 tokens after this prompt, got 31"):
+        generator.generate(["klm"], max_tokens=31)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_it_generates_in_other_dtypes(run, dtype):
+    found = Generator.load(run[1], compute_dtype=dtype, search=BeamSearch(beam_size=1))
+    assert found.generate(["abc"], max_tokens=10) == ["defghijklm"]
+
+
+def test_average_and_int8_workdirs_generate(run, tmp_path):
+    workdir = shutil.copytree(run[1], tmp_path / "run")
+    average(Workdir(workdir), 2)
+    assert Generator.load(workdir).weights == "average of steps 80, 120"
+    before, after = quantize(workdir, tmp_path / "int8")
+    assert after < before / 2
+    greedy = BeamSearch(beam_size=1)
+    assert Generator.load(tmp_path / "int8", search=greedy).generate(["abc"], max_tokens=5) == [
+        "defgh"
+    ]
+    with pytest.raises(UserError, match="quantized to int8: expected to compute in int8"):
+        Generator.load(tmp_path / "int8", compute_dtype="float32")
+
+
+def test_command_writes_prompt_and_continuation(run, capsys):
+    arguments = ["generate", "--workdir", str(run[1]), "--prompt", "abc", "--tokens", "50"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out == "abc" + Generator.load(run[1]).generate(["abc"], max_tokens=50)[0] + "\n"
+    assert err == f"{run[1]}: step 120\n"
+
+
+def test_command_streams(run, monkeypatch):
+    """What is written comes in several pieces, each of them flushed."""
+    written = []
+
+    class Stream(io.StringIO):
+        def flush(self):
+            written.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Stream())
+    assert main(["generate", "--workdir", str(run[1]), "--prompt", "abc", "--tokens", "50"]) == 0
+    lengths = sorted({len(text) for text in written})
+    assert len(lengths) >= 6
+    assert all(later.startswith(text) for text, later in itertools.pairwise(written))
+
+
+def test_command_reads_prompts_from_standard_input(run, feed, capsys):
+    feed("abc\nxy\n")
+    options = [
+        "--tokens",
+        "4",
+        "--samples",
+        "2",
+        "--top-k",
+        "1",
+        "--temperature",
+        "2",
+        "--seed",
+        "3",
+    ]
+    assert main(["generate", "--workdir", str(run[1]), *options]) == 0
+    out = capsys.readouterr().out
+    assert out == "abcdefg\n---\nabcdefg\n---\nxyz\nab\n---\nxyz\nab\n"
+
+
+def test_command_searches(run, capsys):
+    options = ["--prompt", "klm", "--tokens", "5", "--beam-size", "3"]
+    assert main(["generate", "--workdir", str(run[1]), *options]) == 0
+    assert capsys.readouterr().out == "klmnopqr\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--prompt", "abc", "--tokens", "0"], "--tokens must be at least 1: got 0"),
+        (["--prompt", "É"], "the model has never seen the character 'É'"),
+        (["--prompt", "a", "--beam-size", "2", "--top-k", "3"], "--top-k is for sampling, not"),
+        (["--prompt", "a", "--top-p", "2"], "top_p must be above 0 and at most 1: got 2.0"),
+        (["--prompt", "a", "--weights", "7"], "--weights must be averaged, best, latest, auto or"),
+    ],
+)
+def test_mistakes_are_one_line(run, capsys, options, words):
+    assert main(["generate", "--workdir", str(run[1]), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"error: {words}" in err
+    assert "Traceback" not in err
+
+
+def test_models_of_another_kind_are_refused_in_words(run, tiny_workdir, capsys):
+    with pytest.raises(UserError, match=r"expected a language model, of data\.corpus=stream"):
+        Generator.load(tiny_workdir)
+    with pytest.raises(UserError, match="expected a model of sentence pairs, got a language model"):
+        Translator.load(run[1])
+    assert main(["generate", "--workdir", str(tiny_workdir), "--prompt", "a"]) == 2
+    assert "jaxformer translate" in capsys.readouterr().err
+    assert main(["translate", "--workdir", str(run[1]), "--input", "none"]) == 2
+    assert "jaxformer generate" in capsys.readouterr().err
+
+
+def test_config_is_plain_values_and_back(run):
+    values = to_dict(run[0])
+    assert values["data"]["corpus"] == "stream"
+    assert from_dict(json.loads(json.dumps(values))) == run[0]

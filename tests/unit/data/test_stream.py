@@ -1,0 +1,135 @@
+"""Text as a stream: exact round trips, rows as a function of the step, windows that count all."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.data.stream import (
+    ByteFallbackTokenizer,
+    CharacterTokenizer,
+    TokenStream,
+    load_stream_tokenizer,
+    read_text,
+    save_tokenizer,
+    split_text,
+    train_byte_pairs,
+)
+from jaxformer.errors import UserError
+
+TEXT = "First Citizen:\nBefore we proceed any further,  hear me speak.\n\nAll:\nSpeak, speak.\n" * 9
+BYTE_PAIRS = train_byte_pairs(TEXT, 300)
+CHARACTERS = CharacterTokenizer(sorted(set(TEXT)))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_byte_pairs_decode_exactly_what_was_encoded(text):
+    assert BYTE_PAIRS.decode(BYTE_PAIRS.encode(text)) == text
+
+
+@given(st.text("ab \n\t\r▁é½😀"))
+def test_byte_pairs_keep_spaces_and_line_breaks(text):
+    assert BYTE_PAIRS.decode(BYTE_PAIRS.encode(text)) == text
+
+
+@given(st.text(sorted(set(TEXT))))
+def test_characters_decode_exactly_what_was_encoded(text):
+    ids = CHARACTERS.encode(text)
+    assert CHARACTERS.decode(ids) == text
+    assert len(ids) == len(text)
+
+
+def test_an_unknown_character_is_named():
+    with pytest.raises(UserError, match=r"never seen the character 'é'; it knows '\\n ,\.:"):
+        CHARACTERS.encode("é")
+
+
+def test_a_line_break_is_a_token_of_its_own():
+    newline = BYTE_PAIRS.encode("\n")
+    assert len(newline) == 1
+    assert BYTE_PAIRS.encode("All:\nSpeak").count(newline[0]) == 1
+    assert len(BYTE_PAIRS.encode(TEXT)) < len(TEXT)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_PAIRS, CHARACTERS])
+def test_tokenizers_are_saved_and_loaded(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path / "tokenizer.model")
+    loaded = load_stream_tokenizer(tmp_path / "tokenizer.model")
+    assert type(loaded) is type(tokenizer)
+    assert (loaded.sha256, loaded.vocab_size) == (tokenizer.sha256, tokenizer.vocab_size)
+    assert loaded.encode("All:\n") == tokenizer.encode("All:\n")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[", b"\xff\x00", json.dumps({}).encode()])
+def test_what_is_no_tokenizer_is_refused(content, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(UserError, match="expected the tokenizer of a language model"):
+        load_stream_tokenizer(tmp_path / "tokenizer.model")
+
+
+def test_training_is_the_first_nine_tenths():
+    train, valid = split_text("0123456789" * 10 + "abcdef")
+    assert train + valid == "0123456789" * 10 + "abcdef"
+    assert len(train) == 95
+
+
+def stream():
+    return TokenStream.of(TEXT, CHARACTERS)
+
+
+def test_rows_are_consecutive_tokens_and_a_function_of_the_step():
+    data = stream()
+    batch = data.training_batch(7, 4, 10, seed=3)
+    assert batch.shape == (4, 11)
+    train = CHARACTERS.decode(data.train.tolist())
+    assert all(CHARACTERS.decode(row.tolist()) in train for row in batch)
+    np.testing.assert_array_equal(batch, stream().training_batch(7, 4, 10, seed=3))
+    for other in (data.training_batch(8, 4, 10, seed=3), data.training_batch(7, 4, 10, seed=4)):
+        assert (batch != other).any()
+
+
+def test_every_place_of_the_training_text_comes_up_alike():
+    data = TokenStream(CHARACTERS, np.arange(50), np.arange(5), 5, "")
+    rows = np.concatenate([data.training_batch(step, 8, 10, seed=0) for step in range(500)])
+    np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(11))
+    found = np.bincount(rows[:, 0])
+    assert len(found) == 40  # the last row ends with the last token
+    assert 60 < found.min() < found.max() < 140  # 100 each, four standard deviations
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 7), (3, 8), (16, 5), (2, 75)])
+def test_windows_have_every_validation_token_as_a_target_once(rows, length):
+    data = stream()
+    batches = list(data.validation_windows(rows, length))
+    assert {batch.shape for batch in batches} == {(rows, length + 1)}
+    windows = np.concatenate(batches)
+    targets = windows[:, 1:].reshape(-1)
+    np.testing.assert_array_equal(targets[: len(data.valid)], data.valid)
+    assert not targets[len(data.valid) :].any()
+    # The first target of a window follows the last one of the window before.
+    assert windows[0, 0] == data.train[-1]
+    count = -(-len(data.valid) // length)
+    np.testing.assert_array_equal(windows[1:count, 0], windows[: count - 1, -1])
+
+
+def test_files_that_are_no_text_are_refused(tmp_path):
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_text(tmp_path / "none.txt")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 100)
+    with pytest.raises(UserError, match="not UTF-8, at byte 3"):
+        read_text(tmp_path / "latin.txt")
+    (tmp_path / "short.txt").write_text("short")
+    with pytest.raises(UserError, match="expected at least 100 characters of text, found 5"):
+        read_text(tmp_path / "short.txt")
+
+
+def test_too_large_a_vocabulary_is_refused():
+    with pytest.raises(UserError, match=r"model\.vocab_size=5000: SentencePiece cannot learn"):
+        train_byte_pairs(TEXT, 5000)
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(UserError, match="not UTF-8"):
+        ByteFallbackTokenizer(BYTE_PAIRS.serialized).encode("\ud800")

@@ -1,0 +1,183 @@
+"""The language model: counts, causality, dropout, and cached = full pass."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.inference.weights import prepare_params
+from jaxformer.models.language_model import LanguageModel, describe_language_model
+from jaxformer.models.transformer import describe_transformer
+
+TINY = ModelConfig(
+    vocab_size=37,
+    d_model=16,
+    d_ff=24,
+    num_heads=4,
+    d_k=3,
+    d_v=5,
+    num_layers=2,
+    activation="gelu",
+    max_length=32,
+)
+
+
+def variant(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+def random_tokens(seed, batch, length):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.integers(3, 37, (batch, length)), jnp.int32)
+
+
+def shapes_of(config):
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(LanguageModel(config).init, jax.random.key(0), tokens)
+
+
+@functools.cache
+def make(config):
+    """A compiled ``apply``, and parameters away from their symmetric initial values."""
+    static = ("method", "deterministic", "mutable", "num_beams", "max_length")
+    rng = np.random.default_rng(0)
+    variables = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32), shapes_of(config)
+    )
+    return jax.jit(LanguageModel(config).apply, static_argnames=static), variables
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("biases", [False, True])
+def test_parameters_follow_a_closed_formula(positions, norm_position, biases):
+    c = variant(positions=positions, norm_position=norm_position, biases=biases)
+    keys, values = 4 * 3, 4 * 5
+    attention = 16 * (2 * keys + 2 * values) + biases * (2 * keys + values + 16)
+    layer = attention + 2 * 16 * 24 + 24 + 16 + 2 * 2 * 16
+    rest = 37 * 16 + (2 * 16 if norm_position == "pre" else 0)
+    rest += (32 * 16 if positions == "learned" else 0) + (37 if biases else 0)
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes_of(c))) == 2 * layer + rest
+
+
+def test_parameters_have_the_names_axes_and_roles_of_the_decoder():
+    info, shapes = describe_language_model(TINY), shapes_of(TINY)["params"]
+    assert set(info) == {"embedding", "decoder"}
+    assert set(info["decoder"]["layers"]["self_attention"]) == {"query", "key", "value", "output"}
+    whole = describe_transformer(TINY)["decoder"]["layers"]
+    for name in ("self_attention", "feed_forward"):
+        assert info["decoder"]["layers"][name] == whole[name]
+    assert jax.tree.map(lambda fact, s: len(fact.axes) == s.ndim, info, shapes, is_leaf=is_info)
+    assert info["embedding"].role == "table"
+
+
+def is_info(node):
+    return hasattr(node, "role")
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_no_token_sees_a_later_one(norm_position):
+    apply, variables = make(variant(norm_position=norm_position))
+    tokens = random_tokens(0, 1, 8)
+    before = apply(variables, tokens)
+    for t in range(1, 8):
+        after = apply(variables, tokens.at[0, t:].set(random_tokens(1, 1, 8 - t)[0]))
+        np.testing.assert_array_equal(before[0, :t], after[0, :t])
+        assert (before[0, t:] != after[0, t:]).any()
+
+
+def test_packed_texts_are_as_if_alone():
+    apply, variables = make(TINY)
+    texts = [random_tokens(n, 1, 3 + n) for n in range(3)]
+    lengths = [text.shape[1] for text in texts]
+    packed = jnp.concatenate(texts, axis=1)
+    segments = jnp.repeat(jnp.arange(1, 4), jnp.array(lengths))[None]
+    positions = jnp.concatenate([jnp.arange(n) for n in lengths])[None]
+    found = apply(variables, packed, segments=segments, positions=positions)
+    expected = jnp.concatenate([apply(variables, text) for text in texts], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+CHANGES = [
+    {},
+    {"positions": "learned"},
+    {"norm_position": "pre"},
+    {"norm_position": "pre", "positions": "learned", "biases": True},
+    {"compute_dtype": "bfloat16", "norm_position": "pre"},
+    {"compute_dtype": "int8", "positions": "learned"},
+]
+
+
+def steps(apply, variables, cache, tokens, beams=1):
+    """Logits after every token, fed one by one; each beam gets tokens of its own."""
+    found = []
+    for t in range(tokens.shape[1]):
+        newest = (tokens[:, t, None] + jnp.arange(beams)) % 37
+        logits, cache = apply(variables, newest, cache, method="step")
+        found.append(logits)
+    return jnp.stack(found, axis=2), cache
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_cached_equals_full_pass(changes):
+    config = variant(**changes)
+    apply, variables = make(dataclasses.replace(config, compute_dtype="float32"))
+    apply = jax.jit(LanguageModel(config).apply, static_argnames=("method", "max_length"))
+    variables = {"params": prepare_params(config, variables["params"], LanguageModel)}
+    tokens = random_tokens(0, 2, 9)
+    full = apply(variables, tokens)
+    cache = apply(variables, tokens, max_length=9, method="start")
+    stepped, _ = steps(apply, variables, cache, tokens)
+    # bfloat16 rounds, and sums in another order round to another neighbor.
+    tolerance = 2e-2 if config.compute_dtype == "bfloat16" else 1e-4
+    np.testing.assert_allclose(stepped[:, 0], full, rtol=tolerance, atol=tolerance)
+    assert (stepped[:, 0].argmax(-1) == full.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("kept", [5, 3])
+def test_a_prompt_read_in_one_pass_is_as_if_read_token_by_token(changes, kept):
+    config = variant(**changes)
+    apply, variables = make(dataclasses.replace(config, compute_dtype="float32"))
+    static = ("method", "max_length", "num_beams")
+    apply = jax.jit(LanguageModel(config).apply, static_argnames=static)
+    variables = {"params": prepare_params(config, variables["params"], LanguageModel)}
+    prompt, rest = random_tokens(1, 2, 5), random_tokens(2, 2, 3)
+
+    def start():
+        return apply(variables, prompt, num_beams=3, max_length=9, method="start")
+
+    cache = start()
+    for t in range(kept):
+        newest = jnp.broadcast_to(prompt[:, t, None], (2, 3))
+        expected, cache = apply(variables, newest, cache, method="step")
+    expected_rest, _ = steps(apply, variables, cache, rest, beams=3)
+    features, cache = apply(variables, prompt, start(), kept, method="prefill")
+    logits = apply(variables, features, method="logits")
+    found_rest, _ = steps(apply, variables, cache, rest, beams=3)
+    tolerance = 2e-2 if config.compute_dtype == "bfloat16" else 1e-4
+    close = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    close(logits[:, kept - 1], expected[:, 0])
+    close(found_rest, expected_rest)
+
+
+def test_dropout_on_attention_weights_is_a_field():
+    config = variant(dropout_rate=0.0, attention_dropout_rate=0.5)
+    apply, variables = make(config)
+    tokens, rngs = random_tokens(0, 2, 6), {"dropout": jax.random.key(0)}
+    kept = apply(variables, tokens)
+    dropped = apply(variables, tokens, deterministic=False, rngs=rngs)
+    assert (kept != dropped).any()
+    # The first token has one weight, 1: dropped, it is 0, else 2.
+    none, _ = make(variant(dropout_rate=0.0))
+    np.testing.assert_array_equal(none(variables, tokens, deterministic=False, rngs=rngs), kept)
+
+
+def test_separate_embeddings_are_refused():
+    with pytest.raises(UserError, match=r"expected model\.embeddings=tied"):
+        shapes_of(variant(embeddings="separate"))

@@ -29,7 +29,6 @@ SHAKESPEARE = Config(
         dropout_rate=0.15,
         attention_dropout_rate=0.1,
         norm_position="pre",
-        positions="learned",
         activation="gelu",
         max_length=256,
         compute_dtype="bfloat16",
@@ -37,8 +36,7 @@ SHAKESPEARE = Config(
     data=StreamConfig(file=f"{DATA}/tinyshakespeare/input.txt", length=256, rows=32),
     training=TrainingConfig(
         steps=2000,
-        warmup_steps=100,
-        learning_rate_scale=0.5,
+        warmup_steps=50,
         label_smoothing=0.0,
         clip_norm=1.0,
         optimizer="muon",

@@ -2,6 +2,7 @@
 
 - :mod:`jaxformer.inference.translator`: text in, text out.
 - :mod:`jaxformer.inference.decoding`: many sentences in few shapes.
+- :mod:`jaxformer.inference.generate`: prompts in, continuations out.
 - :mod:`jaxformer.inference.scoring`: what the model makes of given translations.
 - :mod:`jaxformer.inference.alignment`: which words belong together.
 - :mod:`jaxformer.inference.attention`: where the heads look.

@@ -223,18 +223,7 @@ def test_command_streams(run, monkeypatch):
 
 def test_command_reads_prompts_from_standard_input(run, feed, capsys):
     feed("abc\nxy\n")
-    options = [
-        "--tokens",
-        "4",
-        "--samples",
-        "2",
-        "--top-k",
-        "1",
-        "--temperature",
-        "2",
-        "--seed",
-        "3",
-    ]
+    options = ["--tokens", "4", "--samples", "2", "--top-k", "1", "--seed", "3"]
     assert main(["generate", "--workdir", str(run[1]), *options]) == 0
     out = capsys.readouterr().out
     assert out == "abcdefg\n---\nabcdefg\n---\nxyz\nab\n---\nxyz\nab\n"

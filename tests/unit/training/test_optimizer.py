@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig
+from jaxformer.tasks.translation import make_init
 from jaxformer.training.optimizer import (
     inverse_sqrt_schedule,
     learning_rate_schedule,
@@ -95,36 +96,31 @@ def test_the_linear_schedule_has_the_peak_of_equation_3():
     assert float(linear_schedule(1.0, 10, 50)(50)) == 0
 
 
-PARAMS = {
-    "embedding": jnp.ones((5, 4)),
-    "decoder": {
-        "layers": {
-            "self_attention": {"query": jnp.ones((2, 4, 2, 2)), "query_bias": jnp.ones((2, 2, 2))},
-            "feed_forward": {"inner": jnp.ones((2, 4, 8)), "inner_bias": jnp.ones((2, 8))},
-        },
-        "norm": {"scale": jnp.ones(4)},
-    },
-}
+MODEL = ModelConfig(vocab_size=5, d_model=4, d_ff=8, num_heads=2, num_layers=2)
+PARAMS = jax.tree.map(
+    lambda shape: jnp.ones(shape.shape, shape.dtype),
+    jax.eval_shape(make_init(MODEL), jax.random.key(0)),
+)
+MATRICES = ("query", "key", "value", "output", "inner", "outer")
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_weight_decay_shrinks_the_matrices_of_the_layers_only(optimizer):
     training = TrainingConfig(optimizer=optimizer, weight_decay=0.5, warmup_steps=1)
-    config = Config(model=ModelConfig(d_model=4, num_heads=2), training=training)
+    config = Config(model=MODEL, training=training)
     transformation = make_optimizer(config)
     zeros = jax.tree.map(jnp.zeros_like, PARAMS)
     updates, _ = transformation.update(zeros, transformation.init(PARAMS), PARAMS)
     rate = 4**-0.5
     for path, leaf in jax.tree.leaves_with_path(updates):
-        expected = -rate * 0.5 if path[-1].key in ("query", "inner") else 0.0
+        expected = -rate * 0.5 if path[-1].key in MATRICES else 0.0
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=str(path))
 
 
 def test_muons_updates_are_as_large_as_adams():
     """The root mean square of an orthogonal matrix times 0.2 sqrt(its longer side) is 0.2."""
     training = TrainingConfig(optimizer="muon", warmup_steps=1)
-    model = ModelConfig(d_model=4, num_heads=2)
-    optimizer = make_optimizer(Config(model=model, training=training))
+    optimizer = make_optimizer(Config(model=MODEL, training=training))
     rng = np.random.default_rng(0)
     gradients = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), jnp.float32), PARAMS)
     updates, _ = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)

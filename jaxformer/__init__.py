@@ -11,8 +11,8 @@ Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gn
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
-Use          Translator, Hypothesis, Parser, Generator, Tokenizer, Batch, score_pairs, Score,
-             record_attention, AttentionView, load_model, quantize, Checkpoints
+Use          Translator, Hypothesis, Parser, Generator, Tokenizer, Batch, Corpus, score_pairs,
+             Score, record_attention, AttentionView, load_model, quantize, Checkpoints
 """
 
 from jaxformer.lazy import attach

@@ -9,6 +9,7 @@ from jaxformer.config import ModelConfig as ModelConfig
 from jaxformer.config import StreamConfig as StreamConfig
 from jaxformer.config import TrainingConfig as TrainingConfig
 from jaxformer.data.batch import Batch as Batch
+from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.loader import prefetch as prefetch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
 from jaxformer.errors import UserError as UserError

@@ -1,9 +1,13 @@
 """An experiment from its config: task, optimizer and settings, handed to the training loop."""
 
 import pathlib
+from collections.abc import Sequence
+
+import optax
 
 from jaxformer import config as config_lib
 from jaxformer.config import Config, StreamConfig
+from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.tasks.dataset import open_dataset
@@ -11,20 +15,40 @@ from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.tasks.parsing import Parsing
 from jaxformer.tasks.translation import Translation
 from jaxformer.training import hosts
+from jaxformer.training.hooks import Hook
 from jaxformer.training.loop import fit
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxformer.training.run_directory import begin
 from jaxformer.training.step import TrainState
 from jaxformer.training.task import Task
+from jaxformer.training.writers import Writer
 from jaxformer.workdir import Workdir
 
 
-def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
+def train(
+    config: Config,
+    workdir: str | pathlib.Path,
+    *,
+    corpus: Corpus | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    hooks: Sequence[Hook] = (),
+    writers: Sequence[Writer] = (),
+) -> TrainState:
     """Trains the model of ``config`` in ``workdir``, or resumes a run where it stopped.
 
     A run that was interrupted, even by kill -9, gets exactly the batches and random numbers that
     it would have got. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
+
+    Args:
+      config: The experiment.
+      workdir: Folder of the run.
+      corpus: Sentence pairs of one's own, in the place of the config's; its splits are asked for by
+        ``data.train`` and ``data.valid``. A resumed run must be given the same.
+      optimizer: Any optax transformation, in the place of the config's. A resumed run must be given
+        the same.
+      hooks: As for :func:`~jaxformer.fit`.
+      writers: As for :func:`~jaxformer.fit`.
 
     Returns:
       The final state.
@@ -43,16 +67,19 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
             "round the parameters with jaxformer quantize"
         )
     begin(folder, config)
-    task = make_task(config, folder)
+    task = make_task(config, folder, corpus)
+    schedule = learning_rate_schedule(config) if optimizer is None else None
     try:
         return fit(
             task,
-            make_optimizer(config),
+            optimizer or make_optimizer(config),
             workdir,
             training,
             mesh=make_mesh(config.mesh),
             config=config,
-            learning_rate=learning_rate_schedule(config),
+            learning_rate=schedule,
+            hooks=hooks,
+            writers=writers,
         )
     except FloatingPointError as error:
         raise FloatingPointError(
@@ -61,7 +88,7 @@ def train(config: Config, workdir: str | pathlib.Path) -> TrainState:
         ) from None
 
 
-def make_task(config: Config, folder: Workdir) -> Task:
+def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Task:
     """The task of a config, its data opened, by the kind of its data.
 
     A text is a language model's, trees are a parser's, other sentence pairs are a translator's.
@@ -72,5 +99,5 @@ def make_task(config: Config, folder: Workdir) -> Task:
     with hosts.first_before_others("data"):
         if isinstance(config.data, StreamConfig):
             return LanguageModeling(config, open_stream(config, folder))
-        data = open_dataset(config, folder)
+        data = open_dataset(config, folder, corpus)
     return (Parsing if config.data.corpus == "trees" else Translation)(config, data)

@@ -5,7 +5,7 @@ import re
 
 from tqdm import tqdm
 
-from jaxformer.data.corpus import read_file
+from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 from jaxformer.evaluation.report import measures
 from jaxformer.evaluation.significance import compare as compare_systems

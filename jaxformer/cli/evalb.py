@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from jaxformer.data.corpus import read_file
+from jaxformer.data.text_files import read_file
 from jaxformer.evaluation.evalb import COLLINS, read_parameters, score
 
 

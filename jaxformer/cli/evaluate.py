@@ -6,7 +6,7 @@ from jaxformer.cli.decoding import search_settings
 from jaxformer.cli.loading import load, progress
 from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired
 from jaxformer.config import sentence_pairs
-from jaxformer.data.corpus import read_file
+from jaxformer.data.text_files import read_file
 from jaxformer.evaluation.report import translation_report
 from jaxformer.files import write_file
 

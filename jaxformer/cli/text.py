@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
-from jaxformer.data.corpus import read_file, read_lines
+from jaxformer.data.text_files import read_file, read_lines
 from jaxformer.errors import UserError
 
 T = TypeVar("T")

@@ -4,8 +4,8 @@ import hashlib
 import pathlib
 from collections.abc import Iterator
 
-from jaxformer.data.corpus import find_file, fingerprint_files
 from jaxformer.data.linearisation import linearise
+from jaxformer.data.text_files import find_file, fingerprint_files
 from jaxformer.data.trees import normalise, read_tree_file
 from jaxformer.errors import UserError
 

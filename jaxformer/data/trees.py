@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from jaxformer.data.corpus import read_file
+from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 
 # The constituent above a whole sentence, if there is need of one.

@@ -36,7 +36,7 @@ class Dataset:
     valid_text: list[tuple[str, str]]
 
 
-def open_dataset(config: Config, folder: Workdir) -> Dataset:
+def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Dataset:
     """Reads and tokenizes the corpus, or takes up what earlier runs left in the cache.
 
     A resumed run keeps the tokenizer of its workdir; a new one trains it on demand. Nothing
@@ -46,7 +46,7 @@ def open_dataset(config: Config, folder: Workdir) -> Dataset:
       UserError: Data is missing or malformed, or is not what the run began with.
     """
     data = sentence_pairs(config)
-    corpus = open_corpus(data)
+    corpus = open_corpus(data) if corpus is None else corpus
     cache = cache_directory()
     if folder.config.exists():
         folder.check_tokenizer()

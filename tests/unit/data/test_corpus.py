@@ -4,7 +4,9 @@ import pathlib
 import pytest
 
 from jaxformer.config import DataConfig
-from jaxformer.data.corpus import TextCorpus, open_corpus, read_file
+from jaxformer.data.corpus import open_corpus
+from jaxformer.data.text_corpus import TextCorpus
+from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.config import DataConfig
-from jaxformer.data.corpus import TextCorpus
 from jaxformer.data.plan import (
     BatchPlan,
     bucket_plan,
@@ -17,6 +16,7 @@ from jaxformer.data.plan import (
     sequential_plan,
 )
 from jaxformer.data.store import build_store
+from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.tokenizer import cached_tokenizer
 from jaxformer.errors import UserError
 

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxformer.data.corpus import TextCorpus
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.store import TokenStore, build_store
+from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.tokenizer import Tokenizer, train_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import lock_folder

@@ -1,0 +1,56 @@
+"""Sentence pairs from line-aligned text files."""
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+
+from jaxformer.data.text_files import find_file, fingerprint_files, read_file
+from jaxformer.errors import UserError
+
+
+class TextCorpus:
+    """Line-aligned text files.
+
+    A part is a path prefix: ``data/train`` stands for ``data/train.en`` and ``data/train.de``, each
+    of which may be packed with gzip (``.gz``). Line n of one translates line n of the other.
+    """
+
+    target_symbols = False
+
+    def __init__(self, source_language: str, target_language: str) -> None:
+        """Takes the languages, which are the files' extensions."""
+        self._languages = (source_language, target_language)
+        self._fingerprints: dict[str, str] = {}
+
+    def pairs(self, part: str) -> Iterator[tuple[str, str]]:
+        """Line pairs of a part.
+
+        Raises:
+          UserError: A file is missing, damaged, not UTF-8, or has more lines than the other.
+        """
+        paths = self._paths(part)
+        sides = [read_file(path) for path in paths]
+        for number, (source, target) in enumerate(itertools.zip_longest(*sides), 1):
+            if source is None or target is None:
+                # zip_longest took this line from the longer side: count what is left there.
+                longer = sides[0] if target is None else sides[1]
+                ends = [number - 1, number + sum(1 for _ in longer)]
+                counts = ends if source is None else ends[::-1]
+                raise UserError(
+                    f"expected as many lines in {paths[0]} as in {paths[1]}: got {counts[0]} and "
+                    f"{counts[1]}; line n of one must translate line n of the other"
+                )
+            yield source, target
+
+    def fingerprint(self, part: str) -> str:
+        """SHA-256 of the unpacked bytes of both files; each part is read once for it.
+
+        Raises:
+          UserError: A file is missing or damaged.
+        """
+        if part not in self._fingerprints:
+            self._fingerprints[part] = fingerprint_files(self._paths(part))
+        return self._fingerprints[part]
+
+    def _paths(self, part: str) -> list[pathlib.Path]:
+        return [find_file(pathlib.Path(f"{part}.{language}")) for language in self._languages]

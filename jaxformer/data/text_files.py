@@ -1,0 +1,95 @@
+"""Text files, packed or not: lines, fingerprints, and names that are nearly right."""
+
+import difflib
+import gzip
+import hashlib
+import pathlib
+import zlib
+from collections.abc import Iterable, Iterator
+
+from jaxformer.errors import UserError
+
+
+def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    r"""The lines of an opened binary file, without their ends.
+
+    Only ``\n`` and ``\r\n`` end a line: ``str.splitlines`` would break lines at U+0085 and others
+    that occur in news text, and the two sides of a corpus would no longer match.
+
+    Args:
+      stream: A binary file, or any lines as bytes.
+      name: What to call it in messages.
+
+    Raises:
+      UserError: A line is not UTF-8.
+
+    >>> list(read_lines([b"caf\xc3\xa9\r\n", b"two"], "example"))
+    ['café', 'two']
+    """
+    for number, line in enumerate(stream, 1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}:{number}: not UTF-8: byte 0x{line[error.start]:02x} at position "
+                f"{error.start + 1} of the line; convert the file, for example with "
+                "iconv -f ISO-8859-1 -t UTF-8"
+            ) from None
+        yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_file(path: pathlib.Path) -> Iterator[str]:
+    """The lines of a text file, unpacked if its name ends in ``.gz``.
+
+    Raises:
+      UserError: The file cannot be read, is damaged, or is not UTF-8.
+    """
+    return read_lines(_read_bytes(path), str(path))
+
+
+def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
+    """SHA-256 of some files' unpacked bytes, hexadecimal.
+
+    Raises:
+      UserError: A file cannot be read or is damaged.
+    """
+    all_files = hashlib.sha256()
+    for path in paths:
+        one = hashlib.sha256()
+        for line in _read_bytes(path):
+            one.update(line)
+        all_files.update(one.digest())
+    return all_files.hexdigest()
+
+
+def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
+    r"""The lines of a file as bytes, each with its ``\n``, unpacked if its name ends in ``.gz``.
+
+    Raises:
+      UserError: The file cannot be read or is damaged.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            yield from stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: expected a whole gzip file: {error}; copy it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def find_file(path: pathlib.Path) -> pathlib.Path:
+    """The file, or the same packed with gzip.
+
+    Raises:
+      UserError: There is neither.
+    """
+    packed = path.with_name(path.name + ".gz")
+    for candidate in (path, packed):
+        if candidate.is_file():
+            return candidate
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: no such file: there is no folder {path.parent}; name another")
+    names = sorted(entry.name for entry in path.parent.iterdir())
+    close = difflib.get_close_matches(path.name, names, n=1)
+    hint = f"did you mean {path.parent / close[0]}?" if close else "name another"
+    raise UserError(f"{path}: no such file, nor {packed.name}; {hint}")

@@ -1,0 +1,76 @@
+"""A source of sentence pairs of the user's own gets all that ours get, with nothing private."""
+
+import dataclasses
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxformer
+from jaxformer import Config, Corpus, DataConfig, ModelConfig, TrainingConfig, UserError, train
+
+CONFIG = Config(
+    model=ModelConfig(vocab_size=280, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64),
+    data=DataConfig(
+        corpus="text",
+        train="even",
+        valid="odd",
+        batching="packing",
+        tokens_per_batch=64,
+        max_length=32,
+    ),
+    training=TrainingConfig(
+        steps=6, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=6, eval_sentences=0
+    ),
+)
+
+
+class Counting:
+    """Numbers and their words backwards: a corpus is a class with two methods."""
+
+    target_symbols = False
+
+    def __init__(self, last=60):
+        self.last = last
+
+    def pairs(self, part):
+        for n in range(part == "odd", self.last, 2):
+            yield f"number {n}", f"{n} rebmun"
+
+    def fingerprint(self, part):
+        return hashlib.sha256(repr(list(self.pairs(part))).encode()).hexdigest()
+
+
+def test_it_is_a_corpus():
+    assert isinstance(Counting(), Corpus)
+
+
+def test_a_run_is_resumed_exactly_and_other_data_is_refused(tmp_path):
+    whole = train(CONFIG, tmp_path / "whole", corpus=Counting())
+
+    def stop(step, state, sums):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(CONFIG, tmp_path / "stopped", corpus=Counting(), hooks=[stop])
+    with pytest.raises(UserError, match="the run began with other data: train was"):
+        train(CONFIG, tmp_path / "stopped", corpus=Counting(62))
+    resumed = train(CONFIG, tmp_path / "stopped", corpus=Counting())
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    translator = jaxformer.Translator.load(tmp_path / "stopped")
+    assert translator.tokenizer.decode(translator.tokenizer.encode("number 7")) == "number 7"
+
+
+def test_an_optimizer_of_ones_own_replaces_the_papers(tmp_path):
+    """Plain gradient descent at rate 0 changes nothing."""
+    config = dataclasses.replace(CONFIG, training=dataclasses.replace(CONFIG.training, steps=2))
+    state = train(config, tmp_path, corpus=Counting(), optimizer=optax.sgd(0.0))
+    tokens = jnp.ones((1, 1), jnp.int32)
+    init = jax.jit(jaxformer.Transformer(config.model).init)
+    fresh = init(jax.random.key(0), tokens, tokens)["params"]
+    jax.tree.map(np.testing.assert_array_equal, state.params, fresh)
+    assert int(state.step) == 2

@@ -87,6 +87,7 @@ def test_it_learns_the_alphabet(run):
     assert Generator.load(run[1]).generate(["abc"], max_tokens=100)[0][:20] == continuation[:20]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly(run, tmp_path):
     config, whole = run
     workdir = tmp_path / "run"
@@ -139,6 +140,7 @@ def test_samples_are_drawn_from_the_model_step_by_step(run):
     assert found == generator.tokenizer.decode(expected)
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_its_prompt_and_numbers_only(run):
     generator = Generator.load(run[1], search=Sampling(num_samples=3, temperature=3.0))
     prompts = ["abc", "", "xyzab", "abc"]
@@ -154,6 +156,7 @@ def test_a_sample_depends_on_its_prompt_and_numbers_only(run):
     assert len(pieces) >= 5
 
 
+@pytest.mark.slow
 def test_beam_search_finds_the_most_probable_continuation(run):
     generator = Generator.load(run[1], search=BeamSearch(beam_size=31))
     model, tokens = LanguageModel(run[0].model), generator.encode("klm")
@@ -178,12 +181,14 @@ def test_beam_search_finds_the_most_probable_continuation(run):
         generator.generate(["klm"], max_tokens=31)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_it_generates_in_other_dtypes(run, dtype):
     found = Generator.load(run[1], compute_dtype=dtype, search=BeamSearch(beam_size=1))
     assert found.generate(["abc"], max_tokens=10) == ["defghijklm"]
 
 
+@pytest.mark.slow
 def test_average_and_int8_workdirs_generate(run, tmp_path):
     workdir = shutil.copytree(run[1], tmp_path / "run")
     average(Workdir(workdir), 2)

@@ -47,6 +47,7 @@ LOSSES = [0.94441375, 0.95166261, 0.95622354, 0.94899850, 0.95216967, 0.93166262
 VALIDATION = 0.91888795
 
 
+@pytest.mark.slow
 def test_training_resumes_with_the_same_losses(tmp_path):
     """Adam's moments, random numbers and batches are those that were to come."""
     run = shutil.copytree(FIXTURE / "run", tmp_path / "run")

@@ -130,10 +130,10 @@ def test_a_checkpoint_is_restored_on_another_mesh(name, tmp_path):
 def test_muon_orthogonalizes_the_matrices_of_the_layers_and_nothing_else(changes):
     config = dataclasses.replace(CONFIG.model, **changes)
     shapes = jax.eval_shape(make_init(config), jax.random.key(0))
-    orthogonalized = {}
+    orthogonalized, dimensions = {}, matrix_dimensions(describe_transformer(config))
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        numbers = matrix_dimensions(describe_transformer(config))
+        numbers = dimensions
         for key in path:
             numbers = numbers[key.key]
         if numbers is not None:

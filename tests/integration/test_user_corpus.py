@@ -48,6 +48,7 @@ def test_it_is_a_corpus():
     assert isinstance(Counting(), Corpus)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_exactly_and_other_data_is_refused(tmp_path):
     whole = train(CONFIG, tmp_path / "whole", corpus=Counting())
 

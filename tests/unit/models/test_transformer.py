@@ -187,8 +187,11 @@ def test_cached_decoding_equals_the_full_pass(changes):
     "changes",
     [
         {},
-        {"norm_position": "pre", "positions": "learned", "biases": True},
-        {"compute_dtype": "int8"},
+        pytest.param(
+            {"norm_position": "pre", "positions": "learned", "biases": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"compute_dtype": "int8"}, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("kept", [5, 3])

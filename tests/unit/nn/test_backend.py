@@ -29,7 +29,13 @@ def test_an_override_ends_with_its_block():
     assert backend() == backend_for("cpu")
 
 
-@pytest.mark.parametrize("change", [{"unroll_layers": False}, {"float32_activations": False}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"unroll_layers": False}, marks=pytest.mark.slow),
+        {"float32_activations": False},
+    ],
+)
 def test_the_decisions_do_not_change_the_results(change):
     model, tokens = Transformer(CONFIG), jnp.array([[3, 4, 5, 1]])
     params = model.init(jax.random.key(0), tokens, tokens)

@@ -43,10 +43,10 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and dra
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
-test: $(VENV)/installed  ## Run the fast tests (about 5 minutes on two cores)
+test: $(VENV)/installed  ## Run the fast tests (about 7 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
-test-slow: $(VENV)/installed  ## Run the slow tests (about 15 minutes on two cores)
+test-slow: $(VENV)/installed  ## Run the slow tests (about 20 minutes on two cores)
 	$(BIN)/$(PYTEST) -m slow
 
 nightly: $(VENV)/installed  ## Run many more random cases of the searches

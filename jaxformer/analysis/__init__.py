@@ -1,1 +1,1 @@
-"""What a training step costs, known before it runs: operations, memory, communication."""
+"""Costs of a training step, known before it runs: operations, memory, communication."""

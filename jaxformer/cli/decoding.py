@@ -34,7 +34,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_dtype_option(group: argparse._ArgumentGroup) -> None:
-    """What matrix multiplications are computed in."""
+    """Adds the dtype of matrix multiplications."""
     group.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "int8"),
@@ -106,7 +106,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
 
 
 def add_sampling_options(group: argparse._ArgumentGroup) -> None:
-    """What tokens are drawn from."""
+    """Adds the cuts and the seed of sampling."""
     group.add_argument(
         "--temperature",
         type=float,

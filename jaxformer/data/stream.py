@@ -6,7 +6,6 @@ rows.
 
 import dataclasses
 import hashlib
-import io
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens
-from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
+from jaxformer.data.tokenizer import PAD, UNK, train_byte_pair_model
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
@@ -119,34 +118,20 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
     """
-    import sentencepiece
-
-    model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(line for line in text.split("\n") if line),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            byte_fallback=True,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
+        model = train_byte_pair_model(
+            (line for line in text.split("\n") if line),
+            vocab_size,
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
             user_defined_symbols=["\n"],
-            pad_id=PAD,
-            eos_id=EOS,
-            bos_id=BOS,
-            unk_id=UNK,
-            num_threads=1,  # more would share out the work differently each time
-            minloglevel=2,
         )
     except RuntimeError as error:
         raise UserError(
             f"model.vocab_size={vocab_size}: SentencePiece cannot learn so many byte pairs from "
             f"the text: {error}"
         ) from None
-    return ByteFallbackTokenizer(model.getvalue())
+    return ByteFallbackTokenizer(model)
 
 
 def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:

@@ -10,8 +10,8 @@ import itertools
 import pathlib
 import random
 import re
-from collections.abc import Iterable, Sequence
-from typing import SupportsIndex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.corpus import Corpus
@@ -163,8 +163,6 @@ def train_tokenizer(
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
     """
-    import sentencepiece
-
     smallest = _SMALLEST_VOCABULARY + len(symbols)
     if vocab_size < smallest:
         what = (
@@ -178,27 +176,44 @@ def train_tokenizer(
     sample = _sample((line for line in lines if line and not line.isspace()), _MOST_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
-    model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sample),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            byte_fallback=True,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            pad_id=PAD,
-            eos_id=EOS,
-            bos_id=BOS,
-            unk_id=UNK,
-            control_symbols=list(symbols),
-            num_threads=1,  # more would share out the work differently each time
-            minloglevel=2,
-        )
+        model = train_byte_pair_model(iter(sample), vocab_size, control_symbols=list(symbols))
     except RuntimeError as error:
         raise _size_error(vocab_size, str(error)) from None
-    return Tokenizer(model.getvalue())
+    return Tokenizer(model)
+
+
+def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
+    """Returns a serialized SentencePiece model: byte pairs, a piece for every byte, our ids.
+
+    Args:
+      lines: Text to learn from.
+      vocab_size: Number of ids.
+      **options: More options of SentencePiece's trainer.
+
+    Raises:
+      RuntimeError: SentencePiece refuses the size.
+    """
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        pad_id=PAD,
+        eos_id=EOS,
+        bos_id=BOS,
+        unk_id=UNK,
+        num_threads=1,  # more would divide the work differently each time
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
 
 
 def cached_tokenizer(

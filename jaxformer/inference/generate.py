@@ -17,7 +17,7 @@ from jaxformer.config import Config, ModelConfig, check_config, text_stream
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
 from jaxformer.data.tokenizer import UNK
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import load_params, prepare_params
+from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import prepare_for_steps
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
@@ -93,16 +93,7 @@ class Generator:
         text_stream(config)
         folder.check_tokenizer()
         params, name = load_params(folder, config.model, str(weights), LanguageModel)
-        if compute_dtype is not None:
-            if config.model.compute_dtype == "int8" != compute_dtype:
-                raise UserError(
-                    f"{workdir}: its parameters are quantized to int8: expected to compute in "
-                    f"int8, got {compute_dtype}; use the workdir that it was made from"
-                )
-            model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
-            config = dataclasses.replace(config, model=model)
-        if search is not None:
-            config = dataclasses.replace(config, search=search)
+        config = override(config, workdir, search, compute_dtype)
         return cls(config, params, load_stream_tokenizer(folder.tokenizer), name)
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[str]:

@@ -12,8 +12,8 @@ _LOGITS_AT_ONCE = 1 << 22
 
 
 def token_log_probs(
-    logits_fns: Sequence[Callable[[Float[Array, "C D"]], Float[Array, "C V"]]],
-    features: Sequence[Float[Array, "B T D"]],
+    logits_fns: Sequence[Callable[[Float[Array, "C _"]], Float[Array, "C V"]]],
+    features: Sequence[Float[Array, "B T _"]],
     targets: Int[Array, "B T"],
     vocab_size: int,
 ) -> Float[Array, "B T"]:

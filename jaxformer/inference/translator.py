@@ -16,7 +16,7 @@ from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.decoding import Decoded, compile_programs, decode, shapes
-from jaxformer.inference.weights import load_params, prepare_params
+from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.search import BeamSearch, Constraint, Sampling
 from jaxformer.workdir import Workdir, use_compilation_cache
 
@@ -118,16 +118,7 @@ class Translator:
         folder.check_tokenizer()
         tokenizer = load_tokenizer(folder.tokenizer)
         loaded = [load_params(folder, config.model, name) for name in str(weights).split(",")]
-        if compute_dtype is not None:
-            if config.model.compute_dtype == "int8" != compute_dtype:
-                raise UserError(
-                    f"{workdir}: its parameters are rounded to int8: expected to compute in int8, "
-                    f"got {compute_dtype}; use the workdir that it was made from"
-                )
-            model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
-            config = dataclasses.replace(config, model=model)
-        if search is not None:
-            config = dataclasses.replace(config, search=search)
+        config = override(config, workdir, search, compute_dtype)
         members = [cls(config, params, tokenizer, name) for params, name in loaded]
         return members[0].with_others(*members[1:])
 

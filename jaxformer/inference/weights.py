@@ -1,5 +1,6 @@
 """Parameters of a trained model: choosing a checkpoint, and averaging several."""
 
+import dataclasses
 import functools
 import pathlib
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints, write_single
-from jaxformer.config import ModelConfig
+from jaxformer.config import Config, ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model, abstract_model_params, describe_model, model_of
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import cast_params
+from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir, read_json
 
 
@@ -34,6 +36,28 @@ def prepare_params(config: ModelConfig, params: PyTree, model: Model = Transform
     See :func:`~jaxformer.nn.precision.cast_params`.
     """
     return cast_params(params, describe_model(config, model), config.compute_dtype)
+
+
+def override(
+    config: Config,
+    workdir: str | pathlib.Path,
+    search: BeamSearch | Sampling | None,
+    compute_dtype: str | None,
+) -> Config:
+    """Returns the config of a run with another search, or another precision, if they are given.
+
+    Raises:
+      UserError: The parameters are quantized to int8, and the dtype is another one.
+    """
+    if compute_dtype is not None:
+        if config.model.compute_dtype == "int8" != compute_dtype:
+            raise UserError(
+                f"{workdir}: its parameters are rounded to int8: expected to compute in int8, "
+                f"got {compute_dtype}; use the workdir that it was made from"
+            )
+        model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
+        config = dataclasses.replace(config, model=model)
+    return config if search is None else dataclasses.replace(config, search=search)
 
 
 def load_params(

@@ -3,7 +3,9 @@
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
@@ -13,6 +15,7 @@ from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
 
@@ -57,6 +60,17 @@ def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
         return sinusoidal_positions(config.max_length, config.d_model)
     initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
     return parameter(module, name, initializer, (config.max_length, config.d_model))
+
+
+def unquantized(table: Any) -> Float[Array, "V D"]:
+    """Returns a table that a loss can be computed with.
+
+    Raises:
+      ValueError: It is quantized to int8, which nothing can be trained with.
+    """
+    if isinstance(table, Int8Matrix):
+        raise ValueError("parameters are quantized to int8: expected the original ones")
+    return jnp.asarray(table)
 
 
 def check_model_config(owner: str, config: Any) -> None:

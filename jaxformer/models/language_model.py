@@ -2,20 +2,25 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.models.assembly import check_model_config, make_positions, make_stack, make_table
+from jaxformer.models.assembly import (
+    check_model_config,
+    make_positions,
+    make_stack,
+    make_table,
+    unquantized,
+)
 from jaxformer.nn.arguments import check_length
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.embedding import embed_tokens, output_logits
 from jaxformer.nn.masks import causal_mask, segment_mask
-from jaxformer.nn.parameters import describe, parameter
-from jaxformer.nn.precision import Int8Matrix, activation_dtype
+from jaxformer.nn.parameters import parameter
+from jaxformer.nn.precision import activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
 
 
@@ -107,8 +112,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Returns pre-softmax logits, products with the transposed embedding (section 3.4)."""
-        logits = output_logits(features, self.embedding)
-        return logits if self.logits_bias is None else logits + self.logits_bias
+        return output_logits(features, self.embedding, self.logits_bias)
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns the matrix and the bias of :meth:`logits`, for losses that never hold logits.
@@ -116,9 +120,7 @@ class LanguageModel(nn.Module):
         Raises:
           ValueError: The parameters are quantized to int8, which nothing can be trained with.
         """
-        if isinstance(self.embedding, Int8Matrix):
-            raise ValueError("parameters are quantized to int8: expected the original ones")
-        return self.embedding, self.logits_bias
+        return unquantized(self.embedding), self.logits_bias
 
     def start(
         self, rows: Int[Array, "B ..."], *, num_beams: int = 1, max_length: int
@@ -170,9 +172,3 @@ class LanguageModel(nn.Module):
     def _embed(self, tokens: Array, positions: Array | None) -> Float[Array, "B T D"]:
         embedded = embed_tokens(self.embedding, tokens, self.positions, positions)
         return embedded.astype(activation_dtype(self.config.compute_dtype))
-
-
-def describe_language_model(config: ModelConfig) -> PyTree:
-    """Returns a :class:`~jaxformer.nn.parameters.ParameterInfo` for each parameter."""
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return describe(LanguageModel(config).init, jax.random.key(0), tokens)

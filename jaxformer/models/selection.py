@@ -26,7 +26,7 @@ def abstract_model_params(config: ModelConfig, model: Model) -> PyTree:
     return jax.eval_shape(*_init(config, model))["params"]
 
 
-def describe_model(config: ModelConfig, model: Model) -> PyTree:
+def describe_model(config: ModelConfig, model: Model = Transformer) -> PyTree:
     """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
     return describe(*_init(config, model))
 

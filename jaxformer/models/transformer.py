@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, PyTree
@@ -14,12 +13,13 @@ from jaxformer.models.assembly import (
     make_positions,
     make_stack,
     make_table,
+    unquantized,
 )
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.embedding import embed_tokens, output_logits
 from jaxformer.nn.masks import causal_mask, segment_mask
-from jaxformer.nn.parameters import describe, parameter
+from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import Int8Matrix, activation_dtype
 from jaxformer.nn.stack import Remat, StackCache, unstack_layers
 
@@ -160,8 +160,7 @@ class Transformer(nn.Module):
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Returns pre-softmax logits, products with the transposed embedding (section 3.4)."""
-        logits = output_logits(features, self.output_table)
-        return logits if self.logits_bias is None else logits + self.logits_bias
+        return output_logits(features, self.output_table, self.logits_bias)
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns the matrix and the bias of :meth:`logits`, for losses that never hold logits.
@@ -169,9 +168,7 @@ class Transformer(nn.Module):
         Raises:
           ValueError: The parameters are quantized to int8, which nothing can be trained with.
         """
-        if isinstance(self.output_table, Int8Matrix):
-            raise ValueError("parameters are quantized to int8: expected the original ones")
-        return self.output_table, self.logits_bias
+        return unquantized(self.output_table), self.logits_bias
 
     def start(
         self,
@@ -236,12 +233,6 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T D"]:
         embedded = embed_tokens(table, tokens, encodings, positions)
         return embedded.astype(activation_dtype(self.config.compute_dtype))
-
-
-def describe_transformer(config: ModelConfig) -> PyTree:
-    """Returns a :class:`~jaxformer.nn.parameters.ParameterInfo` for each parameter."""
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return describe(Transformer(config).init, jax.random.key(0), tokens, tokens)
 
 
 def prepare_for_steps(params: PyTree, num_layers: int) -> PyTree:

@@ -1,7 +1,7 @@
 """Multi-head attention (section 3.2.2): training, reading a prompt, and one token at a time."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -98,23 +98,25 @@ class MultiHeadAttention(nn.Module):
           UserError: An argument has another shape or dtype.
         """
         check_activations("MultiHeadAttention", "x", x, axes=3)
-        if cache is not None and (mask is None or slots is None):
-            raise UserError("MultiHeadAttention: a cache needs a mask and slots, got None")
         weights, source = self._projections(x.shape[-1]), x
         if memory is not None:
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
             source = memory
         queries = self._project(x, weights.query)
         if isinstance(cache, MemoryCache):
-            return self._output(cache.attend(queries, mask, slots), weights), cache
-        keys, values = self._project(source, weights.key), self._project(source, weights.value)
-        if self.encode_positions is not None and memory is None:
-            if positions is None:
-                positions = jnp.arange(x.shape[1])[None]
-            queries = self.encode_positions(queries, positions)
-            keys = self.encode_positions(keys, positions)
+            keys = values = cast(Any, None)  # they are in the cache
+        else:
+            keys, values = self._project(source, weights.key), self._project(source, weights.value)
+            if self.encode_positions is not None and memory is None:
+                if positions is None:
+                    positions = jnp.arange(x.shape[1])[None]
+                queries = self.encode_positions(queries, positions)
+                keys = self.encode_positions(keys, positions)
         if cache is not None:
-            cache = cache.append(keys, values, slots)
+            if mask is None or slots is None:
+                raise UserError("MultiHeadAttention: a cache needs a mask and slots, got None")
+            if isinstance(cache, KVCache):
+                cache = cache.append(keys, values, slots)
             return self._output(cache.attend(queries, mask, slots), weights), cache
         if mask is None:
             mask = jnp.ones((1, 1, 1, source.shape[1]), bool)

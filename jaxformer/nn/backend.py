@@ -15,7 +15,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """How programs are compiled for a kind of hardware.
+    """Decisions on how programs are compiled for a kind of hardware.
 
     Attributes:
       float32_activations: Keep activations in float32 where matmuls take bfloat16. CPUs need

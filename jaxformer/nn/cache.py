@@ -9,7 +9,7 @@ if the beams of a sentence share it. M is the capacity in positions, P = M * N t
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -101,10 +101,9 @@ class KVCache(NamedTuple):
         )
 
     def append(
-        self, keys: Float[Array, "B T H K"], values: Float[Array, "B T H V"], slots: Slots | None
+        self, keys: Float[Array, "B T H K"], values: Float[Array, "B T H V"], slots: Slots
     ) -> "KVCache":
         """Returns the cache with new tokens' keys and values written at ``slots.length``."""
-        assert slots is not None
         keys, values = jnp.moveaxis(keys, 1, -1)[:, None], jnp.moveaxis(values, 1, 2)[:, None]
         if slots.is_prompt:  # T positions of beam 0
             keys, values = keys[..., None], values[..., None, :]
@@ -117,7 +116,7 @@ class KVCache(NamedTuple):
         )
 
     def attend(
-        self, queries: Float[Array, "B T H K"], mask: Any, slots: Slots | None
+        self, queries: Float[Array, "B T H K"], mask: Bool[Array, "#B #H #T _"], slots: Slots
     ) -> Float[Array, "B T H V"]:
         """Returns the values that queries attend to, which include the tokens just appended.
 
@@ -127,7 +126,6 @@ class KVCache(NamedTuple):
             [1 or B, 1, T, T], while it is read, which must come first.
           slots: Where the tokens were written.
         """
-        assert slots is not None
         if slots.is_prompt:
             length = queries.shape[1]
             keys = jnp.moveaxis(self.keys[:, 0, :, :, :length, 0], -1, 1)
@@ -160,10 +158,9 @@ class MemoryCache(NamedTuple):
         return cls(jnp.moveaxis(keys, 1, -1)[:, None], jnp.moveaxis(values, 1, 2)[:, None])
 
     def attend(
-        self, queries: Float[Array, "B T H K"], mask: Any, slots: Slots | None
+        self, queries: Float[Array, "B T H K"], mask: Bool[Array, "#B #H #T _"], slots: Slots
     ) -> Float[Array, "B T H V"]:
         """Returns the values that one new token of each beam, or a prompt's tokens, attend to."""
-        assert slots is not None
         keys, values = self.keys[:, 0], self.values[:, 0]
         if slots.is_prompt:
             keys, values = jnp.moveaxis(keys, -1, 1), jnp.moveaxis(values, 2, 1)

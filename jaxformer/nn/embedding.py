@@ -28,19 +28,23 @@ def embed(
 
 
 def output_logits(
-    x: Float[Array, "*rows D"], table: Float[Array, "V D"] | Int8Matrix
+    x: Float[Array, "*rows D"],
+    table: Float[Array, "V D"] | Int8Matrix,
+    bias: Float[Array, " V"] | None = None,
 ) -> Float[Array, "*rows V"]:
-    """Returns dot products of x with every row of a table: logits, float32.
+    """Returns dot products of x with every row of a table, plus a bias: logits, float32.
 
     In float32 also where layers compute in bfloat16: which of two near words is likelier often
     depends on it, and it takes little of the time.
     """
     if not isinstance(table, Int8Matrix):
-        return matmul_nt(x.astype(jnp.float32), table.astype(jnp.float32))
+        logits = matmul_nt(x.astype(jnp.float32), table.astype(jnp.float32))
+        return logits if bias is None else logits + bias
     inputs = quantize_rows(x.astype(jnp.float32), -1)
     # Not as a product with the transpose, which XLA would widen to int32 and then transpose.
     sums = matmul_nt(inputs.values, table.values, jnp.int32)
-    return sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
+    logits = sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
+    return logits if bias is None else logits + bias
 
 
 def embed_tokens(

@@ -35,7 +35,7 @@ from jaxformer.search.state import BeamState, SampleState
 
 
 class SearchContext(NamedTuple):
-    """What a constraint may look at.
+    """Everything that a constraint may look at.
 
     Attributes:
       logits: Scores of the next token as the step function gave them, float32.

@@ -98,7 +98,7 @@ def check_prefix(
 
 
 class Prefilled(NamedTuple):
-    """What is known after the first tokens of the prefixes were read in one pass.
+    """Results of reading the first tokens of the prefixes in one pass.
 
     Attributes:
       length: Tokens read, int32.

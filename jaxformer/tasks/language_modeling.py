@@ -3,13 +3,13 @@
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, text_stream
 from jaxformer.data.loader import prefetch, round_up
@@ -25,9 +25,8 @@ from jaxformer.data.stream import (
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.nn.precision import matmul_dtype
 from jaxformer.training.evaluation import evaluate_loss
-from jaxformer.training.losses import cross_entropy
+from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.run_directory import check_identity
 from jaxformer.training.task import Randomness, Sums, Task
@@ -95,26 +94,12 @@ class LanguageModeling(Task):
         inputs, targets = batch[:, :-1], batch[:, 1:]
         real = targets != PAD
 
-        def forward(module: LanguageModel) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
-            features = module.features(inputs, **dropout)
-            features = features.reshape(-1, features.shape[-1])
-            features = features.astype(matmul_dtype(self.config.model.compute_dtype))
-            projection, bias = module.output_projection()
-            if bias is None:
-                return features, projection
-            # A bias is one more input that is always one.
-            ones = jnp.ones((features.shape[0], 1), features.dtype)
-            return jnp.hstack([features, ones]), jnp.hstack([projection, bias[:, None]])
+        def forward(module: LanguageModel) -> tuple[Array, Any]:
+            return module.features(inputs, **dropout), module.output_projection()
 
-        applied = model.apply({"params": params}, rngs=rngs, method=forward)
-        features, projection = map(jnp.asarray, applied)
-        loss, nll = cross_entropy(
-            features,
-            projection,
-            targets.reshape(-1),
-            real.reshape(-1).astype(jnp.float32),
-            self.config.training.label_smoothing,
-        )
+        features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
+        smoothing, dtype = self.config.training.label_smoothing, self.config.model.compute_dtype
+        loss, nll = projected_cross_entropy(features, projection, targets, real, smoothing, dtype)
         count = real.sum(dtype=jnp.int32)
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
 

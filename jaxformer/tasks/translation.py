@@ -2,12 +2,12 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
 from jaxformer.data.batch import Batch
@@ -17,11 +17,10 @@ from jaxformer.errors import UserError
 from jaxformer.evaluation.report import corpus_bleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
-from jaxformer.nn.precision import matmul_dtype
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.training import hosts
 from jaxformer.training.evaluation import evaluate_loss
-from jaxformer.training.losses import cross_entropy
+from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Loss, Randomness, Sums, Task
 from jaxformer.workdir import Workdir, sha256_of
@@ -78,10 +77,10 @@ def batch_sums(
 ) -> Sums:
     """Loss and counts of one batch on one device, as sums."""
 
-    def forward(module: Transformer) -> tuple[Float[Array, "R D"], Float[Array, "V D"]]:
+    def forward(module: Transformer) -> tuple[Array, Any]:
         how: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
         encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **how)
-        decoded = module.decode(
+        features = module.decode(
             batch.tgt_in,
             encoded,
             batch.src_segments,
@@ -89,25 +88,12 @@ def batch_sums(
             batch.tgt_positions,
             **how,
         )
-        dtype = matmul_dtype(module.config.compute_dtype)
-        features = decoded.reshape(-1, decoded.shape[-1]).astype(dtype)
-        projection, bias = module.output_projection()
-        if bias is None:
-            return features, projection
-        # A bias is one more input that is always one.
-        ones = jnp.ones((features.shape[0], 1), features.dtype)
-        return jnp.hstack([features, ones]), jnp.hstack([projection, bias[:, None]])
+        return features, module.output_projection()
 
-    features, projection = map(
-        jnp.asarray, model.apply({"params": params}, rngs=rngs, method=forward)
-    )
+    features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
     real = batch.tgt_segments != 0
-    loss, nll = cross_entropy(
-        features,
-        projection,
-        batch.tgt_out.reshape(-1),
-        real.reshape(-1).astype(jnp.float32),
-        smoothing,
+    loss, nll = projected_cross_entropy(
+        features, projection, batch.tgt_out, real, smoothing, model.config.compute_dtype
     )
     source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
     target_tokens = real.sum(dtype=jnp.int32)

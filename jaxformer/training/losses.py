@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.layout import has_explicit_axes, map_explicit_rows, vary_alike
 from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
+from jaxformer.nn.precision import matmul_dtype
 from jaxformer.nn.sharding import per_batch_shard, shards_of
 
 
@@ -53,6 +54,34 @@ def cross_entropy(
         return map_explicit_rows(sums, embedding, *rows, total=True)
     loss, nll = per_batch_shard(sums, embedding, features, targets, weights, split_table=True)
     return loss.sum(), nll.sum()
+
+
+def projected_cross_entropy(
+    features: Float[Array, "B T D"],
+    projection: tuple[Float[Array, "V D"], Float[Array, " V"] | None],
+    targets: Int[Array, "B T"],
+    real: Bool[Array, "B T"],
+    smoothing: float,
+    compute_dtype: str,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Returns :func:`cross_entropy` of a model's output over the targets that are not padding.
+
+    Args:
+      features: Output of the last layer.
+      projection: Matrix and bias of the logits, from the model's ``output_projection``.
+      targets: Target token ids.
+      real: True where a target is not padding.
+      smoothing: epsilon_ls.
+      compute_dtype: The model's, in which the logits of the loss are multiplied.
+    """
+    rows = features.reshape(-1, features.shape[-1]).astype(matmul_dtype(compute_dtype))
+    matrix, bias = projection
+    if bias is not None:
+        # A bias is one more input that is always one.
+        rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
+        matrix = jnp.hstack([matrix, bias[:, None]])
+    weights = real.reshape(-1).astype(jnp.float32)
+    return cross_entropy(rows, matrix, targets.reshape(-1), weights, smoothing)
 
 
 def _checked(*arguments):

@@ -58,7 +58,7 @@ def check_workdir(folder: Workdir, config: Config | FitConfig) -> None:
 
 
 def _fields(config: Config | FitConfig) -> dict[str, Any]:
-    """What a resumed run is held to, by name."""
+    """Returns the values that a resumed run is held to, by name."""
     names = ("model", "data", "training")
     parts = {name: getattr(config, name) for name in names} if isinstance(config, Config) else {}
     return {

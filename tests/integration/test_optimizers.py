@@ -13,7 +13,7 @@ import pytest
 from jaxformer import Config, MeshConfig, ModelConfig, make_mesh, muon
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.data.batch import make_batch
-from jaxformer.models.transformer import describe_transformer
+from jaxformer.models.selection import describe_model
 from jaxformer.nn import ParameterInfo
 from jaxformer.tasks.translation import make_init, make_loss
 from jaxformer.training.mesh import rows_split
@@ -25,7 +25,7 @@ CONFIG = Config(
         vocab_size=40, d_model=16, d_ff=24, num_heads=8, num_layers=2, dropout_rate=0.3
     )
 )
-INFO = describe_transformer(CONFIG.model)
+INFO = describe_model(CONFIG.model)
 INIT, LOSS = make_init(CONFIG.model), make_loss(CONFIG)
 OPTIMIZERS = {
     # Factored from two axes of 8 on: the parameters of this model have rows and columns.
@@ -130,7 +130,7 @@ def test_a_checkpoint_is_restored_on_another_mesh(name, tmp_path):
 def test_muon_orthogonalizes_the_matrices_of_the_layers_and_nothing_else(changes):
     config = dataclasses.replace(CONFIG.model, **changes)
     shapes = jax.eval_shape(make_init(config), jax.random.key(0))
-    orthogonalized, dimensions = {}, matrix_dimensions(describe_transformer(config))
+    orthogonalized, dimensions = {}, matrix_dimensions(describe_model(config))
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         numbers = dimensions

@@ -10,7 +10,8 @@ import pytest
 from jaxformer.analysis.communication import Traffic, count_parameters, step_traffic
 from jaxformer.config import Config, MeshConfig, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.models.transformer import Transformer, describe_transformer
+from jaxformer.models.selection import describe_model
+from jaxformer.models.transformer import Transformer
 from jaxformer.nn import ParameterInfo
 
 SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3}
@@ -31,7 +32,7 @@ def test_parameters_are_counted_as_they_are_split(changes):
     params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
     split = {"matrices": 0, "tables": 0, "vectors": 0}
     info = jax.tree.leaves(
-        describe_transformer(config), is_leaf=lambda node: isinstance(node, ParameterInfo)
+        describe_model(config), is_leaf=lambda node: isinstance(node, ParameterInfo)
     )
     for leaf, facts in zip(jax.tree.leaves(params), info, strict=True):
         kinds = {"table": "tables", "matrix": "matrices", "vector": "vectors"}

@@ -11,8 +11,8 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import prepare_params
-from jaxformer.models.language_model import LanguageModel, describe_language_model
-from jaxformer.models.transformer import describe_transformer
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.selection import describe_model
 
 TINY = ModelConfig(
     vocab_size=37,
@@ -66,10 +66,10 @@ def test_parameters_follow_a_closed_formula(positions, norm_position, biases):
 
 
 def test_parameters_have_the_names_axes_and_roles_of_the_decoder():
-    info, shapes = describe_language_model(TINY), shapes_of(TINY)["params"]
+    info, shapes = describe_model(TINY, LanguageModel), shapes_of(TINY)["params"]
     assert set(info) == {"embedding", "decoder"}
     assert set(info["decoder"]["layers"]["self_attention"]) == {"query", "key", "value", "output"}
-    whole = describe_transformer(TINY)["decoder"]["layers"]
+    whole = describe_model(TINY)["decoder"]["layers"]
     for name in ("self_attention", "feed_forward"):
         assert info["decoder"]["layers"][name] == whole[name]
     assert jax.tree.map(lambda fact, s: len(fact.axes) == s.ndim, info, shapes, is_leaf=is_info)

@@ -7,7 +7,8 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.models.transformer import Transformer, describe_transformer
+from jaxformer.models.selection import describe_model
+from jaxformer.models.transformer import Transformer
 from jaxformer.nn import Block, FeedForward, MultiHeadAttention, ParameterInfo, describe
 from jaxformer.nn.precision import Int8Matrix, cast_params, quantize_matrix
 
@@ -37,7 +38,7 @@ def params_of(config):
 
 
 def test_every_parameter_of_the_transformer_is_described():
-    info, params = by_name(describe_transformer(CONFIG), ParameterInfo), params_of(CONFIG)
+    info, params = by_name(describe_model(CONFIG), ParameterInfo), params_of(CONFIG)
     shapes = {path: leaf.shape for path, leaf in by_name(params, jax.Array).items()}
     assert info.keys() == shapes.keys()
     assert {path: len(fact.axes) for path, fact in info.items()} == {
@@ -55,7 +56,7 @@ def test_every_parameter_of_the_transformer_is_described():
 def test_axes_are_those_that_the_sizes_have():
     sizes = {"d_model": 8, "d_ff": 16, "heads": 2, "vocab": 13}
     params = by_name(params_of(CONFIG), jax.Array)
-    for path, fact in by_name(describe_transformer(CONFIG), ParameterInfo).items():
+    for path, fact in by_name(describe_model(CONFIG), ParameterInfo).items():
         for name, size in zip(fact.axes, params[path].shape, strict=True):
             # One axis of W^O is that of heads and their sizes together.
             expected = 8 if path[-1] == "output" and name == "heads" else sizes.get(name, size)
@@ -77,7 +78,7 @@ def test_init_returns_plain_arrays():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_matrices_are_cast_and_vectors_stay(dtype):
     params = params_of(CONFIG)
-    cast = by_name(cast_params(params, describe_transformer(CONFIG), dtype), Int8Matrix)
+    cast = by_name(cast_params(params, describe_model(CONFIG), dtype), Int8Matrix)
     for path, leaf in by_name(params, jax.Array).items():
         found, is_table = cast[path], path[-1].endswith("embedding")
         if dtype == "int8" and (path[-1] in MATRICES or is_table):

@@ -32,6 +32,7 @@ class LanguageModel(nn.Module):
 
     Departs from the paper: there is no encoder, and no attention to one.
 
+    >>> import jax
     >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
     >>> model, tokens = LanguageModel(config), jnp.array([[5, 3, 4]])
     >>> params = model.init(jax.random.key(0), tokens)["params"]

@@ -36,7 +36,7 @@ class Transformer(nn.Module):
 
     Departs from the paper: ``config.embeddings="separate"``, which is optional, instead of tied.
 
-    >>> from jaxformer.config import ModelConfig
+    >>> import jax
     >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
     >>> model = Transformer(config)
     >>> src, tgt_in = jnp.array([[3, 4, 1]]), jnp.array([[2, 5]])

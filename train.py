@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxformer.cli.config_file import MISTAKES, explain
-from jaxformer.config import from_dict
+from jaxformer.config import Config
 from jaxformer.errors import UserError, exit_code
 from jaxformer.files import local_path
 
@@ -55,7 +55,7 @@ def _train(argv: list[str]) -> None:
 
     assert WORKDIR.value is not None  # parse has seen to it
     _join_processes()
-    train(from_dict(CONFIG.value.to_dict()), WORKDIR.value)
+    train(Config.from_dict(CONFIG.value.to_dict()), WORKDIR.value)
 
 
 def parse(argv: list[str]) -> list[str]:

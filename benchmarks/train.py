@@ -204,9 +204,9 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     from jaxformer.config import Config, ModelConfig
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
+    from jaxformer.experiment import make_optimizer
     from jaxformer.tasks.translation import make_init, make_loss
     from jaxformer.training.mesh import make_mesh, row_shards, to_devices
-    from jaxformer.training.optimizer import make_optimizer
     from jaxformer.training.step import init_state, make_train_step
 
     dtype = name.split()[1]

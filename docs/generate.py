@@ -11,7 +11,7 @@ import runpy
 from collections.abc import Callable, Iterator
 
 from jaxformer.analysis.flops import training_flops
-from jaxformer.config import Config, from_dict
+from jaxformer.config import Config
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -33,7 +33,7 @@ Departure = tuple[str, str]
 def load_config(name: str) -> Config:
     """An experiment of ``configs/``."""
     module = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))
-    return from_dict(module["get_config"]().to_dict())
+    return Config.from_dict(module["get_config"]().to_dict())
 
 
 def step_flops(name: str) -> int:

@@ -13,6 +13,7 @@ from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.loader import prefetch as prefetch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
 from jaxformer.errors import UserError as UserError
+from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
 from jaxformer.inference.attention import AttentionView as AttentionView
 from jaxformer.inference.attention import record_attention as record_attention
@@ -53,7 +54,6 @@ from jaxformer.training.losses import cross_entropy as cross_entropy
 from jaxformer.training.mesh import BatchShards as BatchShards
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
-from jaxformer.training.optimizer import make_optimizer as make_optimizer
 from jaxformer.training.optimizer import muon as muon
 from jaxformer.training.step import TrainState as TrainState
 from jaxformer.training.step import init_state as init_state

@@ -1,15 +1,16 @@
 """An experiment from its config: task, optimizer and settings, handed to the training loop."""
 
+import functools
 import pathlib
 from collections.abc import Sequence
 
 import optax
 
-from jaxformer import config as config_lib
-from jaxformer.config import Config, StreamConfig
+from jaxformer.config import Config, StreamConfig, check_config, model_of
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.models.selection import describe_model
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.tasks.parsing import Parsing
@@ -18,7 +19,7 @@ from jaxformer.training import hosts
 from jaxformer.training.hooks import Hook
 from jaxformer.training.loop import fit
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.optimizer import learning_rate_schedule, make_optimizer
+from jaxformer.training.optimizer import configured_optimizer, configured_schedule
 from jaxformer.training.run_directory import begin
 from jaxformer.training.step import TrainState
 from jaxformer.training.task import Task
@@ -59,7 +60,7 @@ def train(
       FloatingPointError: Updates were not finite for many steps in a row.
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
-    config_lib.check_config(config)
+    check_config(config)
     folder, training = Workdir(local_path(workdir)), config.training
     if config.model.compute_dtype == "int8":
         raise UserError(
@@ -68,11 +69,14 @@ def train(
         )
     begin(folder, config)
     task = make_task(config, folder, corpus)
-    schedule = learning_rate_schedule(config) if optimizer is None else None
+    schedule = None
+    if optimizer is None:
+        optimizer = make_optimizer(config)
+        schedule = configured_schedule(training, config.model.d_model)
     try:
         return fit(
             task,
-            optimizer or make_optimizer(config),
+            optimizer,
             workdir,
             training,
             mesh=make_mesh(config.mesh),
@@ -101,3 +105,14 @@ def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> 
             return LanguageModeling(config, open_stream(config, folder))
         data = open_dataset(config, folder, corpus)
     return (Parsing if config.data.corpus == "trees" else Translation)(config, data)
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """The optimizer of a config: Adam (beta1 0.9, beta2 0.98, epsilon 1e-9) under equation 3.
+
+    Raises:
+      UserError: This is no ``Config``: the learning rate depends on the model's width, too.
+    """
+    check_config(config)
+    describe = functools.partial(describe_model, config.model, model_of(config))
+    return configured_optimizer(config.training, config.model.d_model, describe)

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from jaxformer import config as config_lib
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 
@@ -73,19 +72,6 @@ class Workdir:
     def tensorboard(self) -> pathlib.Path:
         """TensorBoard's event files."""
         return self.path / "tensorboard"
-
-    def load_config(self) -> config_lib.Config:
-        """The config of the run.
-
-        Raises:
-          UserError: This is not the folder of a run, or its config is damaged.
-        """
-        if not self.config.is_file():
-            raise UserError(
-                f"{self.path}: expected the workdir of a training run, but it has no "
-                f"{self.config.name}; train one with train.py --workdir={self.path}"
-            )
-        return config_lib.load(self.config)
 
     def record_commit(self, step: int) -> None:
         """Notes that ``checkpoints`` holds a step."""

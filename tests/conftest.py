@@ -28,10 +28,9 @@ import pytest
 PROJECT = pathlib.Path(__file__).parents[1]
 
 # Every annotation of the package is checked while it runs: classes, and Float[Array, "B T D"] with
-# one meaning for each letter within a call. Not those of config, which refuses wrong values by
-# itself: the hook would be faster and hide its messages. Nor those of numerals, which has no arrays
-# and spells so many numbers that checking took half of the time of all trainings.
-_UNCHECKED = {"jaxformer.config", "jaxformer.data.numerals"}
+# one meaning for each letter within a call. Not those of numerals, which has no arrays and spells so
+# many numbers that checking took half of the time of all trainings.
+_UNCHECKED = {"jaxformer.data.numerals"}
 _MODULES = {
     ".".join(path.relative_to(PROJECT).with_suffix("").parts)
     for path in (PROJECT / "jaxformer").rglob("[!_]*.py")
@@ -45,6 +44,16 @@ jaxtyping.install_import_hook(
 # The first call of a jitted function compiles: no example is too slow.
 hypothesis.settings.register_profile("jaxformer", deadline=None)
 hypothesis.settings.load_profile("jaxformer")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_checks_of_settings() -> None:
+    """Leaves wrong values of settings to their own checks, whose messages tests read."""
+    from jaxformer import config
+
+    for name in config.__all__:
+        kind = getattr(config, name)
+        kind.__init__ = kind.__init__.__wrapped__
 
 
 @pytest.fixture(scope="session", autouse=True)

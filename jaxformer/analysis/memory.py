@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import Config, sentence_pairs
 from jaxformer.data.loader import round_up
+from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import abstract_batch, make_init, make_loss
 from jaxformer.training.mesh import make_mesh, row_shards
-from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_state, make_train_step
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from jaxformer.config import Config, from_dict
+from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
@@ -35,7 +35,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
         raise
     except (SyntaxError, *MISTAKES) as error:
         raise UserError(explain(error)) from None
-    return from_dict(fields)
+    return Config.from_dict(fields)
 
 
 def explain(error: BaseException) -> str:

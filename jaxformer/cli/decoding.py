@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 
-from jaxformer.config import search_from_dict, search_to_dict
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.search import BeamSearch, Sampling
@@ -126,10 +125,12 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
     Raises:
       UserError: There is no such run; a value is out of range, or would go unused.
     """
+    from jaxformer.config import load_run
+    from jaxformer.search import plain
     from jaxformer.workdir import Workdir
 
-    config = Workdir(options.workdir).load_config()
-    settings = search_to_dict(config.search)
+    config = load_run(Workdir(options.workdir))
+    settings = plain.to_dict(config.search)
     given = {
         name: value for name in settings if (value := getattr(options, name, None)) is not None
     }
@@ -146,7 +147,7 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
             f"--length-penalty {options.length_penalty} has no effect with --penalty none; leave "
             "one of them out"
         )
-    return dataclasses.replace(config, search=search_from_dict(settings | given)).search
+    return dataclasses.replace(config, search=plain.from_dict(settings | given)).search
 
 
 def _flag(field: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.cli.text import Text
-from jaxformer.config import text_stream
+from jaxformer.config import load_run, text_stream
 from jaxformer.errors import UserError
 from jaxformer.inference.generate import Generator
 from jaxformer.search import BeamSearch, Sampling
@@ -27,7 +27,7 @@ def generate(options: argparse.Namespace) -> None:
     """
     if options.tokens < 1:
         raise UserError(f"--tokens must be at least 1: got {options.tokens}")
-    config = Workdir(options.workdir).load_config()
+    config = load_run(Workdir(options.workdir))
     text_stream(config)
     search = search_settings(options, config.search)
     if sys.stdout is None:

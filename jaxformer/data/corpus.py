@@ -1,12 +1,69 @@
 """Where sentence pairs come from: text files, TensorFlow Datasets, treebanks, or numerals."""
 
+import dataclasses
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from jaxformer.config import DataConfig
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.treebank import TreesCorpus
+from jaxformer.errors import UserError
+from jaxformer.fields import check_choices, check_positive
+from jaxformer.files import local_path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where sentence pairs come from and how they form batches (section 5.1).
+
+    Attributes:
+      corpus: "text" reads line-aligned files, "tfds" a TensorFlow Datasets translation builder,
+        "numerals" generates English and German number words, "trees" reads treebanks: the source
+        is the words, the target the tree (section 6.3).
+      builder: For "tfds": the builder, for example "wmt14_translate/de-en".
+      directory: For "tfds": the data directory; TFDS's own default when empty.
+      source_language: Language code of the source; also the file extension for "text".
+      target_language: Language code of the target; also the file extension for "text". BLEU uses
+        sacreBLEU's tokenizer for it.
+      train: Training part: a path prefix for "text" ("data/train" stands for data/train.en and
+        data/train.de, or the same with .gz), files separated by commas for "trees", a split name
+        otherwise.
+      valid: Validation part, likewise.
+      batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
+        pairs into one row.
+      tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
+        padding included; empty rows that make the rows divisible among devices come on top.
+      max_length: The longest side of a training pair in tokens, end-of-sentence included; longer
+        pairs are skipped, counted and reported. With packing also the length of a row.
+
+    Departs from the paper: training pairs longer than ``max_length``, 256, are left out.
+    """
+
+    corpus: Literal["text", "tfds", "numerals", "trees"] = "tfds"
+    builder: str = "wmt14_translate/de-en"
+    directory: str = ""
+    source_language: str = "en"
+    target_language: str = "de"
+    train: str = "train"
+    valid: str = "validation"
+    batching: Literal["buckets", "packing"] = "buckets"
+    tokens_per_batch: int = 25_000
+    max_length: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuses batches that could hold nothing, and data that is not on a local disk."""
+        check_choices(self, "data")
+        for name in ("directory", "train", "valid"):
+            try:
+                local_path(getattr(self, name))
+            except UserError as error:
+                raise UserError(f"data.{name}: {error}") from None
+        check_positive(self, "data", "tokens_per_batch", "max_length")
+        if self.tokens_per_batch < self.max_length:
+            raise UserError(
+                "data.tokens_per_batch must hold at least one sentence of data.max_length: got "
+                f"tokens_per_batch={self.tokens_per_batch}, max_length={self.max_length}"
+            )
 
 
 @runtime_checkable

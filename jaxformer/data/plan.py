@@ -13,8 +13,8 @@ import threading
 
 import numpy as np
 
-from jaxformer.config import DataConfig
 from jaxformer.data.buckets import bucket_edges
+from jaxformer.data.corpus import DataConfig
 from jaxformer.data.packing import length_class, pack
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError

@@ -9,7 +9,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
 from jaxtyping import Int
@@ -17,7 +17,40 @@ from jaxtyping import Int
 from jaxformer.checks import check_text, check_tokens
 from jaxformer.data.tokenizer import PAD, UNK, train_byte_pair_model
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.fields import check_choices, check_positive
+from jaxformer.files import local_path, write_file
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """One text as a stream of tokens, to train a language model on.
+
+    The last tenth of the characters is for validation. Training rows begin anywhere in the rest.
+
+    Attributes:
+      corpus: "stream", which tells this kind of data from sentence pairs in files.
+      file: The text, UTF-8.
+      tokens: "characters", or "bpe" for byte pairs with line breaks and spaces kept.
+      length: Tokens of a row that are predicted, each from those before it in the row.
+      rows: Rows of a global batch; empty rows that make them divisible among devices come on top.
+    """
+
+    corpus: Literal["stream"] = "stream"
+    file: str = ""
+    tokens: Literal["characters", "bpe"] = "characters"
+    length: int = 256
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that are no sizes, and a text that is not on a local disk."""
+        check_choices(self, "data")
+        if not self.file:
+            raise UserError("data.file must name a text, to train a language model on: got ''")
+        try:
+            local_path(self.file)
+        except UserError as error:
+            raise UserError(f"data.file: {error}") from None
+        check_positive(self, "data", "length", "rows")
 
 
 class CharacterTokenizer:

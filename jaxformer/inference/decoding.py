@@ -19,7 +19,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import PAD
 from jaxformer.inference.likelihoods import token_log_probs
-from jaxformer.models.transformer import Transformer, prepare_for_steps
+from jaxformer.models.stepwise import step_fn
+from jaxformer.models.transformer import Transformer
 from jaxformer.nn.stack import StackCache
 from jaxformer.search import (
     Algorithm,
@@ -332,17 +333,8 @@ def _grow(state: Any, room: int) -> Any:
 
 
 def _step_fn(configs: Configs, params: Params) -> Callable:
-    def member(config: ModelConfig, own: PyTree) -> Callable:
-        model = Transformer(config)
-        # Outside the loop of the search, which would slice the layers again at every token.
-        variables = {"params": prepare_for_steps(own, config.num_layers)}
-
-        def step(tokens: Int[Array, "B N"], cache: Any) -> tuple[Float[Array, "B N V"], Any]:
-            return cast(Any, model.apply(variables, tokens, cache, method="step"))
-
-        return step
-
-    return ensemble([member(*model) for model in zip(configs, params, strict=True)])
+    members = zip(configs, params, strict=True)
+    return ensemble([step_fn(Transformer(config), own) for config, own in members])
 
 
 def _prefill_fn(configs: Configs, params: Params) -> PrefillFn:

@@ -13,13 +13,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
-from jaxformer.config import Config, ModelConfig, check_config, text_stream
+from jaxformer.config import Config, ModelConfig, check_config, load_run, text_stream
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
 from jaxformer.data.tokenizer import UNK
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.transformer import prepare_for_steps
+from jaxformer.models.stepwise import step_fn
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.constraints import as_pytrees
 from jaxformer.search.sampling import sentence_keys
@@ -89,7 +89,7 @@ class Generator:
           UserError: Something is missing or damaged, or the model is no language model.
         """
         folder = Workdir(pathlib.Path(workdir))
-        config = folder.load_config()
+        config = load_run(folder)
         text_stream(config)
         folder.check_tokenizer()
         params, name = load_params(folder, config.model, str(weights), LanguageModel)
@@ -227,20 +227,16 @@ def _read(
     keys: Key[Array, " B"] | None,
 ) -> Any:
     """Reads contexts of ``length`` tokens in one pass: the state before the first new token."""
-    variables, beams = {"params": params}, search.num_hypotheses
+    variables: Any = {"params": params}
     model: Any = LanguageModel(config)
-    sizes = {"num_beams": beams, "max_length": capacity}
+    sizes = {"num_beams": search.num_hypotheses, "max_length": capacity}
     cache = model.apply(variables, context, **sizes, method="start")
-    # All but the last token, which the first step feeds in the place of BOS.
+    # All but the last token, which the first step feeds.
     _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
     search = dataclasses.replace(search, constraints=constraints)
     limits = jnp.broadcast_to(count, context.shape[:1])
-    state = search.start(cache, limits, capacity + 1, keys=keys)
-    last = jax.lax.dynamic_index_in_dim(context, length - 1, axis=1)
-    last = jnp.broadcast_to(last, (context.shape[0], beams))
-    if isinstance(search, Sampling):
-        return state.replace(newest=last)
-    return state.replace(alive=state.alive.replace(tokens=last))
+    last = context[:, length - 1]
+    return search.start(cache, limits, capacity + 1, keys=keys, first_tokens=last)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
@@ -253,15 +249,8 @@ def _advance(
     until: Int[Array, ""],
 ) -> tuple[Any, Int[Array, "B N T"]]:
     """Generates until hypotheses have so many tokens: the state, and the tokens, best first."""
-    # Outside the loop of the search, which would slice the layers again at every token.
-    model: Any = LanguageModel(config)
-    variables = {"params": prepare_for_steps(params, config.num_layers)}
-
-    def step(tokens: Int[Array, "B N"], cache: Any) -> Any:
-        return model.apply(variables, tokens, cache, method="step")
-
     search = dataclasses.replace(search, constraints=constraints)
-    state = search.advance(step, state, until)
+    state = search.advance(step_fn(LanguageModel(config), params), state, until)
     return state, search.finalize(state).tokens
 
 

@@ -11,7 +11,6 @@ from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import load_params, prepare_params
-from jaxformer.models.selection import model_of
 from jaxformer.workdir import Workdir, read_json
 
 _COMMAND = "jaxformer quantize"
@@ -38,14 +37,14 @@ def quantize(
         holds files that this command would write over.
     """
     folder, target = Workdir(local_path(workdir)), Workdir(local_path(output))
-    config = folder.load_config()
+    config = config_lib.load_run(folder)
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to round to int8, but this one is already")
     if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
     target.check_unused(_COMMAND)
     folder.check_tokenizer()
-    kind = model_of(config)
+    kind = config_lib.model_of(config)
     params, name = load_params(folder, config.model, weights, kind)
     model = dataclasses.replace(config.model, compute_dtype="int8")
     rounded = prepare_params(model, params, kind)

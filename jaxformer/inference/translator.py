@@ -11,7 +11,7 @@ from typing import NamedTuple, SupportsIndex
 from jaxtyping import PyTree
 
 from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
-from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
+from jaxformer.config import Config, ModelConfig, check_config, load_run, sentence_pairs
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
@@ -113,7 +113,7 @@ class Translator:
           UserError: Something is missing or damaged.
         """
         folder = Workdir(pathlib.Path(workdir))
-        config = folder.load_config()
+        config = load_run(folder)
         sentence_pairs(config)
         folder.check_tokenizer()
         tokenizer = load_tokenizer(folder.tokenizer)

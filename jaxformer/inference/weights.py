@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints, write_single
-from jaxformer.config import Config, ModelConfig
+from jaxformer.config import Config, ModelConfig, load_run, model_of
 from jaxformer.errors import UserError
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.selection import Model, abstract_model_params, describe_model, model_of
+from jaxformer.models.selection import Model, abstract_model_params, describe_model
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import cast_params
 from jaxformer.search import BeamSearch, Sampling
@@ -115,7 +115,7 @@ def load_model(
       UserError: There are no such weights, or they are damaged or of another model.
     """
     folder = Workdir(pathlib.Path(workdir))
-    config = folder.load_config()
+    config = load_run(folder)
     model = model_of(config)
     return model(config.model), load_params(folder, config.model, str(weights), model)[0]
 
@@ -147,7 +147,7 @@ def average(folder: Workdir, last: int) -> list[int]:
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
-    run = folder.load_config()
+    run = load_run(folder)
     config = run.model
     if config.compute_dtype == "int8":
         raise UserError(

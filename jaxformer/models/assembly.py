@@ -1,14 +1,15 @@
-"""Stacks and embeddings from the sizes and choices of a :class:`~jaxformer.config.ModelConfig`."""
+"""A model's sizes and choices, and the stacks, embeddings and positions they stand for."""
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.fields import check_choices, check_fraction, check_positive
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.feed_forward import FeedForward
@@ -17,6 +18,120 @@ from jaxformer.nn.parameters import parameter
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The architecture (section 3 of the paper).
+
+    Attributes:
+      vocab_size: Entries of the shared source and target vocabulary.
+      d_model: Width of every sub-layer's output.
+      d_ff: Inner width of the feed-forward networks (equation 2).
+      num_heads: Attention heads, ``h``.
+      num_layers: Layers of the encoder, and of the decoder, ``N``.
+      d_k: Size of one head's queries and keys; ``d_model / num_heads`` when None.
+      d_v: Size of one head's values; ``d_model / num_heads`` when None.
+      dropout_rate: Dropout on sub-layer outputs and on the embedding sums, ``P_drop``.
+      attention_dropout_rate: Dropout on attention weights; the paper has none.
+      norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
+      positions: "sinusoidal" as in section 3.5, or "learned" (Table 3, row E).
+      activation: Of the feed-forward networks: "relu" as in equation 2, or "gelu" or "swish", which
+        other models have.
+      biases: Whether attention's projections and the output logits have biases. The paper's have
+        none; other systems' models do.
+      embeddings: "tied" as in section 3.4, one matrix for source, target and output, or
+        "separate" ones.
+      target_vocab_size: Entries of the target and output matrices if they are separate: the first
+        ids of the vocabulary, where the symbols of trees are; ``vocab_size`` when None.
+      norm_epsilon: Added to the variance in layer normalisation.
+      max_length: The longest sequence, in tokens. Bounds the memory of translation and sizes the
+        learned positions.
+      compute_dtype: Type of what goes into matrix products; their sums, softmax, layer norm
+        statistics and the loss are float32 always. "int8" rounds parameters and inputs to eight
+        bits where they meet, and keeps float32 elsewhere: only to decode with. Accelerators
+        multiply float32 with fewer bits than it has, unless told otherwise
+        (``JAX_DEFAULT_MATMUL_PRECISION=highest``).
+    """
+
+    vocab_size: int = 37_000
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    num_layers: int = 6
+    d_k: int | None = None
+    d_v: int | None = None
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.0
+    norm_position: Literal["post", "pre"] = "post"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    activation: Literal["relu", "gelu", "swish"] = "relu"
+    biases: bool = False
+    embeddings: Literal["tied", "separate"] = "tied"
+    target_vocab_size: int | None = None
+    norm_epsilon: float = 1e-6
+    max_length: int = 1024
+    compute_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that cannot work."""
+        check_choices(self, "model")
+        check_positive(
+            self,
+            "model",
+            "vocab_size",
+            "d_model",
+            "d_ff",
+            "num_heads",
+            "num_layers",
+            "norm_epsilon",
+            "max_length",
+        )
+        check_fraction(self, "model", "dropout_rate")
+        check_fraction(self, "model", "attention_dropout_rate")
+        for name in ("d_k", "d_v"):
+            size = getattr(self, name)
+            if size is None and self.d_model % self.num_heads:
+                fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
+                near = min(fits, key=lambda h: abs(h - self.num_heads))
+                raise UserError(
+                    f"model.num_heads must divide model.d_model when model.{name} is not given: "
+                    f"got num_heads={self.num_heads}, d_model={self.d_model}; "
+                    f"use num_heads={near}, or set model.d_k and model.d_v"
+                )
+            if size is not None and size < 1:
+                raise UserError(f"model.{name} must be at least 1 or left out: got {size}")
+        if (size := self.target_vocab_size) is not None:
+            if self.embeddings == "tied":
+                raise UserError(
+                    "model.target_vocab_size needs model.embeddings=separate: one matrix for both "
+                    "sides has one size"
+                )
+            if not 1 <= size <= self.vocab_size:
+                raise UserError(
+                    "model.target_vocab_size must be from 1 to model.vocab_size="
+                    f"{self.vocab_size}, of which it is a part: got {size}"
+                )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise UserError(
+                "model.d_model must be even, since sinusoidal positions are sine and cosine "
+                f"pairs: got {self.d_model}; use {self.d_model + 1}"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Size of one head's queries and keys, with the default filled in."""
+        return self.d_model // self.num_heads if self.d_k is None else self.d_k
+
+    @property
+    def output_size(self) -> int:
+        """Entries of the target and output matrices, with the default filled in."""
+        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
+
+    @property
+    def value_size(self) -> int:
+        """Size of one head's values, with the default filled in."""
+        return self.d_model // self.num_heads if self.d_v is None else self.d_v
 
 
 def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "none") -> Stack:

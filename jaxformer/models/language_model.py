@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.models.assembly import (
+    ModelConfig,
     check_model_config,
     make_positions,
     make_stack,

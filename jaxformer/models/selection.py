@@ -1,4 +1,4 @@
-"""The model of an experiment, by its config."""
+"""The models that a workdir may hold, and facts about their parameters."""
 
 from typing import Any, TypeAlias
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, StreamConfig
+from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.parameters import describe
@@ -14,11 +14,6 @@ from jaxformer.nn.parameters import describe
 # The models that a workdir may hold, with how many inputs of tokens each takes.
 Model: TypeAlias = type[Transformer] | type[LanguageModel]
 _INPUTS: dict[Model, int] = {Transformer: 2, LanguageModel: 1}
-
-
-def model_of(config: Config) -> Model:
-    """Returns the class of a config's model, by the kind of its data."""
-    return LanguageModel if isinstance(config.data, StreamConfig) else Transformer
 
 
 def abstract_model_params(config: ModelConfig, model: Model) -> PyTree:

@@ -4,11 +4,11 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.models.assembly import (
+    ModelConfig,
     check_model_config,
     make_positions,
     make_stack,
@@ -21,7 +21,7 @@ from jaxformer.nn.embedding import embed_tokens, output_logits
 from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import Int8Matrix, activation_dtype
-from jaxformer.nn.stack import Remat, StackCache, unstack_layers
+from jaxformer.nn.stack import Remat, StackCache
 
 
 class Transformer(nn.Module):
@@ -233,15 +233,6 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T D"]:
         embedded = embed_tokens(table, tokens, encodings, positions)
         return embedded.astype(activation_dtype(self.config.compute_dtype))
-
-
-def prepare_for_steps(params: PyTree, num_layers: int) -> PyTree:
-    """Returns the parameters with a tuple of decoder layers instead of stacked ones.
-
-    For :meth:`Transformer.step` in a loop over tokens, before the loop.
-    """
-    layers = unstack_layers(params["decoder"]["layers"], num_layers)
-    return {**params, "decoder": {**params["decoder"], "layers": layers}}
 
 
 def _segments(tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, to_dict
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 
 
@@ -193,7 +193,7 @@ def settings(config: Config) -> dict[str, Any]:
     """
     return {
         f"{section}.{name}": value
-        for section, values in to_dict(config).items()
+        for section, values in config.to_dict().items()
         for name, value in values.items()
         if section != "mesh" and name not in _INDIFFERENT
     }

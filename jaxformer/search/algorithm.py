@@ -52,6 +52,7 @@ class Algorithm(SearchSettings, abc.ABC):
         *,
         keys: "Key[Array, ' B'] | None" = None,
         rows: "Int[Array, ' B'] | None" = None,
+        first_tokens: "Int[Array, ' B'] | None" = None,
     ) -> Any:
         """Returns the state before the first step, a pytree.
 
@@ -69,11 +70,15 @@ class Algorithm(SearchSettings, abc.ABC):
           keys: One typed PRNG key per sentence, for sampling; None: made of ``seed`` and ``rows``.
           rows: Numbers of the sentences, int32, for constraints and keys; None: their places in the
             batch.
+          first_tokens: What the first step feeds, such as the last token of a prompt that the cache
+            has the others of; None: ``bos_id``.
 
         Raises:
           UserError: An argument is out of range, or the cache has other axes.
         """
-        return self._implementation().start(self, cache, limits, max_length, prefix, keys, rows)
+        return self._implementation().start(
+            self, cache, limits, max_length, prefix, keys, rows, first_tokens
+        )
 
     def prefill(self, prefill_fn: "PrefillFn", state: Any) -> Any:
         """Returns the state after forced tokens, which are read in one pass and not one by one.
@@ -84,7 +89,8 @@ class Algorithm(SearchSettings, abc.ABC):
         Args:
           prefill_fn: ``(inputs [B, P], targets [B, P], length, cache) -> (log_probs [B, P],
             cache)``: log probabilities of the targets given the inputs up to their position, and
-            the cache that includes the first ``length`` inputs. Inputs begin with BOS.
+            the cache that includes the first ``length`` inputs. Inputs begin with what the first
+            step would feed.
           state: From :meth:`start`.
         """
         return self._implementation().prefill(self, prefill_fn, state)

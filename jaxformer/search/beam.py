@@ -37,7 +37,7 @@ from jaxformer.search import loop
 from jaxformer.search.cache import gather_beams, reorder_cache
 from jaxformer.search.candidates import choose, mask_finished
 from jaxformer.search.constraints import constrain, number_rows
-from jaxformer.search.loop import PrefillFn, StepFn, append, call, check_prefix, repeat
+from jaxformer.search.loop import PrefillFn, StepFn, append, call, check_prefix, first, repeat
 from jaxformer.search.penalties import length_penalties
 from jaxformer.search.settings import BeamSettings
 from jaxformer.search.state import (
@@ -59,6 +59,7 @@ def start(
     prefix: Prefix | None = None,
     keys: object = None,
     rows: Int[Array, " B"] | None = None,
+    first_tokens: Int[Array, " B"] | None = None,
 ) -> BeamState:
     """Returns one alive hypothesis per sentence, the empty one, and none finished.
 
@@ -79,7 +80,7 @@ def start(
         done=limits == 0,
         alive=Candidates(
             log_probs=impossible.at[:, firsts].set(0.0),
-            tokens=none + settings.bos_id,
+            tokens=none + first(settings, first_tokens),
             parents=none,
         ),
         alive_tokens=tokens,
@@ -92,7 +93,7 @@ def prefill(settings: BeamSettings, prefill_fn: PrefillFn, state: BeamState) -> 
     """Returns the state after the forced tokens that all sentences share the position of."""
     if not state.prefix.shape[1]:
         return state
-    read = loop.prefill(settings, prefill_fn, state)
+    read = loop.prefill(settings, prefill_fn, state, state.alive.tokens[:, :1])
     alive, width = state.alive, min(state.prefix.shape[1], state.alive_tokens.shape[2])
     return dataclasses.replace(
         state,

@@ -97,13 +97,18 @@ def check_prefix(
                 )
 
 
+def first(settings: SearchSettings, tokens: Int[Array, " B"] | None) -> Any:
+    """Returns what the first step feeds, to be broadcast to [B, N]: the tokens, or BOS."""
+    return settings.bos_id if tokens is None else tokens[:, None]
+
+
 class Prefilled(NamedTuple):
     """Results of reading the first tokens of the prefixes in one pass.
 
     Attributes:
       length: Tokens read, int32.
       tokens: Tokens of each sentence, int32, padding after ``length`` and in finished sentences.
-      newest: The last token read, or BOS.
+      newest: The last token read, or what the first step feeds.
       log_probs: Log probability of the tokens read, float32.
       cache: The step function's own, which includes all but the newest token.
     """
@@ -116,12 +121,15 @@ class Prefilled(NamedTuple):
 
 
 def prefill(
-    settings: SearchSettings, prefill_fn: PrefillFn, state: BeamState | SampleState
+    settings: SearchSettings,
+    prefill_fn: PrefillFn,
+    state: BeamState | SampleState,
+    newest: Int[Array, "B 1"],
 ) -> Prefilled:
     """Reads as many tokens of the prefixes as all sentences that are not done must begin with.
 
-    A sentence that has fewer forced tokens than others, or whose prefix ends it, is why not all
-    are read: the loop takes the rest one by one.
+    ``newest`` is what the first step would feed. A sentence that has fewer forced tokens than
+    others, or whose prefix ends it, is why not all are read: the loop takes the rest one by one.
     """
     prefix, done = state.prefix, state.done
     stops = (prefix == settings.pad_id) | (prefix == settings.eos_id)
@@ -130,11 +138,10 @@ def prefill(
     # At its limit a hypothesis is unfinished, which is the loop's business.
     forced = jnp.minimum(forced, jnp.maximum(state.limits - 1, 0))
     length = jnp.where(done, prefix.shape[1], forced).min().astype(jnp.int32)
-    bos = jnp.full_like(prefix[:, :1], settings.bos_id)
-    inputs = jnp.concatenate([bos, prefix[:, :-1]], axis=1)
+    inputs = jnp.concatenate([newest, prefix[:, :-1]], axis=1)
     log_probs, cache = prefill_fn(inputs, prefix, length, state.cache)
     read = (positions < length) & ~done[:, None]
-    newest = jnp.take(jnp.concatenate([bos, prefix], axis=1), length, axis=1)
+    newest = jnp.take(jnp.concatenate([newest, prefix], axis=1), length, axis=1)
     return Prefilled(
         length=length,
         tokens=jnp.where(read, prefix, settings.pad_id),

@@ -33,6 +33,7 @@ from jaxformer.search.loop import (
     append,
     call,
     check_prefix,
+    first,
     log_probs_of,
     repeat,
 )
@@ -49,6 +50,7 @@ def start(
     prefix: Prefix | None = None,
     keys: Key[Array, "..."] | None = None,
     rows: Int[Array, " B"] | None = None,
+    first_tokens: Int[Array, " B"] | None = None,
 ) -> SampleState:
     """Returns N empty samples per sentence."""
     most = min(max_length, settings.max_length or max_length)
@@ -66,7 +68,7 @@ def start(
         rows=number_rows(settings, prefix, limits, rows),
         done=limits == 0,
         keys=keys,
-        newest=none + settings.bos_id,
+        newest=none + first(settings, first_tokens),
         tokens=zeros_beside(limits, capacity, jnp.int32) + settings.pad_id,
         lengths=none,
         finished=none != 0,
@@ -99,7 +101,7 @@ def prefill(settings: SamplingSettings, prefill_fn: PrefillFn, state: SampleStat
     """Returns the state after the forced tokens that all sentences share the position of."""
     if not state.prefix.shape[1]:
         return state
-    read = loop.prefill(settings, prefill_fn, state)
+    read = loop.prefill(settings, prefill_fn, state, state.newest[:, :1])
     width = min(state.prefix.shape[1], state.tokens.shape[2])
     log_probs = state.log_probs + read.log_probs[:, None]
     finished = state.finished | (log_probs == -jnp.inf)

@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import Config, FitConfig
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.training import hosts
@@ -30,6 +29,7 @@ from jaxformer.training.run_directory import (
     initialize_workdir,
     only_run_in,
 )
+from jaxformer.training.settings import FitConfig, Settings
 from jaxformer.training.signals import asked_to_stop, stop_signals
 from jaxformer.training.step import TrainState, abstract_state, init_state, make_train_step
 from jaxformer.training.task import Sums, Task
@@ -51,7 +51,7 @@ def fit(
     settings: FitConfig | None = None,
     *,
     mesh: Mesh | None = None,
-    config: Config | None = None,
+    config: Settings | None = None,
     learning_rate: optax.Schedule | None = None,
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),

@@ -6,6 +6,7 @@ last two need is left to the compiler, by the rules of this module.
 """
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jaxformer.config import MeshConfig
 from jaxformer.errors import UserError
+from jaxformer.fields import check_types
 from jaxformer.layout import pvary
 from jaxformer.nn.parameters import ParameterInfo
 
@@ -32,6 +33,34 @@ RULES = {
     "heads": "tensor",
     "d_ff": "tensor",
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How many ways devices share the work; the product is the number of devices.
+
+    The result of a run does not depend on it. ``docs/scaling.md`` says when which is fast.
+
+    Attributes:
+      data: Parts of the batch; every one has a whole copy of the parameters. -1: all devices that
+        the other two leave.
+      fsdp: Parts of the batch that also share parameters and Adam's moments among them.
+      tensor: Parts of heads, inner layer and vocabulary.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that are no sizes."""
+        check_types(self, "mesh")
+        sizes = {name: getattr(self, name) for name in ("data", "fsdp", "tensor")}
+        for name, size in sizes.items():
+            if size < 1 and size != -1:
+                raise UserError(f"mesh.{name} must be at least 1, or -1 for the rest: got {size}")
+        if list(sizes.values()).count(-1) > 1:
+            raise UserError(f"only one size of the mesh may be -1: got {sizes}")
 
 
 def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:

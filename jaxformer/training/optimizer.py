@@ -1,5 +1,6 @@
 """Adam and the learning rate of section 5.3, as an optax chain; Muon and a linear schedule."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,10 +8,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, check_config
 from jaxformer.errors import UserError
-from jaxformer.models.selection import describe_model, model_of
 from jaxformer.nn.parameters import ParameterInfo
+from jaxformer.training.settings import TrainingConfig
 
 
 def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -> optax.Schedule:
@@ -55,44 +55,44 @@ def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedul
     return schedule
 
 
-def learning_rate_schedule(config: Config) -> optax.Schedule:
-    """The schedule of ``config.training``: equation 3, or a linear one with the same peak."""
-    training, d_model = config.training, config.model.d_model
-    sizes = (d_model, training.warmup_steps, training.learning_rate_scale)
-    if training.schedule == "inverse_sqrt":
+def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedule:
+    """Returns the schedule of the settings: equation 3, or a linear one with the same peak."""
+    sizes = (d_model, settings.warmup_steps, settings.learning_rate_scale)
+    if settings.schedule == "inverse_sqrt":
         return inverse_sqrt_schedule(*sizes)
-    peak = training.learning_rate_scale * (d_model * training.warmup_steps) ** -0.5
-    return linear_schedule(peak, training.warmup_steps, training.steps)
+    peak = settings.learning_rate_scale * (d_model * settings.warmup_steps) ** -0.5
+    return linear_schedule(peak, settings.warmup_steps, settings.steps)
 
 
-def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """The paper's Adam (beta1 0.9, beta2 0.98, epsilon 1e-9) under its schedule.
+def configured_optimizer(
+    settings: TrainingConfig, d_model: int, describe: Callable[[], PyTree]
+) -> optax.GradientTransformation:
+    """Returns the optimizer of the settings: the paper's Adam (section 5.3) by default.
 
-    Departs from the paper: options only, of ``config.training``: ``clip_norm`` (gradients are
-    clipped by their global norm first), ``learning_rate_scale``, ``schedule``, ``optimizer``,
-    ``weight_decay`` and ``moments="bfloat16"``.
+    Departs from the paper: options only: ``clip_norm`` (gradients are clipped by their global norm
+    first), ``learning_rate_scale``, ``schedule``, ``optimizer``, ``weight_decay`` and
+    ``moments="bfloat16"``.
 
-    Raises:
-      UserError: This is no ``Config``: the learning rate depends on the model's width, too.
+    Args:
+      settings: Which one.
+      d_model: Width of the model, on which the learning rate depends.
+      describe: Returns facts about the parameters, for Muon and weight decay.
     """
-    check_config(config)
-    training, schedule = config.training, learning_rate_schedule(config)
+    schedule, decay = configured_schedule(settings, d_model), settings.weight_decay
     parts: list[optax.GradientTransformation] = []
-    if training.clip_norm is not None:
-        parts.append(optax.clip_by_global_norm(training.clip_norm))
-    if training.optimizer == "muon":
+    if settings.clip_norm is not None:
+        parts.append(optax.clip_by_global_norm(settings.clip_norm))
+    if settings.optimizer == "muon":
         # An orthogonal matrix times this has updates as large as Adam's usually are (Liu et al.
         # 2025), so that one learning rate serves all parameters.
-        decay = training.weight_decay
-        info = describe_model(config.model, model_of(config))
-        parts.append(muon(schedule, info, weight_decay=decay, consistent_rms=0.2, adam_b2=0.98))
-        return optax.chain(*parts)
+        options = {"weight_decay": decay, "consistent_rms": 0.2, "adam_b2": 0.98}
+        return optax.chain(*parts, muon(schedule, describe(), **options))
     adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
-    parts.append(adam if training.moments == "float32" else _kept_in_bfloat16(adam))
-    if training.weight_decay:
-        numbers = matrix_dimensions(describe_model(config.model, model_of(config)))
+    parts.append(adam if settings.moments == "float32" else _kept_in_bfloat16(adam))
+    if decay:
+        numbers = matrix_dimensions(describe())
         decays = jax.tree.map(lambda n: n is not None, numbers, is_leaf=_is_dimensions)
-        parts.append(optax.add_decayed_weights(training.weight_decay, decays))
+        parts.append(optax.add_decayed_weights(decay, decays))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
 

@@ -1,18 +1,16 @@
 """The run directory: it belongs to one experiment, and one run at a time trains in it."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from jaxformer import config as config_lib
 from jaxformer.checkpoint import saved_steps
-from jaxformer.config import Config, FitConfig
 from jaxformer.errors import UserError
 from jaxformer.files import lock_folder, write_file
 from jaxformer.training import hosts
+from jaxformer.training.settings import Settings
 from jaxformer.training.task import Task
 from jaxformer.workdir import Workdir, code_digest, read_json, use_compilation_cache
 
@@ -23,18 +21,18 @@ _MAY_CHANGE = {
 }
 
 
-def begin(folder: Workdir, config: Config | FitConfig) -> None:
+def begin(folder: Workdir, settings: Settings) -> None:
     """Prepares a run before its data are read, which may take long.
 
     Raises:
       UserError: As in :func:`check_workdir`, or other hosts run something else.
     """
     use_compilation_cache()
-    hosts.check_agreement({"config": _digest(config), "jaxformer": code_digest()})
-    check_workdir(folder, config)
+    hosts.check_agreement({"config": _digest(settings), "jaxformer": code_digest()})
+    check_workdir(folder, settings)
 
 
-def check_workdir(folder: Workdir, config: Config | FitConfig) -> None:
+def check_workdir(folder: Workdir, settings: Settings) -> None:
     """Checks that the workdir is free, or belongs to the same experiment and has its checkpoints.
 
     How long to train and how often to report may change between the parts of a run, and data may
@@ -47,8 +45,8 @@ def check_workdir(folder: Workdir, config: Config | FitConfig) -> None:
         raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
     if not folder.config.exists():
         return
-    given = _fields(config)
-    for name, was in _saved_fields(folder, config).items():
+    given = _fields(settings)
+    for name, was in _fields(_saved(folder, settings)).items():
         if was != given.get(name) and name.rpartition(".")[2] not in _MAY_CHANGE:
             raise UserError(
                 f"{folder.path}: holds a run with {name}={was!r}, but {given.get(name)!r} was "
@@ -57,28 +55,28 @@ def check_workdir(folder: Workdir, config: Config | FitConfig) -> None:
     _check_checkpoints(folder)
 
 
-def _fields(config: Config | FitConfig) -> dict[str, Any]:
+def _fields(settings: Settings) -> dict[str, Any]:
     """Returns the values that a resumed run is held to, by name."""
-    names = ("model", "data", "training")
-    parts = {name: getattr(config, name) for name in names} if isinstance(config, Config) else {}
     return {
-        f"{name}.{field.name}": getattr(part, field.name)
-        for name, part in (parts or {"fit": config}).items()
-        for field in dataclasses.fields(part)
+        f"{section}.{name}": value
+        for section, values in settings.to_dict().items()
+        if section not in ("mesh", "search")
+        for name, value in values.items()
     }
 
 
-def _saved_fields(folder: Workdir, config: Config | FitConfig) -> dict[str, Any]:
-    """As :func:`_fields`, of the run in the workdir."""
-    if isinstance(config, Config):
-        return _fields(folder.load_config())
-    values = read_json(folder.config).get("fit")
-    if not isinstance(values, dict) or not values.keys() <= config_lib.to_dict(config).keys():
+def _saved(folder: Workdir, settings: Settings) -> Settings:
+    """Returns the settings of the run in the workdir."""
+    values = read_json(folder.config)
+    if values.keys() - settings.to_dict().keys():
         raise UserError(
-            f"{folder.path}: expected a workdir of this task, but it holds a run of train.py; "
-            "give another one"
+            f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
+            "give another workdir"
         )
-    return {f"fit.{name}": value for name, value in values.items()}
+    try:
+        return type(settings).from_dict(values)
+    except UserError as error:
+        raise UserError(f"{folder.config}: {error}") from None
 
 
 def _check_checkpoints(folder: Workdir) -> None:
@@ -146,7 +144,7 @@ def check_metadata(folder: Workdir, identity: dict[str, str], metadata: dict[str
             )
 
 
-def initialize_workdir(folder: Workdir, config: Config | FitConfig, task: Task) -> None:
+def initialize_workdir(folder: Workdir, settings: Settings, task: Task) -> None:
     """Writes what the run is made from; the config last, since it makes the folder a workdir.
 
     Raises:
@@ -155,12 +153,8 @@ def initialize_workdir(folder: Workdir, config: Config | FitConfig, task: Task) 
     if not folder.config.exists():
         task.save(folder)
         write_file(folder.identity, json.dumps(task.identity(), indent=2).encode())
-    if isinstance(config, Config):
-        config_lib.save(config, folder.config)
-    else:
-        values = {"fit": config_lib.to_dict(config)}
-        write_file(folder.config, (json.dumps(values, indent=2) + "\n").encode())
+    write_file(folder.config, (json.dumps(settings.to_dict(), indent=2) + "\n").encode())
 
 
-def _digest(config: Config | FitConfig) -> str:
-    return hashlib.sha256(json.dumps(config_lib.to_dict(config)).encode()).hexdigest()
+def _digest(settings: Settings) -> str:
+    return hashlib.sha256(json.dumps(settings.to_dict()).encode()).hexdigest()

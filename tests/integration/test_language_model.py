@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig, from_dict, to_dict
+from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference.generate import Generator
@@ -270,6 +270,6 @@ def test_models_of_another_kind_are_refused_in_words(run, tiny_workdir, capsys):
 
 
 def test_config_is_plain_values_and_back(run):
-    values = to_dict(run[0])
+    values = run[0].to_dict()
     assert values["data"]["corpus"] == "stream"
-    assert from_dict(json.loads(json.dumps(values))) == run[0]
+    assert Config.from_dict(json.loads(json.dumps(values))) == run[0]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Config
+from jaxformer.config import Config, load_run
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
@@ -57,7 +57,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     workdir = tmp_path_factory.mktemp(request.param)
     import_marian(FIXTURES / request.param, workdir)
     folder = Workdir(workdir)
-    config = folder.load_config()
+    config = load_run(folder)
     params, _ = load_params(folder, config.model, "auto")
     vocabulary = json.loads((FIXTURES / request.param / "vocab.json").read_text())
     outputs = dict(np.load(FIXTURES / request.param / "outputs.npz"))
@@ -192,7 +192,7 @@ def test_an_import_that_was_interrupted_can_be_repeated(tmp_path):
     import_marian(FIXTURES / "swish_tied", tmp_path)
     (tmp_path / "config.json").unlink()
     import_marian(FIXTURES / "swish_tied", tmp_path)
-    assert Workdir(tmp_path).load_config().model.vocab_size > 60
+    assert load_run(Workdir(tmp_path)).model.vocab_size > 60
 
 
 def test_half_precision_weights_are_read(tmp_path):
@@ -205,7 +205,7 @@ def test_half_precision_weights_are_read(tmp_path):
     safetensors.numpy.save_file(halves, copy / "model.safetensors")
     import_marian(copy, tmp_path / "run")
     folder = Workdir(tmp_path / "run")
-    params, _ = load_params(folder, folder.load_config().model, "auto")
+    params, _ = load_params(folder, load_run(folder).model, "auto")
     name = "model.encoder.layers.1.fc1.bias"
     found = params["encoder"]["layers"]["feed_forward"]["inner_bias"][1]
     assert found.dtype == jnp.float32

@@ -47,7 +47,7 @@ def calls():
         make_train_step,
         sample,
     )
-    from jaxformer.config import to_config_dict, to_dict
+    from jaxformer.config import to_config_dict
     from jaxformer.data.numerals import NumeralsCorpus
     from jaxformer.data.tokenizer import train_tokenizer
     from jaxformer.inference.alignment import align
@@ -143,7 +143,7 @@ def calls():
     def numbers():
         size, rate = np.int64(8), np.float32(0.5)
         made = ModelConfig(vocab_size=300, d_model=size, num_heads=2, dropout_rate=rate)
-        values = json.loads(json.dumps(to_dict(Config(model=made))))["model"]
+        values = json.loads(json.dumps(Config(model=made).to_dict()))["model"]
         return [values["d_model"], values["dropout_rate"]]
 
     works = {

@@ -23,6 +23,7 @@ from jaxformer.config import (
 )
 from jaxformer.data.trees import escape, read_trees
 from jaxformer.errors import UserError
+from jaxformer.experiment import make_optimizer
 from jaxformer.inference.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.search import BeamSearch
@@ -30,7 +31,6 @@ from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing import Parsing
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state
 from jaxformer.workdir import Workdir
 

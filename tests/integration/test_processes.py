@@ -15,9 +15,9 @@ import pytest
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_state
 
 from .test_user_task import run

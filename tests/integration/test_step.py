@@ -14,10 +14,10 @@ import pytest
 from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch, make_batch
 from jaxformer.errors import UserError
+from jaxformer.experiment import make_optimizer
 from jaxformer.models.transformer import Transformer
 from jaxformer.tasks.translation import batch_sums, make_init, make_loss
 from jaxformer.training.mesh import make_mesh, rows_split
-from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import abstract_state, init_state, make_eval_step, make_train_step
 
 CONFIG = Config(

@@ -15,12 +15,11 @@ import pytest
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
-from jaxformer.experiment import train
+from jaxformer.experiment import make_optimizer, train
 from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
 from jaxformer.tasks import translation
 from jaxformer.training import loop
-from jaxformer.training.optimizer import make_optimizer
 
 from .compilations import Compilations
 from .training_process import start_training

@@ -5,14 +5,14 @@ import runpy
 
 import pytest
 
-from jaxformer.config import Config, from_dict
+from jaxformer.config import Config
 from jaxformer.errors import UserError
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.py"))
 
 
 def load(path, variant=""):
-    return from_dict(runpy.run_path(str(path))["get_config"](variant).to_dict())
+    return Config.from_dict(runpy.run_path(str(path))["get_config"](variant).to_dict())
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

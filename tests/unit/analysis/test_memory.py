@@ -79,7 +79,7 @@ from jaxformer.data.batch import Batch
 from jaxformer.analysis.memory import step_memory
 from jaxformer.tasks.translation import make_init, make_loss
 from jaxformer.training.mesh import make_mesh, to_devices
-from jaxformer.training.optimizer import make_optimizer
+from jaxformer.experiment import make_optimizer
 from jaxformer.training.step import init_state, make_train_step
 
 config = Config(

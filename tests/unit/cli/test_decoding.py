@@ -7,9 +7,9 @@ import pytest
 from jaxformer import config as config_lib
 from jaxformer.cli.decoding import search_settings
 from jaxformer.cli.parser import parse
-from jaxformer.config import Config, search_from_dict, search_to_dict
+from jaxformer.config import Config
 from jaxformer.errors import UserError
-from jaxformer.search import BeamSearch
+from jaxformer.search import BeamSearch, plain
 
 RUN = BeamSearch(beam_size=5, length_penalty=1.0)
 
@@ -50,7 +50,7 @@ def settings(tmp_path):
     ],
 )
 def test_flags_change_the_settings_of_the_run(flags, changes, settings):
-    assert settings(flags) == search_from_dict(search_to_dict(RUN) | changes)
+    assert settings(flags) == plain.from_dict(plain.to_dict(RUN) | changes)
 
 
 @pytest.mark.parametrize(

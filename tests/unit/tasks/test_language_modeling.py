@@ -11,10 +11,10 @@ import pytest
 
 from jaxformer.config import Config, MeshConfig, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
+from jaxformer.experiment import make_optimizer
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
-from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state, make_train_step
 from jaxformer.training.task import Randomness
 from jaxformer.workdir import Workdir

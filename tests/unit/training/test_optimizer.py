@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig
+from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.optimizer import (
+    configured_schedule,
     inverse_sqrt_schedule,
-    learning_rate_schedule,
     linear_schedule,
-    make_optimizer,
 )
 
 
@@ -88,10 +88,9 @@ def test_the_linear_schedule_has_the_peak_of_equation_3():
     training = TrainingConfig(
         steps=50, warmup_steps=10, learning_rate_scale=0.5, schedule="linear", eval_every=1500
     )
-    config = Config(training=training)
     peak = 0.5 * (512 * 10) ** -0.5
     rates = [peak * min(step / 10, (51 - step) / 41) for step in range(1, 51)]
-    schedule = learning_rate_schedule(config)
+    schedule = configured_schedule(training, 512)
     np.testing.assert_allclose([schedule(count) for count in range(50)], rates, rtol=1e-5)
     assert float(linear_schedule(1.0, 10, 50)(50)) == 0
 

@@ -1,0 +1,106 @@
+"""Frozen dataclasses of plain values: building them from dictionaries, and checking them."""
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
+
+from jaxformer.errors import UserError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Any, section: str) -> T:
+    """Builds a dataclass from a dictionary of its fields.
+
+    Args:
+      cls: The dataclass.
+      values: Values by the names of fields; the others keep their defaults.
+      section: Name of the dataclass in messages.
+
+    Raises:
+      UserError: A field is unknown, of the wrong type, or out of range.
+    """
+    return cls(**typed_values(typing.get_type_hints(cls), values, f"{section}."))
+
+
+def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
+    """Returns the values of fields with these types.
+
+    Raises:
+      UserError: A field is unknown, or of the wrong type.
+    """
+    check_known(values, hints, prefix)
+    return {name: _typed(value, hints[name], f"{prefix}{name}") for name, value in values.items()}
+
+
+def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
+    """Refuses what is not a dictionary of known fields."""
+    if not isinstance(values, dict):
+        raise UserError(f"{prefix.rstrip('.') or 'config'}: expected fields, got {values!r}")
+    for name in values:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
+            raise UserError(f"unknown config field {prefix}{name}; {hint}")
+
+
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    if value is None and type(None) in typing.get_args(hint):
+        return None
+    expected = expected_type(hint)
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{name} is too large a number") from None
+    if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
+        raise UserError(f"{name} must be of type {expected.__name__}: got {value!r}")
+    return value
+
+
+def expected_type(hint: Any) -> type:
+    """The plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
+    if typing.get_origin(hint) is Literal:
+        return type(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is types.UnionType:
+        return next(t for t in typing.get_args(hint) if t is not type(None))
+    return hint
+
+
+def check_types(config: Any, section: str) -> None:
+    """Refuses values of other types; numbers of NumPy become Python's, which JSON can hold."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        if typing.get_origin(hint) is Literal:
+            continue
+        value = getattr(config, name)
+        if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
+            value = value.item()
+        object.__setattr__(config, name, _typed(value, hint, f"{section}.{name}"))
+
+
+def check_choices(config: Any, section: str) -> None:
+    """Refuses values of other types, and those that are not among their choices."""
+    check_types(config, section)
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+            choices = ", ".join(map(repr, typing.get_args(hint)))
+            raise UserError(f"{section}.{name} must be one of {choices}: got {value!r}")
+
+
+def check_positive(config: Any, section: str, *names: str) -> None:
+    """Refuses fields that are not greater than 0, and finite."""
+    for name in names:
+        if not 0 < getattr(config, name) < math.inf:
+            raise UserError(f"{section}.{name} must be greater than 0: got {getattr(config, name)}")
+
+
+def check_fraction(config: Any, section: str, name: str) -> None:
+    """Refuses a field that is not at least 0 and less than 1."""
+    if not 0 <= getattr(config, name) < 1:
+        raise UserError(
+            f"{section}.{name} must be at least 0 and less than 1: got {getattr(config, name)}"
+        )

@@ -1,0 +1,80 @@
+"""Algorithms of search as plain values, which a config and the command line have."""
+
+import dataclasses
+import re
+import typing
+from typing import Any
+
+from jaxformer.errors import UserError
+from jaxformer.fields import typed_values
+from jaxformer.search.algorithm import BeamSearch, Sampling
+
+# Algorithms of search by the method that a file names. Every file has the fields of all of them, so
+# that the command line can change the method.
+SEARCHES: dict[str, type[BeamSearch | Sampling]] = {"beam": BeamSearch, "sampling": Sampling}
+# Ids belong to the vocabulary, and constraints are no plain values.
+_NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
+
+
+def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
+    """Returns a search as plain values: its method, its fields, and the defaults of the others.
+
+    Raises:
+      UserError: The search has constraints, which are no plain values.
+    """
+    if search.constraints:
+        raise UserError(
+            f"search.constraints cannot be part of a file: got {search.constraints}; give them to "
+            "the Translator"
+        )
+    method = next(name for name, kind in SEARCHES.items() if isinstance(search, kind))
+    defaults = {name: hint[1] for name, hint in search_fields().items()}
+    own = {name: getattr(search, field) for name, field in _file_fields(type(search)).items()}
+    return {**defaults, "method": method, **own}
+
+
+def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
+    """Builds and validates a search from plain values; the inverse of :func:`to_dict`.
+
+    Raises:
+      UserError: A field is unknown, of the wrong type, out of range, or not of the method.
+    """
+    fields = search_fields()
+    values = typed_values({name: hint for name, (hint, _) in fields.items()}, values, "search.")
+    values = {name: default for name, (_, default) in fields.items()} | values
+    if (method := values["method"]) not in SEARCHES:
+        raise UserError(
+            f"search.method must be one of {', '.join(map(repr, SEARCHES))}: got {method!r}"
+        )
+    searches = {}
+    for name, kind in SEARCHES.items():
+        try:
+            own = {field: values[key] for key, field in _file_fields(kind).items()}
+            searches[name] = kind(**own)
+        except UserError as error:
+            names = "|".join([*fields, "num_samples"])
+            raise UserError(re.sub(rf"\b({names})\b", r"search.\1", str(error))) from None
+    for other, kind in SEARCHES.items():
+        for name in _file_fields(kind):
+            if name not in _file_fields(SEARCHES[method]) and values[name] != fields[name][1]:
+                raise UserError(
+                    f"search.{name} needs search.method={other}: got {values[name]} with "
+                    f"search.method={method}"
+                )
+    return searches[method]
+
+
+def _file_fields(kind: type[BeamSearch | Sampling]) -> dict[str, str]:
+    """Returns the names of a search's fields in files: samples count as a beam there."""
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in _NOT_IN_FILES]
+    return {"beam_size" if name == "num_samples" else name: name for name in names}
+
+
+def search_fields() -> dict[str, tuple[Any, Any]]:
+    """Returns type and default of every field of a search in a file."""
+    fields: dict[str, tuple[Any, Any]] = {"method": (str, "beam"), "beam_size": (int, 4)}
+    for kind in SEARCHES.values():
+        hints = typing.get_type_hints(kind)
+        for name, field in _file_fields(kind).items():
+            fields.setdefault(name, (hints[field], getattr(kind, field)))
+    return fields

@@ -1,0 +1,132 @@
+"""Settings of training: of the loop for any task, and of the paper's optimizer."""
+
+import dataclasses
+import math
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from jaxformer.errors import UserError
+from jaxformer.fields import build, check_choices, check_fraction, check_known, check_positive
+from jaxformer.nn.stack import Remat
+
+
+@runtime_checkable
+class Settings(Protocol):
+    """What a workdir keeps of an experiment, as JSON: sections of named values."""
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns sections of plain values."""
+        ...
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Settings":
+        """Builds and validates the settings; the inverse of :meth:`to_dict`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """The training loop of any task: how long it runs, and what is written while it does.
+
+    Attributes:
+      steps: Optimizer steps of the whole run.
+      accumulation: Micro-batches that one step is computed in. The result does not depend on it.
+      seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
+      log_every: Steps between two progress reports.
+      eval_every: Steps between two validations; a multiple of checkpoint_every.
+      checkpoint_every: Steps between two checkpoints.
+      keep_checkpoints: Newest checkpoints kept, for averaging; the best one is kept besides.
+    """
+
+    steps: int = 100_000
+    accumulation: int = 1
+    seed: int = 0
+    log_every: int = 100
+    eval_every: int = 1500
+    checkpoint_every: int = 1500
+    keep_checkpoints: int = 5
+
+    _section = "fit"  # of the config; no field
+
+    def __post_init__(self) -> None:
+        """Refuses a run that could not start or would never report."""
+        section = self._section
+        check_choices(self, section)
+        names = ("steps", "accumulation", "log_every", "eval_every", "checkpoint_every")
+        check_positive(self, section, *names, "keep_checkpoints")
+        if self.eval_every % self.checkpoint_every:
+            raise UserError(
+                f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "
+                f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
+            )
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"{section}.seed must be from 0 to {2**31 - 1}: got {self.seed}")
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns the fields as one section."""
+        return {self._section: dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "FitConfig":
+        """Builds and validates the settings; the inverse of :meth:`to_dict`.
+
+        Raises:
+          UserError: A field is unknown, of the wrong type, or out of range.
+        """
+        check_known(values, [cls._section], "")
+        return build(cls, values.get(cls._section, {}), cls._section)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(FitConfig):
+    """Optimisation (sections 5.2 to 5.4), the loop, and what is validated.
+
+    Attributes:
+      warmup_steps: Steps of linear warm-up in equation 3.
+      learning_rate_scale: Factor on the learning rate of equation 3; 1 is the paper's.
+      label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
+      clip_norm: Largest global gradient norm; None, as in the paper, clips nothing.
+      remat: What the backward pass computes again instead of keeping: "none"; "dots", all but the
+        products with parameters; "layer", all but the inputs of layers. Slower, and less memory.
+        The result does not depend on it.
+      optimizer: "adam" as in section 5.3, or "muon": Muon for the matrices of the layers, with
+        updates of Adam's usual size, and Adam for all other parameters.
+      schedule: Of the learning rate after warm-up: "inverse_sqrt" as in equation 3, or "linear", to
+        0 at the last step.
+      weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
+      moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
+      eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
+    """
+
+    warmup_steps: int = 4000
+    learning_rate_scale: float = 1.0
+    label_smoothing: float = 0.1
+    clip_norm: float | None = None
+    remat: Remat = "none"
+    optimizer: Literal["adam", "muon"] = "adam"
+    schedule: Literal["inverse_sqrt", "linear"] = "inverse_sqrt"
+    weight_decay: float = 0.0
+    moments: Literal["float32", "bfloat16"] = "float32"
+    eval_sentences: int = 500
+
+    _section = "training"
+
+    def __post_init__(self) -> None:
+        """Refuses a run that could not start or would never report."""
+        super().__post_init__()
+        check_positive(self, "training", "warmup_steps", "learning_rate_scale")
+        check_fraction(self, "training", "label_smoothing")
+        if self.eval_sentences < 0:
+            raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"training.weight_decay must be 0 or more: got {self.weight_decay}")
+        if self.schedule == "linear" and self.warmup_steps >= self.steps:
+            raise UserError(
+                "training.warmup_steps must be less than training.steps with "
+                f"training.schedule=linear: got {self.warmup_steps} and {self.steps}"
+            )
+        if self.optimizer == "muon" and self.moments != "float32":
+            raise UserError("training.moments=bfloat16 needs training.optimizer=adam: got muon")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UserError(
+                f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"
+            )

@@ -28,8 +28,8 @@ import pytest
 PROJECT = pathlib.Path(__file__).parents[1]
 
 # Every annotation of the package is checked while it runs: classes, and Float[Array, "B T D"] with
-# one meaning for each letter within a call. Not those of numerals, which has no arrays and spells so
-# many numbers that checking took half of the time of all trainings.
+# one meaning for each letter within a call. Not those of numerals, which has no arrays and spells
+# so many numbers that checking took half of the time of all trainings.
 _UNCHECKED = {"jaxformer.data.numerals"}
 _MODULES = {
     ".".join(path.relative_to(PROJECT).with_suffix("").parts)

@@ -6,7 +6,8 @@ none of the libraries for text, files and pictures.
 Config       Config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig, UserError
 Models       Transformer, LanguageModel
 Parts        MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
-             StackCache, dot_product_attention, sinusoidal_positions, segment_mask, causal_mask
+             StackCache, dot_product_attention, sinusoidal_positions, rotary_positions,
+             segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,

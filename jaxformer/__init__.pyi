@@ -37,6 +37,7 @@ from jaxformer.nn.kernels import dot_product_attention as dot_product_attention
 from jaxformer.nn.masks import causal_mask as causal_mask
 from jaxformer.nn.masks import segment_mask as segment_mask
 from jaxformer.nn.norm import LayerNorm as LayerNorm
+from jaxformer.nn.positions import rotary_positions as rotary_positions
 from jaxformer.nn.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.nn.stack import Stack as Stack
 from jaxformer.nn.stack import StackCache as StackCache

@@ -5,6 +5,7 @@ import functools
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -15,7 +16,7 @@ from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
-from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
@@ -35,7 +36,8 @@ class ModelConfig:
       dropout_rate: Dropout on sub-layer outputs and on the embedding sums, ``P_drop``.
       attention_dropout_rate: Dropout on attention weights; the paper has none.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
-      positions: "sinusoidal" as in section 3.5, or "learned" (Table 3, row E).
+      positions: "sinusoidal" as in section 3.5, "learned" (Table 3, row E), or "rotary": not added
+        to embeddings, but queries and keys of self-attention turned by angles.
       activation: Of the feed-forward networks: "relu" as in equation 2, or "gelu" or "swish", which
         other models have.
       biases: Whether attention's projections and the output logits have biases. The paper's have
@@ -64,7 +66,7 @@ class ModelConfig:
     dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.0
     norm_position: Literal["post", "pre"] = "post"
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     activation: Literal["relu", "gelu", "swish"] = "relu"
     biases: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
@@ -112,6 +114,11 @@ class ModelConfig:
                     "model.target_vocab_size must be from 1 to model.vocab_size="
                     f"{self.vocab_size}, of which it is a part: got {size}"
                 )
+        if self.positions == "rotary" and self.key_size % 2:
+            raise UserError(
+                "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
+                f"got {self.key_size}"
+            )
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(
                 "model.d_model must be even, since sinusoidal positions are sine and cosine "
@@ -155,7 +162,9 @@ def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "no
     make_norm = functools.partial(LayerNorm, c.norm_epsilon)
     make_residual = functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm)
     block = Block(
-        self_attention=make_attention(),
+        self_attention=make_attention(
+            encode_positions=rotary_positions if c.positions == "rotary" else None
+        ),
         cross_attention=make_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype),
         make_residual=make_residual,
@@ -170,7 +179,12 @@ def make_table(module: nn.Module, name: str, size: int, d_model: int) -> Any:
 
 
 def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
-    """Creates the encodings of ``max_length`` positions, sinusoidal or learned, [M, D]."""
+    """Creates what is added to embeddings of ``max_length`` positions, [M, D].
+
+    Zeros if positions are rotary, which adds nothing.
+    """
+    if config.positions == "rotary":
+        return np.zeros((config.max_length, config.d_model), np.float32)
     if config.positions == "sinusoidal":
         return sinusoidal_positions(config.max_length, config.d_model)
     initializer = nn.initializers.normal(stddev=config.d_model**-0.5)

@@ -16,7 +16,7 @@ from jaxformer.nn.kernels import additive_attention, dot_product_attention
 from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import ParameterInfo, describe, parameter
-from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 from jaxformer.nn.precision import cast_params
 from jaxformer.nn.projection import project
 from jaxformer.nn.stack import Stack, StackCache
@@ -46,6 +46,7 @@ __all__ = [
     "output_logits",
     "parameter",
     "project",
+    "rotary_positions",
     "segment_mask",
     "sinusoidal_positions",
     "use_backend",

@@ -48,7 +48,7 @@ class MultiHeadAttention(nn.Module):
       use_bias: Adds biases to all four projections.
       dropout_rate: Dropout on the attention weights.
       encode_positions: Applied to queries and keys, [B, T, H, K], with their positions, [B or 1,
-        T], before they meet: rotary embeddings, for instance. Not with a memory.
+        T], before they meet: ``rotary_positions``, for instance. Not with a memory.
       compute_dtype: Dtype of what enters the matrix multiplications.
     """
 

@@ -1,7 +1,8 @@
-"""Positional encodings (section 3.5)."""
+"""Positional encodings: sinusoids (section 3.5), and rotary ones."""
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 
@@ -29,3 +30,28 @@ def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     angles = np.arange(length)[:, None] * frequencies
     pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
     return pairs.reshape(length, d_model).astype("float32")
+
+
+def rotary_positions(
+    heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"]
+) -> Float[Array, "B T H K"]:
+    """Turns queries or keys by angles that grow with their positions (Su et al. 2021, RoFormer).
+
+    Entries i and i + K/2 are a point, turned by pos / 10000^(2i/K). A query's product with a key
+    then depends on how far apart they are, and not on where.
+
+    >>> rotary_positions(jnp.array([[[[1.0, 0.0]]]]), jnp.array([[1]])).round(4).tolist()
+    [[[[0.5403000116348267, 0.8414999842643738]]]]
+
+    Raises:
+      UserError: K is odd.
+    """
+    size = heads.shape[-1]
+    if size % 2:
+        raise UserError(f"rotary positions: expected an even size of a head, d_k, got {size}")
+    frequencies = 10_000.0 ** (-np.arange(0, size, 2) / size)
+    angles = positions[:, :, None, None] * frequencies.astype("float32")
+    sine, cosine = jnp.sin(angles), jnp.cos(angles)
+    x, y = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([x * cosine - y * sine, x * sine + y * cosine], axis=-1)
+    return turned.astype(heads.dtype)

@@ -221,7 +221,7 @@ def test_replace_validates():
         ),
         ("model", {"d_model": 9, "num_heads": 3}, r"d_model must be even, .*: got 9; use 10"),
         ("model", {"norm_position": "mid"}, r"one of 'post', 'pre': got 'mid'"),
-        ("model", {"positions": ""}, r"one of 'sinusoidal', 'learned': got ''"),
+        ("model", {"positions": ""}, r"one of 'sinusoidal', 'learned', 'rotary': got ''"),
         ("model", {"compute_dtype": "fp8"}, r"one of 'float32', 'bfloat16', 'int8': got 'fp8'"),
         ("data", {"corpus": "csv"}, r"data\.corpus must be one of 'text', 'tfds', 'numerals'"),
         ("data", {"batching": "none"}, r"data\.batching must be one of 'buckets', 'packing'"),

@@ -110,6 +110,8 @@ CHANGES = [
     {"norm_position": "pre", "positions": "learned", "biases": True},
     {"compute_dtype": "bfloat16", "norm_position": "pre"},
     {"compute_dtype": "int8", "positions": "learned"},
+    {"positions": "rotary", "d_k": 4},
+    {"compute_dtype": "int8", "positions": "rotary", "d_k": 4},
 ]
 
 

@@ -165,6 +165,7 @@ def test_packed_segments_leak_nothing_and_equal_unpacked():
         pytest.param({"norm_position": "pre"}, marks=pytest.mark.slow),
         pytest.param({"positions": "learned"}, marks=pytest.mark.slow),
         {"norm_position": "pre", "positions": "learned"},
+        {"positions": "rotary", "d_k": 4},
         {"activation": "swish", "biases": True, "embeddings": "separate"},
     ],
 )

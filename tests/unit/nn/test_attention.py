@@ -17,6 +17,7 @@ from jaxformer.nn import (
     use_backend,
 )
 from jaxformer.nn.kernels import has_fused_kernel
+from jaxformer.nn.positions import rotary_positions
 from jaxformer.nn.projection import project
 
 
@@ -201,17 +202,7 @@ def test_dropout_on_the_weights_keeps_their_mean_and_belongs_to_the_row():
 
 def test_positions_are_encoded_into_queries_and_keys():
     """Rotations of pairs by an angle that grows with the position: scores see differences only."""
-
-    def rotate(heads, positions):
-        angles = 0.7 * positions[:, :, None, None]
-        a, b = heads[..., 0::2], heads[..., 1::2]
-        turned = (
-            a * jnp.cos(angles) - b * jnp.sin(angles),
-            a * jnp.sin(angles) + b * jnp.cos(angles),
-        )
-        return jnp.stack(turned, axis=-1).reshape(heads.shape)
-
-    layer = MultiHeadAttention(num_heads=2, encode_positions=rotate)
+    layer = MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 8)), jnp.float32)
     params = layer.init(jax.random.key(0), x)
     default = layer.apply(params, x)

@@ -2,11 +2,13 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 
 
 @pytest.mark.parametrize(("position", "i"), [(0, 0), (1, 0), (3, 1), (100, 7), (4999, 255)])
@@ -45,3 +47,21 @@ def test_sizes_without_a_table_are_refused(arguments, words):
 
 def test_no_positions():
     assert sinusoidal_positions(0, 6).shape == (0, 6)
+
+
+def test_rotary_positions_are_products_with_complex_numbers_of_length_one():
+    rng = np.random.default_rng(0)
+    heads = rng.normal(size=(2, 5, 3, 8)).astype("float32")
+    positions = rng.integers(0, 1000, size=(2, 5))
+    points = heads[..., :4] + 1j * heads[..., 4:]
+    turns = np.exp(1j * positions[..., None] * 10_000.0 ** (-np.arange(0, 8, 2) / 8))
+    expected = points * turns[:, :, None]
+    found = np.asarray(rotary_positions(jnp.asarray(heads), jnp.asarray(positions)))
+    np.testing.assert_allclose(found[..., :4] + 1j * found[..., 4:], expected, atol=3e-4)
+
+
+def test_rotary_positions_turn_pairs():
+    with pytest.raises(UserError, match="expected an even size of a head, d_k, got 3"):
+        rotary_positions(jnp.ones((1, 2, 2, 3)), jnp.arange(2)[None])
+    with pytest.raises(UserError, match=r"the size of a head, model\.d_k, must be even.* got 3"):
+        ModelConfig(d_model=12, num_heads=4, positions="rotary")

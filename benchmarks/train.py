@@ -9,6 +9,10 @@ nn.Transformer and Hugging Face's Marian (never dependencies of ours), run under
 that --peers names. nn.Transformer also has dropout in attention and feed-forward network, which the
 paper's model does not have and which it cannot be built without: it does that little more.
 
+``--size gpt`` is the language model of configs/shakespeare.py, without label smoothing and with
+dropout on attention weights too. Its peers are a GPT in PyTorch, as short as these are written, and
+Hugging Face's GPT-2.
+
 All get the same settings of malloc: glibc gives large arrays back to the system after every
 operation otherwise, and a third of a step is page faults. --malloc default leaves them alone, as is
 always done on a GPU, whose arrays are not there.
@@ -19,7 +23,7 @@ On a GPU give it a batch that fills it, such as 25,000 tokens a side; the peers 
         --systems "ours bfloat16" "torch bfloat16"
 
 A line has, for one system:
-  tokens_per_second  source and target tokens without padding: median, least and most of the steps
+  tokens_per_second  without padding, source and target: median, least and most of the steps
   ratio              the median over that of each peer; above 1 is faster
   flops_per_second   of the matrix products, counted from the sizes (jaxformer/training/flops.py)
   mfu                those over the best matrix product seen in this process, of 2,048 x 2,048, on
@@ -58,6 +62,10 @@ SIZES = {
         "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 6,
         "vocab_size": 32_000, "rows": 64, "length": 32,
     },
+    "gpt": {
+        "d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 4,
+        "vocab_size": 69, "rows": 32, "length": 256, "sides": 1,
+    },
     "tiny": {
         "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1,
         "vocab_size": 50, "rows": 4, "length": 6,
@@ -86,7 +94,7 @@ KINDS = {
 def main() -> None:
     """Takes steps of all systems in turn and prints a line for each."""
     options = parse_arguments()
-    size = dict(SIZES[options.size])
+    size = {"sides": 2} | SIZES[options.size]  # one side is a language model
     size |= {name: getattr(options, name) or size[name] for name in ("rows", "length")}
     if options.worker:
         serve(our_steps(options.worker, size))
@@ -102,7 +110,7 @@ def main() -> None:
             taken = contestant.step()
             if round_ >= WARM_UP:
                 seconds[name].append(taken)
-    tokens = 2 * size["rows"] * size["length"]
+    tokens = size["sides"] * size["rows"] * size["length"]
     speeds = {name: [tokens / s for s in sorted(taken)] for name, taken in seconds.items()}
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     for name, contestant in contestants.items():
@@ -198,41 +206,23 @@ def serve(system: tuple[Callable[[], None], Callable[[], dict[str, Any]]]) -> No
 def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     """Functions that take one of our steps, and that tell about them."""
     import jax
-    import numpy as np
 
-    from jaxformer.analysis.flops import training_flops
-    from jaxformer.config import Config, ModelConfig
-    from jaxformer.data.loader import load_batches
-    from jaxformer.data.plan import bucket_plan
     from jaxformer.experiment import make_optimizer
-    from jaxformer.tasks.translation import make_init, make_loss
-    from jaxformer.training.mesh import make_mesh, row_shards, to_devices
+    from jaxformer.training.mesh import make_mesh, to_devices
     from jaxformer.training.step import init_state, make_train_step
 
-    dtype = name.split()[1]
-    architecture = {
-        field: size[field] for field in ModelConfig.__dataclass_fields__ if field in size
-    }
-    config = Config(model=ModelConfig(**architecture, compute_dtype=dtype))
-    rows, length = size["rows"], size["length"]
-    # Pairs as a token store gives them, without BOS and EOS; a few batches of them, over and over.
-    rng = np.random.default_rng(0)
-    store = [
-        rng.integers(4, size["vocab_size"], (2, length - 1), np.int32) for _ in range(4 * rows)
-    ]
-    lengths = np.full(len(store), length)
-    plan = bucket_plan(lengths, lengths, tokens_per_batch=rows * length, seed=0)
-    mesh = make_mesh()
-    batches = load_batches(store, plan, row_multiple=row_shards(mesh))
+    dtype, mesh = name.split()[1], make_mesh()
+    make_work = our_translation if size["sides"] == 2 else our_language_model
+    config, init, loss, batches, known = make_work(size, dtype, mesh)
     optimizer = make_optimizer(config)
-    state = init_state(make_init(config.model), optimizer, mesh, seed=0)
+    state = init_state(init, optimizer, mesh, seed=0)
     first = to_devices(mesh, next(batches))
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: compiled.append(event)
     )
     began = time.perf_counter()
-    train_step = make_train_step(make_loss(config), optimizer, mesh).lower(state, first).compile()
+    train_step = make_train_step(loss, optimizer, mesh).lower(state, first).compile()
     compile_seconds = time.perf_counter() - began
     batch, waited, took = first, 0.0, 0.0
 
@@ -248,19 +238,81 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
         took += time.perf_counter() - began
 
     def facts() -> dict[str, Any]:
-        return {
+        return known | {
             # Counted before the peak is measured, which is a program of its own.
             "compilations": sum(event.endswith("backend_compile_duration") for event in compiled),
-            "flops": training_flops(config.model, rows, length, length),
             "peak_device_memory_mb": peak_device_memory_mb(),
             "peak_flops_per_second": matrix_product_peak(dtype),
-            "padding_efficiency": plan.efficiency,
             "compile_seconds": round(compile_seconds, 1),
             "milliseconds": where_time_goes(step),
             "waiting_for_data": round(waited / took, 4),
         }
 
     return step, facts
+
+
+def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
+    """Config, initializer, loss and batches of the paper's model, and what is known of a step."""
+    import numpy as np
+
+    from jaxformer.analysis.flops import training_flops
+    from jaxformer.config import Config, ModelConfig
+    from jaxformer.data.loader import load_batches
+    from jaxformer.data.plan import bucket_plan
+    from jaxformer.tasks.translation import make_init, make_loss
+    from jaxformer.training.mesh import row_shards
+
+    config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
+    rows, length = size["rows"], size["length"]
+    # Pairs as a token store gives them, without BOS and EOS; a few batches of them, over and over.
+    rng = np.random.default_rng(0)
+    store = [
+        rng.integers(4, size["vocab_size"], (2, length - 1), np.int32) for _ in range(4 * rows)
+    ]
+    lengths = np.full(len(store), length)
+    plan = bucket_plan(lengths, lengths, tokens_per_batch=rows * length, seed=0)
+    batches = load_batches(store, plan, row_multiple=row_shards(mesh))
+    known = {
+        "flops": training_flops(config.model, rows, length, length),
+        "padding_efficiency": plan.efficiency,
+    }
+    return config, make_init(config.model), make_loss(config), batches, known
+
+
+def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
+    """The same of a language model, on a text of random characters."""
+    import numpy as np
+
+    from jaxformer.analysis.flops import language_model_flops
+    from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
+    from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
+    from jaxformer.training.mesh import BatchShards
+    from jaxformer.workdir import Workdir
+
+    rows, length = size["rows"], size["length"]
+    characters = [chr(0x4E00 + i) for i in range(size["vocab_size"] - 4)]
+    choices = np.random.default_rng(0).choice(characters, 10 * length * rows)
+    with tempfile.TemporaryDirectory() as folder:
+        text = pathlib.Path(folder, "text")
+        text.write_text("".join(choices), encoding="utf-8")
+        options = {"attention_dropout_rate": 0.1, "norm_position": "pre", "activation": "gelu"}
+        config = Config(
+            model=ModelConfig(
+                **architecture(size), **options, max_length=length, compute_dtype=dtype
+            ),
+            data=StreamConfig(file=str(text), length=length, rows=rows),
+            training=TrainingConfig(label_smoothing=0.0),
+        )
+        task = LanguageModeling(config, open_stream(config, Workdir(pathlib.Path(folder))))
+    known = {"flops": language_model_flops(config.model, rows, length)}
+    return config, task.init, task.loss, task.batches(0, BatchShards.of(mesh)), known
+
+
+def architecture(size: dict[str, int]) -> dict[str, int]:
+    """The fields of a size that are a ModelConfig's."""
+    from jaxformer.config import ModelConfig
+
+    return {field: size[field] for field in ModelConfig.__dataclass_fields__ if field in size}
 
 
 def where_time_goes(step: Callable[[], None], steps: int = 2) -> dict[str, float]:

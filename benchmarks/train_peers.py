@@ -25,8 +25,13 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_default_device(DEVICE)
     torch.set_float32_matmul_precision("high")
-    features = {"torch": torch_features, "huggingface": huggingface_features}[library](size)
-    serve((training_step(features, size, dtype), versions))
+    models = {
+        ("torch", 2): torch_features,
+        ("torch", 1): torch_gpt,
+        ("huggingface", 2): huggingface_features,
+        ("huggingface", 1): huggingface_gpt,
+    }
+    serve((training_step(models[library, size["sides"]](size), size, dtype), versions))
 
 
 def versions() -> dict[str, Any]:
@@ -80,6 +85,62 @@ def huggingface_features(size: dict[str, int]) -> tuple[torch.nn.Module, Callabl
     return module, logits
 
 
+class GPTBlock(torch.nn.Module):
+    """Pre-norm attention and feed-forward network, as GPT-2 has them."""
+
+    def __init__(self, d_model: int, d_ff: int, num_heads: int) -> None:
+        """Creates the parameters."""
+        super().__init__()
+        self.num_heads = num_heads
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(d_model) for _ in range(2)])
+        self.projections = torch.nn.Linear(d_model, 3 * d_model, bias=False)
+        self.output = torch.nn.Linear(d_model, d_model, bias=False)
+        self.inner, self.outer = torch.nn.Linear(d_model, d_ff), torch.nn.Linear(d_ff, d_model)
+        self.dropout = torch.nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns activations of the same shape, [B, T, D]."""
+        heads = self.projections(self.norms[0](x)).unflatten(-1, (3, self.num_heads, -1))
+        queries, keys, values = heads.permute(2, 0, 3, 1, 4)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, dropout_p=0.1
+        )
+        x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
+        inner = torch.nn.functional.gelu(self.inner(self.norms[1](x)), approximate="tanh")
+        return x + self.dropout(self.outer(inner))
+
+
+def torch_gpt(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
+    """A GPT with a tied embedding, and a function to its logits."""
+    sizes = size["d_model"], size["d_ff"], size["num_heads"]
+    module = torch.nn.ModuleDict(
+        {
+            "embedding": torch.nn.Embedding(size["vocab_size"], size["d_model"]),
+            "positions": torch.nn.Embedding(size["length"], size["d_model"]),
+            "dropout": torch.nn.Dropout(0.1),
+            "blocks": torch.nn.Sequential(*[GPTBlock(*sizes) for _ in range(size["num_layers"])]),
+            "norm": torch.nn.LayerNorm(size["d_model"]),
+        }
+    )
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        x = module["dropout"](module["embedding"](tokens) + module["positions"].weight)
+        return module["norm"](module["blocks"](x)) @ module["embedding"].weight.T
+
+    return module, logits
+
+
+def huggingface_gpt(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
+    """GPT-2, and a function to its logits."""
+    config = transformers.GPT2Config(
+        vocab_size=size["vocab_size"], n_positions=size["length"], n_embd=size["d_model"],
+        n_layer=size["num_layers"], n_head=size["num_heads"], n_inner=size["d_ff"],
+        bos_token_id=0, eos_token_id=0, use_cache=False,
+    )  # fmt: skip
+    module = transformers.GPT2LMHeadModel(config).train()
+    return module, lambda tokens: module(input_ids=tokens).logits
+
+
 def training_step(
     system: tuple[torch.nn.Module, Callable], size: dict[str, int], dtype: str
 ) -> Callable[[], None]:
@@ -88,21 +149,22 @@ def training_step(
     optimizer = torch.optim.Adam(
         module.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=DEVICE == "cuda" or None
     )
-    shape = (3, size["rows"], size["length"])
-    src, tgt_in, tgt_out = torch.randint(4, size["vocab_size"], shape).unbind()
+    shape = (size["sides"] + 1, size["rows"], size["length"])
+    *inputs, targets = torch.randint(4, size["vocab_size"], shape).unbind()
+    smoothing = 0.1 if size["sides"] == 2 else 0.0
 
-    def loss_of(src: torch.Tensor, tgt_in: torch.Tensor, tgt_out: torch.Tensor) -> torch.Tensor:
+    def loss_of(*inputs: torch.Tensor) -> torch.Tensor:
         with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == "bfloat16"):
-            logits = logits_of(src, tgt_in)
+            logits = logits_of(*inputs)
         return torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), tgt_out.flatten(), label_smoothing=0.1
+            logits.flatten(0, 1).float(), targets.flatten(), label_smoothing=smoothing
         )
 
     if DEVICE == "cuda":
         loss_of = torch.compile(loss_of)
 
     def step() -> None:
-        loss = loss_of(src, tgt_in, tgt_out)
+        loss = loss_of(*inputs)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

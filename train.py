@@ -14,7 +14,7 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from jaxformer.cli.config_file import MISTAKES, explain
+from jaxformer.cli.config_file import MISTAKES, explain, rename_flags
 from jaxformer.config import Config
 from jaxformer.errors import UserError, exit_code
 from jaxformer.files import local_path
@@ -61,6 +61,7 @@ def _train(argv: list[str]) -> None:
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags; a mistake in them is one line and exit code 2."""
     try:
+        sys.argv[1:] = argv[1:] = rename_flags(argv[1:])  # ml_collections reads sys.argv, too
         rest = flags.FLAGS(argv)
         if CONFIG.value is None or not WORKDIR.value:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")

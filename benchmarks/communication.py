@@ -42,7 +42,7 @@ CHIPS = {
 
 
 def mesh_for(name: str, chips: int) -> MeshConfig:
-    """Parameters are split only where they and Adam's moments would fill a chip of 16 GB."""
+    """ParameterCounts are split only where they and Adam's moments would fill a chip of 16 GB."""
     fsdp = 8 if name == "1 billion" else 1
     return MeshConfig(data=chips // fsdp, fsdp=fsdp)
 

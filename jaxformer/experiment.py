@@ -13,11 +13,12 @@ from jaxformer.files import local_path
 from jaxformer.models.selection import describe_model
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
-from jaxformer.tasks.parsing import Parsing
+from jaxformer.tasks.parsing.task import Parsing
+from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.translation import Translation
 from jaxformer.training import hosts
+from jaxformer.training.fitting import fit
 from jaxformer.training.hooks import Hook
-from jaxformer.training.loop import fit
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule
 from jaxformer.training.run_directory import begin
@@ -103,8 +104,9 @@ def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> 
     with hosts.first_before_others("data"):
         if isinstance(config.data, StreamConfig):
             return LanguageModeling(config, open_stream(config, folder))
-        data = open_dataset(config, folder, corpus)
-    return (Parsing if config.data.corpus == "trees" else Translation)(config, data)
+        if config.data.corpus == "trees":
+            return Parsing(config, open_dataset(config, folder, corpus or TreesCorpus()))
+        return Translation(config, open_dataset(config, folder, corpus))
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:

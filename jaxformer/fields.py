@@ -11,6 +11,13 @@ from jaxformer.errors import UserError
 
 T = TypeVar("T")
 
+# Fields by the names they had in earlier releases, which are understood until the next one.
+RENAMED = {
+    "training.accumulation": "gradient_accumulation",
+    "fit.accumulation": "gradient_accumulation",
+    "training.moments": "adam_dtype",
+}
+
 
 def build(cls: type[T], values: Any, section: str) -> T:
     """Builds a dataclass from a dictionary of its fields.
@@ -27,11 +34,13 @@ def build(cls: type[T], values: Any, section: str) -> T:
 
 
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
-    """Returns the values of fields with these types.
+    """Returns the values of fields with these types, by the names that the fields have now.
 
     Raises:
       UserError: A field is unknown, or of the wrong type.
     """
+    if isinstance(values, dict):
+        values = {RENAMED.get(f"{prefix}{name}", name): value for name, value in values.items()}
     check_known(values, hints, prefix)
     return {name: _typed(value, hints[name], f"{prefix}{name}") for name, value in values.items()}
 

@@ -41,7 +41,7 @@ class Traffic(NamedTuple):
         return once * (self.devices - 1) / self.devices
 
 
-class Parameters(NamedTuple):
+class ParameterCounts(NamedTuple):
     """How many numbers the parameters have, by how they lie on the devices.
 
     Attributes:
@@ -59,7 +59,7 @@ class Parameters(NamedTuple):
     vectors: int
 
 
-def count_parameters(config: ModelConfig) -> Parameters:
+def count_parameters(config: ModelConfig) -> ParameterCounts:
     """The numbers of parameters (section 3).
 
     >>> sum(count_parameters(ModelConfig())[:2])  # without biases and norms, base of the paper
@@ -77,7 +77,7 @@ def count_parameters(config: ModelConfig) -> Parameters:
     matrices = c.num_layers * (3 * attention + 2 * feed_forward)
     source, target = c.vocab_size * d, c.output_size * d
     tables = source if c.embeddings == "tied" else source + 2 * target
-    return Parameters(matrices, tables, source, target, vectors)
+    return ParameterCounts(matrices, tables, source, target, vectors)
 
 
 def step_traffic(config: Config, rows: int, src_length: int, tgt_length: int) -> dict[str, Traffic]:
@@ -111,7 +111,7 @@ def step_traffic(config: Config, rows: int, src_length: int, tgt_length: int) ->
 
 def _fsdp(config: Config) -> Traffic:
     p, product = count_parameters(config.model), _product_bytes(config.model)
-    tensor, sums = config.mesh.tensor, _FLOAT32 * config.training.accumulation
+    tensor, sums = config.mesh.tensor, _FLOAT32 * config.training.gradient_accumulation
     return Traffic(
         config.mesh.fsdp,
         # Layers for the forward and the backward pass, as they are multiplied; tables for both.

@@ -44,12 +44,14 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     """
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
-    accumulation = config.training.accumulation
+    gradient_accumulation = config.training.gradient_accumulation
     data = sentence_pairs(config)
-    longest, multiple = data.max_length, row_shards(mesh) * accumulation
+    longest, multiple = data.max_length, row_shards(mesh) * gradient_accumulation
     rows = round_up(data.tokens_per_batch // longest, multiple)
     state = abstract_state(make_init(config.model), optimizer, mesh)
-    step = make_train_step(make_loss(config), optimizer, mesh, accumulation=accumulation)
+    step = make_train_step(
+        make_loss(config), optimizer, mesh, gradient_accumulation=gradient_accumulation
+    )
     program = step.lower(state, abstract_batch(rows, longest, longest)).compile()
     reserved = program.memory_analysis()
     new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
@@ -63,7 +65,7 @@ def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
 
     Yields:
       Fields of ``config.training`` and ``config.mesh`` by their names, such as
-      "training.accumulation". The first one changes nothing.
+      "training.gradient_accumulation". The first one changes nothing.
     """
     yield {}
     settings: dict[str, Any] = {}
@@ -72,19 +74,19 @@ def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
         settings = {"mesh.data": -1, "mesh.fsdp": devices // tensor}
         yield dict(settings)
     for factor in (2, 4, 8):
-        settings["training.accumulation"] = config.training.accumulation * factor
+        settings["training.gradient_accumulation"] = config.training.gradient_accumulation * factor
         yield dict(settings)
     for remat in ("dots", "layer")[("none", "dots", "layer").index(config.training.remat) :]:
         settings["training.remat"] = remat
         yield dict(settings)
-    if config.training.moments == "float32":
-        yield settings | {"training.moments": "bfloat16"}
+    if config.training.adam_dtype == "float32":
+        yield settings | {"training.adam_dtype": "bfloat16"}
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
     """The config with these of its fields changed: "section.field" to value.
 
-    >>> with_settings(Config(), {"training.accumulation": 4}).training.accumulation
+    >>> with_settings(Config(), {"training.gradient_accumulation": 4}).training.gradient_accumulation
     4
     """
     for name, value in settings.items():

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from jaxformer.cli.parser import parse
+from jaxformer.cli.arguments import parse
 from jaxformer.errors import exit_code
 
 

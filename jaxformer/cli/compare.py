@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
-from jaxformer.evaluation.report import measures
+from jaxformer.evaluation.bleu_report import measures
 from jaxformer.evaluation.significance import compare as compare_systems
 
 

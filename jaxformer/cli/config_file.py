@@ -1,6 +1,7 @@
 """Experiments on the command line: a file in ``configs/`` and ``--config.model.num_layers=3``."""
 
 import re
+import sys
 from collections.abc import Sequence
 
 from absl import flags
@@ -8,6 +9,7 @@ from ml_collections import config_flags
 
 from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.fields import RENAMED
 from jaxformer.files import local_path
 
 # What absl and ml_collections raise for a mistake in a flag, a field or a file.
@@ -26,7 +28,8 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: There is no such file, variant or field, or a value does not fit.
     """
     local_path(path)
-    values, words = flags.FlagValues(), ["jaxformer", f"--config={path}", *overrides]
+    values = flags.FlagValues()
+    words = ["jaxformer", f"--config={path}", *rename_flags(overrides)]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=words)
     try:
         values(words)
@@ -36,6 +39,20 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     except (SyntaxError, *MISTAKES) as error:
         raise UserError(explain(error)) from None
     return Config.from_dict(fields)
+
+
+def rename_flags(words: Sequence[str]) -> list[str]:
+    """Replaces the names that config fields had in earlier releases, with a warning for each."""
+    renamed = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        old = flag.removeprefix("--config.")
+        if flag != old and old in RENAMED:
+            new = f"{old.rpartition('.')[0]}.{RENAMED[old]}"
+            print(f"warning: --config.{old} is now --config.{new}", file=sys.stderr)
+            word = f"--config.{new}{equals}{value}"
+        renamed.append(word)
+    return renamed
 
 
 def explain(error: BaseException) -> str:

@@ -2,12 +2,12 @@
 
 import argparse
 
-from jaxformer.cli.decoding import search_settings
-from jaxformer.cli.loading import load, progress
+from jaxformer.cli.decoding_options import search_settings
+from jaxformer.cli.progress import load, progress
 from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired
 from jaxformer.config import sentence_pairs
 from jaxformer.data.text_files import read_file
-from jaxformer.evaluation.report import translation_report
+from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.files import write_file
 
 

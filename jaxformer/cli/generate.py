@@ -10,7 +10,7 @@ from typing import Any
 from jaxformer.cli.text import Text
 from jaxformer.config import load_run, text_stream
 from jaxformer.errors import UserError
-from jaxformer.inference.generate import Generator
+from jaxformer.inference.generator import Generator
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from jaxformer.cli.loading import load, progress
+from jaxformer.cli.progress import load, progress
 from jaxformer.cli.text import BLOCK, Text, blocks, check_outputs, is_on_screen, paired, writing
 from jaxformer.data.tokenizer import EOS
-from jaxformer.inference.scoring import Score, score_pairs
+from jaxformer.inference.pair_scores import Score, score_pairs
 from jaxformer.inference.translator import Translator
 
 Pair: TypeAlias = tuple[list[int], list[int]]

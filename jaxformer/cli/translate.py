@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jaxformer.cli.decoding import search_settings
-from jaxformer.cli.loading import load, progress
+from jaxformer.cli.decoding_options import search_settings
+from jaxformer.cli.progress import load, progress
 from jaxformer.cli.text import (
     BLOCK,
     Line,

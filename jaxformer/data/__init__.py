@@ -7,7 +7,4 @@ memory-mapped files, :mod:`~jaxformer.data.plan` says which pairs are in which b
 :class:`~jaxformer.data.batch.Batch`.
 
 :mod:`~jaxformer.data.stream` is one text for a language model: vocabularies, rows and windows.
-
-:mod:`~jaxformer.data.trees` reads parse trees, :mod:`~jaxformer.data.linearisation` turns them into
-token sequences and back (section 6.3).
 """

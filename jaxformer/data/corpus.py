@@ -6,7 +6,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.text_corpus import TextCorpus
-from jaxformer.data.treebank import TreesCorpus
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
 from jaxformer.files import local_path
@@ -25,10 +24,10 @@ class DataConfig:
       source_language: Language code of the source; also the file extension for "text".
       target_language: Language code of the target; also the file extension for "text". BLEU uses
         sacreBLEU's tokenizer for it.
-      train: Training part: a path prefix for "text" ("data/train" stands for data/train.en and
+      train: Training split: a path prefix for "text" ("data/train" stands for data/train.en and
         data/train.de, or the same with .gz), files separated by commas for "trees", a split name
         otherwise.
-      valid: Validation part, likewise.
+      valid: Validation split, likewise.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
@@ -68,7 +67,7 @@ class DataConfig:
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Sentence pairs in named parts, such as training and validation.
+    """Sentence pairs in named splits, such as training and validation.
 
     Attributes:
       target_symbols: Whether a target is not text, but symbols with spaces between them, such as
@@ -77,20 +76,22 @@ class Corpus(Protocol):
 
     target_symbols: bool
 
-    def pairs(self, part: str) -> Iterator[tuple[str, str]]:
-        """Source and target sentences of a part, in a fixed order, read as they are asked for."""
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """Source and target sentences of a split, in a fixed order, read as they are asked for."""
         ...
 
-    def fingerprint(self, part: str) -> str:
-        """A hash of the part's content, hexadecimal: the same content, the same fingerprint."""
+    def fingerprint(self, split: str) -> str:
+        """A hash of the split's content, hexadecimal: the same content, the same fingerprint."""
         ...
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """The corpus that the config names. Nothing is read before a part is asked for.
+    """Returns the corpus that the config names. Nothing is read before a split is asked for.
+
+    Trees are not opened here: :mod:`jaxformer.tasks.parsing` has its own corpus.
 
     Raises:
-      UserError: The corpus has other languages.
+      UserError: The corpus has other languages, or is a treebank.
     """
     languages = (config.source_language, config.target_language)
     if config.corpus == "text":
@@ -98,7 +99,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     if config.corpus == "numerals":
         return NumeralsCorpus(*languages)
     if config.corpus == "trees":
-        return TreesCorpus()
+        raise UserError("data.corpus=trees is a corpus of jaxformer.tasks.parsing: got no treebank")
     # Imported here: TensorFlow Datasets is slow to import, and few corpora need it.
     from jaxformer.data.tfds import TfdsCorpus
 

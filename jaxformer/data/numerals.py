@@ -1,7 +1,7 @@
 """An embedded corpus: English number words and German ones, "seven" -> "sieben".
 
 Generated, so it is there without a download, and endless enough to test generalisation: the held
-out numbers are not in the training part. Write a part to files, for ``jaxformer evaluate``:
+out numbers are not in the training split. Write a split to files, for ``jaxformer evaluate``:
 
     python -m jaxformer.data.numerals held_out --directory=DIR
 """
@@ -16,7 +16,7 @@ import numpy as np
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 
-PARTS = ("train", "held_out")
+SPLITS = ("train", "held_out")
 
 # For each magnitude: lowest number, end of the range, numbers held out, numbers in training.
 # Everything below 100 is for training: it is where the words themselves are learned.
@@ -103,7 +103,7 @@ _SPELLERS = {"en": english, "de": german}
 
 
 class NumeralsCorpus:
-    """Numbers below a million in words; the parts "train" and "held_out" share no number."""
+    """Numbers below a million in words; the splits "train" and "held_out" share no number."""
 
     target_symbols = False
 
@@ -121,40 +121,40 @@ class NumeralsCorpus:
                 )
         self._spellers = (_SPELLERS[source_language], _SPELLERS[target_language])
 
-    def pairs(self, part: str) -> Iterator[tuple[str, str]]:
-        """The numbers of a part in both languages, magnitudes mixed.
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The numbers of a split in both languages, magnitudes mixed.
 
         Raises:
-          UserError: There is no such part.
+          UserError: There is no such split.
         """
         source, target = self._spellers
-        return ((source(number), target(number)) for number in numbers(part))
+        return ((source(number), target(number)) for number in numbers(split))
 
-    def fingerprint(self, part: str) -> str:
-        """SHA-256 of the part's text.
+    def fingerprint(self, split: str) -> str:
+        """SHA-256 of the split's text.
 
         Raises:
-          UserError: There is no such part.
+          UserError: There is no such split.
         """
         digest = hashlib.sha256()
-        for source, target in self.pairs(part):
+        for source, target in self.pairs(split):
             digest.update(f"{source}\t{target}\n".encode())
         return digest.hexdigest()
 
 
-def numbers(part: str) -> list[int]:
-    """The numbers of a part, the same every time.
+def numbers(split: str) -> list[int]:
+    """The numbers of a split, the same every time.
 
     Raises:
-      UserError: There is no such part.
+      UserError: There is no such split.
     """
-    if part not in PARTS:
-        raise UserError(f"the numerals corpus has the parts {' and '.join(PARTS)}: got {part!r}")
+    if split not in SPLITS:
+        raise UserError(f"the numerals corpus has the splits {' and '.join(SPLITS)}: got {split!r}")
     chosen = []
     for low, end, held_out, training in _MAGNITUDES:
         order = low + _shuffled(end - low)
-        split = order[:held_out], order[held_out : held_out + training]
-        chosen.append(split[0 if part == "held_out" else 1])
+        choices = order[:held_out], order[held_out : held_out + training]
+        chosen.append(choices[0 if split == "held_out" else 1])
     every = np.concatenate(chosen)
     return every[_shuffled(len(every))].tolist()
 
@@ -165,15 +165,15 @@ def _shuffled(count: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Writes one part to PART.en and PART.de."""
+    """Writes one split to SPLIT.en and SPLIT.de."""
     parser = argparse.ArgumentParser(description="Write number words to text files.")
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("split", choices=SPLITS)
     parser.add_argument("--directory", type=local_path, default=pathlib.Path())
     options = parser.parse_args()
     for language, spell in _SPELLERS.items():
-        path = options.directory / f"{options.part}.{language}"
+        path = options.directory / f"{options.split}.{language}"
         try:
-            write_file(path, "".join(f"{spell(n)}\n" for n in numbers(options.part)).encode())
+            write_file(path, "".join(f"{spell(n)}\n" for n in numbers(options.split)).encode())
         except (OSError, UserError) as error:
             parser.error(str(error))
         print(path)

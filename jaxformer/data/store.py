@@ -77,18 +77,18 @@ class TokenStore:
 
 def build_store(
     corpus: Corpus,
-    part: str,
+    split: str,
     tokenizer: Tokenizer,
     max_length: int,
     cache_directory: pathlib.Path,
 ) -> TokenStore:
-    """The token store of a part, from the cache if it was built before and is undamaged.
+    """The token store of a split, from the cache if it was built before and is undamaged.
 
     Memory stays bounded, however large the corpus. A bar shows the progress if it takes long.
 
     Args:
       corpus: Where the pairs come from.
-      part: Which part of it.
+      split: Which split of it.
       tokenizer: Turns sentences into ids.
       max_length: The longest side that is kept, in tokens, EOS included.
       cache_directory: Where stores are kept, each in a folder named by its content.
@@ -96,7 +96,7 @@ def build_store(
     Raises:
       UserError: The corpus cannot be read, or no pair is left.
     """
-    inputs = (_FORMAT, corpus.fingerprint(part), tokenizer.sha256, max_length)
+    inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     folder = cache_directory / f"store-{key[:32]}"
     if (store := _open_intact(folder)) is not None:
@@ -110,7 +110,7 @@ def build_store(
     ):
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
-        _write(partial, corpus.pairs(part), part, tokenizer, max_length)
+        _write(partial, corpus.pairs(split), split, tokenizer, max_length)
         # Opened before it is moved: files once mapped stay readable, whatever processes that
         # build the same store at the same time do to the folder.
         store = TokenStore(partial)
@@ -140,13 +140,13 @@ def _open_intact(folder: pathlib.Path) -> TokenStore | None:
 def _write(
     folder: pathlib.Path,
     pairs: Iterator[tuple[str, str]],
-    part: str,
+    split: str,
     tokenizer: Tokenizer,
     max_length: int,
 ) -> None:
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
     header: dict[str, Any] = {"skipped_long": 0, "skipped_empty": 0, "dtype": np.dtype(dtype).name}
-    bar = tqdm(desc=f"tokenizing {part}", unit=" pairs", delay=2, disable=None)
+    bar = tqdm(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None)
     with (
         bar,
         (folder / _TOKENS).open("wb") as tokens_file,
@@ -163,7 +163,7 @@ def _write(
             bar.update(len(chunk))
     if end == 0:
         raise UserError(
-            f"{part}: no sentence pair is left: {header['skipped_long']} have a side longer than "
+            f"{split}: no sentence pair is left: {header['skipped_long']} have a side longer than "
             f"{max_length} tokens, {header['skipped_empty']} an empty side; raise "
             "data.max_length, or give other data"
         )

@@ -11,7 +11,7 @@ from jaxformer.errors import UserError
 class TextCorpus:
     """Line-aligned text files.
 
-    A part is a path prefix: ``data/train`` stands for ``data/train.en`` and ``data/train.de``, each
+    A split is a path prefix: ``data/train`` stands for ``data/train.en`` and ``data/train.de``, each
     of which may be packed with gzip (``.gz``). Line n of one translates line n of the other.
     """
 
@@ -22,13 +22,13 @@ class TextCorpus:
         self._languages = (source_language, target_language)
         self._fingerprints: dict[str, str] = {}
 
-    def pairs(self, part: str) -> Iterator[tuple[str, str]]:
-        """Line pairs of a part.
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """Line pairs of a split.
 
         Raises:
           UserError: A file is missing, damaged, not UTF-8, or has more lines than the other.
         """
-        paths = self._paths(part)
+        paths = self._paths(split)
         sides = [read_file(path) for path in paths]
         for number, (source, target) in enumerate(itertools.zip_longest(*sides), 1):
             if source is None or target is None:
@@ -42,15 +42,15 @@ class TextCorpus:
                 )
             yield source, target
 
-    def fingerprint(self, part: str) -> str:
-        """SHA-256 of the unpacked bytes of both files; each part is read once for it.
+    def fingerprint(self, split: str) -> str:
+        """SHA-256 of the unpacked bytes of both files; each split is read once for it.
 
         Raises:
           UserError: A file is missing or damaged.
         """
-        if part not in self._fingerprints:
-            self._fingerprints[part] = fingerprint_files(self._paths(part))
-        return self._fingerprints[part]
+        if split not in self._fingerprints:
+            self._fingerprints[split] = fingerprint_files(self._paths(split))
+        return self._fingerprints[split]
 
-    def _paths(self, part: str) -> list[pathlib.Path]:
-        return [find_file(pathlib.Path(f"{part}.{language}")) for language in self._languages]
+    def _paths(self, split: str) -> list[pathlib.Path]:
+        return [find_file(pathlib.Path(f"{split}.{language}")) for language in self._languages]

@@ -22,28 +22,28 @@ class TfdsCorpus:
         self._name, self._directory = builder, directory
         self._languages = (source_language, target_language)
 
-    def pairs(self, part: str) -> Iterator[tuple[str, str]]:
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Sentence pairs of a split.
 
         Raises:
           UserError: The data set is not there, is damaged, or holds other splits or languages.
         """
-        examples = self._open(part)
+        examples = self._open(split)
         count = 0
         try:
             for example in examples:
-                yield self._pair(example, part, count)
+                yield self._pair(example, split, count)
                 count += 1
         except RuntimeError as error:  # what ArrayRecord raises for damaged files
-            raise self._damaged(part, str(error).splitlines()[0]) from None
+            raise self._damaged(split, str(error).splitlines()[0]) from None
         if count != len(examples):
-            raise self._damaged(part, f"expected {len(examples)} records, got {count}")
+            raise self._damaged(split, f"expected {len(examples)} records, got {count}")
 
-    def fingerprint(self, part: str) -> str:
+    def fingerprint(self, split: str) -> str:
         """SHA-256 of the data set's name, version, split and size: its text is not read."""
-        examples = self._open(part)
+        examples = self._open(split)
         version = self._builder().info.full_name
-        identity = (version, part, len(examples), *self._languages)
+        identity = (version, split, len(examples), *self._languages)
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def _builder(self) -> Any:
@@ -55,11 +55,11 @@ class TfdsCorpus:
                 "builder such as wmt14_translate/de-en"
             ) from None
 
-    def _open(self, part: str) -> Any:
+    def _open(self, split: str) -> Any:
         """The examples of a split, a sequence of mappings from language to text."""
         builder = self._builder()
         try:
-            return builder.as_data_source(part)
+            return builder.as_data_source(split)
         except (AssertionError, KeyError, NotImplementedError, ValueError):
             splits, file_format = builder.info.splits, builder.info.file_format
         if not splits:
@@ -70,9 +70,9 @@ class TfdsCorpus:
                 "not as array_record, which can be read in any order; prepare it again with "
                 "file_format='array_record' in another folder and give that as data.directory"
             )
-        raise UserError(f"{self._name} has no split {part!r}; expected one of {', '.join(splits)}")
+        raise UserError(f"{self._name} has no split {split!r}; expected one of {', '.join(splits)}")
 
-    def _pair(self, example: Mapping[str, str | bytes], part: str, number: int) -> tuple[str, str]:
+    def _pair(self, example: Mapping[str, str | bytes], split: str, number: int) -> tuple[str, str]:
         pair = []
         for language in self._languages:
             if language not in example:
@@ -85,7 +85,7 @@ class TfdsCorpus:
             try:
                 pair.append(text.decode("utf-8") if isinstance(text, bytes) else text)
             except UnicodeDecodeError as error:
-                raise self._damaged(part, f"record {number}: not UTF-8: {error.reason}") from None
+                raise self._damaged(split, f"record {number}: not UTF-8: {error.reason}") from None
         return pair[0], pair[1]
 
     def _missing(self) -> UserError:
@@ -102,8 +102,8 @@ class TfdsCorpus:
             "--config.data.train=PREFIX --config.data.valid=PREFIX"
         )
 
-    def _damaged(self, part: str, what: str) -> UserError:
+    def _damaged(self, split: str, what: str) -> UserError:
         return UserError(
-            f"{self._name}, split {part!r}: {what}; the files are damaged: delete "
+            f"{self._name}, split {split!r}: {what}; the files are damaged: delete "
             f"{self._builder().data_path} and prepare the data set again"
         )

@@ -217,9 +217,9 @@ def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any)
 
 
 def cached_tokenizer(
-    corpus: Corpus, part: str, vocab_size: int, cache_directory: pathlib.Path
+    corpus: Corpus, split: str, vocab_size: int, cache_directory: pathlib.Path
 ) -> Tokenizer:
-    """The tokenizer learned from all text of a part, from the cache if it was learned before.
+    """The tokenizer learned from all text of a split, from the cache if it was learned before.
 
     The file's name is a hash of everything it depends on, and it begins with the hash of its
     content: a damaged file is replaced.
@@ -229,7 +229,7 @@ def cached_tokenizer(
     """
     import sentencepiece
 
-    inputs = (corpus.fingerprint(part), vocab_size, sentencepiece.__version__, _MOST_LINES)
+    inputs = (corpus.fingerprint(split), vocab_size, sentencepiece.__version__, _MOST_LINES)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     path = cache_directory / f"tokenizer-{key[:32]}"
     if path.is_file():
@@ -238,10 +238,10 @@ def cached_tokenizer(
         if hashlib.sha256(model).digest() == digest:
             return Tokenizer(model)
     if corpus.target_symbols:
-        symbols = sorted({symbol for _, target in corpus.pairs(part) for symbol in _split(target)})
-        lines = (source for source, _ in corpus.pairs(part))
+        symbols = sorted({symbol for _, target in corpus.pairs(split) for symbol in _split(target)})
+        lines = (source for source, _ in corpus.pairs(split))
     else:
-        symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(part))
+        symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
     tokenizer = train_tokenizer(lines, vocab_size, symbols)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)

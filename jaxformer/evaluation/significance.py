@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sacrebleu.significance import PairedTest, Result
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation.report import Measure, check_lines, measures
+from jaxformer.evaluation.bleu_report import Measure, check_lines, measures
 
 # sacreBLEU's own defaults, and where it looks for another seed.
 _RESAMPLES, _TRIALS = 1000, 10_000
@@ -66,7 +66,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonReport:
-    """Systems compared by every metric of :mod:`jaxformer.evaluation.report` but exact matches.
+    """Systems compared by every metric of :mod:`jaxformer.evaluation.bleu_report` but exact matches.
 
     Attributes:
       target_language: Chose the tokenizers.

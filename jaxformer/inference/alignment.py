@@ -24,7 +24,7 @@ from jaxformer.checks import check_same_length, check_texts
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.inference.scoring import check_pairs, pair_batches
+from jaxformer.inference.pair_scores import check_pairs, pair_batches
 from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 
@@ -32,7 +32,7 @@ from jaxformer.models.transformer import Transformer
 _TOKENS_PER_BATCH = 1024
 _NO_WORD = -1
 # What aligning in order counts for a word that stays alone, as if it were a weight of attention.
-ALONE = 0.05
+GAP_PROBABILITY = 0.05
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -56,7 +56,7 @@ def align(
       report: Called with the number of pairs of each finished batch.
 
     Returns:
-      For each pair (source word, target word) couples, by target word; empty for a blank one.
+      For each pair (source word, target word) pairs, by target word; empty for a blank one.
 
     Raises:
       UserError: There is no such layer, or the texts and token ids are not what is expected.
@@ -102,8 +102,8 @@ def word_attention(
             ids, target = pairs[number]
             result[number] = between_words(
                 weights[row, : len(target), : len(ids)],
-                words_of(translator, ids, sources[number]),
-                words_of(translator, target, targets[number][0]),
+                word_ids(translator, ids, sources[number]),
+                word_ids(translator, target, targets[number][0]),
                 shapes[number],
             )
         report(len(batch.numbers))
@@ -171,7 +171,7 @@ def between_words(
 
 
 def most_attended(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
-    """(source word, target word) couples, by target word: the source word with the most attention.
+    """(source word, target word) pairs, by target word: the source word with the most attention.
 
     Of equal ones the first. A target word without pieces, all zeros, has no couple.
     """
@@ -193,9 +193,9 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
       weights: Attention of each target word over the source words.
 
     Returns:
-      (source word, target word) couples, in order.
+      (source word, target word) pairs, in order.
     """
-    costs, alone = -np.log(weights + 1e-6), -math.log(ALONE)
+    costs, alone = -np.log(weights + 1e-6), -math.log(GAP_PROBABILITY)
     targets, sources = weights.shape
     least = np.zeros((targets + 1, sources + 1))  # cost of the first words of both
     least[:, 0] = alone * np.arange(targets + 1)
@@ -204,19 +204,19 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
         for s in range(sources):
             one_alone = min(least[t, s + 1], least[t + 1, s]) + alone
             least[t + 1, s + 1] = min(least[t, s] + costs[t, s], one_alone)
-    couples, t, s = [], targets, sources
+    pairs, t, s = [], targets, sources
     while t and s:
         if least[t, s] == least[t - 1, s - 1] + costs[t - 1, s - 1]:
             t, s = t - 1, s - 1
-            couples.append((s, t))
+            pairs.append((s, t))
         elif least[t, s] == least[t - 1, s] + alone:
             t -= 1
         else:
             s -= 1
-    return couples[::-1]
+    return pairs[::-1]
 
 
-def words_of(translator: Translator, ids: Sequence[int], text: str) -> list[int]:
+def word_ids(translator: Translator, ids: Sequence[int], text: str) -> list[int]:
     """The word of ``text`` that each token spells, from 0; -1 for special ids."""
     pieces: list[str | None] = []
     for token in ids:

@@ -15,7 +15,7 @@ from jaxformer.config import Config, ModelConfig, check_config, load_run, senten
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference.decoding import Decoded, compile_programs, decode, shapes
+from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.search import BeamSearch, Constraint, Sampling
 from jaxformer.workdir import Workdir, use_compilation_cache
@@ -120,9 +120,9 @@ class Translator:
         loaded = [load_params(folder, config.model, name) for name in str(weights).split(",")]
         config = override(config, workdir, search, compute_dtype)
         members = [cls(config, params, tokenizer, name) for params, name in loaded]
-        return members[0].with_others(*members[1:])
+        return members[0].ensemble_with(*members[1:])
 
-    def with_others(self, *others: "Translator") -> "Translator":
+    def ensemble_with(self, *others: "Translator") -> "Translator":
         """The ensemble of this translator's models and others', whose probabilities it averages.
 
         Raises:
@@ -262,7 +262,9 @@ class Translator:
             ]
         search = self.config.search
         search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
-        return decode(configs, search, params, sources, prefixes, first=first, report=report)
+        return search_batches(
+            configs, search, params, sources, prefixes, first=first, report=report
+        )
 
     def encode(self, text: str, place: str = "sentence") -> list[int]:
         """Token ids with end-of-sentence; empty for a sentence without any visible character.

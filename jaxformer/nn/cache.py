@@ -4,7 +4,7 @@ A layer hands its new keys and values to a cache and gets attended values back. 
 stay where they were written, in a slot: a position, and the beam that wrote there. When a search
 moves hypotheses, it moves :attr:`Slots.beam_slots` alone, one table for all layers of a decoder.
 
-By the convention of :mod:`jaxformer.search.cache` every array leads with [B, N], or with [B, 1]
+By the convention of :mod:`jaxformer.search.beam_cache` every array leads with [B, N], or with [B, 1]
 if the beams of a sentence share it. M is the capacity in positions, P = M * N the slots.
 """
 
@@ -59,7 +59,7 @@ class Slots:
         steps = jnp.arange(tokens, dtype=jnp.int32) if self.is_prompt else jnp.zeros(tokens, int)
         return (self.length + steps.astype(jnp.int32))[None]
 
-    def claim(self) -> "Slots":
+    def add_position(self) -> "Slots":
         """Returns the table in which each beam owns its slot at the next position."""
         beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[:, None]
         own = self.beam_slots[:, :, :1] * 0 + beams

@@ -114,7 +114,7 @@ class Stack(nn.Module):
         self, x: Float[Array, "B N D"], cache: StackCache
     ) -> tuple[Float[Array, "B N D"], StackCache]:
         """Runs the stack on one new token of each beam."""
-        slots = cache.slots.claim()
+        slots = cache.slots.add_position()
         x, layers = self._run_cached(x, cache, slots, slots.visible())
         return x, cache._replace(
             layers=layers, slots=dataclasses.replace(slots, length=slots.length + 1)

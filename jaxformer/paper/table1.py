@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from jaxformer.errors import UserError, exit_code
 from jaxformer.files import local_path, write_file
-from jaxformer.paper import command, complexity, layers
+from jaxformer.paper import command, complexity, layer_types
 from jaxformer.plots import figure
 
 _EXAMPLE = "python -m jaxformer.paper.table1 --output runs/table1"
@@ -89,11 +89,11 @@ def _layers(options: argparse.Namespace) -> Mapping[str, Callable[[Array], Array
     inputs, state = (jax.random.normal(key, (d, d)) / math.sqrt(d) for key in keys[:2])
     kernel = jax.random.normal(keys[2], (options.kernel, d, d)) / math.sqrt(d * options.kernel)
     return {
-        "self-attention": functools.partial(layers.self_attention, num_heads=options.heads),
-        "recurrent": functools.partial(layers.recurrent, inputs=inputs, state=state),
-        "convolutional": functools.partial(layers.convolutional, kernel=kernel),
+        "self-attention": functools.partial(layer_types.self_attention, num_heads=options.heads),
+        "recurrent": functools.partial(layer_types.recurrent, inputs=inputs, state=state),
+        "convolutional": functools.partial(layer_types.convolutional, kernel=kernel),
         "restricted self-attention": functools.partial(
-            layers.restricted_self_attention,
+            layer_types.restricted_self_attention,
             num_heads=options.heads,
             neighbourhood=options.neighbourhood,
         ),

@@ -20,7 +20,7 @@ SUSTAINED = 9.5e12  # floating point operations a second of one P100, as the pap
 _TOKENS_PER_BATCH = 25_000  # source, and as many target tokens
 
 
-class Run(NamedTuple):
+class PublishedRun(NamedTuple):
     """A training run of the paper.
 
     Attributes:
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     flops: float
 
 
-RUNS = (Run("base", 12, 3.3e18), Run("big", 3.5 * 24, 2.3e19))
+RUNS = (PublishedRun("base", 12, 3.3e18), PublishedRun("big", 3.5 * 24, 2.3e19))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -21,7 +21,7 @@ from jaxformer.config import Config, DataConfig, sentence_pairs
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
-from jaxformer.evaluation.report import TranslationReport, translation_report
+from jaxformer.evaluation.bleu_report import TranslationReport, translation_report
 from jaxformer.experiment import train
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.translator import Translator

@@ -145,7 +145,7 @@ _SMOKE = Config(
 # Of a config, what its figures do not depend on: where data lies (what is in it is compared by its
 # hash), memory, and how often is reported.
 _INDIFFERENT = {
-    *("corpus", "builder", "directory", "train", "valid", "accumulation", "remat"),
+    *("corpus", "builder", "directory", "train", "valid", "gradient_accumulation", "remat"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "keep_checkpoints"),
 }
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from jaxformer.plots import figure
-from jaxformer.plots.attention import readable
+from jaxformer.plots.attention_maps import readable
 from jaxformer.plots.paper_figures import PaperFigure
 
 # Dark enough on paper, told apart with any colour vision (after Okabe and Ito); then again.

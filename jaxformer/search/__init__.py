@@ -10,8 +10,8 @@
 - :mod:`jaxformer.search.top_k`: the k best tokens of a vocabulary.
 - :mod:`jaxformer.search.penalties`: length penalties.
 - :mod:`jaxformer.search.state`: states between two steps, and results.
-- :mod:`jaxformer.search.cache`: caches of step functions, and how they follow hypotheses.
-- :mod:`jaxformer.search.loop`: the loop over a step function.
+- :mod:`jaxformer.search.beam_cache`: caches of step functions, and how they follow hypotheses.
+- :mod:`jaxformer.search.step_loop`: the loop over a step function.
 
 Names are imported when they are first used: a config, which holds an algorithm, needs no JAX.
 

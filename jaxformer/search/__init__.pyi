@@ -10,9 +10,9 @@ from jaxformer.search.constraints import MinLength as MinLength
 from jaxformer.search.constraints import NoRepeatNgram as NoRepeatNgram
 from jaxformer.search.constraints import SearchContext as SearchContext
 from jaxformer.search.ensembles import ensemble as ensemble
-from jaxformer.search.loop import PrefillFn as PrefillFn
-from jaxformer.search.loop import StepFn as StepFn
 from jaxformer.search.penalties import gnmt_penalty as gnmt_penalty
 from jaxformer.search.settings import Constraint as Constraint
 from jaxformer.search.state import BeamResult as BeamResult
 from jaxformer.search.state import take_sentences as take_sentences
+from jaxformer.search.step_loop import PrefillFn as PrefillFn
+from jaxformer.search.step_loop import StepFn as StepFn

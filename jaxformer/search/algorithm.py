@@ -23,8 +23,8 @@ from jaxformer.search.settings import BeamSettings, SamplingSettings, SearchSett
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, Key
 
-    from jaxformer.search.loop import PrefillFn, StepFn
     from jaxformer.search.state import BeamResult, Limits, Prefix
+    from jaxformer.search.step_loop import PrefillFn, StepFn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

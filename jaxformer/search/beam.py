@@ -33,11 +33,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.layout import take_rows, zeros_beside
-from jaxformer.search import loop
-from jaxformer.search.cache import gather_beams, reorder_cache
+from jaxformer.search import step_loop
+from jaxformer.search.beam_cache import gather_beams, reorder_cache
 from jaxformer.search.candidates import choose, mask_finished
 from jaxformer.search.constraints import constrain, number_rows
-from jaxformer.search.loop import PrefillFn, StepFn, append, call, check_prefix, first, repeat
 from jaxformer.search.penalties import length_penalties
 from jaxformer.search.settings import BeamSettings
 from jaxformer.search.state import (
@@ -49,6 +48,7 @@ from jaxformer.search.state import (
     best_first,
     prepare,
 )
+from jaxformer.search.step_loop import PrefillFn, StepFn, append, call, check_prefix, first, repeat
 
 
 def start(
@@ -93,7 +93,7 @@ def prefill(settings: BeamSettings, prefill_fn: PrefillFn, state: BeamState) -> 
     """Returns the state after the forced tokens that all sentences share the position of."""
     if not state.prefix.shape[1]:
         return state
-    read = loop.prefill(settings, prefill_fn, state, state.alive.tokens[:, :1])
+    read = step_loop.prefill(settings, prefill_fn, state, state.alive.tokens[:, :1])
     alive, width = state.alive, min(state.prefix.shape[1], state.alive_tokens.shape[2])
     return dataclasses.replace(
         state,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.search.loop import log_probs_of
 from jaxformer.search.settings import BeamSettings
 from jaxformer.search.state import Candidates
+from jaxformer.search.step_loop import log_probs_of
 from jaxformer.search.top_k import top_k
 
 

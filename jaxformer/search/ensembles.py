@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.search.loop import StepFn
+from jaxformer.search.step_loop import StepFn
 
 
 def ensemble(step_fns: Sequence[StepFn]) -> StepFn:

@@ -25,9 +25,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
 from jaxformer.layout import take_rows, zeros_beside
-from jaxformer.search import loop
+from jaxformer.search import step_loop
 from jaxformer.search.constraints import constrain, number_rows
-from jaxformer.search.loop import (
+from jaxformer.search.penalties import length_penalties
+from jaxformer.search.settings import SamplingSettings
+from jaxformer.search.state import BeamResult, Limits, Prefix, SampleState, best_first, prepare
+from jaxformer.search.step_loop import (
     PrefillFn,
     StepFn,
     append,
@@ -37,9 +40,6 @@ from jaxformer.search.loop import (
     log_probs_of,
     repeat,
 )
-from jaxformer.search.penalties import length_penalties
-from jaxformer.search.settings import SamplingSettings
-from jaxformer.search.state import BeamResult, Limits, Prefix, SampleState, best_first, prepare
 
 
 def start(
@@ -101,7 +101,7 @@ def prefill(settings: SamplingSettings, prefill_fn: PrefillFn, state: SampleStat
     """Returns the state after the forced tokens that all sentences share the position of."""
     if not state.prefix.shape[1]:
         return state
-    read = loop.prefill(settings, prefill_fn, state, state.newest[:, :1])
+    read = step_loop.prefill(settings, prefill_fn, state, state.newest[:, :1])
     width = min(state.prefix.shape[1], state.tokens.shape[2])
     log_probs = state.log_probs + read.log_probs[:, None]
     finished = state.finished | (log_probs == -jnp.inf)

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.search.cache import check_cache, gather_beams
+from jaxformer.search.beam_cache import check_cache, gather_beams
 
 # What callers may give; lists and NumPy's arrays become JAX's.
 Limits: TypeAlias = Int[Array, " B"] | Int[np.ndarray, " B"] | Sequence[int]

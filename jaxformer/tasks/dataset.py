@@ -19,7 +19,7 @@ class Dataset:
 
     Attributes:
       tokenizer: The shared vocabulary.
-      identity: SHA-256 of the tokenizer and of both parts of the corpus.
+      identity: SHA-256 of the tokenizer and of both splits of the corpus.
       train: Training pairs as token ids.
       plan: Which training pairs are in which batch.
       valid: Validation pairs as token ids.

@@ -14,7 +14,7 @@ from jaxformer.data.batch import Batch
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
-from jaxformer.evaluation.report import corpus_bleu
+from jaxformer.evaluation.bleu_report import corpus_bleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 from jaxformer.tasks.dataset import Dataset
@@ -51,8 +51,8 @@ def make_loss(config: Config) -> Loss:
 
     def loss(params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         if randomness is None:
-            return batch_sums(Transformer(config.model), params, batch, smoothing)
-        return batch_sums(
+            return loss_sums(Transformer(config.model), params, batch, smoothing)
+        return loss_sums(
             Transformer(config.model, config.training.remat),
             params,
             batch,
@@ -65,7 +65,7 @@ def make_loss(config: Config) -> Loss:
     return loss
 
 
-def batch_sums(
+def loss_sums(
     model: Transformer,
     params: PyTree,
     batch: Batch,

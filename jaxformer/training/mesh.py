@@ -149,10 +149,10 @@ class BatchShards(NamedTuple):
     shard_count: int
 
     @classmethod
-    def of(cls, mesh: Mesh, accumulation: int = 1) -> "BatchShards":
+    def of(cls, mesh: Mesh, gradient_accumulation: int = 1) -> "BatchShards":
         """The shards of a mesh, for steps of so many micro-batches."""
         count = row_shards(mesh)
-        return cls(count * accumulation, row_parts(mesh), count)
+        return cls(count * gradient_accumulation, row_parts(mesh), count)
 
     def local(self, batch: PyTree) -> PyTree:
         """Takes the rows of this process from a global batch of NumPy arrays."""
@@ -222,7 +222,7 @@ def split_alike(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -
     return jax.tree_util.tree_map_with_path(sharding, opt_state)
 
 
-def to_devices(mesh: Mesh, batch: PyTree, accumulation: int = 1) -> PyTree:
+def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyTree:
     """This process's rows of a batch, as its part of the global batch on the devices.
 
     Raises:
@@ -231,11 +231,11 @@ def to_devices(mesh: Mesh, batch: PyTree, accumulation: int = 1) -> PyTree:
     sharding, parts, count = rows_split(mesh), row_parts(mesh), row_shards(mesh)
 
     def place(local: np.ndarray) -> jax.Array:
-        if np.ndim(local) == 0 or local.shape[0] % (len(parts) * accumulation):
+        if np.ndim(local) == 0 or local.shape[0] % (len(parts) * gradient_accumulation):
             raise UserError(
-                f"expected batches of rows divisible by {count * accumulation}, for {count} shards "
-                f"of {accumulation} micro-batches: got an array of shape {np.shape(local)}; add "
-                "rows that count nothing"
+                f"expected batches of rows divisible by {count * gradient_accumulation}, for {count} "
+                f"shards of {gradient_accumulation} micro-batches: got an array of shape "
+                f"{np.shape(local)}; add rows that count nothing"
             )
         share = local.shape[0] // len(parts)
 

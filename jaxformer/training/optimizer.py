@@ -71,7 +71,7 @@ def configured_optimizer(
 
     Departs from the paper: options only: ``clip_norm`` (gradients are clipped by their global norm
     first), ``learning_rate_scale``, ``schedule``, ``optimizer``, ``weight_decay`` and
-    ``moments="bfloat16"``.
+    ``adam_dtype="bfloat16"``.
 
     Args:
       settings: Which one.
@@ -88,7 +88,7 @@ def configured_optimizer(
         options = {"weight_decay": decay, "consistent_rms": 0.2, "adam_b2": 0.98}
         return optax.chain(*parts, muon(schedule, describe(), **options))
     adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
-    parts.append(adam if settings.moments == "float32" else _kept_in_bfloat16(adam))
+    parts.append(adam if settings.adam_dtype == "float32" else _kept_in_bfloat16(adam))
     if decay:
         numbers = matrix_dimensions(describe())
         decays = jax.tree.map(lambda n: n is not None, numbers, is_leaf=_is_dimensions)

@@ -16,7 +16,16 @@ from jaxformer.workdir import Workdir, code_digest, read_json, use_compilation_c
 
 # What may differ when a run is resumed.
 _MAY_CHANGE = {
-    *("train", "valid", "directory", "file", "steps", "accumulation", "remat", "keep_checkpoints"),
+    *(
+        "train",
+        "valid",
+        "directory",
+        "file",
+        "steps",
+        "gradient_accumulation",
+        "remat",
+        "keep_checkpoints",
+    ),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
 }
 

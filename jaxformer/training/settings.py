@@ -29,7 +29,7 @@ class FitConfig:
 
     Attributes:
       steps: Optimizer steps of the whole run.
-      accumulation: Micro-batches that one step is computed in. The result does not depend on it.
+      gradient_accumulation: Micro-batches of one step. The result does not depend on it.
       seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
       eval_every: Steps between two validations; a multiple of checkpoint_every.
@@ -38,7 +38,7 @@ class FitConfig:
     """
 
     steps: int = 100_000
-    accumulation: int = 1
+    gradient_accumulation: int = 1
     seed: int = 0
     log_every: int = 100
     eval_every: int = 1500
@@ -51,7 +51,7 @@ class FitConfig:
         """Refuses a run that could not start or would never report."""
         section = self._section
         check_choices(self, section)
-        names = ("steps", "accumulation", "log_every", "eval_every", "checkpoint_every")
+        names = ("steps", "gradient_accumulation", "log_every", "eval_every", "checkpoint_every")
         check_positive(self, section, *names, "keep_checkpoints")
         if self.eval_every % self.checkpoint_every:
             raise UserError(
@@ -93,7 +93,7 @@ class TrainingConfig(FitConfig):
       schedule: Of the learning rate after warm-up: "inverse_sqrt" as in equation 3, or "linear", to
         0 at the last step.
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
-      moments: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
+      adam_dtype: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
     """
 
@@ -105,7 +105,7 @@ class TrainingConfig(FitConfig):
     optimizer: Literal["adam", "muon"] = "adam"
     schedule: Literal["inverse_sqrt", "linear"] = "inverse_sqrt"
     weight_decay: float = 0.0
-    moments: Literal["float32", "bfloat16"] = "float32"
+    adam_dtype: Literal["float32", "bfloat16"] = "float32"
     eval_sentences: int = 500
 
     _section = "training"
@@ -124,8 +124,8 @@ class TrainingConfig(FitConfig):
                 "training.warmup_steps must be less than training.steps with "
                 f"training.schedule=linear: got {self.warmup_steps} and {self.steps}"
             )
-        if self.optimizer == "muon" and self.moments != "float32":
-            raise UserError("training.moments=bfloat16 needs training.optimizer=adam: got muon")
+        if self.optimizer == "muon" and self.adam_dtype != "float32":
+            raise UserError("training.adam_dtype=bfloat16 needs training.optimizer=adam: got muon")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(
                 f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"

@@ -146,13 +146,13 @@ def make_train_step(
     mesh: Mesh,
     *,
     seed: int = 0,
-    accumulation: int = 1,
+    gradient_accumulation: int = 1,
 ) -> TrainStep:
     """The jitted step: forward, backward, one psum, one update. The given state is donated.
 
     The batch's rows must be divisible by the mesh's batch shards (:func:`row_shards`) times
-    ``accumulation``. It returns the next state, and the sums over the global batch with "skipped":
-    1 if the step's update was not finite, else 0.
+    ``gradient_accumulation``. It returns the next state, and the sums over the global batch with
+    "skipped": 1 if the step's update was not finite, else 0.
 
     Departs from the paper: a step after which parameters or optimizer state are not finite, as
     after NaN or Inf in the gradients, leaves both as they were, on all devices alike.
@@ -162,7 +162,7 @@ def make_train_step(
       optimizer: Any transformation of gradients.
       mesh: As :func:`make_mesh` makes it.
       seed: Seeds the key of :class:`Randomness`, together with the number of the step.
-      accumulation: Micro-batches that one step is computed in. The result does not depend on it.
+      gradient_accumulation: Micro-batches of one step. The result does not depend on it.
 
     Raises:
       UserError: The loss is no function.
@@ -176,7 +176,9 @@ def make_train_step(
     def gradients_on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
         size = jax.tree.leaves(batch)[0].shape[0]
         row_ids = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
-        return _local_gradients(loss, params, batch, Randomness(key, row_ids), accumulation)
+        return _local_gradients(
+            loss, params, batch, Randomness(key, row_ids), gradient_accumulation
+        )
 
     gradients_and_sums = sum_over_data(
         mesh, gradients_on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec())
@@ -232,7 +234,7 @@ def _all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
 
 
 def _local_gradients(
-    loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness, accumulation: int
+    loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness, gradient_accumulation: int
 ) -> tuple[PyTree, Sums]:
     """Sums of gradients and metrics over this device's micro-batches."""
     key, row_ids = randomness
@@ -242,7 +244,7 @@ def _local_gradients(
         return sums["loss"], sums
 
     gradients_of = jax.grad(sums, has_aux=True)
-    if accumulation == 1:
+    if gradient_accumulation == 1:
         return gradients_of(params, batch, row_ids)
 
     def accumulate(total: PyTree, part: tuple[PyTree, Array]) -> tuple[PyTree, Sums]:
@@ -251,7 +253,8 @@ def _local_gradients(
 
     # Every so-many-th row, so that each part has rows of every device.
     parts = jax.tree.map(
-        lambda a: a.reshape(-1, accumulation, *a.shape[1:]).swapaxes(0, 1), (batch, row_ids)
+        lambda a: a.reshape(-1, gradient_accumulation, *a.shape[1:]).swapaxes(0, 1),
+        (batch, row_ids),
     )
     total, sums_of_parts = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), parts)
     return total, jax.tree.map(lambda a: a.sum(0), sums_of_parts)

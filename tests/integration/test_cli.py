@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.inference.attention import record_attention
+from jaxformer.inference.attention_view import record_attention
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import load_model
 

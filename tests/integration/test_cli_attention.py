@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.inference.attention import record_attention
+from jaxformer.inference.attention_view import record_attention
 from jaxformer.inference.translator import Translator
 
 SENTENCE = 'two </script> hundred "&" مرحبا 🙂'
@@ -52,7 +52,7 @@ def test_a_translation_that_was_cut_off(tiny_workdir, monkeypatch):
 
 def test_a_page_is_what_is_written_by_default(tiny_workdir, tmp_path, monkeypatch):
     written = {}
-    monkeypatch.setattr("jaxformer.cli.pictures.write_file", written.__setitem__)
+    monkeypatch.setattr("jaxformer.cli.plot.write_file", written.__setitem__)
     assert attention(tiny_workdir, SENTENCE) == 0
     assert list(written) == [tiny_workdir / "attention.html"]
 

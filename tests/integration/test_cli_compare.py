@@ -9,7 +9,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.cli import main
-from jaxformer.cli.parser import parse
+from jaxformer.cli.arguments import parse
 
 LINES = [
     f"Heute ist der {n}. Tag im T-Shirt , sagt {'Anna' if n % 3 else 'Bert'} ." for n in range(30)

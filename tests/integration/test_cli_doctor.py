@@ -143,8 +143,8 @@ def test_it_tries_what_saves_until_nothing_is_left(capsys, monkeypatch):
     assert tried[-1].split() == [
         "--config.mesh.data=-1",
         "--config.mesh.fsdp=8",
-        "--config.training.accumulation=8",
-        "--config.training.moments=bfloat16",
+        "--config.training.gradient_accumulation=8",
+        "--config.training.adam_dtype=bfloat16",
     ]
     assert "base.py:tiny needs 0.03 GB on each device whatever" in err
     assert doctor(capsys, "--memory", "30 MB")[0] == 0

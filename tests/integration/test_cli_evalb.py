@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.parser import parse
+from jaxformer.cli.arguments import parse
 
 PRINTED = pathlib.Path(__file__).parents[1] / "fixtures" / "evalb"
 

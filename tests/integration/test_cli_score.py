@@ -10,7 +10,7 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.cli import score as command
 from jaxformer.data.numerals import english
-from jaxformer.inference.scoring import score_pairs
+from jaxformer.inference.pair_scores import score_pairs
 from jaxformer.inference.translator import Translator
 
 SOURCES = ["two hundred and one", "nine", "forty-two thousand", "seven hundred", "eleven"]

@@ -29,8 +29,10 @@ def compiled_text(config):
     lengths = [TARGET if name.startswith("tgt") else SOURCE for name in Batch._fields]
     split = rows_split(mesh)
     batch = Batch(*(jax.ShapeDtypeStruct((ROWS, n), np.int32, sharding=split) for n in lengths))
-    accumulation = config.training.accumulation
-    step = make_train_step(make_loss(config), optimizer, mesh, accumulation=accumulation)
+    gradient_accumulation = config.training.gradient_accumulation
+    step = make_train_step(
+        make_loss(config), optimizer, mesh, gradient_accumulation=gradient_accumulation
+    )
     return step.lower(state, batch).compile().as_text()
 
 
@@ -118,7 +120,7 @@ def numbers(text):
         (
             (1, 4, 2),
             {"embeddings": "separate", "target_vocab_size": 16},
-            {"remat": "layer", "accumulation": 2},
+            {"remat": "layer", "gradient_accumulation": 2},
         ),
     ],
     ids=str,

@@ -15,7 +15,7 @@ import pytest
 import scipy.stats
 
 from jaxformer import BeamSearch, Sampling, Translator, UserError, beam_search, sample
-from jaxformer.inference.scoring import score_pairs
+from jaxformer.inference.pair_scores import score_pairs
 from jaxformer.search import MinLength, SearchContext
 
 from ..unit.search.oracles import (

@@ -12,8 +12,8 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.numerals import english
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference import decoding
-from jaxformer.inference.decoding import Decoded, decode
+from jaxformer.inference import batched_search
+from jaxformer.inference.batched_search import Decoded, search_batches
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, prepare_params
@@ -44,8 +44,8 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
     for size in (1, 2, 7, 32):
         # A batch of 7 is what 7 sentences are given; of 32 in rows for 32, padded further.
         buckets = ((32 if size < 32 else 64, size),)
-        monkeypatch.setattr(decoding, "_BUCKETS", buckets)
-        monkeypatch.setattr(decoding, "_FEW", ())
+        monkeypatch.setattr(batched_search, "_BUCKETS", buckets)
+        monkeypatch.setattr(batched_search, "_FEW", ())
         jax.clear_caches()
         found = translator.search(sources if size > 1 else sources[:40])
         same(found, expected[: len(found)])
@@ -77,15 +77,15 @@ def test_a_thousand_sentences_of_any_length_need_few_compilations():
     settings = BeamSearch(beam_size=2)
     compilations = Compilations()
     with compilations:
-        decode((config,), settings, (params,), sources[:10])
+        search_batches((config,), settings, (params,), sources[:10])
     assert 1 <= compilations.count <= 4  # the listener hears, and the warm-up is no cheating
     compilations.count = 0
     with compilations:
-        found = decode((config,), settings, (params,), sources)
+        found = search_batches((config,), settings, (params,), sources)
     assert all(f.tokens for f in found)
     assert compilations.count <= 8
     with compilations:
-        decode((config,), settings, (params,), sources[::-7])
+        search_batches((config,), settings, (params,), sources[::-7])
     assert compilations.count <= 8  # of all there have been since the warm-up
 
 
@@ -109,9 +109,9 @@ def test_stages_do_not_change_what_is_found():
     config, params = biased_model(128, ending=-1.0)
     sources = [[5, 6, 1]] * 3 + [[7, 1]] * 9
     settings = BeamSearch(beam_size=3, max_extra_length=100)
-    found = decode((config,), settings, (params,), sources)
+    found = search_batches((config,), settings, (params,), sources)
     assert max(len(f.tokens[0]) for f in found) > 32
-    whole = decode((config,), settings, (params,), sources, prefixes=[[]] * 12)
+    whole = search_batches((config,), settings, (params,), sources, prefixes=[[]] * 12)
     same(found, whole)
     apply = jax.jit(Transformer(config).apply)
     for source, decoded in zip(sources[2:5], found[2:5], strict=True):
@@ -130,7 +130,7 @@ def test_settings_reach_the_search():
 
     def found(prefixes=None, search=None, **settings):
         search = search or BeamSearch(beam_size=4, **settings)
-        return decode((config,), search, (params,), sources, prefixes)
+        return search_batches((config,), search, (params,), sources, prefixes)
 
     plain = found()
     assert all(len(tokens) <= 3 for f in found(max_length=3) for tokens in f.tokens)
@@ -159,20 +159,21 @@ def test_samples_do_not_depend_on_the_batch():
     config, params = biased_model(16, ending=1.0)
     settings = Sampling(num_samples=2, seed=3)
     sources = [[n, n + 1, 1] for n in range(4, 14)]
-    together = decode((config,), settings, (params,), sources)
+    together = search_batches((config,), settings, (params,), sources)
     for n in (0, 3, 9):
-        (alone,) = decode((config,), settings, (params,), [sources[n]], first=n)
+        (alone,) = search_batches((config,), settings, (params,), [sources[n]], first=n)
         assert alone.tokens == together[n].tokens
     assert (
-        together[0].tokens != decode((config,), settings, (params,), sources[:1], first=5)[0].tokens
+        together[0].tokens
+        != search_batches((config,), settings, (params,), sources[:1], first=5)[0].tokens
     )
 
 
 def test_an_ensemble_of_one_model_twice_is_that_model():
     config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 1], [], [7, 8, 9, 1]]
-    alone = decode((config,), BeamSearch(), (params,), sources)
-    twice = decode((config, config), BeamSearch(), (params, params), sources)
+    alone = search_batches((config,), BeamSearch(), (params,), sources)
+    twice = search_batches((config, config), BeamSearch(), (params, params), sources)
     assert alone[1] == twice[1] == Decoded([], [], [])
     same([alone[0], alone[2]], [twice[0], twice[2]])
 

@@ -16,7 +16,7 @@ from jaxformer.cli import main
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference.generate import Generator
+from jaxformer.inference.generator import Generator
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average

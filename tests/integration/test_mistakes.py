@@ -51,8 +51,8 @@ def calls():
     from jaxformer.data.numerals import NumeralsCorpus
     from jaxformer.data.tokenizer import train_tokenizer
     from jaxformer.inference.alignment import align
-    from jaxformer.inference.attention import record_attention
-    from jaxformer.inference.scoring import score_pairs
+    from jaxformer.inference.attention_view import record_attention
+    from jaxformer.inference.pair_scores import score_pairs
 
     lines = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
     tokenizer = train_tokenizer(lines, 300)

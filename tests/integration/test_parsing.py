@@ -21,14 +21,14 @@ from jaxformer.config import (
     ModelConfig,
     TrainingConfig,
 )
-from jaxformer.data.trees import escape, read_trees
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
-from jaxformer.inference.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.tasks.parsing import Parsing
+from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
+from jaxformer.tasks.parsing.task import Parsing
+from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.step import init_state
@@ -116,7 +116,7 @@ def run(workdir, monkeypatch, capsys):
     return parse
 
 
-def words_of(line):
+def word_ids(line):
     """As ``split_words``, but for ASCII alone."""
     spaced = "".join(" " if character in " \t" else character for character in line)
     return [escape(word) for word in spaced.split(" ") if word]
@@ -175,7 +175,7 @@ def test_every_line_gets_a_tree_over_its_words(run):
     for line, words in zip(lines, WORDS, strict=True):
         if line:
             (tree,) = read_trees([line], "output")
-            assert tree.words() == words_of(words)
+            assert tree.words() == word_ids(words)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_whatever_the_model_writes(workdir, monkeypatch, written):
     parser = Parser.load(workdir)
     beam = [Hypothesis(written, parser.translator.encode_target(written), 0.0, 0.0)]
     monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [beam for _ in s])
-    sentences = [words_of(words) for words in WORDS]
+    sentences = [word_ids(words) for words in WORDS]
     trees = parser.parse(sentences)
     assert [tree.words() if tree else [] for tree in trees] == sentences
     tags = [["T"] * len(words) for words in sentences]

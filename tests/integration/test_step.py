@@ -16,7 +16,7 @@ from jaxformer.data.batch import Batch, make_batch
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.models.transformer import Transformer
-from jaxformer.tasks.translation import batch_sums, make_init, make_loss
+from jaxformer.tasks.translation import loss_sums, make_init, make_loss
 from jaxformer.training.mesh import make_mesh, rows_split
 from jaxformer.training.step import abstract_state, init_state, make_eval_step, make_train_step
 
@@ -51,15 +51,19 @@ def step_on(devices, config, mesh=None):
     """The mesh and the compiled step."""
     mesh = make_mesh(mesh, jax.devices()[:devices])
     step = make_train_step(
-        make_loss(config), OPTIMIZER, mesh, accumulation=config.training.accumulation
+        make_loss(config),
+        OPTIMIZER,
+        mesh,
+        gradient_accumulation=config.training.gradient_accumulation,
     )
     return mesh, step
 
 
-def one_step(devices, accumulation=1, config=CONFIG, batch=None, mesh=None):
+def one_step(devices, gradient_accumulation=1, config=CONFIG, batch=None, mesh=None):
     """The state after one step on that many devices, its gradients and metrics."""
     config = dataclasses.replace(
-        config, training=dataclasses.replace(config.training, accumulation=accumulation)
+        config,
+        training=dataclasses.replace(config.training, gradient_accumulation=gradient_accumulation),
     )
     mesh, train_step = step_on(devices, config, mesh)
     state = init_state(make_init(config.model), OPTIMIZER, mesh, seed=0)
@@ -86,9 +90,9 @@ def assert_same_sums(actual, expected):
 
 @pytest.mark.smoke
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "accumulation"), [(1, 4), (4, 2)])
-def test_accumulation_does_not_change_loss_or_gradients(reference, devices, accumulation):
-    _, gradients, metrics = one_step(devices, accumulation)
+@pytest.mark.parametrize(("devices", "gradient_accumulation"), [(1, 4), (4, 2)])
+def test_accumulation_does_not_change_loss_or_gradients(reference, devices, gradient_accumulation):
+    _, gradients, metrics = one_step(devices, gradient_accumulation)
     np.testing.assert_allclose(metrics["loss"], reference[2]["loss"], rtol=1e-6)
     assert metrics["count"] == 20
     assert_same(gradients, reference[1])
@@ -207,9 +211,9 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused():
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    ("devices", "accumulation"), [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)]
+    ("devices", "gradient_accumulation"), [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)]
 )
-def test_gradient_is_that_of_the_mean_over_all_tokens(devices, accumulation):
+def test_gradient_is_that_of_the_mean_over_all_tokens(devices, gradient_accumulation):
     """The step's gradient against autodiff of the loss written down in one line, no dropout."""
     model_config = dataclasses.replace(CONFIG.model, dropout_rate=0.0)
     config = dataclasses.replace(CONFIG, model=model_config)
@@ -226,7 +230,7 @@ def test_gradient_is_that_of_the_mean_over_all_tokens(devices, accumulation):
         make_init(model_config), OPTIMIZER, make_mesh(devices=jax.devices()[:1]), seed=0
     ).params
     loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
-    _, gradients, metrics = one_step(devices, accumulation, config)
+    _, gradients, metrics = one_step(devices, gradient_accumulation, config)
     np.testing.assert_allclose(metrics["loss"] / metrics["count"], loss, rtol=1e-5)
     assert_same(gradients, jax.device_get(expected))
 
@@ -284,7 +288,7 @@ def test_step_with_nan_is_skipped_on_all_devices_and_counted():
 )
 def test_step_with_huge_but_finite_gradients_is_skipped(devices, adam_dtype):
     """Their squares overflow Adam's second moment, which would freeze the weights for good."""
-    training = dataclasses.replace(CONFIG.training, moments=adam_dtype)
+    training = dataclasses.replace(CONFIG.training, adam_dtype=adam_dtype)
     config = dataclasses.replace(CONFIG, training=training)
     optimizer = optax.chain(optax.scale(1e21), make_optimizer(config))
     mesh = make_mesh(devices=jax.devices()[:devices])
@@ -317,7 +321,7 @@ def test_the_loss_is_that_of_the_models_own_logits(changes):
     params = jax.jit(model.init)(jax.random.key(0), batch.src, batch.tgt_in)["params"]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda a: jnp.asarray(rng.normal(0, 0.3, a.shape), a.dtype), params)
-    sums = jax.jit(lambda p: batch_sums(model, p, batch, 0.1))(params)
+    sums = jax.jit(lambda p: loss_sums(model, p, batch, 0.1))(params)
     logits = jax.jit(model.apply)({"params": params}, batch.src, batch.tgt_in)
     log_probs = np.asarray(jax.nn.log_softmax(logits), np.float64)
     picked = np.take_along_axis(log_probs, np.asarray(batch.tgt_out)[..., None], axis=-1)[..., 0]

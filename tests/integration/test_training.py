@@ -19,7 +19,7 @@ from jaxformer.experiment import make_optimizer, train
 from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
 from jaxformer.tasks import translation
-from jaxformer.training import loop
+from jaxformer.training import fitting
 
 from .compilations import Compilations
 from .training_process import start_training
@@ -133,8 +133,8 @@ def test_kill_and_termination_lose_nothing(tmp_path):
         checkpoints = Checkpoints(run / "checkpoints")
         kept.append(checkpoints.steps())
         config = config_lib.load(run / "config.json")
-        mesh = loop.make_mesh(devices=jax.devices()[:1])
-        template = loop.abstract_state(
+        mesh = fitting.make_mesh(devices=jax.devices()[:1])
+        template = fitting.abstract_state(
             translation.make_init(config.model), make_optimizer(config), mesh
         )
         states.append(checkpoints.restore(template).state)
@@ -193,7 +193,7 @@ def test_who_came_and_went_while_data_was_read_is_noticed(
         shutil.copytree(uninterrupted[1], run)
         yield
 
-    monkeypatch.setattr(loop, "only_run_in", locked_too_late)
+    monkeypatch.setattr(fitting, "only_run_in", locked_too_late)
     with pytest.raises(UserError, match=r"training\.seed=0, but 5 was given"):
         train(tiny_config(seed=5), run)
 
@@ -343,12 +343,12 @@ def test_an_epoch_of_several_shapes_compiles_nothing_after_its_first_steps(
     config = text_config(tiny_config, tmp_path, **often, eval_sentences=0)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, batching="buckets"))
     seen, counts, shapes = Compilations(), [], set()
-    to_devices, report = loop.to_devices, loop.Reporter.train
+    to_devices, report = fitting.to_devices, fitting.Reporter.train
     monkeypatch.setattr(
-        loop, "to_devices", lambda *a: (shapes.add(a[1].src.shape), to_devices(*a))[1]
+        fitting, "to_devices", lambda *a: (shapes.add(a[1].src.shape), to_devices(*a))[1]
     )
     monkeypatch.setattr(
-        loop.Reporter, "train", lambda *a: (counts.append(seen.count), report(*a))[1]
+        fitting.Reporter, "train", lambda *a: (counts.append(seen.count), report(*a))[1]
     )
     with seen:
         train(config, tmp_path / "run")

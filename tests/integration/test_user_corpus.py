@@ -36,12 +36,12 @@ class Counting:
     def __init__(self, last=60):
         self.last = last
 
-    def pairs(self, part):
-        for n in range(part == "odd", self.last, 2):
+    def pairs(self, split):
+        for n in range(split == "odd", self.last, 2):
             yield f"number {n}", f"{n} rebmun"
 
-    def fingerprint(self, part):
-        return hashlib.sha256(repr(list(self.pairs(part))).encode()).hexdigest()
+    def fingerprint(self, split):
+        return hashlib.sha256(repr(list(self.pairs(split))).encode()).hexdigest()
 
 
 def test_it_is_a_corpus():

@@ -261,8 +261,13 @@ def test_a_task_that_knows_nothing_of_devices_runs_on_every_mesh(sizes, tmp_path
 
 
 def test_accumulation_and_a_resume_on_another_mesh_change_nothing(tmp_path, whole):
-    run(tmp_path, steps=4, accumulation=2, mesh=jaxformer.make_mesh(devices=jax.devices()[:4]))
-    state = run(tmp_path, accumulation=4)
+    run(
+        tmp_path,
+        steps=4,
+        gradient_accumulation=2,
+        mesh=jaxformer.make_mesh(devices=jax.devices()[:4]),
+    )
+    state = run(tmp_path, gradient_accumulation=4)
     for name, found in jax.device_get(state.params).items():
         np.testing.assert_allclose(found, whole[0].params[name], rtol=1e-4, atol=1e-5)
 
@@ -404,7 +409,7 @@ def test_mistakes_of_a_task_are_told(tmp_path):
     with pytest.raises(UserError, match="expected batches for 12 steps, but there were only 5"):
         run(tmp_path / "few", Few())
     with pytest.raises(UserError, match=r"rows divisible by 24, for 8 shards of 3 micro-batches"):
-        run(tmp_path / "rows", mesh=jaxformer.make_mesh(), accumulation=3)
+        run(tmp_path / "rows", mesh=jaxformer.make_mesh(), gradient_accumulation=3)
 
     class Mean(Bigrams):
         def loss(self, params, batch, randomness):

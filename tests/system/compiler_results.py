@@ -19,10 +19,10 @@ import numpy as np
 from jaxformer.cli.config_file import load_config
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.data.batch import Batch
-from jaxformer.inference.decoding import decode
+from jaxformer.inference.batched_search import search_batches
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch
-from jaxformer.tasks.translation import batch_sums
+from jaxformer.tasks.translation import loss_sums
 
 SENTENCES = 64
 
@@ -57,7 +57,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
 
     def loss(model, params):
         rows = jnp.arange(batch.src.shape[0])
-        sums = batch_sums(
+        sums = loss_sums(
             model, params, batch, 0.1, row_ids=rows, deterministic=False, rngs={"dropout": key}
         )
         return sums["loss"] / sums["count"]
@@ -68,7 +68,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
         arrays[f"gradient {jax.tree_util.keystr(path)}"] = np.asarray(gradient)
     # Not batches of the search: 20 tokens for each sentence compile in seconds.
     sources = [[*map(int, row[:19]), 1] for row in np.resize(batch.src, (SENTENCES, 19))]
-    found = decode(
+    found = search_batches(
         (config.model,), BeamSearch(max_length=20, max_extra_length=4), (params,), sources
     )
     arrays["scores"] = np.asarray([best.scores[0] for best in found])

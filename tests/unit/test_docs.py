@@ -10,7 +10,7 @@ import shlex
 
 import pytest
 
-from jaxformer.cli.parser import parse
+from jaxformer.cli.arguments import parse
 from jaxformer.errors import UserError
 from jaxformer.paper.table3_report import load_results, report
 

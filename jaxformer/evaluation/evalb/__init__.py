@@ -19,11 +19,11 @@ time for crossing brackets grows with the square of their number in a line; a li
 hang or read outside its memory is an error like any other.
 """
 
-from jaxformer.evaluation.evalb.parameters import COLLINS as COLLINS
-from jaxformer.evaluation.evalb.parameters import Parameters as Parameters
-from jaxformer.evaluation.evalb.parameters import read_parameters as read_parameters
-from jaxformer.evaluation.evalb.report import Report as Report
-from jaxformer.evaluation.evalb.report import Row as Row
-from jaxformer.evaluation.evalb.report import Status as Status
-from jaxformer.evaluation.evalb.report import Summary as Summary
-from jaxformer.evaluation.evalb.scoring import score as score
+from jaxformer.evaluation.evalb.brackets import score as score
+from jaxformer.evaluation.evalb.parameter_file import COLLINS as COLLINS
+from jaxformer.evaluation.evalb.parameter_file import ParameterFile as ParameterFile
+from jaxformer.evaluation.evalb.parameter_file import read_parameters as read_parameters
+from jaxformer.evaluation.evalb.table import Report as Report
+from jaxformer.evaluation.evalb.table import SentenceScores as SentenceScores
+from jaxformer.evaluation.evalb.table import Status as Status
+from jaxformer.evaluation.evalb.table import Summary as Summary

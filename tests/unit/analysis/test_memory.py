@@ -40,7 +40,7 @@ def test_state_is_parameters_two_moments_and_the_batch():
 
 @pytest.mark.slow
 def test_rows_are_divided_among_devices_and_parts_of_a_step():
-    two = with_settings(CONFIG, {"training.accumulation": 2})
+    two = with_settings(CONFIG, {"training.gradient_accumulation": 2})
     # 3 rows of 30 become 4: 2 devices x 2 parts x 1 row.
     assert step_memory(two, jax.devices()[:2]).state == pytest.approx(
         memory_on_one_device().state + 4 * 7 * (2 - 3) * 30
@@ -50,21 +50,21 @@ def test_rows_are_divided_among_devices_and_parts_of_a_step():
 def test_savings_begin_with_nothing_and_change_the_result_last():
     one = list(savings(CONFIG, devices=1))
     assert one[0] == {}
-    assert [s.get("training.accumulation") for s in one[1:4]] == [2, 4, 8]
+    assert [s.get("training.gradient_accumulation") for s in one[1:4]] == [2, 4, 8]
     assert [s.get("training.remat") for s in one[4:6]] == ["dots", "layer"]
-    assert ["training.moments" in s for s in one] == [False] * 6 + [True]
+    assert ["training.adam_dtype" in s for s in one] == [False] * 6 + [True]
     eight = list(savings(CONFIG, devices=8))
     assert eight[1] == {"mesh.data": -1, "mesh.fsdp": 8}
     assert list(savings(with_settings(CONFIG, {"mesh.tensor": 2}), 8))[1]["mesh.fsdp"] == 4
     taken = with_settings(CONFIG, {"mesh.data": 1, "mesh.tensor": -1})
     assert not any("mesh.fsdp" in settings for settings in savings(taken, 8))
-    training = TrainingConfig(accumulation=4, remat="layer", moments="bfloat16")
+    training = TrainingConfig(gradient_accumulation=4, remat="layer", adam_dtype="bfloat16")
     saving = dataclasses.replace(CONFIG, training=training)
     assert list(savings(saving, devices=1)) == [
         {},
-        {"training.accumulation": 8},
-        {"training.accumulation": 16},
-        {"training.accumulation": 32},
+        {"training.gradient_accumulation": 8},
+        {"training.gradient_accumulation": 16},
+        {"training.gradient_accumulation": 32},
     ]
 
 

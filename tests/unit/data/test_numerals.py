@@ -132,7 +132,7 @@ def test_corpus_is_the_same_every_time_and_in_either_direction():
 
 
 def test_unknown_parts_and_languages():
-    with pytest.raises(UserError, match="has the parts train and held_out: got 'validation'"):
+    with pytest.raises(UserError, match="has the splits train and held_out: got 'validation'"):
         NumeralsCorpus().pairs("validation")
     with pytest.raises(UserError, match="is in en and de: got 'fr'"):
         NumeralsCorpus("en", "fr")

@@ -19,11 +19,11 @@ PAIRS = list(NumeralsCorpus().pairs("held_out"))
 class HeldOut:
     target_symbols = False
 
-    def pairs(self, part: str):
+    def pairs(self, split: str):
         return iter(PAIRS)
 
-    def fingerprint(self, part: str) -> str:
-        return f"fingerprint of {part}"
+    def fingerprint(self, split: str) -> str:
+        return f"fingerprint of {split}"
 
 
 CORPUS = HeldOut()
@@ -111,7 +111,7 @@ def test_damaged_stores_are_built_anew(tokenizer: Tokenizer, tmp_path: pathlib.P
 
 def test_a_good_store_is_not_built_again(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     class Unreadable(HeldOut):
-        def pairs(self, part: str):
+        def pairs(self, split: str):
             raise AssertionError("read again")
 
     build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)

@@ -107,12 +107,12 @@ def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch):
 class CountingCorpus(NumeralsCorpus):
     reads = 0
 
-    def pairs(self, part: str):
+    def pairs(self, split: str):
         self.reads += 1
-        return super().pairs(part)
+        return super().pairs(split)
 
-    def fingerprint(self, part: str) -> str:
-        return f"fingerprint of {part}"
+    def fingerprint(self, split: str) -> str:
+        return f"fingerprint of {split}"
 
 
 def test_cache_is_used_checked_and_mended(tmp_path: pathlib.Path):

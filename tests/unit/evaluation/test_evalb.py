@@ -11,7 +11,7 @@ import re
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation.evalb import COLLINS, Parameters, Status, read_parameters, score
+from jaxformer.evaluation.evalb import COLLINS, ParameterFile, Status, read_parameters, score
 
 PRINTED = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb"
 
@@ -197,15 +197,15 @@ def test_equal_brackets_count_as_often_as_they_occur(n, m):
 
 def test_collins_is_the_default(package):
     lines = lines_of(package / "COLLINS.prm")
-    assert read_parameters(lines, "COLLINS.prm") == COLLINS == Parameters()
+    assert read_parameters(lines, "COLLINS.prm") == COLLINS == ParameterFile()
 
 
 def test_parameter_files():
-    assert read_parameters([], "p") == Parameters(
+    assert read_parameters([], "p") == ParameterFile(
         delete_labels=(), delete_labels_for_length=(), equal_labels=()
     )
     lines = ["# c", "", "DEBUG 1", "MAX_ERROR 3", "CUTOFF_LEN\t10", "LABELED 0 ", "EQ_WORD a b"]
-    assert read_parameters([*lines, "EQ_WORD c d", "QUOTE_LABEL ``"], "p") == Parameters(
+    assert read_parameters([*lines, "EQ_WORD c d", "QUOTE_LABEL ``"], "p") == ParameterFile(
         debug=1,
         max_error=3,
         cutoff_length=10,
@@ -268,13 +268,13 @@ def test_a_bracket_equal_to_a_deleted_one_is_deleted():
 def test_no_more_errors_than_allowed():
     """And one more: so does the official program."""
     gold, test = ["(S (A a))"] * 9, ["(S (A b))"] * 9
-    assert score(gold[:4], test[:4], Parameters(max_error=3)).all.error_sentences == 4
+    assert score(gold[:4], test[:4], ParameterFile(max_error=3)).all.error_sentences == 4
     words = (
         r"expected at most 3 errors, got 5 up to sentence 5: Words unmatch \(a\|b\); are these the "
         "same sentences, in the same words and with tags"
     )
     with pytest.raises(UserError, match=words):
-        score(gold, test, Parameters(max_error=3))
+        score(gold, test, ParameterFile(max_error=3))
 
 
 def test_numbers_of_lines():

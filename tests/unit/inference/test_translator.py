@@ -11,10 +11,10 @@ from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import train_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import align, word_attention
-from jaxformer.inference.attention import record_attention
-from jaxformer.inference.parser import Parser
-from jaxformer.inference.scoring import score_pairs
+from jaxformer.inference.attention_view import record_attention
+from jaxformer.inference.pair_scores import score_pairs
 from jaxformer.inference.translator import Translator
+from jaxformer.tasks.parsing.parser import Parser
 
 LINES = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
 CONFIG = Config(

@@ -90,7 +90,7 @@ def test_a_process_takes_its_own_rows_of_a_global_batch():
 def test_shards_of_a_mesh(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 5)
     mesh = make_mesh(mesh_config(2, 2, 2), gpu_nodes(2, 4))
-    assert BatchShards.of(mesh, accumulation=3) == BatchShards(12, [2], 4)
+    assert BatchShards.of(mesh, gradient_accumulation=3) == BatchShards(12, [2], 4)
 
 
 def test_an_optimizer_state_is_laid_out_by_path_and_shape():

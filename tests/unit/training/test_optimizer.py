@@ -59,7 +59,7 @@ def bfloat16(x):
 def test_adam_and_schedule_together(moments, keep):
     config = Config(
         model=ModelConfig(d_model=4, num_heads=1),
-        training=TrainingConfig(warmup_steps=2, learning_rate_scale=0.5, moments=moments),
+        training=TrainingConfig(warmup_steps=2, learning_rate_scale=0.5, adam_dtype=moments),
     )
     gradients = [0.3, -2.0, 5.0, 0.01]
     rates = [0.5 * 4**-0.5 * min(s**-0.5, s * 2**-1.5) for s in (1, 2, 3, 4)]
@@ -72,7 +72,9 @@ def test_moments_in_bfloat16_take_half_the_memory():
     sizes = {
         moments: sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         for moments in ("float32", "bfloat16")
-        for state in [make_optimizer(Config(training=TrainingConfig(moments=moments))).init(params)]
+        for state in [
+            make_optimizer(Config(training=TrainingConfig(adam_dtype=moments))).init(params)
+        ]
     }
     assert sizes == {"float32": 808, "bfloat16": 408}  # and two int32 counts
 

@@ -9,13 +9,13 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxformer.cli import decoding
+from jaxformer.cli import decoding_options
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.version import __version__
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser that says a mistake in one line, without the whole usage."""
 
     def error(self, message: str) -> NoReturn:
@@ -45,8 +45,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="jaxformer",
         description="Uses a Transformer that train.py has trained.",
         epilog="Every command has its own --help, with an example.",
@@ -126,9 +126,9 @@ def _add_translate(commands) -> None:
         metavar="N",
         help="decoder layer whose attention aligns, from 1 (default: the last but one)",
     )
-    decoding.add_model_options(command)
-    decoding.add_search_options(command)
-    decoding.add_prefix_options(command)
+    decoding_options.add_model_options(command)
+    decoding_options.add_search_options(command)
+    decoding_options.add_prefix_options(command)
 
 
 def _add_score(commands) -> None:
@@ -160,8 +160,8 @@ def _add_score(commands) -> None:
         action="store_true",
         help="lines of JSON: score, log_prob (null for -inf) and length in tokens",
     )
-    decoding.add_model_options(command)
-    decoding.add_penalty_options(command.add_argument_group("score"))
+    decoding_options.add_model_options(command)
+    decoding_options.add_penalty_options(command.add_argument_group("score"))
 
 
 def _add_evaluate(commands) -> None:
@@ -188,9 +188,9 @@ def _add_evaluate(commands) -> None:
         help="target language, for the metrics' tokenizers (default: the run's)",
     )
     files.add_argument("--json", action="store_true", help="print the report as JSON")
-    decoding.add_model_options(command)
-    decoding.add_search_options(command)
-    decoding.add_prefix_options(command)
+    decoding_options.add_model_options(command)
+    decoding_options.add_search_options(command)
+    decoding_options.add_prefix_options(command)
 
 
 def _add_compare(commands) -> None:
@@ -255,10 +255,10 @@ def _add_generate(commands) -> None:
         help="averaged, best (lowest validation loss), latest, or a step (default: averaged if the "
         "newest checkpoint is part of the average, else latest)",
     )
-    decoding.add_dtype_option(model)
+    decoding_options.add_dtype_option(model)
     sampling = command.add_argument_group("sampling", "Defaults are those of the run's config.")
     sampling.add_argument("--samples", type=int, metavar="N", help="texts for each prompt")
-    decoding.add_sampling_options(sampling)
+    decoding_options.add_sampling_options(sampling)
     search = command.add_argument_group("search, instead of sampling")
     search.add_argument(
         "--beam-size", type=int, metavar="N", help="beam search, of which the best is written"
@@ -303,8 +303,8 @@ def _add_parse(commands) -> None:
         help="write the trees of --trees as the parser's should be: on a line each, without empty "
         "elements, function tags and the top",
     )
-    decoding.add_model_options(command)
-    decoding.add_search_options(command)
+    decoding_options.add_model_options(command)
+    decoding_options.add_search_options(command)
 
 
 def _add_evalb(commands) -> None:
@@ -426,8 +426,8 @@ def _add_attention(commands) -> None:
         "(default: the last but one), heads and word chosen to resemble it",
     )
     shown.add_argument("--word", help="the word that looks, in figures 3 and 4: a source token")
-    decoding.add_model_options(command)
-    decoding.add_search_options(command)
+    decoding_options.add_model_options(command)
+    decoding_options.add_search_options(command)
 
 
 def _add_plot(commands) -> None:
@@ -473,7 +473,7 @@ def _add_import(commands) -> None:
 
 def _command(
     commands, name: str, run: str, summary: str, example: str, *, workdir: bool = True
-) -> Parser:
+) -> CommandParser:
     lines = [line.removeprefix(8 * " ") for line in example.strip().split("\n")]
     command = commands.add_parser(
         name,

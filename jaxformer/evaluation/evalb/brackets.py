@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from jaxformer.checks import check_texts
 from jaxformer.errors import UserError
-from jaxformer.evaluation.evalb.parameters import COLLINS, Parameters
-from jaxformer.evaluation.evalb.report import Counts, Report, Row, Status, summary
+from jaxformer.evaluation.evalb.parameter_file import COLLINS, ParameterFile
+from jaxformer.evaluation.evalb.table import Counts, Report, SentenceScores, Status, summary
 
 
-def score(gold: Sequence[str], test: Sequence[str], parameters: Parameters = COLLINS) -> Report:
+def score(gold: Sequence[str], test: Sequence[str], parameters: ParameterFile = COLLINS) -> Report:
     """Compares trees line by line.
 
     Args:
@@ -88,7 +88,7 @@ class _Quote:
 class _Sentence:
     """A line of brackets, read as EVALB reads it."""
 
-    def __init__(self, line: str, parameters: Parameters) -> None:
+    def __init__(self, line: str, parameters: ParameterFile) -> None:
         self.words: list[_Word] = []
         self.brackets: list[_Bracket] = []
         self.quotes: list[_Quote] = []
@@ -112,7 +112,7 @@ class _Sentence:
         if open_brackets:
             self.errors.append("Bracketing is unbalanced (too many open bracket)")
 
-    def _add_word(self, word: _Word, around: list[_Bracket], parameters: Parameters) -> None:
+    def _add_word(self, word: _Word, around: list[_Bracket], parameters: ParameterFile) -> None:
         if word.tag not in parameters.delete_labels_for_length:
             self.length += 1
         if word.tag in parameters.quote_labels and word.text in _QUOTES:
@@ -138,7 +138,7 @@ _TOKEN = re.compile(r"\(([^()\s]*+)(?:\s++([^()\s]*+)\s*+\))?+|\)|[^()\s]++", re
 _QUOTES = ("'", '"', "/")
 
 
-def _row(number: int, gold_line: str, test_line: str, parameters: Parameters) -> Row:
+def _row(number: int, gold_line: str, test_line: str, parameters: ParameterFile) -> SentenceScores:
     gold, test = _Sentence(gold_line, parameters), _Sentence(test_line, parameters)
     errors, counts = gold.errors + test.errors, Counts()
     if test.words:
@@ -148,7 +148,7 @@ def _row(number: int, gold_line: str, test_line: str, parameters: Parameters) ->
         else:
             errors.append(mismatch)
     status = Status.ERROR if errors else Status.VALID
-    return Row(
+    return SentenceScores(
         **dataclasses.asdict(counts),
         number=number,
         length=gold.length,
@@ -158,7 +158,7 @@ def _row(number: int, gold_line: str, test_line: str, parameters: Parameters) ->
     )
 
 
-def _mismatch(gold: _Sentence, test: _Sentence, parameters: Parameters) -> str | None:
+def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> str | None:
     """Why two sentences cannot be compared."""
     if len(gold.words) != len(test.words):
         _put_back_quotes(gold, test, parameters)
@@ -170,7 +170,7 @@ def _mismatch(gold: _Sentence, test: _Sentence, parameters: Parameters) -> str |
     return None
 
 
-def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: Parameters) -> None:
+def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> None:
     """Restores quotation marks that only one of the sentences has, since the other tags it wrong.
 
     The order matters where there are several, and is that of EVALB.
@@ -187,7 +187,7 @@ def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: Parameters) -
                 test.put_back(number)
 
 
-def _compare(gold: _Sentence, test: _Sentence, parameters: Parameters) -> Counts:
+def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Counts:
     of_gold, of_test = _counted(gold, parameters), _counted(test, parameters)
     # Queues: of a thousand equal brackets each takes the first that is left.
     at_span = collections.defaultdict(collections.deque)
@@ -213,7 +213,7 @@ def _compare(gold: _Sentence, test: _Sentence, parameters: Parameters) -> Counts
     )
 
 
-def _counted(sentence: _Sentence, parameters: Parameters) -> list[_Bracket]:
+def _counted(sentence: _Sentence, parameters: ParameterFile) -> list[_Bracket]:
     """The brackets that count, with labels cut short."""
     for bracket in sentence.brackets:
         bracket.result = _DELETED

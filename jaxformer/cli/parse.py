@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxformer.cli.decoding import search_settings
-from jaxformer.cli.loading import load, progress
+from jaxformer.cli.decoding_options import search_settings
+from jaxformer.cli.progress import load, progress
 from jaxformer.cli.text import (
     BLOCK,
     Text,
@@ -18,9 +18,9 @@ from jaxformer.cli.text import (
     is_stream,
     writing,
 )
-from jaxformer.data.trees import normalise, read_tree_file, split_words
 from jaxformer.errors import UserError
-from jaxformer.inference.parser import Parser
+from jaxformer.tasks.parsing.parser import Parser
+from jaxformer.tasks.parsing.trees import normalize, read_tree_file, split_words
 
 
 class Sentence(NamedTuple):
@@ -92,6 +92,6 @@ def _of_lines(text: Text) -> Iterator[Sentence]:
 
 
 def _of_trees(options: argparse.Namespace) -> Iterator[Sentence]:
-    for tree in map(normalise, read_tree_file(options.trees)):
+    for tree in map(normalize, read_tree_file(options.trees)):
         if tree is not None:
             yield Sentence(tree.words(), tree.tags(), str(tree))

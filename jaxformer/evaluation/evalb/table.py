@@ -64,7 +64,7 @@ def _percent(part: int, whole: int) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row(Counts):
+class SentenceScores(Counts):
     """One sentence.
 
     Attributes:
@@ -118,7 +118,7 @@ class Summary(Counts):
 class Report:
     """The figures of two files: of each sentence, of all, and of the short ones."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SentenceScores, ...]
     all: Summary
     short: Summary
     cutoff_length: int
@@ -163,7 +163,7 @@ _HEAD = (
 )
 
 
-def _row_line(row: Row) -> str:
+def _row_line(row: SentenceScores) -> str:
     return (
         f"{row.number:4d}  {row.length:3d}    {row.status}  {row.recall:6.2f} {row.precision:6.2f}"
         f"   {row.matched:3d}    {row.gold_brackets:3d}  {row.test_brackets:3d}    "
@@ -189,7 +189,7 @@ def _summary_lines(summary: Summary) -> list[str]:
     ]
 
 
-def summary(rows: Sequence[Row]) -> Summary:
+def summary(rows: Sequence[SentenceScores]) -> Summary:
     """The figures of some sentences together."""
     valid = [row for row in rows if row.status is Status.VALID]
     complete = sum(row.matched == row.gold_brackets == row.test_brackets for row in valid)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.search.cache import check_cache, gather_beams, reorder_cache
+from jaxformer.search.beam_cache import check_cache, gather_beams, reorder_cache
 
 PARENTS = jnp.array([[2, 0, 0], [1, 1, 2]], jnp.int32)
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.cli.arguments import _parser, parse
 from jaxformer.cli.config_file import load_config
-from jaxformer.cli.parser import _parser, parse
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.paper import complexity, layers
+from jaxformer.paper import complexity, layer_types
 
 
 def random(*shape, seed=0):
@@ -33,7 +33,7 @@ def attention_by_loops(x, num_heads, reach):
 def test_restricted_attention_is_masked_full_attention(neighbourhood, length):
     x = random(2, length, 6)
     layer = functools.partial(
-        layers.restricted_self_attention, num_heads=2, neighbourhood=neighbourhood
+        layer_types.restricted_self_attention, num_heads=2, neighbourhood=neighbourhood
     )
     restricted = jax.jit(layer)(x)
     expected = attention_by_loops(x, 2, neighbourhood // 2)
@@ -42,14 +42,14 @@ def test_restricted_attention_is_masked_full_attention(neighbourhood, length):
 
 def test_self_attention_sees_everything():
     x = random(2, 7, 6)
-    attended = jax.jit(functools.partial(layers.self_attention, num_heads=3))(x)
+    attended = jax.jit(functools.partial(layer_types.self_attention, num_heads=3))(x)
     np.testing.assert_allclose(attended, attention_by_loops(x, 3, reach=7), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("neighbourhood", [0, 4])
 def test_a_neighbourhood_has_a_centre(neighbourhood):
     with pytest.raises(ValueError, match=f"must be odd, to have a centre: got {neighbourhood}"):
-        layers.restricted_self_attention(
+        layer_types.restricted_self_attention(
             jnp.ones((1, 4, 2)), num_heads=1, neighbourhood=neighbourhood
         )
 
@@ -57,7 +57,7 @@ def test_a_neighbourhood_has_a_centre(neighbourhood):
 def test_recurrent_layer_is_a_loop():
     x, inputs, state = random(2, 5, 3), random(3, 3, seed=1), random(3, 3, seed=2)
     h = np.zeros((2, 3))
-    out = jax.jit(layers.recurrent)(x, inputs, state)
+    out = jax.jit(layer_types.recurrent)(x, inputs, state)
     for t in range(5):
         h = np.tanh(x[:, t] @ inputs + h @ state)
         np.testing.assert_allclose(out[:, t], h, rtol=1e-4, atol=1e-5)
@@ -67,7 +67,7 @@ def test_convolution_is_a_sum_of_shifted_products():
     x, kernel = random(2, 6, 3), random(3, 3, 3, seed=1)
     padded = np.pad(x, [(0, 0), (1, 1), (0, 0)])
     expected = sum(padded[:, i : i + 6] @ kernel[i] for i in range(3))
-    out = jax.jit(layers.convolutional)(x, kernel)
+    out = jax.jit(layer_types.convolutional)(x, kernel)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -106,15 +106,15 @@ def cost(layer, n, d, **settings):
 @pytest.mark.parametrize(("n", "d"), [(16, 8), (48, 8), (48, 32)])
 def test_costs_are_the_formulas(n, d):
     """Two products of every pair in attention, one of inputs and one of states in recurrence."""
-    full = cost(layers.self_attention, n, d, num_heads=2)
+    full = cost(layer_types.self_attention, n, d, num_heads=2)
     assert full == 2 * complexity.self_attention(n, d).operations
-    steps = cost(layers.recurrent, n, d, inputs=(d, d), state=(d, d))
+    steps = cost(layer_types.recurrent, n, d, inputs=(d, d), state=(d, d))
     assert steps == 2 * complexity.recurrent(n, d).operations
     for k in (3, 4):
-        convolution = cost(layers.convolutional, n, d, kernel=(k, d, d))
+        convolution = cost(layer_types.convolutional, n, d, kernel=(k, d, d))
         assert convolution == complexity.convolutional(n, d, k).operations
     for r in (9, 17):  # blocks of (r - 1) / 2 look at 3 / 2 (r - 1) keys
-        restricted = cost(layers.restricted_self_attention, n, d, num_heads=2, neighbourhood=r)
+        restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighbourhood=r)
         formula = complexity.restricted_self_attention(n, d, r - 1).operations
         assert restricted == 2 * 1.5 * formula
 

@@ -7,7 +7,7 @@ The source of the Transformer is the words, and its target the tree in the token
     (S (NP XX XX )NP (VP XX )VP )S
     (S (NP (DT) (NN) )NP (VP (VBZ) )VP )S
 
-A decoder may write anything. :func:`delinearise` makes a tree over exactly the sentence's words of
+A decoder may write anything. :func:`delinearize` makes a tree over exactly the sentence's words of
 any list of tokens. No function here is recursive, so that no depth of brackets is too much.
 """
 
@@ -16,8 +16,8 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from jaxformer.data.trees import TEXT, Event, Leaf, Tree, as_one, build, walk
 from jaxformer.errors import UserError
+from jaxformer.tasks.parsing.trees import TEXT, Event, Leaf, Tree, build, single_root, walk
 
 # Stands for a word in a linearised tree, and for the tag of a word whose tag is not known.
 XX = "XX"
@@ -25,7 +25,7 @@ XX = "XX"
 _TAG = re.compile(r"\(([^()\s]+)\)", re.ASCII)
 
 
-def linearise(tree: Tree, *, tags: bool = False) -> list[str]:
+def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
     """The tokens that the decoder learns to write; they do not say the words.
 
     Args:
@@ -33,13 +33,13 @@ def linearise(tree: Tree, *, tags: bool = False) -> list[str]:
       tags: Whether they say the tag of each word.
 
     Raises:
-      UserError: A constituent has no label, as before :func:`~jaxformer.data.trees.normalise`.
+      UserError: A constituent has no label, as before :func:`~jaxformer.tasks.parsing.trees.normalize`.
 
-    >>> from jaxformer.data.trees import read_trees
+    >>> from jaxformer.tasks.parsing.trees import read_trees
     >>> (tree,) = read_trees(["(S (NP (DT The) (NN gene)) (VP (VBZ works)))"], "example")
-    >>> " ".join(linearise(tree))
+    >>> " ".join(linearize(tree))
     '(S (NP XX XX )NP (VP XX )VP )S'
-    >>> " ".join(linearise(tree, tags=True))
+    >>> " ".join(linearize(tree, tags=True))
     '(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S'
     """
     tokens, labels = [], []
@@ -56,20 +56,20 @@ def linearise(tree: Tree, *, tags: bool = False) -> list[str]:
     return tokens
 
 
-def stands_for_word(token: str) -> bool:
-    """Whether a token of :func:`linearise` is a word's: ``XX``, or a tag such as ``(NN)``."""
+def is_preterminal(token: str) -> bool:
+    """Whether a token of :func:`linearize` is a word's: ``XX``, or a tag such as ``(NN)``."""
     return token == XX or _TAG.fullmatch(token) is not None
 
 
-def delinearise(
+def delinearize(
     tokens: Iterable[str], words: Sequence[str], tags: Sequence[str] | None = None
 ) -> Tree:
     """A tree over exactly these words, whatever the tokens are.
 
-    The tokens of :func:`linearise` give the tree that they came from. Others are repaired:
+    The tokens of :func:`linearize` give the tree that they came from. Others are repaired:
 
     1. ``XX``, or a tag such as ``(NN)``, is the next word; when all words are used up, it is
-       ignored, as is any token that is not one of the linearisation.
+       ignored, as is any token that is not one of the linearization.
     2. ``)NP`` ends the innermost open ``NP`` and everything that is open within; if no ``NP`` is
        open, it is ignored.
     3. Words that are left go to the end of the innermost constituent that is open when the tokens
@@ -86,9 +86,9 @@ def delinearise(
     Raises:
       UserError: There are no words, or not as many tags, or one has white space or a bracket in it.
 
-    >>> delinearise("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
+    >>> delinearize("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
     <Tree (S (NP (XX It) (XX works)))>
-    >>> delinearise("(S (NP (PRP) )NP (VP (VBZ) )VP )S".split(), ["It", "works"])
+    >>> delinearize("(S (NP (PRP) )NP (VP (VBZ) )VP )S".split(), ["It", "works"])
     <Tree (S (NP (PRP It)) (VP (VBZ works)))>
     """
     known = [XX] * len(words) if tags is None else tags
@@ -100,11 +100,11 @@ def delinearise(
     leaves = iter([Leaf(tag, word) for tag, word in zip(known, words, strict=True)])
     events, depth = _repaired(tokens, leaves, tagged=tags is not None)
     if depth:
-        return as_one(build([*events, *leaves, *[None] * depth]))
+        return single_root(build([*events, *leaves, *[None] * depth]))
     trees, rest = build(events), tuple(leaves)
     if rest and len(trees) == 1 and isinstance(trees[0], Tree):
         return Tree(trees[0].label, (*trees[0].children, *rest))
-    return as_one([*trees, *rest])
+    return single_root([*trees, *rest])
 
 
 def _repaired(

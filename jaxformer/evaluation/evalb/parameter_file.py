@@ -10,7 +10,7 @@ from jaxformer.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parameters:
+class ParameterFile:
     """What counts; the defaults are those of ``COLLINS.prm``, by which papers quote their results.
 
     Attributes:
@@ -54,7 +54,7 @@ class Parameters:
         )
 
 
-COLLINS = Parameters()
+COLLINS = ParameterFile()
 
 _NUMBERS = {
     "DEBUG": "debug",
@@ -70,7 +70,7 @@ _LISTS = {
 _PAIRS = {"EQ_LABEL": "equal_labels", "EQ_WORD": "equal_words"}
 
 
-def read_parameters(lines: Iterable[str], name: str) -> Parameters:
+def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
     """The parameters in a ``.prm`` file; nothing is deleted or taken for equal unless it says so.
 
     Args:
@@ -93,7 +93,7 @@ def read_parameters(lines: Iterable[str], name: str) -> Parameters:
             fields[_PAIRS[keyword]] += (tuple(values),)
         else:
             raise UserError(f"{name}:{number}: {_expected(keyword)}, got {line.strip()!r}")
-    return Parameters(**{**fields, "labeled": bool(fields.get("labeled", True))})
+    return ParameterFile(**{**fields, "labeled": bool(fields.get("labeled", True))})
 
 
 def _expected(keyword: str) -> str:

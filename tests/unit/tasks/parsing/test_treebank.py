@@ -7,12 +7,12 @@ import pytest
 
 from jaxformer.config import DataConfig
 from jaxformer.data.corpus import Corpus, open_corpus
-from jaxformer.data.linearisation import delinearise
 from jaxformer.data.store import build_store
 from jaxformer.data.tokenizer import cached_tokenizer
-from jaxformer.data.treebank import TreesCorpus
-from jaxformer.data.trees import normalise, read_tree_file
 from jaxformer.errors import UserError
+from jaxformer.tasks.parsing.linearization import delinearize
+from jaxformer.tasks.parsing.treebank import TreesCorpus
+from jaxformer.tasks.parsing.trees import normalize, read_tree_file
 
 FIRST = """( (S (NP-SBJ-1 (DT The) (NN gene))
   (VP (VBZ works) (NP (-NONE- *-1))) (. .)))
@@ -100,8 +100,8 @@ def test_real_trees_come_back_from_their_ids(data_directory, tmp_path, name):
     corpus = TreesCorpus()
     tokenizer = cached_tokenizer(corpus, str(few), 700, tmp_path)
     store = build_store(corpus, str(few), tokenizer, 1024, tmp_path)
-    trees = [tree for tree in map(normalise, read_tree_file(few)) if tree is not None]
+    trees = [tree for tree in map(normalize, read_tree_file(few)) if tree is not None]
     assert len(store) == len(trees)
     for number, tree in enumerate(trees):
         tokens = tokenizer.decode(store[number][1].tolist()).split(" ")
-        assert delinearise(tokens, tree.words()) == tree
+        assert delinearize(tokens, tree.words()) == tree

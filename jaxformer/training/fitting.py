@@ -246,7 +246,7 @@ class Run:
             self.optimizer,
             self.mesh,
             seed=self.settings.seed,
-            accumulation=self.settings.accumulation,
+            gradient_accumulation=self.settings.gradient_accumulation,
         )
         shapes = self.task.shapes(self.shards)
         if not shapes:
@@ -266,7 +266,7 @@ class Run:
     @functools.cached_property
     def shards(self) -> BatchShards:
         """Shards of the rows of a batch, of which this process reads some."""
-        return BatchShards.of(self.mesh, self.settings.accumulation)
+        return BatchShards.of(self.mesh, self.settings.gradient_accumulation)
 
     def batches(self, start: int) -> Iterator[PyTree]:
         """The batches of the remaining steps, on the devices.
@@ -277,7 +277,7 @@ class Run:
         step, steps = start, self.settings.steps
         local = itertools.islice(self.task.batches(start, self.shards), steps - start)
         for batch in local:
-            yield to_devices(self.mesh, batch, self.settings.accumulation)
+            yield to_devices(self.mesh, batch, self.settings.gradient_accumulation)
             step += 1
         if step < steps:
             raise UserError(

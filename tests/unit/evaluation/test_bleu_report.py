@@ -11,8 +11,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesTokenizer
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation import report
-from jaxformer.evaluation.report import TranslationReport, corpus_bleu, translation_report
+from jaxformer.evaluation import bleu_report
+from jaxformer.evaluation.bleu_report import TranslationReport, corpus_bleu, translation_report
 
 REFERENCES = [
     "Ein Hund läuft durch den Schnee.",
@@ -162,7 +162,7 @@ def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(
 ):
     """The table "Statistics" in the data set's README, of its own files ``*.lc.norm.tok``."""
     lines = lines_of(data_directory / "multi30k" / f"{part}.{language}")
-    tokenised = report._tokenised(report._lowercased(lines, language), language)
+    tokenised = bleu_report._tokenised(bleu_report._lowercased(lines, language), language)
     assert sum(len(line.split()) for line in tokenised) == words
 
 

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jaxformer.plots import figure
-from jaxformer.plots.attention import attention_map
+from jaxformer.plots.attention_maps import attention_map
 
 
 def softmax(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:

@@ -3,10 +3,10 @@
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jaxformer.data.linearisation import delinearise
 from jaxformer.evaluation import evalb
-from jaxformer.inference.parser import Parser
 from jaxformer.inference.translator import Translator
+from jaxformer.tasks.parsing.linearization import delinearize
+from jaxformer.tasks.parsing.parser import Parser
 from jaxformer.tasks.translation import Report, Translation, percentage_equal
 
 
@@ -16,7 +16,7 @@ class Parsing(Translation):
     def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
         """As ``jaxformer parse --trees`` does, whose trees have the right parts of speech."""
         gold = [
-            delinearise(target.split(" "), source.split(" "))
+            delinearize(target.split(" "), source.split(" "))
             for source, target in self._data.valid_text
         ]
 

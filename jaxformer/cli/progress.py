@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from jaxformer.cli.decoding import search_settings
+from jaxformer.cli.decoding_options import search_settings
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.search import BeamSearch, Sampling
@@ -17,7 +17,7 @@ def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = Non
     """The model or ensemble that the options ask for; says on standard error which it is.
 
     Args:
-      options: With those of :func:`~jaxformer.cli.decoding.add_model_options`.
+      options: With those of :func:`~jaxformer.cli.decoding_options.add_model_options`.
       search: Settings of the search; those that the options ask for when None.
 
     Raises:
@@ -25,8 +25,8 @@ def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = Non
     """
     search = search_settings(options) if search is None else search
     folders = [options.workdir, *options.ensemble]
-    how = {"weights": options.weights, "search": search, "compute_dtype": options.dtype}
-    parts = [Translator.load(folder, **how) for folder in folders]
+    settings = {"weights": options.weights, "search": search, "compute_dtype": options.dtype}
+    parts = [Translator.load(folder, **settings) for folder in folders]
     translator = parts[0]
     for folder, part in zip(folders, parts, strict=True):
         if part.tokenizer.sha256 != translator.tokenizer.sha256:
@@ -35,7 +35,7 @@ def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = Non
                 "it, but it has another; train both with the same vocabulary"
             )
         print(f"{folder}: {part.weights}", file=sys.stderr)
-    return translator.with_others(*parts[1:])
+    return translator.ensemble_with(*parts[1:])
 
 
 @contextlib.contextmanager

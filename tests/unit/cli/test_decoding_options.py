@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from jaxformer import config as config_lib
-from jaxformer.cli.decoding import search_settings
-from jaxformer.cli.parser import parse
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.decoding_options import search_settings
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.search import BeamSearch, plain

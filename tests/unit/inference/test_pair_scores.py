@@ -10,7 +10,7 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS
 from jaxformer.inference import likelihoods
-from jaxformer.inference.scoring import log_probabilities, pair_batches
+from jaxformer.inference.pair_scores import log_probabilities, pair_batches
 from jaxformer.models.transformer import Transformer
 
 CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=40)

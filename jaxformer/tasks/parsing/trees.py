@@ -143,7 +143,7 @@ def build(events: Iterable[Event]) -> list[Tree | Leaf]:
     return children[0]
 
 
-def as_one(trees: Sequence[Tree | Leaf]) -> Tree:
+def single_root(trees: Sequence[Tree | Leaf]) -> Tree:
     """A single constituent as it is; anything else under a top of its own."""
     if len(trees) == 1 and isinstance(trees[0], Tree):
         return trees[0]
@@ -205,7 +205,7 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
                 if stack:
                     stack[-1].children.append(node)
                 else:
-                    yield as_one([node])
+                    yield single_root([node])
     if stack:
         raise UserError(
             f"{stack[0].where}: the tree that begins here is never closed: {len(stack)} closing "
@@ -265,7 +265,7 @@ def _close(stack: list[_Open], where: str) -> Tree | Leaf:
     return Tree(label, tuple(bracket.children))
 
 
-def normalise(tree: Tree) -> Tree | None:
+def normalize(tree: Tree) -> Tree | None:
     """The tree as parsers are trained and scored on it.
 
     * Empty elements (``-NONE-``) go, and constituents of nothing else with them.
@@ -278,13 +278,13 @@ def normalise(tree: Tree) -> Tree | None:
       The tree; None if it has no words.
 
     >>> (tree,) = read_trees(["( (S (NP-SBJ=2 (-NONE- *)) (VP (VB Go))))"], "example")
-    >>> normalise(tree)
+    >>> normalize(tree)
     <Tree (S (VP (VB Go)))>
     """
     kept = build(_normalised(tree))
     while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
         kept = list(kept[0].children)
-    return as_one(kept) if kept else None
+    return single_root(kept) if kept else None
 
 
 def _normalised(tree: Tree) -> Iterator[Event]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.data.linearisation import delinearise, linearise
-from jaxformer.data.trees import Leaf, Tree, escape, normalise, read_tree_file, read_trees
 from jaxformer.errors import UserError
+from jaxformer.tasks.parsing.linearization import delinearize, linearize
+from jaxformer.tasks.parsing.trees import Leaf, Tree, escape, normalize, read_tree_file, read_trees
 
 # Whatever has no ASCII white space and no round bracket is a word, other white space included.
 WORDS = st.text(min_size=1, max_size=6).map(lambda text: re.sub(r"[()\s]", "_", text, flags=re.A))
@@ -37,7 +37,7 @@ def one(text):
 
 
 def normal(text):
-    return str(normalise(one(text)))
+    return str(normalize(one(text)))
 
 
 @given(TREES)
@@ -53,29 +53,29 @@ def test_several_trees_on_a_line(trees):
 
 @given(TREES)
 def test_linearised_and_back(tree):
-    assert delinearise(linearise(tree), tree.words(), tree.tags()) == tree
-    assert delinearise(linearise(tree, tags=True), tree.words()) == tree
+    assert delinearize(linearize(tree), tree.words(), tree.tags()) == tree
+    assert delinearize(linearize(tree, tags=True), tree.words()) == tree
 
 
 @given(TOKENS, st.lists(LEAVES, min_size=1, max_size=8))
 def test_any_tokens_make_a_tree_over_the_words(tokens, leaves):
     words, tags = [leaf.word for leaf in leaves], [leaf.tag for leaf in leaves]
-    tree = delinearise(tokens, words, tags)
+    tree = delinearize(tokens, words, tags)
     assert tree.leaves() == leaves
     assert one(str(tree)) == tree
-    assert delinearise(linearise(tree), words, tags) == tree
+    assert delinearize(linearize(tree), words, tags) == tree
     # Nothing is made up but the top, if need be.
     opened = {token[1:] for token in tokens if token.startswith("(")}
-    labels = {token[1:] for token in linearise(tree) if token.startswith("(")}
+    labels = {token[1:] for token in linearize(tree) if token.startswith("(")}
     assert labels - opened <= {"TOP"}
 
 
 @given(TREES, st.data())
 def test_a_cut_off_tree_keeps_what_was_right(tree, data):
     """Of the first tokens alone, every constituent that was closed is there."""
-    tokens = linearise(tree)
+    tokens = linearize(tree)
     end = data.draw(st.integers(0, len(tokens)))
-    assert spans(tokens[:end]) <= spans(linearise(delinearise(tokens[:end], tree.words())))
+    assert spans(tokens[:end]) <= spans(linearize(delinearize(tokens[:end], tree.words())))
 
 
 def spans(tokens):
@@ -113,15 +113,15 @@ def spans(tokens):
     ],
 )
 def test_repair(tokens, tree):
-    assert str(delinearise(tokens.split(), ["a", "b", "c"])) == tree
+    assert str(delinearize(tokens.split(), ["a", "b", "c"])) == tree
 
 
 def test_sentences_that_have_no_tree():
     words = "expected at least one word, and a tag for each: got "
     with pytest.raises(UserError, match=f"{words}0 words and 0 tags"):
-        delinearise(["(S", "XX", ")S"], [])
+        delinearize(["(S", "XX", ")S"], [])
     with pytest.raises(UserError, match=f"{words}1 words and 2 tags"):
-        delinearise(["(S", "XX", ")S"], ["a"], ["A", "B"])
+        delinearize(["(S", "XX", ")S"], ["a"], ["A", "B"])
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_normalise(raw, expected):
 
 @given(TREES)
 def test_normalised_once_is_normalised(tree):
-    normalised = normalise(tree)
+    normalised = normalize(tree)
     kept = [leaf for leaf in tree.leaves() if leaf.tag != "-NONE-"]
     if normalised is None:
         assert kept == []
     else:
         assert normalised.leaves() == kept
-        assert normalise(normalised) == normalised
-        assert delinearise(linearise(normalised), normalised.words(), normalised.tags())
+        assert normalize(normalised) == normalised
+        assert delinearize(linearize(normalised), normalised.words(), normalised.tags())
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_no_tree_without_words():
 
 def test_only_normalised_trees_are_linearised():
     with pytest.raises(UserError, match=r"got a constituent without label: \( \(S \(NN a\)\)\)"):
-        linearise(one("( (S (NN a)))"))
+        linearize(one("( (S (NN a)))"))
 
 
 def test_brackets_in_a_text():
@@ -235,14 +235,14 @@ def test_trees_are_values():
 def test_no_depth_is_too_much():
     depth = 10_000  # ten times the limit of recursion
     deep = "( " + depth * "(NP-SBJ " + "(NN a)" + depth * ")" + ")"
-    tree = normalise(one(deep))
+    tree = normalize(one(deep))
     assert tree == one(depth * "(NP " + "(NN a)" + depth * ")")
-    tokens = linearise(tree)
+    tokens = linearize(tree)
     assert tokens == [*depth * ["(NP"], "XX", *depth * [")NP"]]
-    assert delinearise(tokens, ["a"], ["NN"]) == tree
-    assert delinearise(tokens[: depth + 1], ["a"], ["NN"]) == tree
+    assert delinearize(tokens, ["a"], ["NN"]) == tree
+    assert delinearize(tokens[: depth + 1], ["a"], ["NN"]) == tree
     alternating = [*itertools.repeat("(S", depth), *itertools.repeat(")VP", depth)]
-    assert delinearise(alternating, ["a"]).words() == ["a"]
+    assert delinearize(alternating, ["a"]).words() == ["a"]
     with pytest.raises(UserError, match=f"never closed: {depth + 1} closing brackets are missing"):
         one(deep[: -depth - 1])
 
@@ -254,7 +254,7 @@ def test_treebanks(data_directory, name):
         pytest.skip(f"no trees: {path} is missing")
     for tree in itertools.islice(read_tree_file(path), 250):
         assert one(str(tree)) == tree
-        normalised = normalise(tree)
-        assert delinearise(linearise(normalised), normalised.words(), normalised.tags()) == (
+        normalised = normalize(tree)
+        assert delinearize(linearize(normalised), normalised.words(), normalised.tags()) == (
             normalised
         )

@@ -1,7 +1,7 @@
 """Decoding many sentences: in few shapes, in bounded memory, without work for what is finished.
 
-Sentences are sorted by length and decoded in batches. A batch begins with room for about as many
-tokens as its sources have. Sentences that need more go on in smaller batches with room up to the
+Sentences are sorted by length and decoded in batches. A batch begins with capacity for about as many
+tokens as its sources have. Sentences that need more go on in smaller batches with capacity up to the
 limit, so neither memory nor time is spent on the limit before it is needed, nor on sentences that
 are over. Every batch has one of a few shapes, two programs each, whatever the input.
 """
@@ -31,8 +31,8 @@ from jaxformer.search import (
     take_sentences,
 )
 from jaxformer.search.constraints import as_pytrees
-from jaxformer.search.loop import PrefillFn
 from jaxformer.search.sampling import sentence_keys
+from jaxformer.search.step_loop import PrefillFn
 
 Configs: TypeAlias = tuple[ModelConfig, ...]
 Params: TypeAlias = tuple[PyTree, ...]
@@ -49,21 +49,21 @@ _MOST_HYPOTHESES = 512
 _PREFIXES = (16, 64, 256)
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """What a batch's programs are compiled for.
 
     Attributes:
       rows: Sentences in the first stage.
       source: Source tokens.
       first: Room for target tokens in the first stage.
-      room: Room in the second stage: the longest translation.
+      capacity: Room in the second stage: the longest translation.
       prefix: Room for forced tokens; 0 if nothing is forced.
     """
 
     rows: int
     source: int
     first: int
-    room: int
+    capacity: int
     prefix: int = 0
 
     @property
@@ -72,20 +72,20 @@ class Shape(NamedTuple):
         return max(1, self.rows // 4)
 
     @property
-    def rooms_left(self) -> list[int]:
-        """Room in the second stage, step by step: attention reads all the room there is.
+    def later_capacities(self) -> list[int]:
+        """Room in the second stage, step by step: attention reads all the capacity there is.
 
-        >>> Shape(rows=64, source=64, first=64, room=114).rooms_left
+        >>> BatchShape(rows=64, source=64, first=64, capacity=114).later_capacities
         [114]
-        >>> Shape(rows=24, source=32, first=32, room=332).rooms_left
+        >>> BatchShape(rows=24, source=32, first=32, capacity=332).later_capacities
         [64, 128, 332]
         """
-        rooms, room = [], self.first
-        # Every room is one more loop to compile: not for the last few tokens.
-        while 5 * room < self.room:
-            room *= 2
-            rooms.append(room)
-        return [*rooms, self.room]
+        capacities, capacity = [], self.first
+        # Every capacity is one more loop to compile: not for the last few tokens.
+        while 5 * capacity < self.capacity:
+            capacity *= 2
+            capacities.append(capacity)
+        return [*capacities, self.capacity]
 
 
 class Decoded(NamedTuple):
@@ -96,7 +96,7 @@ class Decoded(NamedTuple):
     log_probs: list[float]
 
 
-def decode(
+def search_batches(
     configs: Configs,
     search: Algorithm,
     params: Params,
@@ -125,7 +125,7 @@ def decode(
     for numbers, shape in batches(lengths, longest, search, forced):
         rows = [sources[n] for n in numbers]
         targets = None if prefixes is None else [prefixes[n] for n in numbers]
-        batch = Batch(
+        batch = SourceBatch(
             src=_padded(rows, shape.rows, shape.source),
             prefix=None if targets is None else _padded(targets, shape.rows, shape.prefix),
             numbers=np.resize(np.asarray([first + n for n in numbers], np.int32), shape.rows),
@@ -143,7 +143,7 @@ def batches(
     longest: int,
     search: Algorithm,
     forced: Sequence[int] | None = None,
-) -> Iterator[tuple[list[int], Shape]]:
+) -> Iterator[tuple[list[int], BatchShape]]:
     """Numbers of the sentences to decode together, and their shape.
 
     Longest first, so that too little memory shows at once and not after an hour.
@@ -174,22 +174,22 @@ def batches(
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
         rows = min(rows, max(1, _MOST_HYPOTHESES // search.num_hypotheses))
         rows = rows if few is None else min(rows, few)
-        room = min(source + search.max_extra_length, longest)
-        room = room if search.max_length is None else min(room, search.max_length)
+        capacity = min(source + search.max_extra_length, longest)
+        capacity = capacity if search.max_length is None else min(capacity, search.max_length)
         width = 0
         if forced is not None:
             most = max(forced[n] for n in numbers[:rows])
-            width = next((w for w in _widths(room) if w >= most), room)
-        yield numbers[:rows], Shape(rows, source, min(source, room), room, width)
+            width = next((w for w in _widths(capacity) if w >= most), capacity)
+        yield numbers[:rows], BatchShape(rows, source, min(source, capacity), capacity, width)
         numbers = numbers[rows:]
 
 
-def _widths(room: int) -> list[int]:
+def _widths(capacity: int) -> list[int]:
     """Room for prefixes: few sizes, each of which is one more program."""
-    return [*(width for width in _PREFIXES if width < room), room]
+    return [*(width for width in _PREFIXES if width < capacity), capacity]
 
 
-def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[Shape]:
+def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
     """The shapes of all batches that calls with no more and no longer sentences are decoded in.
 
     >>> from jaxformer.search import BeamSearch
@@ -210,13 +210,13 @@ def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list
 
 
 def compile_programs(
-    configs: Configs, search: Algorithm, params: Params, shape: Shape, *, prefixes: bool
+    configs: Configs, search: Algorithm, params: Params, shape: BatchShape, *, prefixes: bool
 ) -> None:
     """Compiles the programs of a shape, by searching translations of nothing with them."""
     constraints, search = as_pytrees(search.constraints), _static(search)
-    for width in _widths(shape.room) if prefixes else [0]:
+    for width in _widths(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
-        batch = Batch(
+        batch = SourceBatch(
             src=_padded([], shape.rows, shape.source),
             prefix=_padded([], shape.rows, width) if prefixes else None,
             numbers=np.zeros(shape.rows, np.int32),
@@ -225,13 +225,13 @@ def compile_programs(
         state, _, result = _first_stage(
             configs, search, shape, params, constraints, batch, np.int32(0)
         )
-        if shape.first < shape.room:
+        if shape.first < shape.capacity:
             rows = np.zeros(shape.rows_left, np.int32)
             result = _second_stage(configs, search, shape, params, constraints, state, rows)
         jax.block_until_ready(result)
 
 
-class Batch(NamedTuple):
+class SourceBatch(NamedTuple):
     """What a search starts from: rows of sentences, padded.
 
     Attributes:
@@ -248,15 +248,15 @@ class Batch(NamedTuple):
 
 
 def _search(
-    configs: Configs, search: Algorithm, params: Params, shape: Shape, batch: Batch
+    configs: Configs, search: Algorithm, params: Params, shape: BatchShape, batch: SourceBatch
 ) -> Iterator[tuple[int, Decoded]]:
     """The rows of a batch with their hypotheses, as they are finished."""
     constraints, search = as_pytrees(search.constraints), _static(search)
     # Where most translations end: from here on sentences go on in smaller batches. Not if there is
-    # no more room to give them, which would be one more program for nothing.
+    # no more capacity to give them, which would be one more program for nothing.
     longest = int((batch.src != PAD).sum(axis=1).max())
     until = shape.first
-    if until < shape.room:
+    if until < shape.capacity:
         until = min(until, longest + longest // 4 + 4)
     state, done, result = _first_stage(
         configs, search, shape, params, constraints, batch, np.int32(until)
@@ -279,10 +279,10 @@ def _search(
 def _first_stage(
     configs: Configs,
     search: Algorithm,
-    shape: Shape,
+    shape: BatchShape,
     params: Params,
     constraints: tuple[Constraint, ...],
-    batch: Batch,
+    batch: SourceBatch,
     until: Int[Array, ""],
 ) -> tuple[Any, Bool[Array, " B"], BeamResult]:
     """Encodes a batch and decodes ``until`` tokens: the state, what is over, and its result."""
@@ -298,10 +298,10 @@ def _first_stage(
     search = dataclasses.replace(search, constraints=constraints)
     rows = jnp.asarray(batch.numbers)
     keys = sentence_keys(batch.seed, rows) if isinstance(search, Sampling) else None
-    state = search.start(tuple(caches), limits, shape.room, batch.prefix, keys=keys, rows=rows)
+    state = search.start(tuple(caches), limits, shape.capacity, batch.prefix, keys=keys, rows=rows)
     if shape.prefix:
         state = search.prefill(_prefill_fn(configs, params), state)
-    # Attention reads all the room there is, so half is enough for the first half.
+    # Attention reads all the capacity there is, so half is enough for the first half.
     step_fn = _step_fn(configs, params)
     state = search.advance(step_fn, state, jnp.minimum(until, half))
     state = _grow(state, shape.first)
@@ -313,7 +313,7 @@ def _first_stage(
 def _second_stage(
     configs: Configs,
     search: Algorithm,
-    shape: Shape,
+    shape: BatchShape,
     params: Params,
     constraints: tuple[Constraint, ...],
     state: Any,
@@ -322,14 +322,14 @@ def _second_stage(
     """Decodes some sentences of a batch to their end."""
     search = dataclasses.replace(search, constraints=constraints)
     state, step_fn = take_sentences(state, rows), _step_fn(configs, params)
-    for room in shape.rooms_left:
-        state = search.advance(step_fn, _grow(state, room), room)
+    for capacity in shape.later_capacities:
+        state = search.advance(step_fn, _grow(state, capacity), capacity)
     return search.finalize(state)
 
 
-def _grow(state: Any, room: int) -> Any:
+def _grow(state: Any, capacity: int) -> Any:
     caches: tuple[StackCache, ...] = state.cache
-    return state.replace(cache=tuple(cache.grow(room) for cache in caches))
+    return state.replace(cache=tuple(cache.grow(capacity) for cache in caches))
 
 
 def _step_fn(configs: Configs, params: Params) -> Callable:

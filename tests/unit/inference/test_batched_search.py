@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxformer.inference.decoding import batches, shapes
+from jaxformer.inference.batched_search import batches, shapes
 from jaxformer.search import BeamSearch
 
 SETTINGS = BeamSearch()
@@ -66,8 +66,8 @@ def test_longest_come_first():
 
 def test_room_is_what_the_settings_allow():
     ((_, shape),) = batches([20], 1024, BeamSearch(max_extra_length=5))
-    assert (shape.source, shape.first, shape.room) == (32, 32, 37)
+    assert (shape.source, shape.first, shape.capacity) == (32, 32, 37)
     ((_, shape),) = batches([20], 1024, BeamSearch(max_length=9))
-    assert (shape.source, shape.first, shape.room) == (32, 9, 9)
+    assert (shape.source, shape.first, shape.capacity) == (32, 9, 9)
     ((_, shape),) = batches([20], 25, SETTINGS)
-    assert (shape.source, shape.first, shape.room) == (25, 25, 25)
+    assert (shape.source, shape.first, shape.capacity) == (25, 25, 25)

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxformer.checks import check_same_length
-from jaxformer.data.linearisation import XX, delinearise, stands_for_word
-from jaxformer.data.trees import Leaf, Tree
 from jaxformer.errors import UserError
-from jaxformer.inference.alignment import ALONE, align_in_order, word_attention
+from jaxformer.inference.alignment import GAP_PROBABILITY, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.search import BeamSearch, Sampling
+from jaxformer.tasks.parsing.linearization import XX, delinearize, is_preterminal
+from jaxformer.tasks.parsing.trees import Leaf, Tree
 
 
 class Parser:
@@ -75,10 +75,10 @@ class Parser:
 
         It is that of the :func:`best_hypothesis`, made whole: :func:`one_tag_a_word` says which
         part of speech is which word's, by the model's attention, and
-        :func:`~jaxformer.data.linearisation.delinearise` what becomes of brackets.
+        :func:`~jaxformer.tasks.parsing.linearization.delinearize` what becomes of brackets.
 
         Args:
-          sentences: Words as treebanks write them: :func:`~jaxformer.data.trees.split_words`.
+          sentences: Words as treebanks write them: :func:`~jaxformer.tasks.parsing.trees.split_words`.
           tags: Parts of speech for the trees' words; those that the model predicts where None.
           name: What to call the sentences in messages: a file, say.
           first: Number of the first sentence, in messages.
@@ -105,7 +105,7 @@ class Parser:
         attention = word_attention(self.translator, visible, [(p.text, p.tokens) for p in parses])
         tags = [None] * len(sentences) if tags is None else tags
         return [
-            delinearise(one_tag_a_word(p.text.split(), weights), words, known) if words else None
+            delinearize(one_tag_a_word(p.text.split(), weights), words, known) if words else None
             for p, weights, words, known in zip(parses, attention, sentences, tags, strict=True)
         ]
 
@@ -135,8 +135,8 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
     """
 
     def log_prob(hypothesis: Hypothesis) -> float:
-        found = sum(map(stands_for_word, hypothesis.text.split()))
-        return hypothesis.log_prob + math.log(ALONE) * abs(found - words)
+        found = sum(map(is_preterminal, hypothesis.text.split()))
+        return hypothesis.log_prob + math.log(GAP_PROBABILITY) * abs(found - words)
 
     return max(beam, key=log_prob, default=Hypothesis("", [], 0.0, 0.0))
 
@@ -153,14 +153,14 @@ def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> 
     '(NP (DT) XX (NN) )NP'
 
     Args:
-      tokens: As :func:`~jaxformer.data.linearisation.linearise` writes them, or anything else.
+      tokens: As :func:`~jaxformer.tasks.parsing.linearization.linearize` writes them, or anything else.
       weights: The attention of each token over the words.
     """
-    places = [place for place, token in enumerate(tokens) if stands_for_word(token)]
+    places = [place for place, token in enumerate(tokens) if is_preterminal(token)]
     word_of = {places[n]: word for word, n in align_in_order(weights[places])}
     result, behind, done = [], 0, 0
     for place, token in enumerate(tokens):
-        if not stands_for_word(token):
+        if not is_preterminal(token):
             result.append(token)
         elif place in word_of:
             at = behind or len(result)

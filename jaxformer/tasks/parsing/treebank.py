@@ -1,0 +1,58 @@
+"""Treebanks as sentence pairs: the words are the source, the linearised tree is the target."""
+
+import hashlib
+import pathlib
+from collections.abc import Iterator
+
+from jaxformer.data.text_files import find_file, fingerprint_files
+from jaxformer.errors import UserError
+from jaxformer.tasks.parsing.linearization import linearize
+from jaxformer.tasks.parsing.trees import normalize, read_tree_file
+
+# Part of every fingerprint: to be raised when other pairs are made of the same files.
+_FORMAT = 1
+
+
+class TreesCorpus:
+    """Files of trees in the Penn Treebank's brackets.
+
+    A split is a path, or several with commas between them; each may be packed with gzip (``.gz``).
+    Trees are taken as :func:`~jaxformer.tasks.parsing.trees.normalize` leaves them.
+    """
+
+    target_symbols = True
+
+    def __init__(self) -> None:
+        """Nothing is read before a split is asked for."""
+        self._fingerprints: dict[str, str] = {}
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The words of every tree and its tokens, with spaces between; none of a tree of no words.
+
+        Raises:
+          UserError: A file is missing, damaged, not UTF-8, or has a malformed tree.
+        """
+        for path in _paths(split):
+            for tree in map(normalize, read_tree_file(path)):
+                if tree is not None:
+                    yield " ".join(tree.words()), " ".join(linearize(tree, tags=True))
+
+    def fingerprint(self, split: str) -> str:
+        """SHA-256 of the files' unpacked bytes; each split is read once for it.
+
+        Raises:
+          UserError: A file is missing or damaged.
+        """
+        if split not in self._fingerprints:
+            content = fingerprint_files(_paths(split))
+            self._fingerprints[split] = hashlib.sha256(
+                f"trees {_FORMAT} {content}".encode()
+            ).hexdigest()
+        return self._fingerprints[split]
+
+
+def _paths(split: str) -> list[pathlib.Path]:
+    names = split.split(",")
+    if not all(names):
+        raise UserError(f"expected names of files of trees with commas between: got {split!r}")
+    return [find_file(pathlib.Path(name)) for name in names]

@@ -233,8 +233,8 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
     def place(local: np.ndarray) -> jax.Array:
         if np.ndim(local) == 0 or local.shape[0] % (len(parts) * gradient_accumulation):
             raise UserError(
-                f"expected batches of rows divisible by {count * gradient_accumulation}, for {count} "
-                f"shards of {gradient_accumulation} micro-batches: got an array of shape "
+                f"expected batches of rows divisible by {count * gradient_accumulation}, for "
+                f"{count} shards of {gradient_accumulation} micro-batches: got an array of shape "
                 f"{np.shape(local)}; add rows that count nothing"
             )
         share = local.shape[0] // len(parts)

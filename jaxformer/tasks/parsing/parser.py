@@ -78,7 +78,7 @@ class Parser:
         :func:`~jaxformer.tasks.parsing.linearization.delinearize` what becomes of brackets.
 
         Args:
-          sentences: Words as treebanks write them: :func:`~jaxformer.tasks.parsing.trees.split_words`.
+          sentences: Words as treebanks write them: ``trees.split_words``.
           tags: Parts of speech for the trees' words; those that the model predicts where None.
           name: What to call the sentences in messages: a file, say.
           first: Number of the first sentence, in messages.
@@ -153,7 +153,7 @@ def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> 
     '(NP (DT) XX (NN) )NP'
 
     Args:
-      tokens: As :func:`~jaxformer.tasks.parsing.linearization.linearize` writes them, or anything else.
+      tokens: As ``linearization.linearize`` writes them, or anything else.
       weights: The attention of each token over the words.
     """
     places = [place for place, token in enumerate(tokens) if is_preterminal(token)]

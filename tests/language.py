@@ -1,0 +1,73 @@
+"""Checks how the project is written: spelling, stand-in phrases, and how docstrings open.
+
+    python tests/language.py
+
+prints a line for each place to change, and fails if there is one. ``make lint`` runs it.
+"""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+PROJECT = pathlib.Path(__file__).parents[1]
+SUFFIXES = {".py", ".pyi", ".md", ".toml", ".yml", ".cff", ".html", ".js", ""}
+
+# Repeat the noun, or use the technical word.
+PHRASES = re.compile(
+    r"\b(that of|those of|as there|goes on|going on|went on|go on|of which|the latter|the former)\b",
+    re.IGNORECASE,
+)
+# British spellings by their stems; identifiers of JAX and its libraries are American.
+STEMS = (
+    "canonicalis customis emphasis(?=e|ing) equalis factoris finalis generalis initialis linearis "
+    "materialis maximis memoris minimis normalis optimis organis orthogonalis parallelis(?!m) penalis "
+    "quantis randomis realis(?=e|ing) recognis regularis serialis specialis standardis summaris "
+    "synchronis tokenis utilis vectoris visualis labell modell travell analys(?=ed|e\\b|ing) artefact "
+    "behaviour colour favour honour neighbour centre licence grey judgement learnt spelt whilst"
+)
+BRITISH = re.compile(rf"(?<![a-z])\w*?(?:{'|'.join(STEMS.split())})\w*", re.IGNORECASE)
+OPENINGS = re.compile(r"(What|Which|How|Whether|Who|Where)\b")
+
+# A line with one of these is quoted from others, or is this list.
+ALLOWED = re.compile(r"tests/language\.py|^docs/table3/|^LICENSE|requirements")
+
+
+def main() -> int:
+    """Prints what is found, and returns the exit code."""
+    found = [line for path in files() for line in complaints(path)]
+    print("\n".join(found) or "language: nothing to change")
+    return bool(found)
+
+
+def files() -> Iterator[pathlib.Path]:
+    """All text files of the project but data of tests."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", ":!tests/fixtures"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT)
+    for name in listed.stdout.splitlines():
+        path = PROJECT / name
+        if path.suffix in SUFFIXES and path.is_file() and not ALLOWED.search(name):
+            yield path
+
+
+def complaints(path: pathlib.Path) -> Iterator[str]:
+    """What to change in a file, a line each."""
+    text, name = path.read_text(encoding="utf-8"), path.relative_to(PROJECT)
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in PHRASES.finditer(line):
+            yield f"{name}:{number}: say the noun again instead of {match[0]!r}"
+        for match in BRITISH.finditer(line):
+            yield f"{name}:{number}: American spelling instead of {match[0]!r}"
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node) or ""
+                if match := OPENINGS.match(docstring):
+                    number = node.body[0].lineno
+                    yield f"{name}:{number}: open with a verb or a noun phrase, not {match[0]!r}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -57,6 +57,7 @@ lint: $(VENV)/installed  ## Check style, formatting, types and imports
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python tests/language.py
 
 check: lint test  ## Lint and run the fast tests
 

@@ -87,7 +87,7 @@ def load_huggingface(folder: pathlib.Path, dtype: str) -> Decoder:
 
 
 def load_ctranslate2(folder: pathlib.Path, dtype: str, threads: int) -> Decoder:
-    """``Translator.translate_batch``; int8 weights are quantised while they are loaded."""
+    """``Translator.translate_batch``; int8 weights are quantized while they are loaded."""
     translator = ctranslate2.Translator(
         str(folder), device="cpu", compute_type=dtype, inter_threads=1, intra_threads=threads
     )

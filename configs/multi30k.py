@@ -8,7 +8,7 @@
 Reads ``$JAXFORMER_DATA/multi30k/train.en`` and so on (``../shared/data`` when the variable is not
 set). The size is that of Wu et al. 2021, "Good for Misconceived Reasons": 4 layers of width 128
 and dropout 0.3, which fit so small a corpus better than the paper's base model does.
-Measured: 39.10 lower-cased tokenised BLEU (38.73 sacreBLEU) on test_2016_flickr; 12,500 steps in 69
+Measured: 39.10 lower-cased tokenized BLEU (38.73 sacreBLEU) on test_2016_flickr; 12,500 steps in 69
 minutes on two CPU cores that were shared for a part of them, 0.276 s a step when they were not.
 """
 

@@ -17,7 +17,7 @@ os.environ["MPLBACKEND"] = "Agg"
 # Processes inherit an ignored signal, as under nohup, but no handler. Tests send them SIGHUP.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
-# Compiling is most of the work: without LLVM's optimisations it takes about two thirds of the time.
+# Compiling is most of the work: without LLVM's optimizations it takes about two thirds of the time.
 # XLA's own passes, which decide what is computed in what order, are the same.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 

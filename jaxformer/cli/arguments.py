@@ -325,7 +325,7 @@ def _add_evalb(commands) -> None:
         type=local_path,
         metavar="GOLD",
         help="the right trees; an outermost pair of brackets without a label counts as a "
-        "constituent, one labelled TOP does not",
+        "constituent, one labeled TOP does not",
     )
     command.add_argument(
         "test",

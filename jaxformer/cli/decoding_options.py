@@ -69,7 +69,7 @@ def add_penalty_options(group: argparse._ArgumentGroup) -> None:
         f"n^alpha, none 1 {_RUN}",
     )
     group.add_argument(
-        "--length-penalty", type=float, metavar="ALPHA", help=f"alpha; more favours length {_RUN}"
+        "--length-penalty", type=float, metavar="ALPHA", help=f"alpha; more favors length {_RUN}"
     )
 
 

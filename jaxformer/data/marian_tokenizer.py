@@ -58,7 +58,7 @@ class MarianTokenizer(Tokenizer):
         """Makes one.
 
         Args:
-          source: SentencePiece model of the source side, serialised.
+          source: SentencePiece model of the source side, serialized.
           target: That of the target side.
           pieces: The pieces with ids 4, 5, ..., all different.
 

@@ -1,6 +1,6 @@
 """An embedded corpus: English number words and German ones, "seven" -> "sieben".
 
-Generated, so it is there without a download, and endless enough to test generalisation: the held
+Generated, so it is there without a download, and endless enough to test generalization: the held
 out numbers are not in the training split. Write a split to files, for ``jaxformer evaluate``:
 
     python -m jaxformer.data.numerals held_out --directory=DIR

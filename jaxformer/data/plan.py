@@ -46,7 +46,7 @@ class Layout:
 
 
 class BatchPlan:
-    """Which examples are in which batch. Made by :func:`bucket_plan` and its neighbours.
+    """Which examples are in which batch. Made by :func:`bucket_plan` and its neighbors.
 
     Attributes:
       shapes: Every shape that a batch can have: rows, source length, target length. No batch has

@@ -42,7 +42,7 @@ class Tokenizer:
     """
 
     def __init__(self, model: bytes) -> None:
-        """Takes a serialised SentencePiece model.
+        """Takes a serialized SentencePiece model.
 
         Raises:
           UserError: These bytes are no such model, or it has other special ids.
@@ -152,7 +152,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learns a byte-pair encoding; the same lines give the same tokenizer, bit for bit.
 
-    Text is taken as it is, but for runs of spaces: Unicode normalisation (SentencePiece's default)
+    Text is taken as it is, but for runs of spaces: Unicode normalization (SentencePiece's default)
     turns "½" into "1/2" and "…" into "...", which no reference translation does.
 
     Args:

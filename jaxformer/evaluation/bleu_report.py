@@ -1,21 +1,21 @@
 """Scores of translations against one reference, each with its name and how it was computed.
 
-"BLEU" alone names no number: it depends on case, tokenisation and smoothing, by several points.
+"BLEU" alone names no number: it depends on case, tokenization and smoothing, by several points.
 The report therefore gives the variants that papers quote, side by side:
 
 * **sacreBLEU**: cased, on plain text, with sacreBLEU's tokenizer for the target language, which is
   that of WMT's mteval-v13a for most of them. The one to quote.
 * **chrF**: character n-grams; kinder to long German compounds.
-* **Tokenised BLEU**: cased, ``tokenizer.perl`` followed by ``multi-bleu.perl``, as most papers on
+* **Tokenized BLEU**: cased, ``tokenizer.perl`` followed by ``multi-bleu.perl``, as most papers on
   WMT14 since 2014. Words with hyphens are kept whole.
 * **Compound-split BLEU**: the paper's (Table 2). Its authors' script ``get_ende_bleu.sh`` replaces
-  punctuation with ``replace-unicode-punctuation.perl``, tokenises, and splits words at hyphens,
+  punctuation with ``replace-unicode-punctuation.perl``, tokenizes, and splits words at hyphens,
   ``x-y`` into ``x ##AT##-##AT## y``, before ``multi-bleu.perl``; one hyphen more that matches is
-  a word more that does. There the reference had been tokenised by others; here both sides get all.
-* **Lower-cased tokenised BLEU**: the metric of the Multi30k papers. They train and score on the
+  a word more that does. There the reference had been tokenized by others; here both sides get all.
+* **Lower-cased tokenized BLEU**: the metric of the Multi30k papers. They train and score on the
   files ``*.lc.norm.tok`` of the data set, made by ``lowercase.perl``,
   ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order; the same is done here to
-  both sides. On the German reference of ``test_2016_flickr`` the normalisation changes nothing.
+  both sides. On the German reference of ``test_2016_flickr`` the normalization changes nothing.
 * **Exact match**: the share of lines that equal their reference.
 
 Chinese, Japanese and Korean are not split into words at spaces. sacreBLEU splits them with the
@@ -97,9 +97,9 @@ class TranslationReport:
     lines: int
     sacrebleu: Metric
     chrf: Metric
-    tokenised_bleu: Metric | None = None
+    tokenized_bleu: Metric | None = None
     compound_split_bleu: Metric | None = None
-    lowercased_tokenised_bleu: Metric | None = None
+    lowercased_tokenized_bleu: Metric | None = None
     exact_match: Metric
 
     @property
@@ -144,7 +144,7 @@ def translation_report(
     """Scores translations by every metric of this module.
 
     Args:
-      hypotheses: Translations as plain, cased, detokenised text.
+      hypotheses: Translations as plain, cased, detokenized text.
       references: The reference for each, likewise.
       target_language: Code such as "de"; chooses sacreBLEU's tokenizer and the rules of Moses'.
 
@@ -210,22 +210,22 @@ def _moses_measures(language: str) -> dict[str, Measure]:
     tokenizer = f"tokenizer.perl -l {language}, hyphens whole"
     multi_bleu = f"multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
     return {
-        "tokenised_bleu": Measure(
-            name="tokenised BLEU",
-            prepare=lambda lines: _tokenised(lines, language),
+        "tokenized_bleu": Measure(
+            name="tokenized BLEU",
+            prepare=lambda lines: _tokenized(lines, language),
             scorer=_multi_bleu(),
             steps=f"cased | {tokenizer} | {multi_bleu}",
         ),
         "compound_split_bleu": Measure(
             name="compound-split BLEU",
-            prepare=lambda lines: _split_compounds(_tokenised(_ascii_quotes(lines), language)),
+            prepare=lambda lines: _split_compounds(_tokenized(_ascii_quotes(lines), language)),
             scorer=_multi_bleu(),
             steps=f"cased | replace-unicode-punctuation.perl | {tokenizer} | "
             rf"s/(\S)-(\S)/$1 ##AT##-##AT## $2/g | {multi_bleu}",
         ),
-        "lowercased_tokenised_bleu": Measure(
-            name="lower-cased tokenised BLEU",
-            prepare=lambda lines: _tokenised(_lowercased(lines, language), language),
+        "lowercased_tokenized_bleu": Measure(
+            name="lower-cased tokenized BLEU",
+            prepare=lambda lines: _tokenized(_lowercased(lines, language), language),
             scorer=_multi_bleu(),
             steps=f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenizer} | "
             f"{multi_bleu}",
@@ -264,13 +264,13 @@ def _plain(lines: Sequence[str]) -> Sequence[str]:
     return lines
 
 
-def _tokenised(lines: Sequence[str], language: str) -> list[str]:
+def _tokenized(lines: Sequence[str], language: str) -> list[str]:
     tokenizer = MosesTokenizer(language)
     return [" ".join(tokenizer.tokenize(line, escape=False)) for line in lines]
 
 
 def _lowercased(lines: Sequence[str], language: str) -> list[str]:
-    # perl_parity: the tokenised files of Multi30k come from the Perl script, its quirks included.
+    # perl_parity: the tokenized files of Multi30k come from the Perl script, its quirks included.
     normalizer = MosesPunctNormalizer(language, perl_parity=True)
     return [normalizer.normalize(line.lower()) for line in lines]
 

@@ -1,11 +1,11 @@
 """Is one system better than another, or was it lucky with this test set?
 
 Both tests are sacreBLEU's (Koehn 2004, paired bootstrap resampling; Riezler and Maxwell 2005,
-approximate randomisation). Systems are compared with the first, the baseline, on the same lines:
+approximate randomization). Systems are compared with the first, the baseline, on the same lines:
 
 * **Paired bootstrap**: how much would the difference vary over other test sets, drawn line by line
   with replacement from this one? The same draws give a 95 % interval of each score.
-* **Approximate randomisation**: how often would a difference as large as this one come about if it
+* **Approximate randomization**: how often would a difference as large as this one come about if it
   were decided at random, line by line, which of the two systems has said what?
 
 Random numbers are seeded, and the report says with what: same files, same figures.
@@ -37,8 +37,8 @@ class SystemScore:
       interval: Half the width of the interval around ``mean`` that holds 95 % of those scores.
       p_bootstrap: How probable so large a difference from the first system is by the choice of
         lines alone, by the paired bootstrap; None for the first system.
-      p_randomisation: How probable it is if the systems are the same, by approximate
-        randomisation; None for the first system.
+      p_randomization: How probable it is if the systems are the same, by approximate
+        randomization; None for the first system.
     """
 
     system: str
@@ -46,7 +46,7 @@ class SystemScore:
     mean: float
     interval: float
     p_bootstrap: float | None
-    p_randomisation: float | None
+    p_randomization: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class ComparisonReport:
       target_language: Chose the tokenizers.
       lines: How many were compared.
       resamples: Test sets that the bootstrap drew.
-      trials: Exchanges of lines that approximate randomisation tried.
+      trials: Exchanges of lines that approximate randomization tried.
       seed: Of the random numbers of both.
       comparisons: One for each metric.
     """
@@ -97,7 +97,7 @@ class ComparisonReport:
         ]
         if len(names) > 1:
             lines.append(
-                f"p: against {names[0]}, by paired bootstrap | by approximate randomisation, "
+                f"p: against {names[0]}, by paired bootstrap | by approximate randomization, "
                 f"{self.trials} trials, seed {self.seed}"
             )
         width = max(map(len, names))
@@ -117,7 +117,7 @@ def compare(
     """Scores systems by every metric, with 95 % intervals, and compares all with the first.
 
     Args:
-      systems: Translations by the name of the system, as plain, cased, detokenised text.
+      systems: Translations by the name of the system, as plain, cased, detokenized text.
       references: The reference for each line, likewise.
       target_language: Code such as "de"; chooses sacreBLEU's tokenizer and the rules of Moses'.
       report: Called with 1 after each metric.
@@ -158,11 +158,11 @@ def _compare(
         return [result for result in results if isinstance(result, Result)]
 
     bootstrap = test("bs", _RESAMPLES)
-    randomised = test("ar", _TRIALS)
+    randomized = test("ar", _TRIALS)
     return Comparison(
         metric=measure.name,
         method=measure.method(),
-        systems=tuple(map(_system_score, systems, bootstrap, randomised)),
+        systems=tuple(map(_system_score, systems, bootstrap, randomized)),
     )
 
 
@@ -175,7 +175,7 @@ def _system_score(name: str, resampled: Result, exchanged: Result) -> SystemScor
         mean=float(resampled.mean),
         interval=float(resampled.ci),
         p_bootstrap=resampled.p_value,
-        p_randomisation=exchanged.p_value,
+        p_randomization=exchanged.p_value,
     )
 
 
@@ -198,4 +198,4 @@ def _row(score: SystemScore, width: int) -> str:
     row = f"  {score.system:{width}}  {score.score:6.2f}  {score.mean:6.2f} +- {score.interval:.2f}"
     if score.p_bootstrap is None:
         return row
-    return f"{row}  p {score.p_bootstrap:.4f} | {score.p_randomisation:.4f}"
+    return f"{row}  p {score.p_bootstrap:.4f} | {score.p_randomization:.4f}"

@@ -237,7 +237,7 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
     Args:
       pieces: Pieces as the tokenizer writes them, "▁" for a space; None for one that spells
         nothing.
-      text: What they spell. Spaces and characters may differ, by the tokenizer's normalisation.
+      text: What they spell. Spaces and characters may differ, by the tokenizer's normalization.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     spelled, starts = "", []

@@ -46,7 +46,7 @@ class ModelConfig:
         "separate" ones.
       target_vocab_size: Entries of the target and output matrices if they are separate: the first
         ids of the vocabulary, where the symbols of trees are; ``vocab_size`` when None.
-      norm_epsilon: Added to the variance in layer normalisation.
+      norm_epsilon: Added to the variance in layer normalization.
       max_length: The longest sequence, in tokens. Bounds the memory of translation and sizes the
         learned positions.
       compute_dtype: Type of what goes into matrix products; their sums, softmax, layer norm

@@ -41,5 +41,5 @@ def convolutional(n: int, d: int, k: int) -> Complexity:
 
 
 def restricted_self_attention(n: int, d: int, r: int) -> Complexity:
-    """Self-attention that sees a neighbourhood of r positions (row 4)."""
+    """Self-attention that sees a neighborhood of r positions (row 4)."""
     return Complexity(r * n * d, 1, n / r)

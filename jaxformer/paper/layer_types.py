@@ -19,25 +19,25 @@ def self_attention(x: Float[Array, "B N D"], *, num_heads: int) -> Float[Array, 
 
 
 def restricted_self_attention(
-    x: Float[Array, "B N D"], *, num_heads: int, neighbourhood: int
+    x: Float[Array, "B N D"], *, num_heads: int, neighborhood: int
 ) -> Float[Array, "B N D"]:
-    """Every position attends to the ``neighbourhood`` positions centred on it: O(r n d).
+    """Every position attends to the ``neighborhood`` positions centerd on it: O(r n d).
 
-    In blocks of half a neighbourhood: a block looks at itself and the two beside it, so that
+    In blocks of half a neighborhood: a block looks at itself and the two beside it, so that
     scores are computed for 1.5 r keys a query, however long the sequence is.
 
     Args:
       x: Queries, keys and values in one.
       num_heads: Heads, which divide D.
-      neighbourhood: r, an odd number; near the ends fewer positions are there.
+      neighborhood: r, an odd number; near the ends fewer positions are there.
 
     Raises:
-      ValueError: The neighbourhood is even or not positive.
+      ValueError: The neighborhood is even or not positive.
     """
-    if neighbourhood < 1 or neighbourhood % 2 == 0:
-        raise ValueError(f"neighbourhood must be odd, to have a centre: got {neighbourhood}")
+    if neighborhood < 1 or neighborhood % 2 == 0:
+        raise ValueError(f"neighborhood must be odd, to have a center: got {neighborhood}")
     batch, length, width = x.shape
-    half = neighbourhood // 2
+    half = neighborhood // 2
     size = max(1, half)
     blocks = -(-length // size)
     padded = jnp.pad(x, [(0, 0), (size, blocks * size - length + size), (0, 0)])

@@ -155,16 +155,16 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
             axes.set_title(title)
             axes.grid(visible=True)
             axes.spines[["top", "right"]].set_visible(False)
-            for name, (colour, marker) in _LOOKS.items():
+            for name, (color, marker) in _LOOKS.items():
                 values = [getattr(found[d_k][name], measure_) for d_k in sizes]
-                axes.plot(sizes, values, marker, linestyle="-", color=colour, markersize=4,
+                axes.plot(sizes, values, marker, linestyle="-", color=color, markersize=4,
                           label=name)  # fmt: skip
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
             if measure_ == "variance":
                 axes.set_yscale("log")
-                axes.plot(sizes, sizes, "--", color=figure.GREY, linewidth=0.8)
-                axes.axhline(1, linestyle="--", color=figure.GREY, linewidth=0.8)
+                axes.plot(sizes, sizes, "--", color=figure.GRAY, linewidth=0.8)
+                axes.axhline(1, linestyle="--", color=figure.GRAY, linewidth=0.8)
             else:
                 axes.set_ylim(0, 1.05)
             axes.set_xlabel("d_k")

@@ -59,7 +59,7 @@ def complexities(options: argparse.Namespace, n: int) -> dict[str, complexity.Co
         "recurrent": complexity.recurrent(n, d),
         "convolutional": complexity.convolutional(n, d, options.kernel),
         "restricted self-attention": complexity.restricted_self_attention(
-            n, d, options.neighbourhood
+            n, d, options.neighborhood
         ),
     }
 
@@ -95,7 +95,7 @@ def _layers(options: argparse.Namespace) -> Mapping[str, Callable[[Array], Array
         "restricted self-attention": functools.partial(
             layer_types.restricted_self_attention,
             num_heads=options.heads,
-            neighbourhood=options.neighbourhood,
+            neighborhood=options.neighborhood,
         ),
     }
 
@@ -127,7 +127,7 @@ def report(options: argparse.Namespace, times: Times) -> str:
             "# Table 1: complexity of layers\n",
             formulas,
             f"Milliseconds of one layer, forward, float32, one sequence; d = {options.width}, "
-            f"{options.heads} heads, k = {options.kernel}, r = {options.neighbourhood}; fastest of "
+            f"{options.heads} heads, k = {options.kernel}, r = {options.neighborhood}; fastest of "
             f"{options.rounds} rounds on {command.machine()}. Growth: the exponent of n between "
             f"n = {before} and {last}.\n",
             command.markdown_table(header, lines),
@@ -143,7 +143,7 @@ def draw(options: argparse.Namespace, times: Times, path: pathlib.Path) -> None:
         page = Figure(figsize=(5.0, 3.4), layout="constrained")
         axes = page.subplots()
         for name, row in times.items():
-            colour, marker = _LOOKS[name]
+            color, marker = _LOOKS[name]
             slope = [
                 1000 * row[last] * complexities(options, n)[name].operations
                 / largest[name].operations
@@ -151,8 +151,8 @@ def draw(options: argparse.Namespace, times: Times, path: pathlib.Path) -> None:
             ]  # fmt: skip
             label = f"{name}, O({_FORMULAS[name][0]})"
             milliseconds = [1000 * seconds for seconds in row.values()]
-            axes.plot(list(row), milliseconds, marker, color=colour, markersize=4.5, label=label)
-            axes.plot(list(row), slope, "--", color=colour, linewidth=0.9)
+            axes.plot(list(row), milliseconds, marker, color=color, markersize=4.5, label=label)
+            axes.plot(list(row), slope, "--", color=color, linewidth=0.9)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
@@ -180,7 +180,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--heads", type=int, default=8, metavar="H", help="of attention (default: %(default)s)")
     add("--kernel", type=int, default=3, metavar="K", help="k (default: %(default)s)")
     add(
-        "--neighbourhood",
+        "--neighborhood",
         type=int,
         default=65,
         metavar="R",
@@ -199,8 +199,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(
             f"--heads must divide --width: got {options.heads} heads and a width of {options.width}"
         )
-    if options.neighbourhood < 1 or options.neighbourhood % 2 == 0:
-        raise UserError(f"--neighbourhood must be odd: got {options.neighbourhood}")
+    if options.neighborhood < 1 or options.neighborhood % 2 == 0:
+        raise UserError(f"--neighborhood must be odd: got {options.neighborhood}")
     return options
 
 

@@ -52,7 +52,7 @@ class Result:
       seed: Of the training.
       corpus: What it was trained and validated on, by name.
       perplexity: Per word piece, on the validation part.
-      bleu: Cased detokenised sacreBLEU on the validation part.
+      bleu: Cased detokenized sacreBLEU on the validation part.
       bleu_signature: How it was computed.
       compound_split_bleu: Of the same translations, as the paper computed it.
       parameters: Exact count.
@@ -157,7 +157,7 @@ def report(results: Sequence[Result]) -> str:
             f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
             f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n",
             "Each row differs from base in what is named and in nothing else. PPL: perplexity per "
-            f"word piece; BLEU: cased detokenised sacreBLEU, {signatures}; split: tokenised BLEU "
+            f"word piece; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU "
             "with compounds split, as the paper's. All on the validation part of "
             f"{corpora}; the paper's are of newstest2013, in its own word pieces: compare "
             "differences between rows, not levels. ±: sample standard deviation over seeds. "
@@ -254,7 +254,7 @@ def _draw_differences(
     measure: Callable,
 ) -> None:
     axes.grid(visible=True, axis="x")
-    axes.axvline(0, color=figure.GREY, linewidth=0.8)
+    axes.axvline(0, color=figure.GRAY, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     base = _mean(measure, rows["base"])
     ours = [_mean(measure, rows[row]) - base for row in others]

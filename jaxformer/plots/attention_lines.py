@@ -16,8 +16,8 @@ from jaxformer.plots import figure
 from jaxformer.plots.attention_maps import readable
 from jaxformer.plots.paper_figures import PaperFigure
 
-# Dark enough on paper, told apart with any colour vision (after Okabe and Ito); then again.
-_COLOURS = (
+# Dark enough on paper, told apart with any color vision (after Okabe and Ito); then again.
+_COLORS = (
     *("#0072B2", "#D55E00", "#00805C", "#B0508A"),
     *("#946200", "#2B88BD", "#5A5A5A", "#7A3FD0"),
 )
@@ -59,7 +59,7 @@ def attention_lines(
 ) -> None:
     """Draws self-attention of one layer as lines from the tokens above to those below.
 
-    A colour for each head; a line is the stronger the larger the weight, and none is drawn for
+    A color for each head; a line is the stronger the larger the weight, and none is drawn for
     less than 0.01. Where one token looks, squares below show what each head sees, in their order.
 
     Args:
@@ -98,14 +98,14 @@ def _draw(
     queries = range(count) if panel.token is None else [panel.token]
     bottom = 0.0 if panel.token is None else 0.04 * len(panel.heads)
     for order, head in enumerate(panel.heads):
-        colour = _COLOURS[head % len(_COLOURS)]
+        color = _COLORS[head % len(_COLORS)]
         shift = 0.5 * ((order + 0.5) / len(panel.heads) - 0.5)
         found = [(q, k, float(weights[head, q, k])) for q in queries for k in range(count)]
         seen = [(q, k, min(w, 1.0)) for q, k, w in found if w >= _FAINT]
         axes.add_collection(
             LineCollection(
                 [[(q + shift, 1.0), (k + shift, bottom)] for q, k, _ in seen],
-                colors=[to_rgba(colour, _opacity(w, panel)) for _, _, w in seen],
+                colors=[to_rgba(color, _opacity(w, panel)) for _, _, w in seen],
                 linewidths=[0.6 + 1.2 * w for _, _, w in seen],
             )
         )
@@ -113,14 +113,14 @@ def _draw(
             heights = (bottom - 0.04 * (order + 1), 0.036)
             for _, k, w in seen:
                 axes.broken_barh(
-                    [(k - 0.4, 0.8)], heights, facecolor=to_rgba(colour, _opacity(w, panel))
+                    [(k - 0.4, 0.8)], heights, facecolor=to_rgba(color, _opacity(w, panel))
                 )
     axes.set_xlim(-0.6, count - 0.4)
     axes.set_ylim(0, 1)
 
 
 def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> None:
-    """The tokens above and below, and which colour is which head."""
+    """The tokens above and below, and which color is which head."""
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_yticks([])
@@ -137,7 +137,7 @@ def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> No
                 tick.label2.set_fontweight("bold")
     axes.legend(
         handles=[
-            Patch(color=_COLOURS[h % len(_COLOURS)], label=f"head {h + 1}") for h in panel.heads
+            Patch(color=_COLORS[h % len(_COLORS)], label=f"head {h + 1}") for h in panel.heads
         ],
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),

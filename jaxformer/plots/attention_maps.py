@@ -30,7 +30,7 @@ def attention_map(
 ) -> None:
     """Draws the attention weights of one layer as a PNG or SVG, one panel for each head.
 
-    Rows are the positions that look, columns those that are looked at. All heads share one colour
+    Rows are the positions that look, columns those that are looked at. All heads share one color
     scale, from 0 to the largest weight. SentencePiece's mark for a space, U+2581, is shown as a
     middle dot, and a character that no font at hand can draw as a box.
 
@@ -63,7 +63,7 @@ def attention_map(
                 axes.remove()
                 continue
             image = axes.imshow(weights[head], "magma_r", aspect="auto", vmin=0, vmax=largest)
-            axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GREY)
+            axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GRAY)
             _label(axes.xaxis, keys if head + across >= heads else [], width, rotation=90)
             _label(axes.yaxis, queries if head % across == 0 else [], height, rotation=0)
         page_width, page_height = page.get_size_inches()
@@ -79,13 +79,13 @@ def _side(labels: int, across: int) -> float:
 
 
 def _page_size(heads: int, queries: Sequence[str], keys: Sequence[str]) -> tuple[float, float]:
-    """Width and height in inches: the panels, their labels, colour bar and title."""
+    """Width and height in inches: the panels, their labels, color bar and title."""
     across = min(heads, _ACROSS)
     left, below = (_CHARACTER * max(map(len, map(readable, side))) for side in (queries, keys))
-    labelled = 2 if heads % across else 1  # rows with labels below: a short last row bares two
+    labeled = 2 if heads % across else 1  # rows with labels below: a short last row bares two
     return (
         across * (_side(len(keys), across) + 0.1) + left + 1.0,
-        math.ceil(heads / across) * (_side(len(queries), across) + 0.3) + labelled * below + 0.6,
+        math.ceil(heads / across) * (_side(len(queries), across) + 0.3) + labeled * below + 0.6,
     )
 
 

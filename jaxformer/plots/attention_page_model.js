@@ -15,7 +15,7 @@ const FIGURES = {
   4: "two heads that are sharp for one word: all tokens of the first, then that word alone in both",
   5: "two heads that do different things",
 };
-// Told apart with any colour vision (after Okabe and Ito), 3:1 against the page or better.
+// Told apart with any color vision (after Okabe and Ito), 3:1 against the page or better.
 const LIGHT = "#0072b2 #d55e00 #00805c #b0508a #946200 #2b88bd #5a5a5a #7a3fd0".split(" ");
 const DARK = "#4aa8e8 #ff8a3d #2fd0a0 #e79fc8 #f0c040 #a5dcff #c4c4c4 #b99cff".split(" ");
 const STEP = { columns: 22, rows: 20 }; // pixels from token to token

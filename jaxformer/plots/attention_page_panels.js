@@ -2,13 +2,13 @@
 "use strict";
 // The panels: tokens on two sides, lines and squares between them.
 
-// ---- Colours.
+// ---- Colors.
 const root = document.documentElement;
 const preference = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => root.dataset.theme === "dark";
-function colour(head) {
+function color(head) {
   if (data.heads <= LIGHT.length) return (isDark() ? DARK : LIGHT)[head];
-  // Neighbours differ in lightness too.
+  // Neighbors differ in lightness too.
   const lightness = (isDark() ? 0.74 : 0.5) + (head % 2) * 0.1;
   return `oklch(${lightness} 0.15 ${Math.round((360 * head) / data.heads)})`;
 }
@@ -16,13 +16,13 @@ function setTheme(dark) {
   root.dataset.theme = dark ? "dark" : "light";
   byId("theme").setAttribute("aria-pressed", String(dark));
   for (const swatch of document.querySelectorAll(".swatch")) {
-    swatch.style.setProperty("--head", colour(Number(swatch.dataset.head)));
+    swatch.style.setProperty("--head", color(Number(swatch.dataset.head)));
   }
 }
 function swatch(head) {
   const square = make("span", { className: "swatch" });
   square.dataset.head = head;
-  square.style.setProperty("--head", colour(head));
+  square.style.setProperty("--head", color(head));
   return square;
 }
 
@@ -153,7 +153,7 @@ function draw(panel, token) {
     (index + 0.5) * STEP[state.layout] + (order - (panel.heads.length - 1) / 2) * spread;
   for (const { order, query, key, w } of linesOf(panel.heads, token)) {
     const [a, b, over] = [place(query, order), place(key, order), end - near.to];
-    context.strokeStyle = colour(panel.heads[order]);
+    context.strokeStyle = color(panel.heads[order]);
     context.globalAlpha = opacity(w, token);
     context.lineWidth = 1 + 2 * w;
     context.beginPath();
@@ -184,7 +184,7 @@ const opacity = (w, token) => (token ? Math.sqrt(w) : w);
 function drawSquares(context, panel, token, cell, far) {
   const size = STEP[state.layout] - 6;
   panel.heads.forEach((head, order) => {
-    context.fillStyle = colour(head);
+    context.fillStyle = color(head);
     const over = (token.side === "from" ? far : 0) + order * cell;
     tokens(across(token.side)).forEach((_, other) => {
       const along = other * STEP[state.layout] + 3;

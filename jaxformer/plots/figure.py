@@ -12,9 +12,9 @@ from matplotlib.ft2font import FT2Font
 
 from jaxformer.files import write_file
 
-# Told apart with any colour vision (Okabe and Ito).
+# Told apart with any color vision (Okabe and Ito).
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-GREY = "#595959"
+GRAY = "#595959"
 
 # DejaVu Sans comes with matplotlib; it has the scripts of Europe, Arabic and Hebrew. The others
 # are tried in turn for what it lacks, if they are installed.
@@ -31,8 +31,8 @@ _MORE_FONTS = (
 )
 
 _STYLE = {
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": GREY,
+    "axes.edgecolor": GRAY,
+    "axes.labelcolor": GRAY,
     "axes.linewidth": 0.6,
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
@@ -42,9 +42,9 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
-    "xtick.color": GREY,
+    "xtick.color": GRAY,
     "xtick.major.width": 0.6,
-    "ytick.color": GREY,
+    "ytick.color": GRAY,
     "ytick.major.width": 0.6,
 }
 

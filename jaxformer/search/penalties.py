@@ -1,6 +1,6 @@
 """Length penalties: divisors of log probabilities before hypotheses are compared.
 
-A longer hypothesis is a product of more probabilities, so raw log probabilities favour short ones.
+A longer hypothesis is a product of more probabilities, so raw log probabilities favor short ones.
 For ``n`` tokens, end of sentence included:
 
 - "gnmt": ``((5 + n) / 6) ** alpha``, Wu et al. (2016), equation 14; section 6.1 of the paper.

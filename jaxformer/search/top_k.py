@@ -13,7 +13,7 @@ def top_k(
     """``lax.top_k(values, k)``, order of equal values included, by way of blocks.
 
     The k greatest values lie in the k blocks with the greatest maxima, equal ones in the first of
-    them. Finding those maxima takes one pass that vectorises well, and little is left to sort.
+    them. Finding those maxima takes one pass that vectorizes well, and little is left to sort.
 
     >>> values, places = top_k(jnp.arange(1000.0) % 7, 3)
     >>> values.tolist(), places.tolist()

@@ -37,7 +37,7 @@ def cross_entropy(
       smoothing: epsilon_ls.
 
     Returns:
-      The loss to minimise, and the plain negative log likelihood that perplexity is made of
+      The loss to minimize, and the plain negative log likelihood that perplexity is made of
       (which has no gradient), both float32 sums in nats.
 
     Raises:

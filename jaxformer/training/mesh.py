@@ -126,7 +126,7 @@ def row_shards(mesh: Mesh) -> int:
 def row_parts(mesh: Mesh) -> list[int]:
     """Which parts of the rows of every batch, of :func:`row_shards`, this process reads.
 
-    Not always neighbours: TPUs are in the order in which they are wired. Processes whose devices
+    Not always neighbors: TPUs are in the order in which they are wired. Processes whose devices
     only split the tensors of one another read the same rows.
     """
     process = jax.process_index()

@@ -78,7 +78,7 @@ class FitConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(FitConfig):
-    """Optimisation (sections 5.2 to 5.4), the loop, and what is validated.
+    """Optimization (sections 5.2 to 5.4), the loop, and what is validated.
 
     Attributes:
       warmup_steps: Steps of linear warm-up in equation 3.

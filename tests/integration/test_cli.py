@@ -146,9 +146,9 @@ def test_evaluate_names_every_metric(tiny_workdir, tmp_path, capsys):
     for name in (
         "sacreBLEU",
         "chrF",
-        "tokenised BLEU",
+        "tokenized BLEU",
         "compound-split BLEU",
-        "lower-cased tokenised BLEU",
+        "lower-cased tokenized BLEU",
         "exact match",
     ):
         assert f"\n{name} " in table

@@ -55,14 +55,14 @@ def test_it_prints_what_sacrebleu_prints(files, capsys):
     code, out, _ = compare(capsys, *files, "--json")
     assert code == 0
     ours = {c["metric"]: c["systems"] for c in json.loads(out)["comparisons"]}
-    bootstrap, randomised = sacrebleu("bs", *files), sacrebleu("ar", *files)
+    bootstrap, randomized = sacrebleu("bs", *files), sacrebleu("ar", *files)
     for column, metric in enumerate(("sacreBLEU", "chrF")):
         first, second = ours[metric]
         for system, row in ((first, bootstrap[0]), (second, bootstrap[1])):
             figures = [system["score"], system["mean"], system["interval"]]
             assert figures == pytest.approx(row[column], abs=6e-7)
         assert [round(second["p_bootstrap"], 4)] == bootstrap[2][column]
-        assert [round(second["p_randomisation"], 4)] == randomised[2][column]
+        assert [round(second["p_randomization"], 4)] == randomized[2][column]
 
 
 def test_table(files, capsys):

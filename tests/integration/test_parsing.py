@@ -127,14 +127,14 @@ def test_what_is_trained_on(data):
     assert len(data.train) == 5  # 4 trees with words, and one again
     source, target = data.train[1]
     assert data.tokenizer.encode("It was XX -LRB- so .") == source.tolist()
-    linearised = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
-    assert data.tokenizer.decode(target.tolist()) == linearised
-    assert [data.tokenizer.piece(int(token)) for token in target] == linearised.split(" ")
+    linearized = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
+    assert data.tokenizer.decode(target.tolist()) == linearized
+    assert [data.tokenizer.piece(int(token)) for token in target] == linearized.split(" ")
 
 
 def test_targets_have_a_vocabulary_of_their_own(config, data, state, tmp_path):
-    linearised = [data.train[i][1] for i in range(len(data.train))]
-    highest = int(max(max(target) for target in linearised))
+    linearized = [data.train[i][1] for i in range(len(data.train))]
+    highest = int(max(max(target) for target in linearized))
     assert data.tokenizer.target_vocab_size == highest + 1
     for name in ("tgt_embedding", "output_embedding"):
         assert state.params[name].shape == (40, 16)

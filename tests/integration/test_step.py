@@ -99,7 +99,7 @@ def test_accumulation_does_not_change_loss_or_gradients(reference, devices, grad
 
 
 @pytest.mark.slow
-def test_rematerialisation_changes_memory_and_nothing_else():
+def test_rematerialization_changes_memory_and_nothing_else():
     """Nor does it matter that layers become a loop: without it they are unrolled on CPUs."""
     _, expected, expected_metrics = one_step(1, config=DEEP)
     for remat in ("dots", "layer"):
@@ -111,7 +111,7 @@ def test_rematerialisation_changes_memory_and_nothing_else():
 
 
 @pytest.mark.slow
-def test_rematerialisation_saves_memory():
+def test_rematerialization_saves_memory():
     """Of a deep model, whose activations are what fills the memory."""
     needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]
     assert needed[0] > 1.3 * needed[1] > 1.5 * needed[2], needed

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.trees import TEXT, Event, Leaf, Tree, build, single_root, walk
 
-# Stands for a word in a linearised tree, and for the tag of a word whose tag is not known.
+# Stands for a word in a linearized tree, and for the tag of a word whose tag is not known.
 XX = "XX"
 
 _TAG = re.compile(r"\(([^()\s]+)\)", re.ASCII)
@@ -29,7 +29,7 @@ def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
     """The tokens that the decoder learns to write; they do not say the words.
 
     Args:
-      tree: A normalised tree.
+      tree: A normalized tree.
       tags: Whether they say the tag of each word.
 
     Raises:
@@ -45,7 +45,7 @@ def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
     tokens, labels = [], []
     for event in walk(tree):
         if event == "":
-            raise UserError(f"expected a normalised tree, got a constituent without label: {tree}")
+            raise UserError(f"expected a normalized tree, got a constituent without label: {tree}")
         if isinstance(event, str):
             labels.append(event)
             tokens.append(f"({event}")

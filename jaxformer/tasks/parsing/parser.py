@@ -28,7 +28,7 @@ class Parser:
     speech are matched with words by attention.
 
     Attributes:
-      translator: Translates words into linearised trees.
+      translator: Translates words into linearized trees.
     """
 
     def __init__(self, translator: Translator) -> None:
@@ -142,7 +142,7 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
 
 
 def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:
-    """The linearised tree with a part of speech for each word, except for words at the end.
+    """The linearized tree with a part of speech for each word, except for words at the end.
 
     A decoder skips a word now and then, or says one twice; all words after it would be in the wrong
     place. Its attention shows which word it is at: parts of speech that go with none are left out,

@@ -1,4 +1,4 @@
-"""Treebanks as sentence pairs: the words are the source, the linearised tree is the target."""
+"""Treebanks as sentence pairs: the words are the source, the linearized tree is the target."""
 
 import hashlib
 import pathlib

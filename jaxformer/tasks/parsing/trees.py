@@ -281,13 +281,13 @@ def normalize(tree: Tree) -> Tree | None:
     >>> normalize(tree)
     <Tree (S (VP (VB Go)))>
     """
-    kept = build(_normalised(tree))
+    kept = build(_normalized(tree))
     while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
         kept = list(kept[0].children)
     return single_root(kept) if kept else None
 
 
-def _normalised(tree: Tree) -> Iterator[Event]:
+def _normalized(tree: Tree) -> Iterator[Event]:
     for event in walk(tree):
         if isinstance(event, str):
             label = re.match("[^-=|]+", event)

@@ -88,7 +88,7 @@ def test_each_process_reads_its_own_rows_alone(
     assert sorted(seen) == list(range(len(store)))
 
 
-def test_parts_that_are_no_neighbours(store: TokenStore, plan: BatchPlan):
+def test_parts_that_are_no_neighbors(store: TokenStore, plan: BatchPlan):
     options = {"stop": plan.batches_per_epoch, "row_multiple": 4}
     whole = load_batches(store, plan, **options)
     outer, inner = (

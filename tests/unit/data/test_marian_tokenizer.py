@@ -97,7 +97,7 @@ def test_a_file_keeps_everything(tokenizer, tmp_path):
     assert load_tokenizer(path).decode(range(20)) == tokenizer.decode(range(20))
 
 
-def test_a_file_of_the_other_kind_is_recognised(tmp_path):
+def test_a_file_of_the_other_kind_is_recognized(tmp_path):
     path = tmp_path / "tokenizer.model"
     trained = train_tokenizer(["a few words"], 270)
     trained.save(path)

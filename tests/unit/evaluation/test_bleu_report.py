@@ -76,16 +76,16 @@ def test_report_equals_independent_formulas_on_real_news(data_directory: pathlib
     references = lines_of(folder / "newstest2021.en-de.ref.A.de")[:200]
     found = translation_report(hypotheses, references, target_language="de")
     moses = MosesTokenizer("de")
-    tokenised = [
+    tokenized = [
         [" ".join(moses.tokenize(line)) for line in lines] for lines in (hypotheses, references)
     ]
     # The tokens here are escaped (&quot;) and those of the report are not: no difference.
-    assert found.tokenised_bleu.score == pytest.approx(multi_bleu(*tokenised), rel=1e-12)
+    assert found.tokenized_bleu.score == pytest.approx(multi_bleu(*tokenized), rel=1e-12)
     bleu = corpus_bleu(hypotheses, references, target_language="de")
     assert found.sacrebleu.score == bleu
 
 
-def test_tokenised_bleu_by_hand():
+def test_tokenized_bleu_by_hand():
     references = [
         "Ein Hund läuft durch den Schnee .",
         'Die Frau sagt : " Guten Tag ! "',
@@ -101,8 +101,8 @@ def test_tokenised_bleu_by_hand():
     cased = multi_bleu(hypotheses, references)
     lowercased = multi_bleu([h.lower() for h in hypotheses], [r.lower() for r in references])
     assert 0 < cased < lowercased < 100
-    assert scored().tokenised_bleu.score == pytest.approx(cased, rel=1e-12)
-    assert scored().lowercased_tokenised_bleu.score == pytest.approx(lowercased, rel=1e-12)
+    assert scored().tokenized_bleu.score == pytest.approx(cased, rel=1e-12)
+    assert scored().lowercased_tokenized_bleu.score == pytest.approx(lowercased, rel=1e-12)
 
 
 def test_compounds_are_split_as_the_papers_script_does():
@@ -120,30 +120,30 @@ def test_compounds_are_split_as_the_papers_script_does():
         ["Zwei „ Männer “ in T-Shirts spielen Ball"], ['Zwei " Männer " in T-Shirts spielen']
     )
     assert found.compound_split_bleu.score == pytest.approx(split, rel=1e-12)
-    assert found.tokenised_bleu.score == pytest.approx(whole, rel=1e-12)
+    assert found.tokenized_bleu.score == pytest.approx(whole, rel=1e-12)
     assert whole < split < 100
 
 
 def test_bleu_of_multi_bleu_is_zero_without_a_common_4_gram():
     found = translation_report(["a b c d e"], ["a b c x e"], target_language="en")
-    assert found.tokenised_bleu.score == 0.0
+    assert found.tokenized_bleu.score == 0.0
     assert found.sacrebleu.score > 0.0  # smoothed
 
 
 def test_lowercasing_touches_the_lower_cased_metric_only():
     shouted = [line.upper().replace("SS", "ß") for line in REFERENCES]
     found = scored(shouted)
-    assert found.lowercased_tokenised_bleu.score == 100.0
-    assert found.tokenised_bleu.score < 50.0
+    assert found.lowercased_tokenized_bleu.score == 100.0
+    assert found.tokenized_bleu.score < 50.0
     assert found.exact_match.score == 0.0
 
 
-def test_punctuation_is_normalised_for_the_lower_cased_metric_only():
+def test_punctuation_is_normalized_for_the_lower_cased_metric_only():
     curly = [line.replace('"Guten Tag!"', "„Guten Tag!“") for line in REFERENCES]
     assert curly != REFERENCES
     found = scored(curly)
-    assert found.lowercased_tokenised_bleu.score == 100.0
-    assert found.tokenised_bleu.score < 100.0
+    assert found.lowercased_tokenized_bleu.score == 100.0
+    assert found.tokenized_bleu.score < 100.0
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(
 ):
     """The table "Statistics" in the data set's README, of its own files ``*.lc.norm.tok``."""
     lines = lines_of(data_directory / "multi30k" / f"{part}.{language}")
-    tokenised = bleu_report._tokenised(bleu_report._lowercased(lines, language), language)
-    assert sum(len(line.split()) for line in tokenised) == words
+    tokenized = bleu_report._tokenized(bleu_report._lowercased(lines, language), language)
+    assert sum(len(line.split()) for line in tokenized) == words
 
 
 def test_exact_match_is_the_share_of_equal_lines():
@@ -186,12 +186,12 @@ def test_every_score_is_named_and_says_how_it_was_computed():
     assert "tok:13a" in found.sacrebleu.method
     assert "case:mixed" in found.sacrebleu.method
     assert found.chrf.method.startswith("nrefs:1|case:mixed")
-    for metric in (found.tokenised_bleu, found.lowercased_tokenised_bleu):
+    for metric in (found.tokenized_bleu, found.lowercased_tokenized_bleu):
         assert "tokenizer.perl -l de, hyphens whole | multi-bleu.perl" in metric.method
     assert (
         "s/(\\S)-(\\S)/$1 ##AT##-##AT## $2/g | multi-bleu.perl" in found.compound_split_bleu.method
     )
-    assert "normalize-punctuation.perl -l de" in found.lowercased_tokenised_bleu.method
+    assert "normalize-punctuation.perl -l de" in found.lowercased_tokenized_bleu.method
 
 
 def test_json_holds_the_whole_report():
@@ -263,7 +263,7 @@ def test_scripts_that_split_at_spaces_score_no_language_without_them(language: s
     found = translation_report(CHINESE, CHINESE_REFERENCES, target_language=language)
     assert [metric.name for metric in found.metrics] == ["sacreBLEU", "chrF", "exact match"]
     assert found.table().count("\n") == 3
-    assert json.loads(found.to_json())["tokenised_bleu"] is None
+    assert json.loads(found.to_json())["tokenized_bleu"] is None
 
 
 @pytest.mark.parametrize("language", ["ja", "ko"])

@@ -222,7 +222,7 @@ def test_parameter_files():
     ("line", "words"),
     [
         ("DELETE_LABLE TOP", "p:2: expected DELETE_LABEL, got 'DELETE_LABLE TOP'"),
-        ("COLOUR red", "p:2: expected DEBUG, MAX_ERROR, CUTOFF_LEN, LABELED, DELETE_LABEL, "),
+        ("COLOR red", "p:2: expected DEBUG, MAX_ERROR, CUTOFF_LEN, LABELED, DELETE_LABEL, "),
         ("CUTOFF_LEN forty", "p:2: expected a number after CUTOFF_LEN, got 'CUTOFF_LEN forty'"),
         ("DELETE_LABEL", "p:2: expected one label after DELETE_LABEL, got 'DELETE_LABEL'"),
         ("EQ_LABEL ADVP", "p:2: expected two words after EQ_LABEL, got 'EQ_LABEL ADVP'"),

@@ -74,30 +74,30 @@ def test_paired_bootstrap(report: ComparisonReport, sums: np.ndarray):
     difference = abs(np.subtract(*bleu(sums.sum(1))))
     differences = abs(drawn[1] - drawn[0])
     beyond = np.sum(differences - differences.mean() > difference)
-    for system, scores in zip(scores_of(report, "tokenised BLEU"), drawn, strict=True):
+    for system, scores in zip(scores_of(report, "tokenized BLEU"), drawn, strict=True):
         ordered = sorted(scores)
         assert system.mean == pytest.approx(scores.mean(), rel=1e-5)
         assert system.interval == pytest.approx((ordered[974] - ordered[25]) / 2, rel=1e-4)
-    first, second = scores_of(report, "tokenised BLEU")
+    first, second = scores_of(report, "tokenized BLEU")
     assert first.p_bootstrap is None
     assert second.p_bootstrap == (beyond + 1) / 1001
     assert 0.05 < second.p_bootstrap < 0.5  # or the test would show little
 
 
-def test_approximate_randomisation(report: ComparisonReport, sums: np.ndarray):
+def test_approximate_randomization(report: ComparisonReport, sums: np.ndarray):
     lines = sums.shape[1]
     swap = np.random.default_rng(SEED).integers(2, size=(10_000, lines), dtype=bool)
     first = np.where(swap[..., None], sums[0], sums[1]).sum(1)
     difference = abs(np.subtract(*bleu(sums.sum(1))))
     beyond = np.sum(abs(bleu(first) - bleu(sums.sum((0, 1)) - first)) > difference)
-    system = scores_of(report, "tokenised BLEU")[1]
-    assert system.p_randomisation == pytest.approx((beyond + 1) / 10_001, abs=3e-4)  # ties
-    assert scores_of(report, "tokenised BLEU")[0].p_randomisation is None
+    system = scores_of(report, "tokenized BLEU")[1]
+    assert system.p_randomization == pytest.approx((beyond + 1) / 10_001, abs=3e-4)  # ties
+    assert scores_of(report, "tokenized BLEU")[0].p_randomization is None
 
 
 def test_scores_are_those_of_a_report(report: ComparisonReport, sums: np.ndarray):
     by_hand = bleu(sums.sum(1))
-    for metric in ("tokenised BLEU", "compound-split BLEU", "sacreBLEU"):
+    for metric in ("tokenized BLEU", "compound-split BLEU", "sacreBLEU"):
         scores = [system.score for system in scores_of(report, metric)]
         assert scores == pytest.approx(list(by_hand))
     assert len(report.comparisons) == 5
@@ -108,7 +108,7 @@ def test_the_same_system_twice_differs_by_chance_only():
     twice = {"one": systems["five"], "other": systems["five"]}
     for comparison in compare(twice, references, target_language="de").comparisons:
         second = comparison.systems[1]
-        assert second.p_randomisation == 1 / 10_001  # no trial's difference exceeds 0
+        assert second.p_randomization == 1 / 10_001  # no trial's difference exceeds 0
         assert second.score == comparison.systems[0].score
 
 
@@ -118,7 +118,7 @@ def test_one_system_has_intervals_and_no_p():
     for comparison in report.comparisons:
         (only,) = comparison.systems
         assert only.interval > 0
-        assert (only.p_bootstrap, only.p_randomisation) == (None, None)
+        assert (only.p_bootstrap, only.p_randomization) == (None, None)
     assert "p:" not in report.table()
 
 
@@ -133,7 +133,7 @@ def test_table_and_json_hold_everything(report: ComparisonReport):
         assert " p " not in first
         figures = comparison.systems[1]
         assert second.split()[1] == f"{figures.score:.2f}"
-        assert second.endswith(f"p {figures.p_bootstrap:.4f} | {figures.p_randomisation:.4f}")
+        assert second.endswith(f"p {figures.p_bootstrap:.4f} | {figures.p_randomization:.4f}")
     values = json.loads(report.to_json())
     assert values["seed"] == SEED
     assert math.isclose(

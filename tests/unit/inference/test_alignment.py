@@ -112,7 +112,7 @@ def test_in_order_is_the_best_of_all_alignments(shape):
         (["▁a", "<0xE3>", "<0x80>", "<0x80>", "b"], "a\u3000b", [0, 1, 1, 1, 1]),
         # A byte that is no character.
         (["▁a", "<0xFF>", "▁b"], "a\ufffd b", [0, 0, 1]),
-        # The normalisation of an imported tokenizer: another character, other lengths, no space.
+        # The normalization of an imported tokenizer: another character, other lengths, no space.
         (["▁1/2", "▁pound"], "½ pound", [0, 1]),
         (["▁...", "▁he", "▁said"], "… he said", [0, 1, 2]),
         (["▁foo", "▁bar", "▁baz"], "foo\u200bbar baz", [0, 0, 1]),

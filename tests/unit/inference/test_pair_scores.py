@@ -21,7 +21,7 @@ PAIRS = [([5, 6, 1], [7, 8, 9, 1]), ([4, 1], [1]), ([9] * 30 + [1], [3, 1]), ([7
 def parameters(seed, config=CONFIG):
     tokens = jnp.ones((1, 1), jnp.int32)
     params = jax.jit(Transformer(config).init)(jax.random.key(seed), tokens, tokens)["params"]
-    # Sharper than at initialisation, so that probabilities differ by orders of magnitude.
+    # Sharper than at initialization, so that probabilities differ by orders of magnitude.
     return jax.tree.map(lambda leaf: 3 * leaf, params)
 
 

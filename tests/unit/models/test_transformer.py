@@ -330,7 +330,7 @@ def test_bfloat16_computes_close_to_float32_and_keeps_float32_parameters():
     assert 0 < np.abs(rough - exact).max() < 0.1 * np.abs(exact).max()
 
 
-def test_layers_differ_at_initialisation():
+def test_layers_differ_at_initialization():
     tokens = jnp.ones((1, 1), jnp.int32)
     params = jax.jit(Transformer(DEEP).init)(jax.random.key(0), tokens, tokens)["params"]
     query = params["encoder"]["layers"]["self_attention"]["query"]

@@ -13,7 +13,7 @@ def x():
     return jnp.asarray(np.random.default_rng(0).normal(2.0, 3.0, size=(2, 5, 8)), jnp.float32)
 
 
-def normalised(x):
+def normalized(x):
     x = np.asarray(x, np.float64)
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
 
@@ -21,17 +21,17 @@ def normalised(x):
 def test_layer_norm(x):
     scale, bias = np.arange(1.0, 9.0, dtype=np.float32), np.full(8, 0.5, np.float32)
     actual = LayerNorm().apply({"params": {"scale": scale, "bias": bias}}, x)
-    np.testing.assert_allclose(actual, normalised(x) * scale + bias, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, normalized(x) * scale + bias, rtol=1e-4, atol=1e-5)
 
 
 def test_layer_norm_statistics_are_float32_for_bfloat16():
-    # Around 256 neighbouring bfloat16 numbers are 2 apart, so statistics in bfloat16 would fail.
+    # Around 256 neighboring bfloat16 numbers are 2 apart, so statistics in bfloat16 would fail.
     x = jnp.asarray([[256.0, 258.0, 260.0, 262.0] * 2], jnp.bfloat16)
     params = {"scale": np.ones(8, np.float32), "bias": np.zeros(8, np.float32)}
     actual = LayerNorm().apply({"params": params}, x)
     assert actual.dtype == jnp.bfloat16
     np.testing.assert_allclose(
-        np.asarray(actual, np.float32), normalised(np.asarray(x, np.float32)), atol=0.01
+        np.asarray(actual, np.float32), normalized(np.asarray(x, np.float32)), atol=0.01
     )
 
 
@@ -47,8 +47,8 @@ def test_feed_forward_is_equation_2(x):
 @pytest.mark.parametrize(
     ("norm_position", "formula"),
     [
-        ("post", lambda x: normalised(x + 3 * x)),
-        ("pre", lambda x: x + 3 * normalised(x)),
+        ("post", lambda x: normalized(x + 3 * x)),
+        ("pre", lambda x: x + 3 * normalized(x)),
     ],
 )
 def test_residual_order(x, norm_position, formula):

@@ -37,7 +37,7 @@ def test_every_bit_is_fair_and_independent_of_every_other():
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("lag", [1, 2, 7])
-def test_neighbours_are_uncorrelated(axis, lag):
+def test_neighbors_are_uncorrelated(axis, lag):
     signs = masks(0.5).astype(np.float64) * 2 - 1
     length = signs.shape[axis]
     product = np.take(signs, range(lag, length), axis) * np.take(signs, range(length - lag), axis)

@@ -10,7 +10,7 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.paper import command, scaling, table1, table2, table3
 
-SMALL = ["--lengths=4,8", "--width=8", "--heads=2", "--neighbourhood=3", "--rounds=1"]
+SMALL = ["--lengths=4,8", "--width=8", "--heads=2", "--neighborhood=3", "--rounds=1"]
 
 
 def cells(text, start):
@@ -64,7 +64,7 @@ def test_a_list_that_is_none(capsys):
         (["--rounds=0"], "--rounds must be 1 or more: got 0"),
         (["--kernel=1"], "--kernel must be 2 or more: got 1"),
         (["--heads=3"], "--heads must divide --width"),
-        (["--neighbourhood=4"], "--neighbourhood must be odd: got 4"),
+        (["--neighborhood=4"], "--neighborhood must be odd: got 4"),
     ],
 )
 def test_table1_mistakes(arguments, words, tmp_path):

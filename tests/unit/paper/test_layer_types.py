@@ -28,15 +28,15 @@ def attention_by_loops(x, num_heads, reach):
     return out
 
 
-@pytest.mark.parametrize("neighbourhood", [1, 3, 7, 41])
+@pytest.mark.parametrize("neighborhood", [1, 3, 7, 41])
 @pytest.mark.parametrize("length", [1, 13])
-def test_restricted_attention_is_masked_full_attention(neighbourhood, length):
+def test_restricted_attention_is_masked_full_attention(neighborhood, length):
     x = random(2, length, 6)
     layer = functools.partial(
-        layer_types.restricted_self_attention, num_heads=2, neighbourhood=neighbourhood
+        layer_types.restricted_self_attention, num_heads=2, neighborhood=neighborhood
     )
     restricted = jax.jit(layer)(x)
-    expected = attention_by_loops(x, 2, neighbourhood // 2)
+    expected = attention_by_loops(x, 2, neighborhood // 2)
     np.testing.assert_allclose(restricted, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -46,11 +46,11 @@ def test_self_attention_sees_everything():
     np.testing.assert_allclose(attended, attention_by_loops(x, 3, reach=7), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("neighbourhood", [0, 4])
-def test_a_neighbourhood_has_a_centre(neighbourhood):
-    with pytest.raises(ValueError, match=f"must be odd, to have a centre: got {neighbourhood}"):
+@pytest.mark.parametrize("neighborhood", [0, 4])
+def test_a_neighborhood_has_a_center(neighborhood):
+    with pytest.raises(ValueError, match=f"must be odd, to have a center: got {neighborhood}"):
         layer_types.restricted_self_attention(
-            jnp.ones((1, 4, 2)), num_heads=1, neighbourhood=neighbourhood
+            jnp.ones((1, 4, 2)), num_heads=1, neighborhood=neighborhood
         )
 
 
@@ -114,7 +114,7 @@ def test_costs_are_the_formulas(n, d):
         convolution = cost(layer_types.convolutional, n, d, kernel=(k, d, d))
         assert convolution == complexity.convolutional(n, d, k).operations
     for r in (9, 17):  # blocks of (r - 1) / 2 look at 3 / 2 (r - 1) keys
-        restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighbourhood=r)
+        restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighborhood=r)
         formula = complexity.restricted_self_attention(n, d, r - 1).operations
         assert restricted == 2 * 1.5 * formula
 
@@ -132,7 +132,7 @@ def test_path_of_dilated_convolutions(k):
 
 @pytest.mark.parametrize("r", [3, 5, 9])
 def test_path_of_restricted_attention(r):
-    """Half a neighbourhood a layer, so twice the n / r of the table at most, give or take one."""
+    """Half a neighborhood a layer, so twice the n / r of the table at most, give or take one."""
     for n in (50, 100, 400):
         place, layer = 0, 0
         while place < n - 1:

@@ -299,16 +299,16 @@ def test_text_has_the_contrast_of_wcag_aa(scheme: str, visit):
         })"""
     )
     assert len(pairs) > 40
-    for name, *colours in pairs:
-        first, second = sorted(map(luminance, colours))
+    for name, *colors in pairs:
+        first, second = sorted(map(luminance, colors))
         assert (second + 0.05) / (first + 0.05) >= 4.5, name
 
 
-def luminance(colour: list[float]) -> float:
+def luminance(color: list[float]) -> float:
     """Relative luminance, WCAG 2.2."""
     linear = [
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (part / 255 for part in colour)
+        for c in (part / 255 for part in color)
     ]
     return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 

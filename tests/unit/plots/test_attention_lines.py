@@ -26,8 +26,8 @@ def drawn(axes) -> list[list[tuple[int, int, float]]]:
     lines = [c for c in axes.collections if hasattr(c, "get_segments") and len(c.get_segments())]
     return [
         [
-            (round(start[0]), round(end[0]), colour[3])
-            for (start, end), colour in zip(c.get_segments(), c.get_edgecolors(), strict=True)
+            (round(start[0]), round(end[0]), color[3])
+            for (start, end), color in zip(c.get_segments(), c.get_edgecolors(), strict=True)
         ]
         for c in lines
     ]
@@ -49,7 +49,7 @@ def test_all_lines_of_a_head_and_those_of_one_token(tmp_path: pathlib.Path, page
     assert imread(tmp_path / "a.png").ndim == 3
 
 
-def test_heads_keep_their_colours(tmp_path: pathlib.Path, pages: list[Figure]):
+def test_heads_keep_their_colors(tmp_path: pathlib.Path, pages: list[Figure]):
     attention_lines(WEIGHTS, TOKENS, [Panel([0, 1], 2), Panel([1], 2)], tmp_path / "a.png", "")
     both, second = ([patch.get_facecolor() for patch in axes.get_legend().get_patches()]
                     for axes in pages[-1].axes)  # fmt: skip

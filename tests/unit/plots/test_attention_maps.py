@@ -15,7 +15,7 @@ def softmax(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
 
 
 def draw(weights, queries, keys, path: pathlib.Path, pages: list[Figure], title: str = "title"):
-    """Draws, and returns the panels of the heads; the colour bar comes last."""
+    """Draws, and returns the panels of the heads; the color bar comes last."""
     attention_map(weights, queries, keys, path / "map.png", title)
     assert imread(path / "map.png").ndim == 3
     return pages[-1].axes[:-1]

@@ -51,8 +51,8 @@ def test_rest_at_the_end_or_at_a_comma_is_no_dependency():
 def test_figure_4_is_the_word_on_which_two_heads_are_sharp():
     glad_at_them = looks_at(0, 1, 2, 3, 4, 2, 6)
     less = 0.75 * glad_at_them + 0.25 * SELF
-    neighbours = looks_at(1, 2, 3, 4, 5, 6, 6)
-    choice = paper_figures(np.stack([neighbours, less, SELF, glad_at_them])[None], TOKENS)[4]
+    neighbors = looks_at(1, 2, 3, 4, 5, 6, 6)
+    choice = paper_figures(np.stack([neighbors, less, SELF, glad_at_them])[None], TOKENS)[4]
     assert choice == PaperFigure(layer=0, heads=[3, 1], token=5)
 
 

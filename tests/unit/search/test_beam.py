@@ -130,7 +130,7 @@ def test_a_prefix_beyond_the_limit_is_cut():
     assert search(forced=(A, B, C), beam_size=3, limit=2) == [((A, B), pytest.approx(0.12))]
 
 
-def test_minimum_length_forbids_and_does_not_renormalise():
+def test_minimum_length_forbids_and_does_not_renormalize():
     assert search(beam_size=3, min_length=2) == [
         ((A, C, EOS), 0.30),
         ((A, B, EOS), pytest.approx(0.6 * 0.2 * 0.9)),

@@ -17,7 +17,7 @@ from .oracles import EOS, INFINITY, PAD, beam, hypotheses
 NOT_YET = jnp.array([False])
 
 
-def test_expand_in_bfloat16_range_is_normalised_in_float32():
+def test_expand_in_bfloat16_range_is_normalized_in_float32():
     logits = jax.random.normal(jax.random.key(1), (1, 1, 4000), jnp.bfloat16).astype(jnp.float32)
     candidates = expand(logits, jnp.zeros((1, 1)), logits)
     exact = np.asarray(logits, np.float64)

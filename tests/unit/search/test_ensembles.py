@@ -50,7 +50,7 @@ def test_one_alone_is_left_as_it_is():
     assert after["calls"] == 1
 
 
-def test_bfloat16_logits_are_normalised_in_float32():
+def test_bfloat16_logits_are_normalized_in_float32():
     logits = jax.random.normal(jax.random.key(1), (2, 3, 500), jnp.bfloat16)
     found, _ = ensemble([model, model])(TOKENS, caches(logits, logits))
     exact = np.asarray(logits, np.float64)

@@ -57,8 +57,8 @@ def sample_tree(settings: Sampling, keys, logits, limits, prefix=None) -> BeamRe
     return advance_tree(settings, start_tree(settings, keys, logits, limits, prefix), ROOM)[1]
 
 
-# Of probabilities p: p^(1/temperature), of which the k most probable are kept, renormalised, then
-# the fewest of those that together have top_p, renormalised. In plain numpy, float64.
+# Of probabilities p: p^(1/temperature), of which the k most probable are kept, renormalized, then
+# the fewest of those that together have top_p, renormalized. In plain numpy, float64.
 def expected_distribution(p, temperature: float, top_k: int, top_p: float) -> np.ndarray:
     p = np.asarray(p, np.float64) ** (1 / temperature)
     order = np.argsort(-p, kind="stable")

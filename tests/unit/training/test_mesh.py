@@ -127,7 +127,7 @@ def test_an_optimizer_state_is_laid_out_by_path_and_shape():
     }
 
 
-def test_hosts_of_a_pod_do_not_own_neighbouring_parts(monkeypatch):
+def test_hosts_of_a_pod_do_not_own_neighboring_parts(monkeypatch):
     # What the test above would not notice if every cluster were in the order of its hosts.
     monkeypatch.setattr(jax, "process_index", lambda: 0)
     parts = row_parts(make_mesh(devices=POD))

@@ -1,4 +1,4 @@
-"""Trees: read as written, normalised as scored, and any output of a decoder made into one."""
+"""Trees: read as written, normalized as scored, and any output of a decoder made into one."""
 
 import dataclasses
 import gzip
@@ -52,7 +52,7 @@ def test_several_trees_on_a_line(trees):
 
 
 @given(TREES)
-def test_linearised_and_back(tree):
+def test_linearized_and_back(tree):
     assert delinearize(linearize(tree), tree.words(), tree.tags()) == tree
     assert delinearize(linearize(tree, tags=True), tree.words()) == tree
 
@@ -146,20 +146,20 @@ def test_sentences_that_have_no_tree():
         ("(S (NP (-NONE- *)))", "None"),
     ],
 )
-def test_normalise(raw, expected):
+def test_normalize(raw, expected):
     assert normal(raw) == expected
 
 
 @given(TREES)
-def test_normalised_once_is_normalised(tree):
-    normalised = normalize(tree)
+def test_normalized_once_is_normalized(tree):
+    normalized = normalize(tree)
     kept = [leaf for leaf in tree.leaves() if leaf.tag != "-NONE-"]
-    if normalised is None:
+    if normalized is None:
         assert kept == []
     else:
-        assert normalised.leaves() == kept
-        assert normalize(normalised) == normalised
-        assert delinearize(linearize(normalised), normalised.words(), normalised.tags())
+        assert normalized.leaves() == kept
+        assert normalize(normalized) == normalized
+        assert delinearize(linearize(normalized), normalized.words(), normalized.tags())
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_no_tree_without_words():
         Tree("S", ())
 
 
-def test_only_normalised_trees_are_linearised():
+def test_only_normalized_trees_are_linearized():
     with pytest.raises(UserError, match=r"got a constituent without label: \( \(S \(NN a\)\)\)"):
         linearize(one("( (S (NN a)))"))
 
@@ -254,7 +254,7 @@ def test_treebanks(data_directory, name):
         pytest.skip(f"no trees: {path} is missing")
     for tree in itertools.islice(read_tree_file(path), 250):
         assert one(str(tree)) == tree
-        normalised = normalize(tree)
-        assert delinearize(linearize(normalised), normalised.words(), normalised.tags()) == (
-            normalised
+        normalized = normalize(tree)
+        assert delinearize(linearize(normalized), normalized.words(), normalized.tags()) == (
+            normalized
         )

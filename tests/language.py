@@ -23,10 +23,10 @@ PHRASES = re.compile(
 # British spellings by their stems; identifiers of JAX and its libraries are American.
 STEMS = (
     "canonicalis customis emphasis(?=e|ing) equalis factoris finalis generalis initialis linearis "
-    "materialis maximis memoris minimis normalis optimis organis orthogonalis parallelis(?!m) penalis "
-    "quantis randomis realis(?=e|ing) recognis regularis serialis specialis standardis summaris "
-    "synchronis tokenis utilis vectoris visualis labell modell travell analys(?=ed|e\\b|ing) artefact "
-    "behaviour colour favour honour neighbour centre licence grey judgement learnt spelt whilst"
+    "materialis maximis memoris minimis normalis optimis organis orthogonalis parallelis(?!m) "
+    "penalis quantis randomis realis(?=e|ing) recognis regularis serialis specialis standardis "
+    "summaris synchronis tokenis utilis vectoris visualis labell modell travell "
+    "analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour centre licence grey judgement learnt spelt whilst"
 )
 BRITISH = re.compile(rf"(?<![a-z])\w*?(?:{'|'.join(STEMS.split())})\w*", re.IGNORECASE)
 OPENINGS = re.compile(r"(What|Which|How|Whether|Who|Where)\b")

@@ -49,7 +49,7 @@ def test_json(data_directory, capsys):
     [
         ("(S (A a))\n", "", None, "expected as many lines of test trees as of gold trees: got 0"),
         ("(S (A a))\n", None, None, "test: cannot be read: No such file or directory"),
-        ("(S (A a))\n", "(S (A a))\n", "LABELLED 1", "params:1: expected LABELED, got"),
+        ("(S (A a))\n", "(S (A a))\n", "LABELD 1", "params:1: expected LABELED, got"),
     ],
 )
 def test_mistakes(gold, test, params, words, tmp_path, capsys):

@@ -221,7 +221,7 @@ def load_run(folder: Workdir) -> Config:
 
 
 def to_config_dict(config: Config) -> Any:
-    """Returns the config as an ``ml_collections.ConfigDict``, for ``get_config`` in ``configs/*.py``.
+    """Converts the config to an ``ml_collections.ConfigDict``, which ``configs/*.py`` return.
 
     Optional fields that are None become placeholders, which keep their type.
     """

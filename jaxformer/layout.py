@@ -40,7 +40,7 @@ def map_explicit_rows(
     Args:
       function: Takes an array that every device has whole, and rows.
       whole: Gathered if it is sharded.
-      *rows: Arrays whose leading axes are sharded like those of the first one.
+      *rows: Arrays whose leading axes are sharded like the first array's.
       total: Sum the results over the devices; otherwise results have the leading axes of the rows.
     """
     mesh = jax.typeof(rows[0]).sharding.mesh

@@ -10,7 +10,7 @@ from typing import Any
 def attach(
     package: str, *others: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package, read from its ``.pyi`` file.
+    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its ``__init__.pyi``.
 
     Args:
       package: Name of the package.

@@ -25,10 +25,8 @@ class Traffic(NamedTuple):
     Attributes:
       devices: Number of devices along the axis.
       gathered: Bytes of arrays that are all-gathered.
-      scattered: Bytes of arrays that are reduce-scattered: summed over devices, each of which keeps
-        one shard of the sum.
-      summed: Bytes of arrays that are all-reduced: summed over devices, each of which keeps the
-        sum.
+      scattered: Bytes of arrays that are reduce-scattered: each device keeps a shard of the sum.
+      summed: Bytes of arrays that are all-reduced: each device keeps the whole sum.
     """
 
     devices: int
@@ -38,7 +36,7 @@ class Traffic(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends and receives with ring algorithms; a sum goes around twice."""
+        """Bytes that each device sends and receives in ring algorithms; a sum goes around twice."""
         once = self.gathered + self.scattered + 2 * self.summed
         return once * (self.devices - 1) / self.devices
 

@@ -27,7 +27,7 @@ def forward_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: i
 
 
 def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
-    """Returns the operations of a training step; the gradients of a matmul cost twice the matmul."""
+    """Returns the operations of a training step; gradients of a matmul cost twice the matmul."""
     return 3 * forward_flops(config, rows, src_length, tgt_length)
 
 

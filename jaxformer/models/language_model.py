@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Returns the stack's output, from which :meth:`logits` follow. Arguments as for ``__call__``."""
+        """Returns the output of the stack, the input of :meth:`logits`; see ``__call__``."""
         x = self.dropout(self._embed(tokens_in, positions), deterministic, row_ids=row_ids)
         mask = causal_mask(tokens_in.shape[1])
         if segments is not None:
@@ -162,7 +162,7 @@ class LanguageModel(nn.Module):
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns logits of the next token of every beam, float32, and the cache including ``tokens``."""
+        """Returns float32 logits of the next token of every beam, and the updated cache."""
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
         x, cache = self.decoder.step(self._embed(tokens, positions), cache)
         return self.logits(x), cache

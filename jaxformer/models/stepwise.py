@@ -31,7 +31,7 @@ class StepwiseModel(Protocol):
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns logits of the next token, and the cache including ``tokens``."""
+        """Returns logits of the next token of every beam, and the updated cache."""
         ...
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

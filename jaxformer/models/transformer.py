@@ -147,7 +147,7 @@ class Transformer(nn.Module):
         row_ids: Int[Array, " B"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
-        """Returns the decoder's output for whole target sequences, from which :meth:`logits` follow."""
+        """Returns the decoder's output for whole target sequences, the input of :meth:`logits`."""
         segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
         mask = segment_mask(segments, segments) & causal_mask(tgt_in.shape[1])
         memory_mask = segment_mask(segments, src_segments)
@@ -201,7 +201,7 @@ class Transformer(nn.Module):
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns logits of the next token of every beam, float32, and the cache including ``tokens``.
+        """Returns float32 logits of the next token of every beam, and the updated cache.
 
         The first step takes the beginning-of-sentence token.
         """

@@ -71,7 +71,7 @@ class Stack(nn.Module):
         positions: Int[Array, "#B T"] | None = None,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Runs the stack over whole sequences, with the arguments of :class:`~jaxformer.nn.Block`."""
+        """Runs the stack over whole sequences. Arguments as for :class:`~jaxformer.nn.Block`."""
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
             x = constrain_batch(x)

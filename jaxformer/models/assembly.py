@@ -112,7 +112,7 @@ class ModelConfig:
             if not 1 <= size <= self.vocab_size:
                 raise UserError(
                     "model.target_vocab_size must be from 1 to model.vocab_size="
-                    f"{self.vocab_size}, of which it is a part: got {size}"
+                    f"{self.vocab_size}, since targets use its first ids: got {size}"
                 )
         if self.positions == "rotary" and self.key_size % 2:
             raise UserError(

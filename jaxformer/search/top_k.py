@@ -29,7 +29,7 @@ def top_k(
     table = jnp.pad(values, padding, constant_values=-jnp.inf)
     table = table.reshape(*values.shape[:-1], blocks, _BLOCK)
     _, chosen = lax.top_k(table.max(axis=-1), k)
-    # Sort the blocks by index, to keep the order of equal values. Counting is faster than XLA's sort.
+    # Sort blocks by index, to keep the order of equal values. Counting is faster than XLA's sort.
     rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1)
     at_rank = rank[..., None, :] == jnp.arange(k)[:, None]
     chosen = (chosen[..., None, :] * at_rank).sum(axis=-1)

@@ -186,9 +186,9 @@ def test_weight_dropout_keeps_the_mean_and_depends_on_the_row_id():
     params["value"] = params["value"] * 0 + 1 / x.sum(-1).mean()
     params["output"] = jnp.ones_like(params["output"]) / 8
 
-    def run(x, **how):
+    def run(x, **kwargs):
         rngs = {"dropout": jax.random.key(1)}
-        return layer.apply({"params": params}, x, deterministic=False, rngs=rngs, **how)
+        return layer.apply({"params": params}, x, deterministic=False, rngs=rngs, **kwargs)
 
     ones = jnp.ones_like(x)
     kept, plain = run(ones), layer.apply({"params": params}, ones)

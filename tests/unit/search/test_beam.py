@@ -213,8 +213,8 @@ def test_the_cache_may_grow_between_calls():
     settings = beam(beam_size=2, early_stop="never", min_length=4)
     limits = jnp.array([6, 5])
 
-    def cache(room: int) -> dict:
-        return {"memory": jnp.zeros((2, 2, room), jnp.int32), "position": jnp.array(0)}
+    def cache(capacity: int) -> dict:
+        return {"memory": jnp.zeros((2, 2, capacity), jnp.int32), "position": jnp.array(0)}
 
     go = jax.jit(lambda state, until: settings.advance(step, state, until))
     at_once = go(settings.start(cache(6), limits, 6), 6)

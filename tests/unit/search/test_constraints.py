@@ -50,10 +50,10 @@ def test_prefix_is_never_forbidden():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 7])
 def test_repeats_match_plain_python(n: int):
-    room, vocabulary = 6, 3
-    histories = np.array(list(itertools.product(range(vocabulary), repeat=room)), np.int32)
+    capacity, vocabulary = 6, 3
+    histories = np.array(list(itertools.product(range(vocabulary), repeat=capacity)), np.int32)
     find = jax.jit(functools.partial(repeating, n=n, vocabulary=vocabulary))
-    for step in range(room + 1):
+    for step in range(capacity + 1):
         found = find(jnp.array(histories[:, None]), jnp.array(step))
         for history, repeats in zip(histories.tolist(), found[:, 0].tolist(), strict=True):
             said = history[:step]

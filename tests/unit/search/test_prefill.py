@@ -60,10 +60,10 @@ def test_result_equals_reading_one_by_one(search):
 
     @jax.jit
     def run(prefix, limits, key):
-        how = {"limits": limits, "max_length": CAPACITY, "prefix": prefix}
+        kwargs = {"limits": limits, "max_length": CAPACITY, "prefix": prefix}
         if isinstance(search, Sampling):
-            how["keys"] = jax.random.split(key, BATCH)
-        return search(step, cache, **how), search(step, cache, prefill_fn=prefill, **how)
+            kwargs["keys"] = jax.random.split(key, BATCH)
+        return search(step, cache, **kwargs), search(step, cache, prefill_fn=prefill, **kwargs)
 
     for prefix in PREFIXES.values():
         for limits in LIMITS.values():

@@ -16,10 +16,10 @@ from jaxformer.search.state import SampleState
 
 from .oracles import (
     BOS,
+    CAPACITY,
     EOS,
     INFINITY,
     PAD,
-    ROOM,
     Tree,
     hypotheses,
     permitted,
@@ -50,11 +50,11 @@ def advance_tree(
 def start_tree(settings: Sampling, keys, logits, limits, prefix=None) -> SampleState:
     cache = tree_cache(jnp.asarray(logits), settings.num_samples)
     prefix = None if prefix is None else jnp.asarray(prefix)
-    return settings.start(cache, jnp.asarray(limits), ROOM, prefix, keys=keys)
+    return settings.start(cache, jnp.asarray(limits), CAPACITY, prefix, keys=keys)
 
 
 def sample_tree(settings: Sampling, keys, logits, limits, prefix=None) -> BeamResult:
-    return advance_tree(settings, start_tree(settings, keys, logits, limits, prefix), ROOM)[1]
+    return advance_tree(settings, start_tree(settings, keys, logits, limits, prefix), CAPACITY)[1]
 
 
 # Takes p^(1/temperature), keeps the k most probable tokens, renormalizes, keeps the fewest tokens
@@ -199,7 +199,7 @@ def test_advance_in_several_calls_equals_one_call():
     whole = sample_tree(settings, keys(5), logits, limits)
     state, _ = advance_tree(settings, start_tree(settings, keys(5), logits, limits), 2)
     rows = jnp.array([4, 0, 2, 0, 0])
-    _, result = advance_tree(settings, take_sentences(state, rows), ROOM)
+    _, result = advance_tree(settings, take_sentences(state, rows), CAPACITY)
     for found, row in enumerate(rows.tolist()):
         assert hypotheses(result, found) == hypotheses(whole, row)
 
@@ -220,8 +220,8 @@ def test_sample_composes_its_methods():
     limits, prefix = jnp.array([5, 4, 3]), jnp.array([[2, 0], [0, 0], [3, 2]])
 
     def composed(logits):
-        state = settings.start(tree_cache(logits, 4), limits, ROOM, prefix, keys=keys(3))
-        return settings.finalize(settings.advance(tree_step, state, ROOM))
+        state = settings.start(tree_cache(logits, 4), limits, CAPACITY, prefix, keys=keys(3))
+        return settings.finalize(settings.advance(tree_step, state, CAPACITY))
 
     def together(logits):
         return sample(
@@ -229,7 +229,7 @@ def test_sample_composes_its_methods():
             tree_cache(logits, 4),
             keys=keys(3),
             limits=limits,
-            max_length=ROOM,
+            max_length=CAPACITY,
             num_samples=4,
             bos_id=BOS,
             eos_id=EOS,
@@ -249,7 +249,7 @@ def test_keys_derive_from_the_seed_and_the_row_ids(rows: list[int] | None):
         tree_step,
         tree_cache(logits, 4),
         limits=limits,
-        max_length=ROOM,
+        max_length=CAPACITY,
         rows=None if rows is None else jnp.array(rows),
     )
     made = [jax.random.fold_in(jax.random.key(3), n) for n in rows or range(3)]
@@ -259,4 +259,4 @@ def test_keys_derive_from_the_seed_and_the_row_ids(rows: list[int] | None):
 
 def test_wrong_number_of_keys_is_refused():
     with pytest.raises(UserError, match=r"keys must hold one .* shape \(2,\): got \(3,\)"):
-        sampling().start((), jnp.array([1, 1]), ROOM, keys=keys(3))
+        sampling().start((), jnp.array([1, 1]), CAPACITY, keys=keys(3))

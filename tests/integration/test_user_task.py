@@ -1,4 +1,4 @@
-"""A task of a user's own, from outside: trained, killed, resumed, sharded, logged, refused."""
+"""A user's own task through public API: trained, killed, resumed, sharded, logged, refused."""
 
 import hashlib
 import itertools
@@ -28,7 +28,7 @@ OPTIMIZER = optax.adam(0.1)
 
 
 class Bigrams(Task):
-    """The logits of the next letter, a row for each letter, with dropout on the logits."""
+    """Logits of the next letter given a letter, with dropout on the logits."""
 
     def __init__(self, text=TEXT, dropout=0.2):
         self.ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32) % 32
@@ -58,7 +58,7 @@ class Bigrams(Task):
         rng = np.random.default_rng(number)
         starts = rng.integers(0, len(self.ids) - 7, 8)
         rows = np.stack([self.ids[start : start + 7] for start in starts])
-        # Rows of uneven length: some of their letters do not count.
+        # Rows have uneven length, so some letters have weight 0.
         weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
         return {"letters": rows[:, :-1], "following": rows[:, 1:], "weights": weights}
 
@@ -104,7 +104,7 @@ def assert_equal(actual, expected):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The final state of a run that nobody interrupted, and its reports."""
+    """Returns the final state and the reports of an uninterrupted run."""
     notes = Notes()
     folder = tmp_path_factory.mktemp("whole")
     state = run(folder, writers=[notes])
@@ -113,7 +113,7 @@ def whole(tmp_path_factory):
 
 
 class Killed(BaseException):
-    """Like the end of the process, as far as one can come back from it."""
+    """An exception that stands in for the end of the process."""
 
 
 def at(step, error):
@@ -125,7 +125,7 @@ def at(step, error):
 
 
 @pytest.mark.smoke
-def test_it_learns_and_reports(whole):
+def test_task_learns_and_reports(whole):
     _, reports, folder = whole
     train = [values["loss"] for _, kind, values in reports if kind == "train"]
     assert len(train) == 6
@@ -142,16 +142,16 @@ def test_it_learns_and_reports(whole):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Killed(), OSError("disk")], ids=repr)
-def test_interrupted_between_checkpoints_it_resumes_bit_for_bit(error, tmp_path, whole):
+def test_resumes_bit_for_bit_after_interruption_between_checkpoints(error, tmp_path, whole):
     notes, task = Notes(), Bigrams()
     with pytest.raises(type(error)):
         run(tmp_path, hooks=[at(7, error)], writers=[notes])
-    with pytest.raises(type(error)):  # and once more, before the next checkpoint
+    with pytest.raises(type(error)):  # Interrupted again before the next checkpoint.
         run(tmp_path, hooks=[at(5, error)], writers=[notes])
     state = run(tmp_path, task, writers=[notes])
     assert task.asked_for == [4]
     assert_equal(state, whole[0])
-    # Each report once, though steps 5 to 7 were taken three times.
+    # Each report appears once, though steps 5 to 7 were computed three times.
     assert [(step, kind) for step, kind, _ in notes.reports] == [
         (step, kind) for step, kind, _ in whole[1]
     ]
@@ -160,7 +160,7 @@ def test_interrupted_between_checkpoints_it_resumes_bit_for_bit(error, tmp_path,
     assert notes.closed == 3
 
 
-def test_batches_may_be_made_ahead_in_threads(tmp_path, whole):
+def test_batches_may_be_prefetched_in_threads(tmp_path, whole):
     class Prefetched(Bigrams):
         def batches(self, start, shards):
             return jaxformer.prefetch(lambda number: shards.local(self.batch(number)), start)
@@ -230,7 +230,7 @@ def test_eight_devices_equal_one(sizes, tmp_path, whole):
 
 
 class Plain(Bigrams):
-    """Without a word about devices: every one of them has a whole copy of the parameters."""
+    """A loss that ignores devices: each device has a whole copy of the parameters."""
 
     describe = Task.describe
 
@@ -250,7 +250,7 @@ class Plain(Bigrams):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 2, 1)], ids=str)
-def test_a_task_that_knows_nothing_of_devices_runs_on_every_mesh(sizes, tmp_path):
+def test_task_without_sharding_runs_on_every_mesh(sizes, tmp_path):
     data, fsdp, tensor = sizes
     mesh = jaxformer.make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
     one = run(tmp_path / "one", Plain(), steps=4)
@@ -260,7 +260,7 @@ def test_a_task_that_knows_nothing_of_devices_runs_on_every_mesh(sizes, tmp_path
         np.testing.assert_allclose(found, one.params[name], rtol=1e-3, atol=1e-4)
 
 
-def test_accumulation_and_a_resume_on_another_mesh_change_nothing(tmp_path, whole):
+def test_accumulation_and_resuming_on_another_mesh_change_nothing(tmp_path, whole):
     run(
         tmp_path,
         steps=4,
@@ -305,12 +305,12 @@ def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, whole):
     reports = [json.loads(line) for line in lines]
     losses = [report["loss"] for report in reports if report["kind"] == "train"]
     assert losses == pytest.approx([loss for _, _, loss in seen], rel=1e-6)
-    # The step that the hook failed after is saved.
+    # The step after which the hook failed is saved.
     assert max(Checkpoints(tmp_path / "checkpoints").steps()) == 8
     assert_equal(run(tmp_path), whole[0])
 
 
-def test_a_failing_writer_is_dropped_and_costs_nothing_else(tmp_path, whole, capsys):
+def test_failing_writer_is_dropped_and_training_continues(tmp_path, whole, capsys):
     class Offline(Notes):
         def write(self, step, kind, values):
             super().write(step, kind, values)
@@ -324,7 +324,7 @@ def test_a_failing_writer_is_dropped_and_costs_nothing_else(tmp_path, whole, cap
     assert capsys.readouterr().err.count(message) == 1
 
 
-def test_the_best_checkpoint_is_kept_by_the_value_that_decides(tmp_path):
+def test_best_checkpoint_is_chosen_by_the_tasks_score(tmp_path):
     class Scored(Bigrams):
         best = "score", "max"
 
@@ -350,7 +350,7 @@ def test_without_an_evaluation(tmp_path, whole):
     assert {kind for _, kind, _ in notes.reports} == {"train"}
 
 
-def test_an_evaluation_without_the_value_that_decides_is_reported(tmp_path, whole, capsys):
+def test_evaluation_without_the_score_is_reported(tmp_path, whole, capsys):
     class Wrong(Bigrams):
         best = "bleu", "max"
 
@@ -380,7 +380,7 @@ def test_workdirs_of_tasks_and_of_configs_are_not_mixed(tmp_path, whole):
         run(tmp_path)
 
 
-def test_shapes_are_compiled_first_and_others_are_refused(tmp_path, whole, capsys):
+def test_shapes_are_compiled_ahead_and_others_are_refused(tmp_path, whole, capsys):
     class Shaped(Bigrams):
         rows = 8
 
@@ -401,7 +401,7 @@ def test_shapes_are_compiled_first_and_others_are_refused(tmp_path, whole, capsy
         run(tmp_path / "wrong", wrong)
 
 
-def test_mistakes_of_a_task_are_told(tmp_path):
+def test_mistakes_of_a_task_are_reported(tmp_path):
     class Few(Bigrams):
         def batches(self, start, shards):
             return itertools.islice(super().batches(start, shards), 5)
@@ -434,8 +434,8 @@ def test_mistakes_of_a_task_are_told(tmp_path):
         Unfinished()
 
 
-def test_counts_that_are_constants_are_summed_over_devices(tmp_path):
-    """Of each device, as any sum; also where they do not come from the batch."""
+def test_constant_counts_are_summed_over_devices(tmp_path):
+    """Constants are summed like values that depend on the batch."""
 
     class Constant(Bigrams):
         def loss(self, params, batch, randomness):
@@ -448,8 +448,7 @@ def test_counts_that_are_constants_are_summed_over_devices(tmp_path):
         np.testing.assert_allclose(found, one.params[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_of_a_loss_function_alone():
-    """Without a task or a workdir."""
+def test_train_step_without_task_or_workdir():
     task, mesh = Bigrams(dropout=0.0), one_device()
     step = jaxformer.make_train_step(task.loss, optax.sgd(1.0), mesh)
     state = jaxformer.init_state(task.init, optax.sgd(1.0), mesh)

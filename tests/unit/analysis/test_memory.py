@@ -95,7 +95,7 @@ step = make_train_step(make_loss(config), optimizer, mesh).lower(state, batch).c
 
 
 def kilobytes(name):
-    # Not getrusage: its peak begins with that of the process which started this one.
+    # The peak of getrusage starts at the parent process's, so it cannot be used.
     return int(re.search(rf"{name}:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
 
 

@@ -181,7 +181,7 @@ class Group:
     def candidates(
         self, tree: Tree, settings: BeamSearch, forced: Tokens, cost: dict[int, float]
     ) -> list[tuple[float, Tokens]]:
-        """Returns continuations by log probability less the cost of their token; stable for ties."""
+        """Returns continuations, best first by log probability less the cost of their token."""
         found = []
         for log_prob, prefix in self.alive:
             added = tree.next_log_probs(prefix)

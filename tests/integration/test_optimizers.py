@@ -156,7 +156,7 @@ def test_muon_orthogonalizes_only_matrices_of_layers(changes):
 
 
 def test_updates_of_muon_are_orthogonal():
-    """Singular values of a layer's Muon update are near 1, unlike those of Adam or a head's update."""
+    """Singular values of a layer's Muon update are near 1, unlike Adam's update or a head's."""
     rng = np.random.default_rng(0)
     params = {"query": jnp.zeros((3, 32, 4, 4)), "inner_bias": jnp.zeros((3, 32))}
     # Not orthogonal at all: singular values span two orders of magnitude.

@@ -461,7 +461,7 @@ def test_transformation(subject, transformation):
 
 @pytest.fixture(scope="module")
 def search():
-    """Returns a search with a small model, (params, sources) to tokens and scores, and its arguments."""
+    """Returns a search with a small model, from parameters and sources to tokens and scores."""
     model = Transformer(CONFIG)
     params = model.init(jax.random.key(0), tokens(), tokens())["params"]
 

@@ -65,8 +65,8 @@ def train(
     folder, training = Workdir(local_path(workdir)), config.training
     if config.model.compute_dtype == "int8":
         raise UserError(
-            "model.compute_dtype=int8 is only to decode with: train in float32 or bfloat16, then "
-            "round the parameters with jaxformer quantize"
+            "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
+            "quantize the parameters with jaxformer quantize"
         )
     begin(folder, config)
     task = make_task(config, folder, corpus)
@@ -108,9 +108,9 @@ def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> 
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Returns the optimizer of a config: Adam with the learning rate of equation 3 (section 5.3).
+    """Returns the optimizer of a config; by default Adam with the learning rate of equation 3.
 
-    The defaults are beta1 = 0.9, beta2 = 0.98 and epsilon = 1e-9.
+    Section 5.3 of the paper: beta1 = 0.9, beta2 = 0.98 and epsilon = 1e-9.
 
     Raises:
       UserError: The argument is not a ``Config``. ``TrainingConfig`` is not enough, because the

@@ -59,7 +59,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
 
 
 def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
-    """Returns settings that save memory, in the order in which to try them, cheapest first.
+    """Yields settings that save memory, in the order in which to try them, cheapest first.
 
     Only the last one changes results, since it rounds Adam's moments to bfloat16.
 

@@ -40,8 +40,7 @@ class Algorithm(SearchSettings, abc.ABC):
     def _implementation(self) -> Any:
         """Returns the module that implements the methods as functions of the settings.
 
-        The import is here, and not at the top, because a config, which holds an algorithm, needs no
-        JAX.
+        It is imported lazily, because configs hold algorithms and need no JAX.
         """
 
     def start(
@@ -85,7 +84,7 @@ class Algorithm(SearchSettings, abc.ABC):
     def prefill(self, prefill_fn: "PrefillFn", state: Any) -> Any:
         """Returns the state after reading forced tokens in one pass instead of one by one.
 
-        It reads as many tokens as all sentences that are not done have forced; :meth:`advance`
+        It reads the tokens that are forced for all sentences that are not done; :meth:`advance`
         reads the rest. Calling it is optional: it saves time and does not change the result.
 
         Args:
@@ -129,7 +128,7 @@ class Algorithm(SearchSettings, abc.ABC):
         rows: "Int[Array, ' B'] | None" = None,
         prefill_fn: "PrefillFn | None" = None,
     ) -> "BeamResult":
-        """Runs the whole search. Arguments and errors are described at the methods it calls.
+        """Runs the whole search. The methods that it calls describe the arguments and errors.
 
         It works inside the caller's ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to
         compile once.

@@ -10,8 +10,8 @@ of one considers only the best continuation, which is greedy search: argmax unti
 A sentence is done at its length limit, or earlier, when its best alive hypothesis could not
 displace its worst finished one even if all further tokens had probability one. Stopping early
 therefore never changes the result, including n-best lists. ``early_stop`` of
-:class:`~jaxformer.search.settings.BeamSettings` has the rules of other toolkits, too. A sentence
-that is done does not change any more.
+:class:`~jaxformer.search.settings.BeamSettings` has the rules of other toolkits, too. Sentences
+that are done no longer change.
 
 Ties go to the earlier candidate: an older finished hypothesis, then the continuation of the better
 alive hypothesis, then the greater logit, then the smaller token id. Sentences are independent.

@@ -23,8 +23,8 @@ def choose(
 ) -> tuple[Candidates, Candidates]:
     """Returns the N best candidates that stay alive, and at most N that end, of each sentence.
 
-    Groups choose one after the other, each from the continuations of its own hypotheses: ``g * N /
-    G`` to ``(g + 1) * N / G`` of N.
+    Groups choose one after the other. Each chooses among the continuations of its own hypotheses,
+    N / G of all N.
 
     Args:
       settings: Settings of the search.
@@ -60,8 +60,8 @@ def expand(
 ) -> Candidates:
     """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
-    It takes the top k per hypothesis and then over hypotheses. In a single top-k, XLA sorts all N *
-    V values, since it must then divide the indices by V. The first top-k is on raw logits, so that
+    It takes the top k per hypothesis, and then over hypotheses. For a single top-k, whose indices
+    are divided by V, XLA would sort all N * V values. The first top-k uses raw logits, so that
     greedy search is exactly argmax.
 
     Args:

@@ -4,9 +4,9 @@ Every token is drawn from the softmax of the allowed logits divided by the tempe
 the ``top_k`` most probable tokens and then to the nucleus of ``top_p`` (Holtzman et al. 2020), and
 renormalized. Log probabilities are still the step function's.
 
-Samples are independent. A draw depends on the sentence's key, the index of the sample and the step,
-but not on the batch or the number of samples. To make use of that, give a sentence the same key
-wherever it is in the batch, for instance ``jax.random.fold_in(key, number)``.
+Samples are independent. A draw depends on the key of the sentence, the index of the sample and the
+step, but not on the batch or the number of samples. To reproduce a sentence in another batch, give
+it the same key, for instance ``jax.random.fold_in(key, number)``.
 
 :class:`~jaxformer.search.algorithm.Sampling` has the functions :func:`start`, :func:`prefill`,
 :func:`advance` and :func:`finalize` as methods, which describe the arguments.

@@ -52,7 +52,7 @@ class BeamState:
     limits: Int[Array, " B"]  # int32; maximum number of tokens, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
     rows: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
-    done: Bool[Array, " B"]  # the sentence does not change any more
+    done: Bool[Array, " B"]  # the sentence no longer changes
     alive: Candidates  # [B, N]; the newest token of each alive hypothesis
     alive_tokens: Int[Array, "B N T"]  # int32; all tokens of alive hypotheses, padded on the right
     finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
@@ -67,7 +67,7 @@ class SampleState:
     limits: Int[Array, " B"]  # int32; maximum number of tokens, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
     rows: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
-    done: Bool[Array, " B"]  # the sentence does not change any more
+    done: Bool[Array, " B"]  # the sentence no longer changes
     keys: Key[Array, " B"]  # one per sentence, the same at every step
     newest: Int[Array, "B N"]  # int32; the next input of the step function
     tokens: Int[Array, "B N T"]  # int32; without BOS, padded on the right

@@ -164,10 +164,10 @@ def _check_search(search: BeamSearch | Sampling) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Checks that an argument is a whole :class:`Config`.
+    """Checks that an argument is a :class:`Config`, and not a section of one.
 
     Raises:
-      UserError: It is something else, such as a section of a config or a ``ConfigDict``.
+      UserError: It is something else, such as a ``ConfigDict``.
     """
     if isinstance(config, Config):
         return

@@ -31,26 +31,26 @@ def _take(table: Array, ids: Array) -> Array:
 
 
 def map_explicit_rows(
-    function: Callable[..., PyTree], whole: Array, *rows: Array, total: bool = False
+    function: Callable[..., PyTree], replicated: Array, *rows: Array, total: bool = False
 ) -> PyTree:
-    """Calls ``function(whole, *rows)`` on each device's own rows of an explicit mesh.
+    """Calls ``function(replicated, *rows)`` on each device's own rows of an explicit mesh.
 
     JAX cannot look up or split rows of arrays whose layout is explicit.
 
     Args:
-      function: Takes an array that every device has whole, and rows.
-      whole: Gathered if it is sharded.
+      function: Takes the replicated array and rows.
+      replicated: An array that every device gets whole; gathered if it is sharded.
       *rows: Arrays whose leading axes are sharded like the first array's.
       total: Sum the results over the devices; otherwise results have the leading axes of the rows.
     """
     mesh = jax.typeof(rows[0]).sharding.mesh
     spec = jax.typeof(rows[0]).sharding.spec
     rows = tuple(jax.sharding.reshard(a, _leading(spec, a.ndim)) for a in rows)
-    whole = jax.sharding.reshard(whole, PartitionSpec())
+    replicated = jax.sharding.reshard(replicated, PartitionSpec())
     axes = tuple(a for axis in spec if axis for a in (axis if isinstance(axis, tuple) else (axis,)))
 
-    def on_own_rows(whole: Array, *rows: Array) -> PyTree:
-        result = function(whole, *rows)
+    def on_own_rows(replicated: Array, *rows: Array) -> PyTree:
+        result = function(replicated, *rows)
         # One psum per leaf: jax 0.7 cannot transpose one of several leaves if only some of them
         # have a gradient.
         return jax.tree.map(lambda a: jax.lax.psum(a, axes), result) if total and axes else result
@@ -60,7 +60,7 @@ def map_explicit_rows(
         mesh=mesh,
         in_specs=(PartitionSpec(), *(_leading(spec, a.ndim) for a in rows)),
         out_specs=PartitionSpec() if total else PartitionSpec(*spec),
-    )(whole, *rows)
+    )(replicated, *rows)
 
 
 def zeros_beside(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:

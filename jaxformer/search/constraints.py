@@ -187,5 +187,5 @@ def repeating(
         matches &= tokens[:, :, i : i + windows] == newest[:, :, i : i + 1]
     repeated = jnp.where(matches, tokens[:, :, capacity - windows :], vocabulary)
     sentence, beam = jnp.ogrid[:batch, :beams]
-    nothing = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
-    return nothing.at[sentence[:, :, None], beam[:, :, None], repeated].set(True, mode="drop")
+    none = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
+    return none.at[sentence[:, :, None], beam[:, :, None], repeated].set(True, mode="drop")

@@ -108,13 +108,13 @@ print(predicted, 1024 * (kilobytes("VmHWM") - resident))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_measured_memory_matches_the_estimate():
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
     ).stdout
-    predicted, taken = map(int, said.split())
+    predicted, taken = map(int, output.split())
     assert predicted > 5e8
     assert taken == pytest.approx(predicted, rel=0.15)

@@ -56,8 +56,8 @@ def test_repeats_match_plain_python(n: int):
     for step in range(capacity + 1):
         found = find(jnp.array(histories[:, None]), jnp.array(step))
         for history, repeats in zip(histories.tolist(), found[:, 0].tolist(), strict=True):
-            said = history[:step]
-            grams = [said[i : i + n] for i in range(step - n + 1)]
-            newest = said[step - n + 1 :] if step >= n else []
+            so_far = history[:step]
+            grams = [so_far[i : i + n] for i in range(step - n + 1)]
+            newest = so_far[step - n + 1 :] if step >= n else []
             expected = [[*newest, token] in grams for token in range(vocabulary)]
             assert repeats == expected

@@ -375,7 +375,7 @@ def test_other_data_and_another_seed_are_refused(tmp_path, uninterrupted):
 def test_workdirs_of_tasks_and_of_configs_are_not_mixed(tmp_path, uninterrupted):
     with pytest.raises(UserError, match=r"expected a workdir of this task, but it holds a run of"):
         jaxformer.train(Config(), uninterrupted[2])
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
     with pytest.raises(UserError, match=r"expected a workdir of this task, but it holds a run of"):
         run(tmp_path)
 

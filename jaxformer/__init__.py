@@ -1,18 +1,18 @@
-"""jaxformer: the system of "Attention Is All You Need", whole and exact, in JAX and Flax linen.
+"""jaxformer: "Attention Is All You Need" in pure-functional JAX and Flax linen.
 
-Names are imported when they are first used, so that ``import jaxformer`` costs nothing and needs
-none of the libraries for text, files and pictures.
+Names are imported on first use: ``import jaxformer`` is instant and loads none of the libraries for
+text, checkpoints and plots.
 
 Config       Config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig, UserError
 Models       Transformer, LanguageModel
-Parts        MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
+Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
              StackCache, dot_product_attention, sinusoidal_positions, rotary_positions,
              segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
-Use          Translator, Hypothesis, Parser, Generator, Tokenizer, Batch, Corpus, score_pairs,
+Inference    Translator, Hypothesis, Parser, Generator, Tokenizer, Batch, Corpus, score_pairs,
              Score, record_attention, AttentionView, load_model, quantize, Checkpoints
 """
 

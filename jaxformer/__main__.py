@@ -1,4 +1,4 @@
-"""``python -m jaxformer``: the same as the ``jaxformer`` command."""
+"""Runs the ``jaxformer`` command as ``python -m jaxformer``."""
 
 import sys
 

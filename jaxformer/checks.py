@@ -1,6 +1,6 @@
-"""Checks of arguments that Python and JAX take without complaint and get wrong.
+"""Checks of arguments that Python and JAX would silently misinterpret.
 
-A string is a sequence of one-character strings, and indexing in JAX clamps what is out of range.
+A string is also a sequence of one-character strings, and JAX clamps indices that are out of range.
 """
 
 import operator
@@ -12,7 +12,7 @@ from jaxformer.errors import UserError
 
 
 def check_text(text: Any, name: str) -> None:
-    """Refuses everything but a string.
+    """Checks that an argument is a string.
 
     Raises:
       UserError: Names the argument and the type that was given.
@@ -24,10 +24,10 @@ def check_text(text: Any, name: str) -> None:
 
 
 def check_texts(texts: Iterable[str], name: str) -> list[str]:
-    """The texts as a list; a single string is not taken for a list of its characters.
+    """Returns the texts as a list, and refuses a single string.
 
     Raises:
-      UserError: This is one string, no iterable, or holds something other than strings.
+      UserError: The argument is one string, is not iterable, or holds something other than strings.
     """
     if isinstance(texts, str | bytes):
         shown = reprlib.repr(texts)
@@ -46,16 +46,16 @@ def check_texts(texts: Iterable[str], name: str) -> list[str]:
 def check_tokens(
     ids: Iterable[SupportsIndex], size: int, name: str, longest: int | None = None
 ) -> list[int]:
-    """The token ids of a sentence as a list of plain integers, all of which a model has.
+    """Returns token ids as a list of plain integers, all within the vocabulary.
 
     Args:
       ids: Integers of any kind.
-      size: How many ids there are.
-      name: What to call the ids in messages.
-      longest: The most tokens that there may be.
+      size: Size of the vocabulary.
+      name: Name of the ids in error messages.
+      longest: Maximum number of tokens; None for no limit.
 
     Raises:
-      UserError: An id is out of range, there are too many, or these are not integers.
+      UserError: An id is out of range or not an integer, or there are too many.
     """
     try:
         tokens = [operator.index(token) for token in ids]
@@ -78,10 +78,10 @@ def check_tokens(
 
 
 def check_same_length(given: Sequence[Any], others: Sequence[Any], name: str, other: str) -> None:
-    """Refuses two sequences that must go together item by item and do not.
+    """Checks that two sequences that correspond item by item have the same length.
 
     Raises:
-      UserError: Their lengths differ.
+      UserError: The lengths differ.
     """
     if len(given) != len(others):
         raise UserError(f"{name}: expected one for each of {len(others)} {other}, got {len(given)}")

@@ -1,12 +1,13 @@
-"""One experiment as frozen dataclasses in the paper's words; each package owns its part.
+"""The config of an experiment: frozen dataclasses in the paper's terms.
 
-Every field has the default of the paper's base model, so ``Config()`` *is* the base model of
-"Attention Is All You Need" on WMT14 English-German. Dataclasses are hashable and serve as linen
-fields and static arguments of ``jax.jit``; change one with ``dataclasses.replace``.
+Each package defines its own section. Every field defaults to the paper's base model, so
+``Config()`` is the base model of "Attention Is All You Need" on WMT14 English-German. The
+dataclasses are hashable, so they can be linen fields and static arguments of ``jax.jit``. Change
+one with ``dataclasses.replace``.
 
-``configs/*.py`` hand them to the command line as a ``ConfigDict`` (:func:`to_config_dict`), which
-brings typed overrides; :meth:`Config.from_dict` turns the result back, so that validation always
-sees the overridden values.
+``configs/*.py`` return a ``ConfigDict`` (:func:`to_config_dict`), which gives the command line
+typed overrides. :meth:`Config.from_dict` converts it back, so that overridden values are validated
+too.
 
 >>> import dataclasses
 >>> model = dataclasses.replace(ModelConfig(), num_heads=4)
@@ -36,7 +37,7 @@ from jaxformer.training.mesh import MeshConfig
 from jaxformer.training.settings import FitConfig, TrainingConfig
 from jaxformer.workdir import Workdir
 
-__all__ = [  # the parts of a config are imported from here, too
+__all__ = [  # Users import the sections of a config from here, too.
     "Config",
     "DataConfig",
     "FitConfig",
@@ -49,7 +50,11 @@ __all__ = [  # the parts of a config are imported from here, too
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """One experiment: the paper's base model on WMT14 English-German by default."""
+    """An experiment; by default the paper's base model on WMT14 English-German.
+
+    Raises:
+      UserError: A section has the wrong type, or two sections contradict each other.
+    """
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig | StreamConfig = dataclasses.field(default_factory=DataConfig)
@@ -58,12 +63,11 @@ class Config:
     search: BeamSearch | Sampling = dataclasses.field(default_factory=BeamSearch)
 
     def __post_init__(self) -> None:
-        """Refuses parts that contradict one another."""
         for name, expected in typing.get_type_hints(Config).items():
-            part = getattr(self, name)
-            if not isinstance(part, expected):
+            section = getattr(self, name)
+            if not isinstance(section, expected):
                 kinds = " or ".join(kind.__name__ for kind in _kinds(expected))
-                raise UserError(f"{name} must be a {kinds}: got {type(part).__name__}")
+                raise UserError(f"{name} must be a {kinds}: got {type(section).__name__}")
         name = "length" if isinstance(self.data, StreamConfig) else "max_length"
         if getattr(self.data, name) > self.model.max_length:
             raise UserError(
@@ -73,21 +77,21 @@ class Config:
         _check_search(self.search)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns sections of plain values.
+        """Returns the sections as dictionaries of plain values.
 
         Raises:
-          UserError: The search has constraints, which are no plain values.
+          UserError: The search has constraints, which are not plain values.
         """
-        parts = {name: part for name, part in vars(self).items() if name != "search"}
-        values = {name: dataclasses.asdict(part) for name, part in parts.items()}
+        sections = {name: section for name, section in vars(self).items() if name != "search"}
+        values = {name: dataclasses.asdict(section) for name, section in sections.items()}
         return values | {"search": plain.to_dict(self.search)}
 
     @classmethod
     def from_dict(cls, values: Any) -> "Config":
-        """Builds and validates a config from sections; the inverse of :meth:`to_dict`.
+        """Builds and validates a config; the inverse of :meth:`to_dict`.
 
         Raises:
-          UserError: A field is unknown, of the wrong type, or out of range.
+          UserError: A field is unknown, has the wrong type, or is out of range.
         """
         builders = {
             "model": functools.partial(build, ModelConfig, section="model"),
@@ -97,7 +101,7 @@ class Config:
             "search": plain.from_dict,
         }
         check_known(values, builders, "")
-        return cls(**{name: builders[name](part) for name, part in values.items()})
+        return cls(**{name: builders[name](section) for name, section in values.items()})
 
 
 def _data_from_dict(values: Any) -> DataConfig | StreamConfig:
@@ -106,12 +110,12 @@ def _data_from_dict(values: Any) -> DataConfig | StreamConfig:
 
 
 def model_of(config: Config) -> Model:
-    """Returns the class of a config's model, by the kind of its data."""
+    """Returns the model class of a config, which depends on the kind of data."""
     return LanguageModel if isinstance(config.data, StreamConfig) else Transformer
 
 
 def sentence_pairs(config: Config) -> DataConfig:
-    """Returns ``config.data``, which must be sentence pairs.
+    """Returns ``config.data`` of an experiment on sentence pairs.
 
     Raises:
       UserError: The experiment is a language model.
@@ -125,7 +129,7 @@ def sentence_pairs(config: Config) -> DataConfig:
 
 
 def text_stream(config: Config) -> StreamConfig:
-    """Returns ``config.data``, which must be one text.
+    """Returns ``config.data`` of a language model.
 
     Raises:
       UserError: The experiment is a model of sentence pairs.
@@ -139,12 +143,11 @@ def text_stream(config: Config) -> StreamConfig:
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
-    """Returns the classes that a part of a config may have."""
     return typing.get_args(hint) or (hint,)
 
 
 def _check_search(search: BeamSearch | Sampling) -> None:
-    """Refuses what a file could not hold, or would go unused."""
+    """Checks that a file can hold the search, and that no setting would go unused."""
     for name in ("bos_id", "eos_id", "pad_id"):
         if getattr(search, name) != getattr(BeamSearch, name):
             raise UserError(
@@ -161,10 +164,10 @@ def _check_search(search: BeamSearch | Sampling) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Refuses what is no config, or only a part of one.
+    """Checks that an argument is a :class:`Config`, and not a section of one.
 
     Raises:
-      UserError: Says what was given, and what to do.
+      UserError: It is something else, such as a ``ConfigDict``.
     """
     if isinstance(config, Config):
         return
@@ -177,7 +180,7 @@ def check_config(config: Any) -> None:
 
 
 def save(config: Config, path: pathlib.Path) -> None:
-    """Writes the config as JSON, whole or not at all."""
+    """Writes the config as JSON, atomically."""
     write_file(path, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
 
 
@@ -195,7 +198,7 @@ def load(path: pathlib.Path) -> Config:
         ) from None
     except OSError as error:
         raise UserError(f"{path}: expected a config to read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise UserError(f"{path}: expected a JSON config: {error}") from None
     try:
         return Config.from_dict(values)
@@ -207,7 +210,7 @@ def load_run(folder: Workdir) -> Config:
     """Returns the config of the run in a workdir.
 
     Raises:
-      UserError: This is not the folder of a run, or its config is damaged.
+      UserError: The folder is not the workdir of a run, or its config is damaged.
     """
     if not folder.config.is_file():
         raise UserError(
@@ -218,11 +221,11 @@ def load_run(folder: Workdir) -> Config:
 
 
 def to_config_dict(config: Config) -> Any:
-    """The config as an ``ml_collections.ConfigDict``, for ``get_config`` in ``configs/*.py``.
+    """Converts the config to an ``ml_collections.ConfigDict``, which ``configs/*.py`` return.
 
-    Optional fields that are None become placeholders, so that they keep their type.
+    Optional fields that are None become placeholders, which keep their type.
     """
-    # Imported here: only the command line needs it, and notebooks may lack it.
+    # Only the command line needs ml_collections, and notebooks may lack it.
     from ml_collections import config_dict
 
     def convert(values: dict[str, Any], hints: dict[str, Any]) -> Any:
@@ -233,7 +236,7 @@ def to_config_dict(config: Config) -> Any:
             result[name] = value
         return result
 
-    hints = {name: typing.get_type_hints(type(part)) for name, part in vars(config).items()}
+    hints = {name: typing.get_type_hints(type(section)) for name, section in vars(config).items()}
     hints["search"] = {name: hint for name, (hint, _) in plain.search_fields().items()}
     result = config_dict.ConfigDict()
     for name, values in config.to_dict().items():
@@ -242,9 +245,9 @@ def to_config_dict(config: Config) -> Any:
 
 
 def select(variants: dict[str, Config], name: str) -> Any:
-    """The named variant of an experiment as a ``ConfigDict``; the plain experiment is named "".
+    """Returns a variant of an experiment as a ``ConfigDict``; the default variant is named "".
 
-    ``configs/base.py:tiny`` on the command line asks for the variant "tiny" of ``base.py``.
+    ``configs/base.py:tiny`` on the command line selects the variant "tiny" of ``base.py``.
 
     Raises:
       UserError: There is no such variant.

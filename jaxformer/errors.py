@@ -1,4 +1,4 @@
-"""What goes wrong: the one error type for what a user can mend, and how commands report errors."""
+"""The error type for mistakes that users can fix, and how commands report errors."""
 
 import errno
 import io
@@ -9,21 +9,21 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake in the input, said in one line: what was expected, what came, what to do.
+    """A mistake in the input, in one line: what was expected, what was given, what to do.
 
     Commands print the message without a traceback and exit with code 2.
     """
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command; what goes wrong is one line on standard error.
+    """Runs a command and reports errors as one line on standard error.
 
-    Messages and progress bars are not worth a training run: a command carries on without them when
-    whoever read its standard error is gone.
+    The command keeps running, without messages and progress bars, if the reader of its standard
+    error is gone.
 
     Returns:
-      Its exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written or training
-      does not converge, 130 if it was interrupted.
+      The exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written or training does
+      not converge, 130 if the command was interrupted.
     """
     _outlive_reader_of_stderr()
     try:
@@ -43,8 +43,8 @@ def exit_code(command: Callable[[], None]) -> int:
 def _outlive_reader_of_stderr() -> None:
     """Replaces the process's own standard error with one that drops what cannot be written."""
     if sys.stderr is not sys.__stderr__:
-        return  # captured by a notebook or a test, or replaced already
-    if sys.stderr is None:  # closed before the program began
+        return  # Captured by a notebook or a test, or already replaced.
+    if sys.stderr is None:  # Closed before the program began.
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         return
     sys.stderr = io.TextIOWrapper(
@@ -59,13 +59,12 @@ class _DroppingFile(io.FileIO):
     """A file to which writing never fails, even if its reader or its terminal is gone."""
 
     def write(self, data: Any) -> int | None:
-        """Writes what it can."""
         try:
             return super().write(data)
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.EIO):
-                # Also for those who write to the descriptor themselves: XLA, older handlers of
-                # logging, and the interpreter, which flushes every stream at its end.
+                # Redirect the descriptor, because others write to it directly: XLA, older logging
+                # handlers, and the interpreter, which flushes every stream when it exits.
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, self.fileno())
                 os.close(null)

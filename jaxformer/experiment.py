@@ -1,4 +1,4 @@
-"""An experiment from its config: task, optimizer and settings, handed to the training loop."""
+"""Training from a config: builds the task, the optimizer and the settings of the training loop."""
 
 import functools
 import pathlib
@@ -37,27 +37,27 @@ def train(
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
 ) -> TrainState:
-    """Trains the model of ``config`` in ``workdir``, or resumes a run where it stopped.
+    """Trains the model of ``config`` in ``workdir``, or resumes an interrupted run.
 
-    A run that was interrupted, even by kill -9, gets exactly the batches and random numbers that
-    it would have got. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
+    A resumed run gets exactly the batches and random numbers that it would have got without the
+    interruption, even after kill -9. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
 
     Args:
       config: The experiment.
-      workdir: Folder of the run.
-      corpus: Sentence pairs of one's own, in the place of the config's; its splits are asked for by
-        ``data.train`` and ``data.valid``. A resumed run must be given the same.
-      optimizer: Any optax transformation, in the place of the config's. A resumed run must be given
-        the same.
-      hooks: As for :func:`~jaxformer.fit`.
-      writers: As for :func:`~jaxformer.fit`.
+      workdir: Directory of the run.
+      corpus: Your own sentence pairs, instead of the config's; ``data.train`` and ``data.valid``
+        name its splits. A resumed run must be given the same corpus.
+      optimizer: Any optax transformation, instead of the config's. A resumed run must be given the
+        same one.
+      hooks: See :func:`~jaxformer.fit`.
+      writers: See :func:`~jaxformer.fit`.
 
     Returns:
       The final state.
 
     Raises:
-      UserError: The workdir belongs to another experiment, or another process trains in it, or its
-        checkpoints are missing; or data is missing or malformed.
+      UserError: The workdir belongs to another experiment, is in use by another process, or lacks
+        its checkpoints; or data is missing or malformed.
       FloatingPointError: Updates were not finite for many steps in a row.
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
@@ -65,8 +65,8 @@ def train(
     folder, training = Workdir(local_path(workdir)), config.training
     if config.model.compute_dtype == "int8":
         raise UserError(
-            "model.compute_dtype=int8 is only to decode with: train in float32 or bfloat16, then "
-            "round the parameters with jaxformer quantize"
+            "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
+            "quantize the parameters with jaxformer quantize"
         )
     begin(folder, config)
     task = make_task(config, folder, corpus)
@@ -94,12 +94,10 @@ def train(
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Task:
-    """The task of a config, its data opened, by the kind of its data.
-
-    A text is a language model's, trees are a parser's, other sentence pairs are a translator's.
+    """Opens the data of a config and returns its task: language modeling, parsing or translation.
 
     Raises:
-      UserError: Data is missing or malformed, or is not what the run began with.
+      UserError: Data is missing or malformed, or differs from the data the run began with.
     """
     with hosts.first_before_others("data"):
         if isinstance(config.data, StreamConfig):
@@ -110,10 +108,13 @@ def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> 
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """The optimizer of a config: Adam (beta1 0.9, beta2 0.98, epsilon 1e-9) under equation 3.
+    """Returns the optimizer of a config; by default Adam with the learning rate of equation 3.
+
+    Section 5.3 of the paper: beta1 = 0.9, beta2 = 0.98 and epsilon = 1e-9.
 
     Raises:
-      UserError: This is no ``Config``: the learning rate depends on the model's width, too.
+      UserError: The argument is not a ``Config``. ``TrainingConfig`` is not enough, because the
+        learning rate also depends on the width of the model.
     """
     check_config(config)
     describe = functools.partial(describe_model, config.model, model_of(config))

@@ -1,4 +1,4 @@
-"""Frozen dataclasses of plain values: building them from dictionaries, and checking them."""
+"""Building frozen dataclasses of plain values from dictionaries, and checking them."""
 
 import difflib
 import functools
@@ -13,7 +13,7 @@ from jaxformer.errors import UserError
 
 T = TypeVar("T")
 
-# Fields by the names they had in earlier releases, which are understood until the next one.
+# Renamed config fields. The next release drops the old names.
 RENAMED = {
     "training.accumulation": "gradient_accumulation",
     "fit.accumulation": "gradient_accumulation",
@@ -26,11 +26,11 @@ def build(cls: type[T], values: Any, section: str) -> T:
 
     Args:
       cls: The dataclass.
-      values: Values by the names of fields; the others keep their defaults.
-      section: Name of the dataclass in messages.
+      values: Values by field name; other fields keep their defaults.
+      section: Name of the dataclass in error messages.
 
     Raises:
-      UserError: A field is unknown, of the wrong type, or out of range.
+      UserError: A field is unknown, has the wrong type, or is out of range.
     """
     return cls(**typed_values(typing.get_type_hints(cls), values, f"{section}."))
 
@@ -52,10 +52,15 @@ def understand_old_names(cls: type[T]) -> type[T]:
 
 
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
-    """Returns the values of fields with these types, by the names that the fields have now.
+    """Returns values converted to the types of their fields, by the current names of the fields.
+
+    Args:
+      hints: Types by field name.
+      values: Values by field name; fields may have the name of an earlier release.
+      prefix: Section in error messages, with a dot.
 
     Raises:
-      UserError: A field is unknown, or of the wrong type.
+      UserError: A field is unknown, or has the wrong type.
     """
     if isinstance(values, dict):
         values = {RENAMED.get(f"{prefix}{name}", name): value for name, value in values.items()}
@@ -64,7 +69,7 @@ def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, A
 
 
 def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
-    """Refuses what is not a dictionary of known fields."""
+    """Checks that ``values`` is a dictionary of known fields."""
     if not isinstance(values, dict):
         raise UserError(f"{prefix.rstrip('.') or 'config'}: expected fields, got {values!r}")
     for name in values:
@@ -89,7 +94,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
 
 
 def expected_type(hint: Any) -> type:
-    """The plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
+    """Returns the plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
     if typing.get_origin(hint) is Literal:
         return type(typing.get_args(hint)[0])
     if typing.get_origin(hint) is types.UnionType:
@@ -98,7 +103,7 @@ def expected_type(hint: Any) -> type:
 
 
 def check_types(config: Any, section: str) -> None:
-    """Refuses values of other types; numbers of NumPy become Python's, which JSON can hold."""
+    """Checks the types of all fields; converts NumPy scalars to Python's, which JSON can hold."""
     for name, hint in typing.get_type_hints(type(config)).items():
         if typing.get_origin(hint) is Literal:
             continue
@@ -109,7 +114,7 @@ def check_types(config: Any, section: str) -> None:
 
 
 def check_choices(config: Any, section: str) -> None:
-    """Refuses values of other types, and those that are not among their choices."""
+    """Checks the types of all fields, and that ``Literal`` fields have one of their choices."""
     check_types(config, section)
     for name, hint in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
@@ -119,14 +124,14 @@ def check_choices(config: Any, section: str) -> None:
 
 
 def check_positive(config: Any, section: str, *names: str) -> None:
-    """Refuses fields that are not greater than 0, and finite."""
+    """Checks that fields are finite and greater than 0."""
     for name in names:
         if not 0 < getattr(config, name) < math.inf:
             raise UserError(f"{section}.{name} must be greater than 0: got {getattr(config, name)}")
 
 
 def check_fraction(config: Any, section: str, name: str) -> None:
-    """Refuses a field that is not at least 0 and less than 1."""
+    """Checks that a field is at least 0 and less than 1."""
     if not 0 <= getattr(config, name) < 1:
         raise UserError(
             f"{section}.{name} must be at least 0 and less than 1: got {getattr(config, name)}"

@@ -1,4 +1,4 @@
-"""Local paths, files that are written whole or not at all, and folders that have one writer."""
+"""Local paths, atomic file writes, and directory locks."""
 
 import argparse
 import contextlib
@@ -11,17 +11,17 @@ from jaxformer.errors import UserError
 
 
 class RemotePathError(UserError, argparse.ArgumentTypeError):
-    """A path is the address of something that is not on a local disk.
+    """A path that is the address of something not on a local disk.
 
-    An ``ArgumentTypeError`` too, so that argparse shows the message of an option's type as it is.
+    It is also an ``ArgumentTypeError``, so that argparse prints the message unchanged.
     """
 
 
 def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a path on a local disk; also serves as the type of an option.
+    """Returns a path on a local disk; also works as the type of a command-line option.
 
-    Python would take ``gs://bucket/run`` for the folder ``gs:/bucket/run`` beside this program, and
-    what is written there is lost with the machine.
+    Python would read ``gs://bucket/run`` as the relative path ``gs:/bucket/run``, and what is
+    written there is lost with the machine.
 
     Raises:
       RemotePathError: The path is a URL, or was one before ``pathlib`` merged its slashes.
@@ -36,11 +36,11 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file so that it is never seen half-written, and makes its folder if need be.
+    """Writes a file atomically, and creates its folder if needed.
 
     Raises:
       UserError: Something other than a file has this name: a folder, a link, a device.
-      OSError: The file cannot be written; an older one stays as it was.
+      OSError: The file cannot be written; an older version is unchanged.
     """
     if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
@@ -48,7 +48,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     try:
-        # "x" follows no symbolic link that somebody may have put there.
+        # Mode "x" does not follow a symbolic link that someone else may have created.
         with partial.open("xb") as file:
             file.write(content)
         partial.replace(path)
@@ -58,11 +58,11 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
-    """Makes a folder if need be and locks it; says whether this process has it to itself.
+    """Creates a folder if needed and locks it; yields whether this process has the lock.
 
-    The lock is that of a file in it, ``lock``: network file systems lock only what can be written,
-    as folders cannot. It ends with the block, or with the process, kill -9 included. Where a file
-    system knows no locks, everyone is told yes.
+    The lock is on the file ``lock`` in the folder, since network file systems lock only what can be
+    opened for writing. It is released at the end of the block or of the process, even by kill -9.
+    On a file system without locks, every process gets True.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,6 +1,6 @@
-"""Layout as part of an array's type: mesh axes that it varies over, or is explicitly split over.
+"""The layout of an array as part of its type: varying and explicit mesh axes.
 
-Jax tracks both while it traces. Its own operations take care of them; these functions do for ours.
+JAX tracks both during tracing. Its own operations propagate them; these functions do so for ours.
 """
 
 from collections.abc import Callable
@@ -13,45 +13,46 @@ from jaxtyping import Array, PyTree
 
 
 def has_explicit_axes(*arrays: Array) -> bool:
-    """Returns whether one of the arrays lies on a mesh with axes of ``AxisType.Explicit``."""
+    """Returns whether one of the arrays is on a mesh with axes of ``AxisType.Explicit``."""
     meshes = [jax.typeof(a).sharding.mesh for a in arrays]
     return any(AxisType.Explicit in mesh.axis_types for mesh in meshes)
 
 
 def take_rows(table: Array, ids: Array) -> Array:
-    """Returns ``table[ids]``, laid out as ``ids`` are; NaN for ids that the table does not have."""
+    """Returns ``table[ids]``, with the layout of ``ids``; NaN for ids that are out of range."""
     if has_explicit_axes(ids):
         return map_explicit_rows(_take, table, ids)
     return _take(table, ids)
 
 
 def _take(table: Array, ids: Array) -> Array:
-    # Negative ids are as wrong as ids that are too large; indexing would count them from the end.
+    # As unsigned integers negative ids are out of range too; JAX would index from the end.
     return table.at[ids.astype(jnp.uint32)].get(mode="fill")
 
 
 def map_explicit_rows(
-    function: Callable[..., PyTree], whole: Array, *rows: Array, total: bool = False
+    function: Callable[..., PyTree], replicated: Array, *rows: Array, total: bool = False
 ) -> PyTree:
-    """Calls ``function(whole, *rows)`` on each device's own rows of an explicit mesh.
+    """Calls ``function(replicated, *rows)`` on each device's own rows of an explicit mesh.
 
-    For what jax cannot do with arrays whose layout is explicit: lookups, cutting rows into chunks.
+    JAX cannot look up or split rows of arrays whose layout is explicit.
 
     Args:
-      function: Takes an array that every device has whole, and rows.
-      whole: Gathered if it is split.
-      *rows: Arrays whose leading axes, those of the first one, are split alike.
-      total: Sum what the function returns over the devices; else it has the rows' leading axes.
+      function: Takes the replicated array and rows.
+      replicated: An array that every device gets whole; gathered if it is sharded.
+      *rows: Arrays whose leading axes are sharded like the first array's.
+      total: Sum the results over the devices; otherwise results have the leading axes of the rows.
     """
     mesh = jax.typeof(rows[0]).sharding.mesh
     spec = jax.typeof(rows[0]).sharding.spec
     rows = tuple(jax.sharding.reshard(a, _leading(spec, a.ndim)) for a in rows)
-    whole = jax.sharding.reshard(whole, PartitionSpec())
+    replicated = jax.sharding.reshard(replicated, PartitionSpec())
     axes = tuple(a for axis in spec if axis for a in (axis if isinstance(axis, tuple) else (axis,)))
 
-    def on_own_rows(whole: Array, *rows: Array) -> PyTree:
-        result = function(whole, *rows)
-        # One by one: jax 0.7 cannot transpose a sum of which only some parts have a gradient.
+    def on_own_rows(replicated: Array, *rows: Array) -> PyTree:
+        result = function(replicated, *rows)
+        # One psum per leaf: jax 0.7 cannot transpose one of several leaves if only some of them
+        # have a gradient.
         return jax.tree.map(lambda a: jax.lax.psum(a, axes), result) if total and axes else result
 
     return jax.shard_map(
@@ -59,11 +60,11 @@ def map_explicit_rows(
         mesh=mesh,
         in_specs=(PartitionSpec(), *(_leading(spec, a.ndim) for a in rows)),
         out_specs=PartitionSpec() if total else PartitionSpec(*spec),
-    )(whole, *rows)
+    )(replicated, *rows)
 
 
 def zeros_beside(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
-    """Returns zeros, [B, *shape], that lie and vary over a mesh as integer ``rows``, [B], do."""
+    """Returns zeros, [B, *shape], with the layout of the integers ``rows``, [B]."""
     zero = (rows * 0).astype(dtype)
     return jnp.broadcast_to(zero.reshape(-1, *[1] * len(shape)), (rows.shape[0], *shape))
 
@@ -71,7 +72,7 @@ def zeros_beside(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
 def vary_alike(*arrays: Array) -> list[Array]:
     """Casts arrays within a ``shard_map`` to vary over the same mesh axes.
 
-    Jax does so for the operands of its own operations, so that gradients are summed over the axes
+    JAX does so for the operands of its own operations, so that gradients are summed over the axes
     that a parameter does not vary over.
     """
     axes = frozenset[str]().union(*map(_varying_axes, arrays))
@@ -79,10 +80,10 @@ def vary_alike(*arrays: Array) -> list[Array]:
 
 
 def pvary(x: Array, axes: str | tuple[str, ...]) -> Array:
-    """Casts an array to vary over mesh axes of a ``shard_map``."""
+    """Casts an array within a ``shard_map`` to vary over mesh axes."""
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(x, axes, to="varying")
-    return vars(jax.lax)["pvary"](x, axes)  # its name before jax 0.8
+    return vars(jax.lax)["pvary"](x, axes)  # Before jax 0.8.
 
 
 def _varying_axes(x: Array) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first used."""
+"""Lazy imports: packages whose public names are imported on first use."""
 
 import ast
 import importlib
@@ -10,14 +10,14 @@ from typing import Any
 def attach(
     package: str, *others: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package, by its ``__init__.pyi``.
+    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its ``__init__.pyi``.
 
     Args:
       package: Name of the package.
-      *others: Names that ``__dir__`` lists besides, for completion in notebooks.
+      *others: Further names for ``__dir__``, which notebooks complete.
     """
     stub = pkgutil.get_data(package, "__init__.pyi")
-    assert stub is not None  # it is package data
+    assert stub is not None  # The stub is package data.
     imports = [node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)]
     modules = {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -1,4 +1,4 @@
-"""The folder of one run: what lies where. Nothing in it is ever executed or unpickled."""
+"""The directory of a run (workdir). Nothing in it is ever executed or unpickled."""
 
 import dataclasses
 import hashlib
@@ -15,10 +15,10 @@ from jaxformer.files import local_path, write_file
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-    """Names of the files of a run.
+    """Paths of the files of a run.
 
     Attributes:
-      path: The folder itself.
+      path: The directory.
 
     Raises:
       UserError: The path is not on a local disk.
@@ -27,12 +27,11 @@ class Workdir:
     path: pathlib.Path
 
     def __post_init__(self) -> None:
-        """Refuses URLs: whoever reads or writes a workdir comes through here."""
-        local_path(self.path)
+        local_path(self.path)  # Refuses URLs.
 
     @property
     def config(self) -> pathlib.Path:
-        """The resolved config, JSON; of a task of one's own, the settings of the loop as "fit"."""
+        """The resolved config, JSON. For a custom task: the settings of the loop as "fit"."""
         return self.path / "config.json"
 
     @property
@@ -42,57 +41,57 @@ class Workdir:
 
     @property
     def identity(self) -> pathlib.Path:
-        """What the run was made from, JSON: SHA-256 of the tokenizer and of the data.
+        """Identity of the run, JSON: SHA-256 of the tokenizer and of the data.
 
-        Of a converted model also "made_by", the command that made the workdir.
+        For a converted model also "made_by", the command that created the workdir.
         """
         return self.path / "identity.json"
 
     @property
     def checkpoints(self) -> pathlib.Path:
-        """Checkpoints, a folder for each step."""
+        """Checkpoints, one folder per step."""
         return self.path / "checkpoints"
 
     @property
     def averaged(self) -> pathlib.Path:
-        """The average of several checkpoints, itself stored as a checkpoint."""
+        """The average of several checkpoints, stored as a checkpoint."""
         return self.path / "averaged"
 
     @property
     def committed(self) -> pathlib.Path:
-        """The step of the newest checkpoint, JSON: known also while ``checkpoints`` is missing."""
+        """The step of the newest checkpoint, JSON; it detects that ``checkpoints`` is missing."""
         return self.path / "committed.json"
 
     @property
     def metrics(self) -> pathlib.Path:
-        """One JSON line for each report of training and validation."""
+        """Metrics of training and validation, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def tensorboard(self) -> pathlib.Path:
-        """TensorBoard's event files."""
+        """TensorBoard event files."""
         return self.path / "tensorboard"
 
     def record_commit(self, step: int) -> None:
-        """Notes that ``checkpoints`` holds a step."""
+        """Records that ``checkpoints`` holds a step."""
         write_file(self.committed, json.dumps({"step": step}).encode())
 
     def committed_step(self) -> int | None:
-        """The step that was noted last; None before the first commit.
+        """Returns the step recorded last, or None before the first commit.
 
         Raises:
-          UserError: The note is damaged.
+          UserError: The file is damaged.
         """
         return read_json(self.committed).get("step") if self.committed.exists() else None
 
     def check_unused(self, made_by: str) -> None:
-        """Checks that a command may make this workdir: nothing that is not its own is in the way.
+        """Checks that a command may create this workdir without overwriting anything of others.
 
         Args:
-          made_by: The command. What it has begun itself and did not finish is its own.
+          made_by: The command. It may overwrite an unfinished workdir of its own.
 
         Raises:
-          UserError: The folder holds a run, or files that the command would write over.
+          UserError: The folder holds a run, or files that the command would overwrite.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: expected the name of a new folder, but it exists")
@@ -107,14 +106,14 @@ class Workdir:
             )
 
     def begin(self, made_by: str, identity: dict[str, Any]) -> None:
-        """Makes the folder and marks it as the command's, before anything else is written.
+        """Creates the folder, and first of all records which command is writing it.
 
         Args:
           made_by: The command.
-          identity: What the model is made from, as in ``identity.json``.
+          identity: Sources of the model, the content of ``identity.json``.
 
         Raises:
-          UserError: As in :meth:`check_unused`.
+          UserError: As for :meth:`check_unused`.
         """
         self.check_unused(made_by)
         identity = {**identity, "made_by": made_by}
@@ -127,7 +126,7 @@ class Workdir:
             return False
 
     def check_tokenizer(self) -> None:
-        """Compares the tokenizer with the hash written when training began.
+        """Compares the tokenizer with the hash recorded when training began.
 
         Raises:
           UserError: The tokenizer is missing or is not the one that the model was trained with.
@@ -144,7 +143,7 @@ class Workdir:
 
 
 def sha256_of(path: pathlib.Path) -> str:
-    """SHA-256 of a small file, in hexadecimal digits."""
+    """Returns the SHA-256 of a small file, in hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -166,9 +165,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def cache_directory() -> pathlib.Path:
-    """Where tokenizers, token stores and compiled programs are kept between runs.
+    """Returns the directory that keeps tokenizers, token stores and compiled programs between runs.
 
-    ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs time and nothing else.
+    It is ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs nothing but time.
 
     Raises:
       UserError: ``JAXFORMER_CACHE`` is not on a local disk.
@@ -177,7 +176,7 @@ def cache_directory() -> pathlib.Path:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs between processes, unless the user has chosen a folder for them."""
+    """Enables JAX's persistent compilation cache, unless the user has chosen a directory for it."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -185,7 +184,7 @@ def use_compilation_cache() -> None:
 
 
 def code_digest() -> str:
-    """SHA-256 of this package's source, which all hosts of a run must share."""
+    """Returns the SHA-256 of this package's source, which all hosts of a run must share."""
     package = pathlib.Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

@@ -1,9 +1,9 @@
-"""How many bytes a training step sends from device to device, counted from the sizes alone.
+"""Bytes that a training step communicates between devices, computed from sizes alone.
 
-Counted is what the program asks for, where activations have the type of the products, as they have
-on accelerators. What is small is left out: sums of losses, checks for NaN, moments of biases, the
-padding of the loss's last chunk. A compiler may choose another way: that for TPUs sums some
-activations in parts, and gathers them later.
+The count covers what the program requests, with activations in the dtype of matmul inputs, as on
+accelerators. It leaves out what is small: sums of losses, checks for NaN, Adam's moments of biases,
+and the padding of the loss's last chunk. A compiler may choose another way: XLA for TPUs
+reduce-scatters some activations and gathers them later.
 """
 
 from typing import NamedTuple
@@ -18,15 +18,15 @@ _FLOAT32 = 4
 
 
 class Traffic(NamedTuple):
-    """Bytes of the arrays that devices along one axis of the mesh exchange in a step.
+    """Bytes of the arrays that devices along one mesh axis exchange in a step.
 
-    Every array is counted as large as it is where it is whole.
+    Each array counts with its full, unsharded size.
 
     Attributes:
-      devices: How many there are along the axis.
-      gathered: Of arrays put together from the devices' parts.
-      scattered: Of arrays summed over the devices, each of which keeps its part of the sum.
-      summed: Of arrays summed over the devices, each of which keeps the sum.
+      devices: Number of devices along the axis.
+      gathered: Bytes of arrays that are all-gathered.
+      scattered: Bytes of arrays that are reduce-scattered: each device keeps a shard of the sum.
+      summed: Bytes of arrays that are all-reduced: each device keeps the whole sum.
     """
 
     devices: int
@@ -36,20 +36,20 @@ class Traffic(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends, and receives, in rings: a sum goes around twice."""
+        """Bytes that each device sends and receives in ring algorithms; a sum goes around twice."""
         once = self.gathered + self.scattered + 2 * self.summed
         return once * (self.devices - 1) / self.devices
 
 
 class ParameterCounts(NamedTuple):
-    """How many numbers the parameters have, by how they lie on the devices.
+    """Numbers of parameters, by their layout on devices.
 
     Attributes:
-      matrices: Of all layers, split over "fsdp" and "tensor".
-      tables: Embeddings, split likewise: one, or three if they are not tied.
-      source: The one that source tokens are looked up in.
-      target: The one that target tokens are looked up in, of the size of the output's.
-      vectors: The rest, whole on every device.
+      matrices: Matrices of all layers, sharded over "fsdp" and "tensor".
+      tables: Embeddings, sharded likewise: one, or three if they are not tied.
+      source: The embedding of source tokens.
+      target: The embedding of target tokens, which has the size of the output matrix.
+      vectors: All other parameters, replicated on every device.
     """
 
     matrices: int
@@ -60,9 +60,9 @@ class ParameterCounts(NamedTuple):
 
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
-    """The numbers of parameters (section 3).
+    """Returns the numbers of parameters (section 3).
 
-    >>> sum(count_parameters(ModelConfig())[:2])  # without biases and norms, base of the paper
+    >>> sum(count_parameters(ModelConfig())[:2])  # the paper's base model without biases and norms
     62984192
     """
     c, d = config, config.d_model
@@ -81,13 +81,13 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
 
 
 def step_traffic(config: Config, rows: int, src_length: int, tgt_length: int) -> dict[str, Traffic]:
-    """What a training step exchanges along each axis of the mesh, by the axis's name.
+    """Returns the traffic of a training step along each axis of the mesh, by the name of the axis.
 
     Args:
-      config: With a mesh of known sizes, which the model's are taken to be divisible by.
-      rows: Of the whole batch.
-      src_length: Source tokens in a row, padding included.
-      tgt_length: Target tokens in a row, padding included.
+      config: A config whose mesh sizes are given and assumed to divide the sizes of the model.
+      rows: Rows of the global batch.
+      src_length: Source tokens per row, padding included.
+      tgt_length: Target tokens per row, padding included.
 
     Raises:
       UserError: A size of the mesh is -1.
@@ -110,39 +110,40 @@ def step_traffic(config: Config, rows: int, src_length: int, tgt_length: int) ->
 
 
 def _fsdp(config: Config) -> Traffic:
-    p, product = count_parameters(config.model), _product_bytes(config.model)
+    p, itemsize = count_parameters(config.model), _matmul_itemsize(config.model)
     tensor, sums = config.mesh.tensor, _FLOAT32 * config.training.gradient_accumulation
     return Traffic(
         config.mesh.fsdp,
-        # Layers for the forward and the backward pass, as they are multiplied; tables for both.
-        gathered=(2 * product * p.matrices + _FLOAT32 * p.tables) / tensor,
-        # A table has a gradient from the loss, and from the look-ups of each side.
+        # Matrices are gathered in the forward and in the backward pass, tables once for both.
+        gathered=(2 * itemsize * p.matrices + _FLOAT32 * p.tables) / tensor,
+        # Gradients of tables come from the loss, and from the lookups of each side.
         scattered=sums * (p.matrices + p.source + 2 * p.target) / tensor,
         summed=sums * p.vectors,
     )
 
 
 def _tensor(config: Config, src_tokens: int, tgt_tokens: int) -> Traffic:
-    """Traffic for the tokens of one part of the rows."""
+    """Returns the traffic for the tokens of one batch shard."""
     model, layers = config.model, config.model.num_layers
-    # A sum ends each sub-layer, also where it is computed again.
+    # Each sub-layer ends with a sum, and so does its rematerialization.
     passes = 2 if config.training.remat == "layer" else 1
     src_sums, tgt_sums = 2 * passes, 3 * passes
-    # And one is the gradient of each product that a sub-layer begins with: three in
-    # self-attention; in encoder-decoder attention one, and two of the source.
+    # The gradient with respect to the input of each sub-layer's first matmuls is a sum, too: three
+    # in self-attention, one in the feed-forward network; in cross-attention one of the target, and
+    # two of the source.
     src_sums, tgt_sums = src_sums + 4 + 2, tgt_sums + 4 + 1
-    # The loss has another.
+    # The gradient with respect to the input of the loss is one more.
     sums = layers * (src_sums * src_tokens + tgt_sums * tgt_tokens) + tgt_tokens
-    # Largest logit, sum of exponentials, the target's logit; and once the mean row.
+    # Maximum logit, sum of exponentials and the target's logit per token; and the mean row once.
     softmax = _FLOAT32 * (3 * tgt_tokens + model.d_model)
     p = count_parameters(model)
     once = model.embeddings == "tied" and config.mesh.fsdp == 1
     return Traffic(
         config.mesh.tensor,
         gathered=_FLOAT32 * (p.source if once else p.source + p.target),
-        summed=_product_bytes(model) * model.d_model * sums + softmax,
+        summed=_matmul_itemsize(model) * model.d_model * sums + softmax,
     )
 
 
-def _product_bytes(config: ModelConfig) -> int:
+def _matmul_itemsize(config: ModelConfig) -> int:
     return jnp.dtype(matmul_dtype(config.compute_dtype)).itemsize

@@ -1,13 +1,13 @@
-"""How many floating point operations training takes, counted from the sizes alone (section 5.2)."""
+"""Floating point operations of training, computed from sizes alone (section 5.2)."""
 
 from jaxformer.config import ModelConfig
 
 
 def forward_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
-    """Operations of all matrix products in one forward pass over a batch, logits included.
+    """Returns the operations of all matmuls in one forward pass over a batch, logits included.
 
-    A multiplication and an addition are two operations. Padding is computed and so is counted, as
-    are the scores that a mask forbids. Norms, softmax, dropout and the loss are not: they are few.
+    A multiplication and an addition are two operations. Padding and masked scores count, because
+    they are computed. Norms, softmax, dropout and the loss do not count, because they are few.
 
     >>> forward_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
     4068737024
@@ -27,12 +27,12 @@ def forward_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: i
 
 
 def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
-    """Operations of a training step: the gradients of a product are two more of its size."""
+    """Returns the operations of a training step; gradients of a matmul cost twice the matmul."""
     return 3 * forward_flops(config, rows, src_length, tgt_length)
 
 
 def language_model_flops(config: ModelConfig, rows: int, length: int) -> int:
-    """Operations of a training step of a language model, counted as :func:`training_flops` does.
+    """Returns the operations of a language model's training step; see :func:`training_flops`.
 
     >>> language_model_flops(ModelConfig(vocab_size=69, d_model=256, d_ff=1024, num_heads=4,
     ...                                  num_layers=6), rows=32, length=256)

@@ -1,4 +1,4 @@
-"""How much memory a training step takes on each device, known before anything runs."""
+"""Memory of a training step on each device, computed before anything runs."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ class StepMemory(NamedTuple):
     """Bytes on each device while a step runs.
 
     Attributes:
-      state: What stays from step to step: parameters and Adam's moments; and the batch.
-      work: What the step needs besides: gradients, and all that the backward pass keeps.
+      state: Bytes that persist between steps: parameters, Adam's moments, and the batch.
+      work: Bytes that only the step needs: gradients, and what the backward pass keeps.
     """
 
     state: int
@@ -30,14 +30,14 @@ class StepMemory(NamedTuple):
 
 
 def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
-    """Compiles the step for the longest batch, and asks XLA what it reserved. Nothing is run.
+    """Returns XLA's memory estimate for the longest batch. Compiles the step, but does not run it.
 
-    Short sentences in more rows take less: the weights of attention grow with the square of the
-    length. Validation is not counted.
+    Batches with more and shorter sentences take less memory, since attention weights grow with the
+    square of the length. Validation is not counted.
 
     Args:
       config: The experiment; its data is not read.
-      devices: To train on; all of this machine when None.
+      devices: Devices to train on; all of this machine when None.
 
     Raises:
       UserError: The mesh does not fit the devices.
@@ -59,13 +59,13 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
 
 
 def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
-    """Settings that save memory, in the order in which to try them: the costlier, the later.
+    """Yields settings that save memory, in the order in which to try them, cheapest first.
 
-    Only the last changes the result, since it rounds Adam's moments.
+    Only the last one changes results, since it rounds Adam's moments to bfloat16.
 
     Yields:
-      Fields of ``config.training`` and ``config.mesh`` by their names, such as
-      "training.gradient_accumulation". The first one changes nothing.
+      Values of fields of ``config.training`` and ``config.mesh`` by name, such as
+      "training.gradient_accumulation". The first setting changes nothing.
     """
     yield {}
     settings: dict[str, Any] = {}
@@ -84,13 +84,13 @@ def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """The config with these of its fields changed: "section.field" to value.
+    """Returns the config with some fields changed: "section.field" to value.
 
-    >>> with_settings(Config(), {"training.gradient_accumulation": 4}).training.gradient_accumulation
-    4
+    >>> with_settings(Config(), {"training.remat": "dots"}).training.remat
+    'dots'
     """
     for name, value in settings.items():
         section, field = name.split(".")
-        part = dataclasses.replace(getattr(config, section), **{field: value})
-        config = dataclasses.replace(config, **{section: part})
+        changed = dataclasses.replace(getattr(config, section), **{field: value})
+        config = dataclasses.replace(config, **{section: changed})
     return config

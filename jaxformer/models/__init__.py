@@ -1,9 +1,9 @@
-"""Models: assemblies of the parts in :mod:`jaxformer.nn`, one file each.
+"""Models, built from the layers in :mod:`jaxformer.nn`.
 
 - :mod:`jaxformer.models.transformer`: the encoder-decoder of the paper (section 3).
 - :mod:`jaxformer.models.language_model`: a decoder without an encoder.
-- :mod:`jaxformer.models.assembly`: :class:`ModelConfig`, and the stacks that it stands for.
-- :mod:`jaxformer.models.stepwise`: what search needs of a model.
+- :mod:`jaxformer.models.assembly`: the config of a model, and the layers built from it.
+- :mod:`jaxformer.models.stepwise`: the interface of models that search decodes with.
 """
 
 from jaxformer.models.language_model import LanguageModel

@@ -1,4 +1,4 @@
-"""A model's sizes and choices, and the stacks, embeddings and positions they stand for."""
+"""The config of a model, and the stacks, embeddings and positions built from it."""
 
 import dataclasses
 import functools
@@ -26,34 +26,35 @@ class ModelConfig:
     """The architecture (section 3 of the paper).
 
     Attributes:
-      vocab_size: Entries of the shared source and target vocabulary.
-      d_model: Width of every sub-layer's output.
+      vocab_size: Size of the vocabulary, which source and target share.
+      d_model: Width of the output of every sub-layer.
       d_ff: Inner width of the feed-forward networks (equation 2).
-      num_heads: Attention heads, ``h``.
-      num_layers: Layers of the encoder, and of the decoder, ``N``.
-      d_k: Size of one head's queries and keys; ``d_model / num_heads`` when None.
-      d_v: Size of one head's values; ``d_model / num_heads`` when None.
-      dropout_rate: Dropout on sub-layer outputs and on the embedding sums, ``P_drop``.
-      attention_dropout_rate: Dropout on attention weights; the paper has none.
+      num_heads: Number of attention heads, ``h``.
+      num_layers: Number of encoder layers, and of decoder layers, ``N``.
+      d_k: Size of the queries and keys of a head; ``d_model / num_heads`` when None.
+      d_v: Size of the values of a head; ``d_model / num_heads`` when None.
+      dropout_rate: Dropout rate of sub-layer outputs and of embedding sums, ``P_drop``.
+      attention_dropout_rate: Dropout rate of attention weights; the paper has none.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
-      positions: "sinusoidal" as in section 3.5, "learned" (Table 3, row E), or "rotary": not added
-        to embeddings, but queries and keys of self-attention turned by angles.
-      activation: Of the feed-forward networks: "relu" as in equation 2, or "gelu" or "swish", which
-        other models have.
-      biases: Whether attention's projections and the output logits have biases. The paper's have
-        none; other systems' models do.
-      embeddings: "tied" as in section 3.4, one matrix for source, target and output, or
-        "separate" ones.
-      target_vocab_size: Entries of the target and output matrices if they are separate: the first
-        ids of the vocabulary, where the symbols of trees are; ``vocab_size`` when None.
+      positions: "sinusoidal" as in section 3.5, "learned" (Table 3, row E), or "rotary", which adds
+        nothing to embeddings, but rotates queries and keys of self-attention.
+      activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" or
+        "swish".
+      biases: Add biases to attention projections and output logits. The paper has none; some other
+        systems do.
+      embeddings: "tied" as in section 3.4, one matrix for source, target and output, or "separate".
+      target_vocab_size: Size of the target and output matrices if they are separate; ``vocab_size``
+        when None. Targets use the first ids of the vocabulary, such as the symbols of trees.
       norm_epsilon: Added to the variance in layer normalization.
-      max_length: The longest sequence, in tokens. Bounds the memory of translation and sizes the
-        learned positions.
-      compute_dtype: Type of what goes into matrix products; their sums, softmax, layer norm
-        statistics and the loss are float32 always. "int8" rounds parameters and inputs to eight
-        bits where they meet, and keeps float32 elsewhere: only to decode with. Accelerators
-        multiply float32 with fewer bits than it has, unless told otherwise
-        (``JAX_DEFAULT_MATMUL_PRECISION=highest``).
+      max_length: Maximum sequence length in tokens. Bounds the memory that translation takes and
+        sets the size of learned positions.
+      compute_dtype: Dtype of the inputs of matrix multiplications. Sums, softmax, layer norm
+        statistics and the loss are always float32. "int8" quantizes the parameters and inputs of
+        matmuls, for decoding only. Accelerators multiply float32 in reduced precision by default;
+        set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full precision.
+
+    Raises:
+      UserError: A value is out of range, or sizes do not fit together.
     """
 
     vocab_size: int = 37_000
@@ -76,7 +77,6 @@ class ModelConfig:
     compute_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 
     def __post_init__(self) -> None:
-        """Refuses sizes that cannot work."""
         check_choices(self, "model")
         check_positive(
             self,
@@ -112,7 +112,7 @@ class ModelConfig:
             if not 1 <= size <= self.vocab_size:
                 raise UserError(
                     "model.target_vocab_size must be from 1 to model.vocab_size="
-                    f"{self.vocab_size}, of which it is a part: got {size}"
+                    f"{self.vocab_size}, since targets use its first ids: got {size}"
                 )
         if self.positions == "rotary" and self.key_size % 2:
             raise UserError(
@@ -127,27 +127,27 @@ class ModelConfig:
 
     @property
     def key_size(self) -> int:
-        """Size of one head's queries and keys, with the default filled in."""
+        """Size of the queries and keys of a head, with the default applied."""
         return self.d_model // self.num_heads if self.d_k is None else self.d_k
 
     @property
     def output_size(self) -> int:
-        """Entries of the target and output matrices, with the default filled in."""
+        """Size of the target and output matrices, with the default applied."""
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
     @property
     def value_size(self) -> int:
-        """Size of one head's values, with the default filled in."""
+        """Size of the values of a head, with the default applied."""
         return self.d_model // self.num_heads if self.d_v is None else self.d_v
 
 
 def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "none") -> Stack:
-    """Returns the stack of an encoder or a language model, or of a decoder with cross-attention.
+    """Returns the stack of an encoder, a decoder or a language model.
 
     Args:
-      config: Sizes and choices.
-      cross_attention: Whether the blocks attend to a memory besides.
-      remat: What the backward pass computes again instead of keeping.
+      config: The architecture.
+      cross_attention: Whether the blocks also attend to a memory.
+      remat: Rematerialization policy of the backward pass.
     """
     c = config
     make_attention = functools.partial(
@@ -173,15 +173,15 @@ def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "no
 
 
 def make_table(module: nn.Module, name: str, size: int, d_model: int) -> Any:
-    """Creates an embedding: unit variance once it is multiplied by sqrt(d_model)."""
+    """Creates an embedding that has unit variance after multiplication by sqrt(d_model)."""
     initializer = nn.initializers.normal(stddev=d_model**-0.5)
     return parameter(module, name, initializer, (size, d_model), ("vocab", "d_model"), "table")
 
 
 def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
-    """Creates what is added to embeddings of ``max_length`` positions, [M, D].
+    """Returns the encodings of ``max_length`` positions, [M, D], which are added to embeddings.
 
-    Zeros if positions are rotary, which adds nothing.
+    They are zeros if positions are rotary.
     """
     if config.positions == "rotary":
         return np.zeros((config.max_length, config.d_model), np.float32)
@@ -192,10 +192,10 @@ def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
 
 
 def unquantized(table: Any) -> Float[Array, "V D"]:
-    """Returns a table that a loss can be computed with.
+    """Returns a table for computing a loss.
 
     Raises:
-      ValueError: It is quantized to int8, which nothing can be trained with.
+      ValueError: The table is quantized to int8, which cannot be trained.
     """
     if isinstance(table, Int8Matrix):
         raise ValueError("parameters are quantized to int8: expected the original ones")
@@ -203,10 +203,10 @@ def unquantized(table: Any) -> Float[Array, "V D"]:
 
 
 def check_model_config(owner: str, config: Any) -> None:
-    """Checks that a model was given the config of a model.
+    """Checks that a model was given a :class:`ModelConfig`.
 
     Raises:
-      UserError: Names what was given, and what to do.
+      UserError: It was given something else.
     """
     if not isinstance(config, ModelConfig):
         advice = "; give config.model" if hasattr(config, "model") else ""

@@ -1,4 +1,4 @@
-"""A decoder-only language model: the decoder of section 3 without a source."""
+"""A decoder-only language model: the decoder of section 3 without cross-attention."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ from jaxformer.nn.stack import Remat, StackCache
 class LanguageModel(nn.Module):
     """Predicts every token of a text from the tokens before it.
 
-    ``__call__`` computes logits of whole texts. :meth:`start`, :meth:`prefill` and
-    :meth:`step` generate token by token.
+    ``__call__`` computes the logits of whole texts. :meth:`start`, :meth:`prefill` and :meth:`step`
+    generate token by token.
 
     Departs from the paper: there is no encoder, and no attention to one.
 
@@ -40,15 +40,15 @@ class LanguageModel(nn.Module):
     (1, 3, 11)
 
     Attributes:
-      config: Its sizes; ``num_layers`` are those of the one stack.
-      remat: What a backward pass computes again instead of keeping; see ``TrainingConfig``.
+      config: The architecture; ``num_layers`` is the number of layers of the only stack.
+      remat: Rematerialization policy of the backward pass; see
+        :class:`~jaxformer.config.TrainingConfig`.
     """
 
     config: ModelConfig
     remat: Remat = "none"
 
     def setup(self) -> None:
-        """Creates the stack, the embedding and the positions."""
         c = self.config
         check_model_config("LanguageModel", c)
         if c.embeddings == "separate":
@@ -79,15 +79,15 @@ class LanguageModel(nn.Module):
         Args:
           tokens_in: Token ids.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static.
-          segments: n on the n-th text of a packed row, 0 on padding; one text a row when None.
-          positions: Position of every token in its text, less than ``config.max_length``;
-            0, 1, ... when None.
+          segments: n on the n-th text of a packed row, 0 on padding; one text per row when None.
+          positions: Position of every token in its text, less than ``config.max_length``; 0, 1, ...
+            when None.
           row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
 
         Raises:
-          UserError: Tokens are not [batch, length], a text is longer than ``config.max_length``,
-            or an id is not in the vocabulary. Within ``jax.jit`` ids are not known: a wrong one
-            gives NaN there.
+          UserError: Tokens are not [batch, length], a text is longer than ``config.max_length``, or
+            an id is out of range. Within ``jax.jit`` ids cannot be checked, and a wrong id gives
+            NaN.
         """
         features = self.features(
             tokens_in, deterministic, segments=segments, positions=positions, row_ids=row_ids
@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Returns the stack's output; see :meth:`logits`. Arguments are those of ``__call__``."""
+        """Returns the output of the stack, the input of :meth:`logits`; see ``__call__``."""
         x = self.dropout(self._embed(tokens_in, positions), deterministic, row_ids=row_ids)
         mask = causal_mask(tokens_in.shape[1])
         if segments is not None:
@@ -112,14 +112,14 @@ class LanguageModel(nn.Module):
         return self.decoder(x, None, mask, None, deterministic, **optional)
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Returns pre-softmax logits, products with the transposed embedding (section 3.4)."""
+        """Returns the logits, which use the transposed embedding (section 3.4)."""
         return output_logits(features, self.embedding, self.logits_bias)
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
-        """Returns the matrix and the bias of :meth:`logits`, for losses that never hold logits.
+        """Returns the matrix and bias of :meth:`logits`, for losses that do not store logits.
 
         Raises:
-          ValueError: The parameters are quantized to int8, which nothing can be trained with.
+          ValueError: The parameters are quantized to int8, which cannot be trained.
         """
         return unquantized(self.embedding), self.logits_bias
 
@@ -129,10 +129,10 @@ class LanguageModel(nn.Module):
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
         Args:
-          rows: Integers of the batch, the prompt's tokens for instance, whose leading axis says
-            how the batch lies on a mesh.
-          num_beams: Beams of each row.
-          max_length: Tokens that the cache has capacity for; see :meth:`StackCache.grow`.
+          rows: Integers with a batch axis, such as the prompt's tokens, whose layout on a mesh the
+            cache follows.
+          num_beams: Beams per row.
+          max_length: Capacity in tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("text", max_length, self.config.max_length)
         return self.decoder.init_cache(
@@ -150,11 +150,11 @@ class LanguageModel(nn.Module):
 
         Args:
           tokens: The prompts, padded on the right.
-          cache: From :meth:`start`, with a capacity for all the tokens.
-          length: How many of the tokens to keep in the cache.
+          cache: From :meth:`start`, with capacity for all tokens.
+          length: Number of tokens to keep in the cache.
 
         Returns:
-          The stack's output, whose :meth:`logits` at each token are those of the next one, and the
+          The stack's output, whose :meth:`logits` at each token predict the next token, and the
           cache.
         """
         return self.decoder.prefill(self._embed(tokens, None), cache, length)
@@ -162,10 +162,7 @@ class LanguageModel(nn.Module):
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns logits of the next token of every beam, and the cache that includes ``tokens``.
-
-        Logits are float32.
-        """
+        """Returns float32 logits of the next token of every beam, and the updated cache."""
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
         x, cache = self.decoder.step(self._embed(tokens, positions), cache)
         return self.logits(x), cache

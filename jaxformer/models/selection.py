@@ -1,4 +1,4 @@
-"""The models that a workdir may hold, and facts about their parameters."""
+"""The models that a workdir may hold, and the metadata of their parameters."""
 
 from typing import Any, TypeAlias
 
@@ -11,13 +11,13 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.parameters import describe
 
-# The models that a workdir may hold, with how many inputs of tokens each takes.
 Model: TypeAlias = type[Transformer] | type[LanguageModel]
+# The number of token arrays that each model takes.
 _INPUTS: dict[Model, int] = {Transformer: 2, LanguageModel: 1}
 
 
 def abstract_model_params(config: ModelConfig, model: Model) -> PyTree:
-    """Returns shapes and dtypes of the float32 parameters; nothing is computed."""
+    """Returns shapes and dtypes of the float32 parameters, without computing anything."""
     return jax.eval_shape(*_init(config, model))["params"]
 
 

@@ -1,4 +1,4 @@
-"""Models token by token: what search needs of one."""
+"""The interface of models that decode token by token, as search needs it."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,16 +10,16 @@ from jaxformer.nn.stack import StackCache, unstack_layers
 
 @runtime_checkable
 class StepwiseModel(Protocol):
-    """A linen module that decodes with a cache: ``Transformer``, ``LanguageModel``, or a user's.
+    """A linen module that decodes with a cache: ``Transformer``, ``LanguageModel``, or your own.
 
     Attributes:
-      config: Its sizes.
+      config: The architecture.
     """
 
     config: ModelConfig
 
     def start(self, inputs: Array, /, *, num_beams: int, max_length: int) -> StackCache:
-        """Returns an empty cache for some inputs, which a model with an encoder encodes."""
+        """Returns an empty cache for inputs, which a model with an encoder encodes first."""
         ...
 
     def prefill(
@@ -31,22 +31,22 @@ class StepwiseModel(Protocol):
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns logits of the next token, and the cache that includes ``tokens``."""
+        """Returns logits of the next token of every beam, and the updated cache."""
         ...
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Returns the logits of what :meth:`prefill` returns."""
+        """Returns the logits of the features that :meth:`prefill` returns."""
         ...
 
     def apply(self, variables: Any, *arguments: Any, method: str, **named: Any) -> Any:
-        """Calls a method with parameters, as linen modules do."""
+        """Calls a method with parameters, like any linen module."""
         ...
 
 
 def step_fn(model: StepwiseModel, params: PyTree) -> Any:
     """Returns ``model.step`` as the step function of a search.
 
-    Layers are unstacked here, outside the loop of the search, which would slice them again at every
+    It unstacks layers once, before the loop of the search, which would slice them again for every
     token.
 
     >>> search(step_fn(model, params), cache, limits=limits, max_length=64)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""The Transformer: encoder, decoder, shared embedding, and step-by-step decoding (section 3)."""
+"""The Transformer: encoder, decoder, shared embedding, and decoding with a cache (section 3)."""
 
 from typing import Any
 
@@ -25,13 +25,12 @@ from jaxformer.nn.stack import Remat, StackCache
 
 
 class Transformer(nn.Module):
-    """The Transformer of "Attention Is All You Need", whole.
+    """The Transformer of "Attention Is All You Need".
 
-    Three verbs: :meth:`encode`, :meth:`decode`, and ``__call__``, which composes them into
-    logits. :meth:`start` and :meth:`step` decode token by token; :meth:`prefill` reads forced
-    tokens at once.
+    ``__call__`` composes :meth:`encode`, :meth:`decode` and :meth:`logits`. :meth:`start` and
+    :meth:`step` decode token by token; :meth:`prefill` reads forced tokens in one pass.
 
-    Token id 0 is padding unless segments say otherwise. Several pairs may be packed into a row:
+    Token id 0 is padding unless segments are given. Several pairs may be packed into a row:
     ``segments`` number them from 1 (0 is padding) and ``positions`` restart in each.
 
     Departs from the paper: ``config.embeddings="separate"``, which is optional, instead of tied.
@@ -45,15 +44,15 @@ class Transformer(nn.Module):
     (1, 2, 11)
 
     Attributes:
-      config: Its sizes.
-      remat: What a backward pass computes again instead of keeping; see ``TrainingConfig``.
+      config: The architecture.
+      remat: Rematerialization policy of the backward pass; see
+        :class:`~jaxformer.config.TrainingConfig`.
     """
 
     config: ModelConfig
     remat: Remat = "none"
 
     def setup(self) -> None:
-        """Creates the stacks, the embeddings, one and the same if tied, and the positions."""
         c = self.config
         check_model_config("Transformer", c)
         names = ["embedding"] * 3
@@ -92,17 +91,17 @@ class Transformer(nn.Module):
           tgt_in: Target token ids shifted right: beginning of sentence first.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static: with
             ``nn.remat`` pass it by position and name it in ``static_argnums``.
-          src_segments: 0 on padding, n on the n-th pair of a packed row; ``src != 0`` when None.
-          src_positions: Position of every token in its sentence, less than
-            ``config.max_length``; 0, 1, ... when None.
-          tgt_segments: Likewise for the target.
-          tgt_positions: Likewise for the target.
+          src_segments: n on the n-th pair of a packed row, 0 on padding; ``src != 0`` when None.
+          src_positions: Position of every token in its sentence, less than ``config.max_length``;
+            0, 1, ... when None.
+          tgt_segments: Segments of the target; ``tgt_in != 0`` when None.
+          tgt_positions: Positions of the target; 0, 1, ... when None.
           row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
 
         Raises:
           UserError: Tokens are not [batch, length], a sequence is longer than
-            ``config.max_length``, or an id is not in the vocabulary. Within ``jax.jit`` ids are
-            not known: a wrong one gives NaN there.
+            ``config.max_length``, or an id is out of range. Within ``jax.jit`` ids cannot be
+            checked, and a wrong id gives NaN.
         """
         check_ids("src", src, self.config.vocab_size)
         check_ids("tgt_in", tgt_in, self.config.output_size)
@@ -128,7 +127,7 @@ class Transformer(nn.Module):
         row_ids: Int[Array, " B"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
-        """Encodes source sentences; the arguments are those of ``__call__``."""
+        """Encodes source sentences. Arguments as for ``__call__``."""
         segments = _segments(src) if segments is None else segments
         x = self._embed(src, positions, self.src_table, self.src_positions)
         x = self.src_dropout(x, deterministic, row_ids=row_ids)
@@ -148,7 +147,7 @@ class Transformer(nn.Module):
         row_ids: Int[Array, " B"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
-        """Returns the decoder's output for whole target sequences; see :meth:`logits`."""
+        """Returns the decoder's output for whole target sequences, the input of :meth:`logits`."""
         segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
         mask = segment_mask(segments, segments) & causal_mask(tgt_in.shape[1])
         memory_mask = segment_mask(segments, src_segments)
@@ -159,14 +158,14 @@ class Transformer(nn.Module):
         )
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Returns pre-softmax logits, products with the transposed embedding (section 3.4)."""
+        """Returns the logits, which use the transposed embedding (section 3.4)."""
         return output_logits(features, self.output_table, self.logits_bias)
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
-        """Returns the matrix and the bias of :meth:`logits`, for losses that never hold logits.
+        """Returns the matrix and bias of :meth:`logits`, for losses that do not store logits.
 
         Raises:
-          ValueError: The parameters are quantized to int8, which nothing can be trained with.
+          ValueError: The parameters are quantized to int8, which cannot be trained.
         """
         return unquantized(self.output_table), self.logits_bias
 
@@ -178,13 +177,13 @@ class Transformer(nn.Module):
         num_beams: int = 1,
         max_length: int,
     ) -> StackCache:
-        """Encodes source sentences and returns an empty cache to decode their translations with.
+        """Encodes source sentences, and returns an empty cache for decoding their translations.
 
         Args:
           src: Source token ids.
           segments: 0 on padding; ``src != 0`` when None.
-          num_beams: Beams of each sentence.
-          max_length: Target tokens that the cache has capacity for; see :meth:`StackCache.grow`.
+          num_beams: Beams per sentence.
+          max_length: Capacity in target tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("target", max_length, self.config.max_length)
         segments = _segments(src) if segments is None else segments
@@ -202,9 +201,9 @@ class Transformer(nn.Module):
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns logits of the next token of every beam, and the cache that includes ``tokens``.
+        """Returns float32 logits of the next token of every beam, and the updated cache.
 
-        The first step takes the beginning-of-sentence token. Logits are float32.
+        The first step takes the beginning-of-sentence token.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
         x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions)
@@ -218,12 +217,12 @@ class Transformer(nn.Module):
 
         Args:
           tokens: Beginning of sentence and the tokens after it.
-          cache: From :meth:`start`, with a capacity for all the tokens.
-          length: How many of the tokens to keep in the cache.
+          cache: From :meth:`start`, with capacity for all tokens.
+          length: Number of tokens to keep in the cache.
 
         Returns:
-          The decoder's output, whose :meth:`logits` at each token are those of the next one, and
-          the cache.
+          The decoder's output, whose :meth:`logits` at each token predict the next token, and the
+          cache.
         """
         x = self._embed(tokens, None, self.tgt_table, self.tgt_positions)
         return self.decoder.prefill(x, cache, length)

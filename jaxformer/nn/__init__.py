@@ -1,8 +1,8 @@
-"""Parts of models, each of which works on its own: attention, blocks, stacks, caches.
+"""Layers and functions that work on their own: attention, blocks, stacks, caches.
 
-Parts take sizes, not configs; ``d_model`` is the width of their inputs. They know no text, task,
-loss or search. What enters matrix multiplications is in ``compute_dtype``; sums, softmax and layer
-norm statistics are float32 (:mod:`jaxformer.nn.precision`).
+Layers take sizes, not configs; ``d_model`` is the width of their inputs. They do not depend on
+text, tasks, losses or search. Inputs of matrix multiplications have ``compute_dtype``; sums,
+softmax and layer norm statistics are float32 (:mod:`jaxformer.nn.precision`).
 """
 
 from jaxformer.nn.attention import MultiHeadAttention

@@ -1,4 +1,4 @@
-"""Checks of what callers pass to layers: errors that name the layer, not an einsum."""
+"""Checks of the arguments of layers, whose errors name the layer and not an einsum."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from jaxformer.errors import UserError
 
 
 def check_sizes(layer: Any, *names: str) -> None:
-    """Checks that sizes of a layer are positive whole numbers, or None where that is the default.
+    """Checks that sizes of a layer are positive integers, or None where None is the default.
 
     Raises:
-      UserError: Names the layer, its attribute and what was given.
+      UserError: Names the layer, the attribute and what was given.
     """
     owner = type(layer).__name__
     for name in names:
@@ -32,14 +32,14 @@ def check_activations(
     """Checks that activations are [batch, length, width].
 
     Args:
-      owner: Layer to name in the error.
+      owner: Name of the layer.
       name: Name of the argument.
       x: The activations.
-      width: Size that the last axis must have; any when None.
-      axes: How many axes there must be; one or more when None.
+      width: Required size of the last axis; any size when None.
+      axes: Required number of axes; one or more when None.
 
     Raises:
-      UserError: Says which layer expected which shape.
+      UserError: Names the layer and the shape that it expects.
     """
     wrong_axes = x.ndim < 1 if axes is None else x.ndim != axes
     if wrong_axes or (width is not None and x.shape[-1] != width):
@@ -52,13 +52,13 @@ def check_mask(owner: str, name: str, mask: Array, shape: tuple) -> None:
     """Checks that a mask is boolean and broadcasts to [batch, heads, queries, keys].
 
     Args:
-      owner: Layer to name in the error.
-      name: The mask's name.
+      owner: Name of the layer.
+      name: Name of the argument.
       mask: [batch or 1, heads or 1, queries or 1, keys].
       shape: Batch, queries and keys; symbolic sizes while exporting.
 
     Raises:
-      UserError: Says which layer expected which shape, or which dtype.
+      UserError: Names the layer, and the shape and dtype that it expects.
     """
     batch, queries, keys = shape
     fits = mask.ndim == 4 and all(
@@ -76,7 +76,7 @@ def check_mask(owner: str, name: str, mask: Array, shape: tuple) -> None:
 
 
 def check_ids(name: str, ids: Any, size: int) -> None:
-    """Checks token ids, [batch, length]; within ``jax.jit`` only their shape is known.
+    """Checks token ids, [batch, length]. Within ``jax.jit`` only their shape can be checked.
 
     Raises:
       UserError: They have another shape, or an id is negative or not less than ``size``.
@@ -88,7 +88,7 @@ def check_ids(name: str, ids: Any, size: int) -> None:
         )
     if isinstance(ids, Tracer) or not ids.size:
         return
-    values = np.asarray(ids)  # its own min would be traced
+    values = np.asarray(ids)  # jax.Array.min would be traced.
     lowest, highest = values.min(), values.max()
     if lowest < 0 or highest >= size:
         raise UserError(
@@ -101,7 +101,7 @@ def check_length(name: str, length: int, longest: int) -> None:
     """Checks that a sequence is no longer than the model allows.
 
     Raises:
-      UserError: It is.
+      UserError: The sequence is longer.
     """
     if length > longest:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Multi-head attention (section 3.2.2): training, reading a prompt, and one token at a time."""
+"""Multi-head attention (section 3.2.2), for whole sequences and for decoding with a cache."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -29,8 +29,8 @@ class _Projections(NamedTuple):
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O (section 3.2.2).
 
-    ``d_model`` is the width of the inputs. W^Q, W^K and W^V are [D, H, K or V], W^O [H * V, D].
-    The weights, [B, H, T, S], are recorded as the intermediate "weights": apply the module with
+    ``d_model`` is the width of the inputs. W^Q, W^K and W^V are [D, H, K or V], W^O is [H * V, D].
+    The weights, [B, H, T, S], are sown as the intermediate "weights": apply the module with
     ``mutable=["intermediates"]`` to get them.
 
     Departs from the paper: ``use_bias``, ``dropout_rate`` and ``encode_positions``, all optional.
@@ -42,14 +42,15 @@ class MultiHeadAttention(nn.Module):
     (1, 3, 512)
 
     Attributes:
-      num_heads: Attention heads, h.
-      d_k: Size of one head's queries and keys; ``d_model / num_heads`` when None.
-      d_v: Size of one head's values; ``d_model / num_heads`` when None.
+      num_heads: Number of heads, h.
+      d_k: Size of the queries and keys of a head; ``d_model / num_heads`` when None.
+      d_v: Size of the values of a head; ``d_model / num_heads`` when None.
       use_bias: Adds biases to all four projections.
-      dropout_rate: Dropout on the attention weights.
-      encode_positions: Applied to queries and keys, [B, T, H, K], with their positions, [B or 1,
-        T], before they meet: ``rotary_positions``, for instance. Not with a memory.
-      compute_dtype: Dtype of what enters the matrix multiplications.
+      dropout_rate: Dropout rate of the attention weights.
+      encode_positions: Function of queries or keys, [B, T, H, K], and their positions, [B or 1, T],
+        applied before the dot products; for instance
+        :func:`~jaxformer.nn.positions.rotary_positions`. Not applied when attending to a memory.
+      compute_dtype: Dtype of the inputs of matrix multiplications.
     """
 
     num_heads: int
@@ -61,7 +62,6 @@ class MultiHeadAttention(nn.Module):
     compute_dtype: ComputeDtype = "float32"
 
     def setup(self) -> None:
-        """Creates the dropout on weights."""
         check_sizes(self, "num_heads", "d_k", "d_v")
         self.dropout = Dropout(self.dropout_rate)
 
@@ -77,22 +77,22 @@ class MultiHeadAttention(nn.Module):
         cache: KVCache | MemoryCache | None = None,
         slots: Slots | None = None,
     ) -> Any:
-        """Attends from x to itself, to a memory, or to what a cache keeps of them.
+        """Attends from x to itself, to a memory, or to a cache.
 
         Args:
-          x: Activations that attend: whole sequences, or new tokens as :class:`Slots` has them.
-          memory: Activations to attend to; x when None.
-          mask: True where a query may attend; everywhere when None. With a cache over its slots,
-            or over the prompt while it is read.
+          x: Activations of the queries: whole sequences, or new tokens as :class:`Slots` describes.
+          memory: Activations of the keys and values; x when None.
+          mask: True where a query may attend; everywhere when None. With a cache it covers the
+            slots of the cache, or the prompt during prefill.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``.
           positions: Position of every token of x in its sequence; 0, 1, ... when None.
           row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
-          cache: From :meth:`init_cache` or :meth:`cache_memory`, or as returned; needs a mask
-            and slots.
-          slots: Where new keys and values go in the cache.
+          cache: From :meth:`init_cache` or :meth:`cache_memory`, or returned by the previous call;
+            requires a mask and slots.
+          slots: The slots that the new keys and values are written to.
 
         Returns:
-          Activations, [B, T, D]; with a cache also the cache that includes the new tokens.
+          Activations, [B, T, D]; with a cache also the updated cache.
 
         Raises:
           UserError: An argument has another shape or dtype.
@@ -104,7 +104,7 @@ class MultiHeadAttention(nn.Module):
             source = memory
         queries = self._project(x, weights.query)
         if isinstance(cache, MemoryCache):
-            keys = values = cast(Any, None)  # they are in the cache
+            keys = values = cast(Any, None)  # The cache has them.
         else:
             keys, values = self._project(source, weights.key), self._project(source, weights.value)
             if self.encode_positions is not None and memory is None:
@@ -125,17 +125,17 @@ class MultiHeadAttention(nn.Module):
         return self._output(attended, weights)
 
     def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
-        """Returns an empty cache of self-attention, for all slots of a table.
+        """Returns an empty cache for self-attention.
 
         Args:
-          slots: The table of the decoder.
+          slots: Slots of the decoder.
           d_model: Width of the activations.
           dtype: Dtype of the activations.
         """
         return KVCache.empty(slots, self.num_heads, *self._head_sizes(d_model), dtype)
 
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
-        """Returns the keys and values of a memory, projected once for all tokens to come."""
+        """Returns the keys and values of a memory, which all decoding steps use."""
         weights = self._projections(memory.shape[-1])
         return MemoryCache.of(
             self._project(memory, weights.key), self._project(memory, weights.value)
@@ -179,7 +179,6 @@ class MultiHeadAttention(nn.Module):
 
     @nn.compact
     def _projections(self, d_model: int) -> _Projections:
-        """Creates W^Q, W^K, W^V and W^O, and their biases."""
         h, (k, v) = self.num_heads, self._head_sizes(d_model)
         heads = nn.initializers.variance_scaling(
             1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)

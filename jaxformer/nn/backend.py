@@ -1,7 +1,7 @@
-"""Decisions that depend on the hardware, in one place: they change speed, never results.
+"""Settings that depend on the hardware, which affect speed and never results.
 
-Layers ask :func:`backend`; nothing else looks at the platform. ``print(backend())`` shows what was
-decided, and :func:`use_backend` overrides it, for instance while exporting for another platform.
+Layers call :func:`backend`; no other code looks at the platform. ``print(backend())`` shows the
+settings. :func:`use_backend` overrides them, for instance to export for another platform.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """Decisions on how programs are compiled for a kind of hardware.
+    """Compilation settings for a kind of hardware.
 
     Attributes:
-      float32_activations: Keep activations in float32 where matmuls take bfloat16. CPUs need
-        longer to convert them than to read twice as much.
-      unroll_layers: Compile every layer of a stack by itself. It takes longer than stacking what
-        the backward pass needs (on TPUs, not measured).
-      logits_per_chunk: Logits that the loss holds at a time: enough rows to fill the matrix units,
-        few enough to stay near the caches. GPUs take more, because every chunk reads and writes
-        the embedding's gradient, which fits into no cache there.
+      float32_activations: Keep activations in float32 where matmuls take bfloat16. On CPUs the
+        conversions take longer than reading twice as many bytes.
+      unroll_layers: Compile each layer of a stack separately. This takes longer to compile, but
+        avoids stacking what the backward pass needs. Not measured on TPUs.
+      logits_per_chunk: Logits that the loss computes at a time: enough rows to fill the matrix
+        units, few enough to fit into caches. GPUs take more, because each chunk reads and writes
+        the gradient of the embedding, which exceeds their caches.
       fused_attention: Use cuDNN's attention where it applies (NVIDIA GPUs from Ampere on).
-      compiler_options: Options of XLA for the training step, by name. GPUs would multiply one input
-        with queries, keys and values at once, and then copy them apart.
+      compiler_options: XLA options for the training step, by name. On GPUs XLA would merge the
+        projections to queries, keys and values into one matmul, and then copy the results apart.
     """
 
     float32_activations: bool = False
@@ -38,11 +38,12 @@ class Backend:
 
 
 def backend_for(platform: str, compute_capability: str = "") -> Backend:
-    """Returns the decisions for "cpu", "gpu" or "tpu".
+    """Returns the settings for "cpu", "gpu" or "tpu".
 
     Args:
-      platform: As ``jax.default_backend()`` names it.
-      compute_capability: Of an NVIDIA GPU, "9.0" for instance; other GPUs have other words.
+      platform: Platform as returned by ``jax.default_backend()``.
+      compute_capability: Compute capability of an NVIDIA GPU, for instance "9.0". Other GPUs have
+        values that are not numbers.
     """
     if platform == "cpu":
         return Backend(float32_activations=True, unroll_layers=True)
@@ -62,7 +63,7 @@ _override: contextvars.ContextVar[Backend | None] = contextvars.ContextVar("back
 
 
 def backend() -> Backend:
-    """Returns the decisions in force: an override, or those for jax's default device."""
+    """Returns the current settings: the override, or those for JAX's default device."""
     chosen = _override.get()
     if chosen is not None:
         return chosen
@@ -72,9 +73,9 @@ def backend() -> Backend:
 
 @contextlib.contextmanager
 def use_backend(chosen: Backend) -> Iterator[None]:
-    """Overrides the decisions for functions that are traced within.
+    """Overrides the settings for functions traced within the context.
 
-    A function that ``jax.jit`` has compiled before keeps the earlier ones.
+    Functions that ``jax.jit`` has already compiled keep the settings they were traced with.
 
     >>> with use_backend(backend_for("tpu")):
     ...     backend().unroll_layers

@@ -1,4 +1,4 @@
-"""The layer of the paper (section 3.1): sub-layers, each in its residual connection."""
+"""The layer of the paper (section 3.1): sub-layers with residual connections."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ LayerCache = dict[str, KVCache | MemoryCache]
 
 
 class Residual(nn.Module):
-    """The order of sub-layer, dropout, residual sum and layer norm, in one place.
+    """Residual connection with dropout and layer norm, in post-norm or pre-norm order.
 
     "post" (sections 3.1 and 5.4): LayerNorm(x + Dropout(Sublayer(x))).
     "pre": x + Dropout(Sublayer(LayerNorm(x))).
@@ -23,7 +23,7 @@ class Residual(nn.Module):
 
     Attributes:
       norm_position: "post" or "pre".
-      dropout_rate: Dropout on the output of the sub-layer.
+      dropout_rate: Dropout rate of the output of the sub-layer.
       make_norm: Creates the norm; takes its ``name``.
     """
 
@@ -40,7 +40,7 @@ class Residual(nn.Module):
         *,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Wraps ``sublayer`` around x."""
+        """Applies ``sublayer`` to x within the residual connection."""
         norm: Callable = self.make_norm(name="norm")
         dropout = Dropout(self.dropout_rate)
         if self.norm_position == "pre":
@@ -51,14 +51,14 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """Self-attention, cross-attention if there is a memory, and a feed-forward network.
 
-    The encoder's layer is ``Block(MultiHeadAttention(8), FeedForward(2048))``; the decoder's has a
-    ``cross_attention`` besides, and a causal mask.
+    The encoder's layer is ``Block(MultiHeadAttention(8), FeedForward(2048))``. The decoder's layer
+    also has a ``cross_attention``, and is called with a causal mask.
 
     Attributes:
-      self_attention: A :class:`~jaxformer.nn.attention.MultiHeadAttention`, or another module that
-        is called alike.
+      self_attention: A :class:`~jaxformer.nn.attention.MultiHeadAttention`, or another module with
+        the same signature.
       feed_forward: A :class:`~jaxformer.nn.feed_forward.FeedForward`, or any module of x.
-      cross_attention: Attends to a memory; None for a block without one.
+      cross_attention: Attention to a memory; None for a block without one.
       make_residual: Creates the residual connection of each sub-layer.
     """
 
@@ -68,7 +68,6 @@ class Block(nn.Module):
     make_residual: Callable[[], Residual] = Residual
 
     def setup(self) -> None:
-        """Creates the residual connections."""
         self.self_attention_residual = self.make_residual()
         if self.cross_attention is not None:
             self.cross_attention_residual = self.make_residual()
@@ -87,22 +86,23 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         slots: Slots | None = None,
     ) -> Any:
-        """Runs the block over whole sequences, or over new tokens with earlier ones cached.
+        """Runs the block over whole sequences, or over new tokens with a cache.
 
         Args:
           x: Activations.
-          memory: Activations that cross-attention attends to; a cache has their keys and values.
+          memory: Activations that cross-attention attends to; None with a cache, which has its keys
+            and values.
           mask: True where a token may attend to another; everywhere when None.
           memory_mask: True where a token may attend to the memory; everywhere when None.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static: with
             ``nn.remat`` pass it by position and name it in ``static_argnums``.
           positions: Position of every token; 0, 1, ... when None.
           row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
-          cache: From :meth:`init_cache`, or as returned.
-          slots: Where new tokens go in the cache.
+          cache: From :meth:`init_cache`, or returned by the previous call.
+          slots: The slots of the cache that new tokens are written to.
 
         Returns:
-          Activations; with a cache also the cache that includes the new tokens.
+          Activations; with a cache also the updated cache.
         """
         check_activations("Block", "x", x, axes=3)
         new_cache: LayerCache = {}
@@ -135,7 +135,7 @@ class Block(nn.Module):
     def init_cache(
         self, slots: Slots, memory: Float[Array, "B S D"] | None, d_model: int, dtype: str
     ) -> LayerCache:
-        """Returns a cache without tokens, and with the keys and values of the memory."""
+        """Returns a cache without tokens, which already holds the keys and values of the memory."""
         attention: Any = self.self_attention
         cache: LayerCache = {"self_attention": attention.init_cache(slots, d_model, dtype)}
         if self.cross_attention is not None:

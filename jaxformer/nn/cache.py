@@ -1,11 +1,12 @@
-"""Keys and values that decoding keeps, in layouts that only this module knows.
+"""Caches of keys and values for decoding. Only this module knows their memory layout.
 
-A layer hands its new keys and values to a cache and gets attended values back. Keys and values
-stay where they were written, in a slot: a position, and the beam that wrote there. When a search
-moves hypotheses, it moves :attr:`Slots.beam_slots` alone, one table for all layers of a decoder.
+A layer hands its new keys and values to a cache and gets attended values back. Keys and values stay
+in the slot they were written to: a position, and the beam that wrote there. When a search reorders
+hypotheses, only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder.
 
-By the convention of :mod:`jaxformer.search.beam_cache` every array leads with [B, N], or with [B, 1]
-if the beams of a sentence share it. M is the capacity in positions, P = M * N the slots.
+By the convention of :mod:`jaxformer.search.beam_cache`, arrays have leading axes [B, N], or [B, 1]
+if the beams of a sentence share them. M is the capacity in positions, P = M * N the number of
+slots.
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ from jaxformer.nn.kernels import cached_attention, dot_product_attention
 def capacity_for(length: int) -> int:
     """Returns the capacity of a cache for ``length`` positions, a multiple of 16.
 
-    Whole vector registers: XLA's sums over 15 or 30 positions take ten times as long on CPUs.
+    Multiples fill vector registers: on CPUs, XLA's sums over 15 or 30 positions take ten times as
+    long.
     """
     return -(-length // 16) * 16
 
@@ -35,13 +37,14 @@ def _grow(leaf: Array, axis: int, length: int) -> Array:
 
 @flax.struct.dataclass
 class Slots:
-    """The slots that hold each beam's own tokens, and where the next tokens go.
+    """The slots that hold each beam's tokens, and the position of the next tokens.
 
     Attributes:
-      beam_slots: The beam, 0 to N - 1, that wrote a beam's own token at every position, int32.
-      length: Positions that are filled, int32.
-      is_prompt: True while tokens of a prompt are read, which all beams of a sentence share: then
-        activations are [B, T, D], and not [B, N, D], one new token of each beam.
+      beam_slots: Ancestry of each beam: the beam, 0 to N - 1, that wrote its token at every
+        position, int32.
+      length: Number of filled positions, int32.
+      is_prompt: True during prefill, when all beams of a sentence share the tokens: activations are
+        then [B, T, D] with T tokens of a prompt, instead of [B, N, D] with one new token per beam.
     """
 
     beam_slots: Int[Array, "B N M"]
@@ -50,40 +53,40 @@ class Slots:
 
     @classmethod
     def empty(cls, rows: Int[Array, " B"], num_beams: int, length: int) -> "Slots":
-        """Returns slots for ``length`` positions; ``rows`` says how the batch lies on a mesh."""
+        """Returns slots for ``length`` positions, with the layout of ``rows`` on a mesh."""
         beam_slots = zeros_beside(rows, (num_beams, capacity_for(length)), jnp.int32)
         return cls(beam_slots, jnp.zeros((), jnp.int32))
 
     def positions(self, tokens: int) -> Int[Array, "1 T"]:
-        """Returns the positions of new tokens: one after another in a prompt, else all the same."""
+        """Returns the positions of new tokens: consecutive in a prompt, otherwise all the same."""
         steps = jnp.arange(tokens, dtype=jnp.int32) if self.is_prompt else jnp.zeros(tokens, int)
         return (self.length + steps.astype(jnp.int32))[None]
 
     def add_position(self) -> "Slots":
-        """Returns the table in which each beam owns its slot at the next position."""
+        """Returns the slots after each beam takes its own slot at the next position."""
         beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[:, None]
         own = self.beam_slots[:, :, :1] * 0 + beams
         beam_slots = jax.lax.dynamic_update_slice_in_dim(self.beam_slots, own, self.length, axis=2)
         return dataclasses.replace(self, beam_slots=beam_slots)
 
     def visible(self) -> Bool[Array, "B 1 N P"]:
-        """Returns the mask of a beam's own slots, the one at ``length`` included."""
+        """Returns the mask of each beam's own slots, including the slot at ``length``."""
         batch, beams, capacity = self.beam_slots.shape
         filled = jnp.arange(capacity) <= self.length
         own = (self.beam_slots[..., None] == jnp.arange(beams)) & filled[:, None]
         return own.reshape(batch, beams, -1)[:, None]
 
     def grow(self, length: int) -> "Slots":
-        """Returns the table with a capacity for ``length`` positions at least."""
+        """Returns the slots with capacity for at least ``length`` positions."""
         return dataclasses.replace(self, beam_slots=_grow(self.beam_slots, 2, length))
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the tokens so far, of one self-attention.
+    """Cached keys and values of one self-attention layer.
 
     Attributes:
-      keys: By position, M, and by the beam that wrote there, N.
-      values: Likewise.
+      keys: Keys by position, M, and by the beam that wrote them, N.
+      values: Values by position and beam.
     """
 
     keys: Float[Array, "B 1 H K M N"]
@@ -93,7 +96,7 @@ class KVCache(NamedTuple):
     def empty(
         cls, slots: Slots, num_heads: int, d_k: int, d_v: int, dtype: jnp.dtype | str
     ) -> "KVCache":
-        """Returns a cache with nothing written, for all the slots of a table."""
+        """Returns an empty cache with capacity for all slots."""
         rows, (_, beams, capacity) = slots.beam_slots[:, 0, 0], slots.beam_slots.shape
         return cls(
             zeros_beside(rows, (1, num_heads, d_k, capacity, beams), dtype),
@@ -103,11 +106,11 @@ class KVCache(NamedTuple):
     def append(
         self, keys: Float[Array, "B T H K"], values: Float[Array, "B T H V"], slots: Slots
     ) -> "KVCache":
-        """Returns the cache with new tokens' keys and values written at ``slots.length``."""
+        """Returns the cache with keys and values of new tokens written at ``slots.length``."""
         keys, values = jnp.moveaxis(keys, 1, -1)[:, None], jnp.moveaxis(values, 1, 2)[:, None]
-        if slots.is_prompt:  # T positions of beam 0
+        if slots.is_prompt:  # T positions of beam 0.
             keys, values = keys[..., None], values[..., None, :]
-        else:  # one position of T beams
+        else:  # One position of T beams.
             keys, values = keys[..., None, :], values[:, :, :, None]
         update = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
@@ -118,13 +121,14 @@ class KVCache(NamedTuple):
     def attend(
         self, queries: Float[Array, "B T H K"], mask: Bool[Array, "#B #H #T _"], slots: Slots
     ) -> Float[Array, "B T H V"]:
-        """Returns the values that queries attend to, which include the tokens just appended.
+        """Returns attended values; queries also attend to the tokens just appended.
 
         Args:
-          queries: Of one new token of each beam, T = N; of a prompt's tokens while it is read.
-          mask: True where a query may attend: over the slots, [B, 1, N, P]; over the prompt itself,
-            [1 or B, 1, T, T], while it is read, which must come first.
-          slots: Where the tokens were written.
+          queries: Queries of one new token per beam, T = N; during prefill, of the tokens of the
+            prompt.
+          mask: True where a query may attend: over the slots, [B, 1, N, P]; during prefill, which
+            must come first, over the prompt itself, [1 or B, 1, T, T].
+          slots: The slots that the tokens were written to.
         """
         if slots.is_prompt:
             length = queries.shape[1]
@@ -137,16 +141,16 @@ class KVCache(NamedTuple):
         return cached_attention(queries, keys, values, mask[:, 0])
 
     def grow(self, length: int) -> "KVCache":
-        """Returns the cache with a capacity for ``length`` positions at least."""
+        """Returns the cache with capacity for at least ``length`` positions."""
         return KVCache(_grow(self.keys, 4, length), _grow(self.values, 3, length))
 
 
 class MemoryCache(NamedTuple):
-    """Keys and values of a memory, projected once; the beams of a sentence share them.
+    """Cached keys and values of a memory, which the beams of a sentence share.
 
     Attributes:
-      keys: Positions last.
-      values: Positions last but one.
+      keys: Keys; the position is the last axis.
+      values: Values; the position is the second-to-last axis.
     """
 
     keys: Float[Array, "B 1 H K S"]
@@ -160,7 +164,7 @@ class MemoryCache(NamedTuple):
     def attend(
         self, queries: Float[Array, "B T H K"], mask: Bool[Array, "#B #H #T _"], slots: Slots
     ) -> Float[Array, "B T H V"]:
-        """Returns the values that one new token of each beam, or a prompt's tokens, attend to."""
+        """Returns attended values for one new token per beam, or for the tokens of a prompt."""
         keys, values = self.keys[:, 0], self.values[:, 0]
         if slots.is_prompt:
             keys, values = jnp.moveaxis(keys, -1, 1), jnp.moveaxis(values, 2, 1)
@@ -168,5 +172,5 @@ class MemoryCache(NamedTuple):
         return cached_attention(queries, keys, values, mask[:, 0])
 
     def grow(self, length: int) -> "MemoryCache":
-        """Returns the cache as it is: a memory does not grow."""
+        """Returns the cache unchanged, because a memory does not grow."""
         return self

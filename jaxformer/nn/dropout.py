@@ -1,8 +1,8 @@
-"""Dropout whose mask belongs to the sentence, not to the device it happens to lie on.
+"""Dropout whose mask does not depend on how the batch is split over devices or micro-batches.
 
-``jax.random`` spends more time on random bits than a small model on its matrix products. Here
-the bits are a hash of (key, row, index in the row): cheap enough to be fused into the
-multiplication, and independent of how rows are split over devices or micro-batches.
+``jax.random`` takes longer to generate random bits than a small model's matrix multiplications.
+Here the bits are a hash of (key, row, index in the row), cheap enough to fuse into the
+multiplication.
 """
 
 import math
@@ -17,7 +17,7 @@ class Dropout(nn.Module):
     """Residual dropout (section 5.4): zeroes elements and scales the rest by 1 / (1 - rate).
 
     Attributes:
-      rate: Probability of an element to be zeroed, P_drop.
+      rate: Probability that an element is zeroed, P_drop.
     """
 
     rate: float
@@ -30,11 +30,11 @@ class Dropout(nn.Module):
         *,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B ..."]:
-        """Drops elements of x, with the "dropout" stream of random numbers.
+        """Drops elements of x, using the "dropout" random number stream.
 
         Args:
           x: Activations, or attention weights.
-          deterministic: True returns x as it is.
+          deterministic: True returns x unchanged.
           row_ids: Number of each row in the global batch; 0, 1, ... when None.
         """
         if deterministic or self.rate == 0.0:
@@ -48,11 +48,11 @@ class Dropout(nn.Module):
 def random_bits(
     seed: UInt32[Array, "2"], row_ids: Int[Array, " B"], shape: tuple[int, ...]
 ) -> UInt32[Array, "B ..."]:
-    """Returns uniform bits, a pure function of the seed, the row's number and the index in the row.
+    """Returns uniform bits as a pure function of the seed, the row id and the index in the row.
 
-    Each row has two 32-bit keys of its own, and every index goes through two rounds of an
-    avalanching mix. The second key must not be the mix of a near neighbor of the first: rows
-    came out biased by seven standard deviations then, which the tests of this module look for.
+    Each row has two 32-bit keys, and each index goes through two rounds of an avalanching hash. The
+    second key must not be the hash of a near neighbor of the first key. Otherwise rows are biased,
+    by seven standard deviations in one case, which the tests of this module detect.
     """
     ones = (1,) * len(shape)
     first = _mix(_mix(row_ids.astype(jnp.uint32) ^ seed[0]) ^ seed[1]).reshape(-1, *ones)
@@ -62,9 +62,9 @@ def random_bits(
 
 
 def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """A bijection of 32-bit words in which every input bit flips every output bit half the time.
+    """Hashes 32-bit words bijectively; each input bit flips every output bit half the time.
 
-    The constants are those of Chris Wellons' "lowbias32" (public domain).
+    The constants are from Chris Wellons' "lowbias32" (public domain).
     """
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

@@ -1,4 +1,4 @@
-"""Embeddings, and logits as products with them (section 3.4)."""
+"""Embeddings and output logits (section 3.4)."""
 
 import math
 
@@ -17,12 +17,12 @@ from jaxformer.nn.sharding import per_batch_shard
 def embed(
     table: Float[Array, "V D"] | Int8Matrix, ids: Int[Array, "*rows"]
 ) -> Float[Array, "*rows D"]:
-    """Returns rows of a table, float32; NaN for an id that the table does not have."""
+    """Returns rows of a table, float32; NaN for ids that are out of range."""
     if isinstance(table, Int8Matrix):
         return take_rows(table.values, ids) * take_rows(table.scale, ids)
     if has_explicit_axes(ids):
         return take_rows(table, ids).astype(jnp.float32)
-    # Whole on every device: the compiler of jax 0.10 crashes on a gather from a split table.
+    # Every device gathers the whole table: XLA of jax 0.10 crashes on lookups in a sharded table.
     found = per_batch_shard(take_rows, table, ids)
     return found.reshape(*ids.shape, -1).astype(jnp.float32)
 
@@ -32,16 +32,16 @@ def output_logits(
     table: Float[Array, "V D"] | Int8Matrix,
     bias: Float[Array, " V"] | None = None,
 ) -> Float[Array, "*rows V"]:
-    """Returns dot products of x with every row of a table, plus a bias: logits, float32.
+    """Returns logits, the dot products of x with every row of a table, plus a bias, float32.
 
-    In float32 also where layers compute in bfloat16: which of two near words is likelier often
-    depends on it, and it takes little of the time.
+    Logits are float32 even where layers compute in bfloat16, because they often decide between
+    words of similar probability and take little of the time.
     """
     if not isinstance(table, Int8Matrix):
         logits = matmul_nt(x.astype(jnp.float32), table.astype(jnp.float32))
         return logits if bias is None else logits + bias
     inputs = quantize_rows(x.astype(jnp.float32), -1)
-    # Not as a product with the transpose, which XLA would widen to int32 and then transpose.
+    # Not a matmul with the transpose, which XLA would convert to int32 and then transpose.
     sums = matmul_nt(inputs.values, table.values, jnp.int32)
     logits = sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
     return logits if bias is None else logits + bias
@@ -62,7 +62,7 @@ def embed_tokens(
       positions: Position of every token; 0, 1, ... when None.
 
     Raises:
-      UserError: A sequence is longer than there are encodings, or an id is not in the table.
+      UserError: A sequence is longer than ``encodings``, or an id is not in the table.
     """
     check_ids("tokens", tokens, jax.tree.leaves(table)[0].shape[0])
     if positions is None:

@@ -27,8 +27,8 @@ class FeedForward(nn.Module):
 
     Attributes:
       d_ff: Inner width.
-      activation: Between the two matrix multiplications; "gelu" is the tanh approximation.
-      compute_dtype: Dtype of what enters the matrix multiplications.
+      activation: Activation between the two matmuls; "gelu" is the tanh approximation.
+      compute_dtype: Dtype of the inputs of matrix multiplications.
     """
 
     d_ff: int
@@ -40,7 +40,7 @@ class FeedForward(nn.Module):
         """Applies the network to every position separately.
 
         Raises:
-          UserError: ``d_ff`` is not a positive number, or x has no axis of features.
+          UserError: ``d_ff`` is not a positive number, or x has no feature axis.
         """
         check_sizes(self, "d_ff")
         check_activations("FeedForward", "x", x)

@@ -1,8 +1,8 @@
 """Attention over all heads at once: equation 1 in three kernels, and additive attention.
 
-All kernels compute the same function of queries, keys, values and a mask. Which one runs is a
-matter of speed alone: :func:`attention` chooses for whole sequences, and decoding takes
-:func:`cached_attention`.
+The three kernels compute the same function of queries, keys, values and a mask, and differ in
+speed. :class:`~jaxformer.nn.attention.MultiHeadAttention` chooses the one for whole sequences;
+decoding uses :func:`cached_attention`.
 """
 
 import math
@@ -29,9 +29,9 @@ def dot_product_attention(
       queries: Q, in the compute dtype.
       keys: K.
       values: V.
-      mask: True where a query may attend. A query that may attend nowhere, which is padding,
-        gets an average of all values; nothing may depend on it.
-      dropout: Applied to the weights before they meet the values; None drops nothing.
+      mask: True where a query may attend. A query that may attend nowhere, which is padding, gets
+        the average of all values; nothing may depend on it.
+      dropout: Applied to the weights that multiply the values; no dropout when None.
 
     Returns:
       The attended values in the dtype of ``values``, and the float32 weights before dropout.
@@ -49,15 +49,15 @@ def additive_attention(
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns additive attention (section 3.2.1; Bahdanau et al. 2015) and its weights.
 
-    No model here uses it: it is for comparison. Masks and results are those of
+    No model here uses it; it is for comparison. The mask and the results are as for
     :func:`dot_product_attention`.
 
     Args:
-      queries: Already multiplied by the network's matrix for queries.
-      keys: Already multiplied by its matrix for keys.
+      queries: Queries, already multiplied by the network's matrix for queries.
+      keys: Keys, already multiplied by the network's matrix for keys.
       values: V.
       mask: True where a query may attend.
-      vector: Weights of the hidden layer's output, for every head.
+      vector: Weights of the network's output, for each head.
     """
     return _weighted_sum(additive_scores(queries, keys, vector), values, mask)
 
@@ -69,7 +69,7 @@ def additive_scores(
 ) -> Float[Array, "B H T S"]:
     """Returns scores ``vector . tanh(query + key)``, float32: a network with K hidden units.
 
-    No matmul computes them: B T S H K numbers are computed, if not kept.
+    There is no matmul to use: the B T S H K hidden units are computed, though not stored.
     """
     queries, keys, vector = (a.astype(jnp.float32) for a in (queries, keys, vector))
     hidden = jnp.tanh(queries[:, :, None] + keys[:, None])
@@ -93,7 +93,7 @@ def _weighted_sum(
 
 
 def _masked_softmax(scores: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, "..."]:
-    # The lowest float instead of -inf: the same weights, exactly 0, but no NaN in padding.
+    # The lowest float gives the same weights as -inf, exactly 0, but no NaN in padding.
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
 
 
@@ -105,18 +105,18 @@ def fused_attention(
 ) -> Float[Array, "B T H V"]:
     """Computes :func:`dot_product_attention` in one cuDNN kernel, without weights in memory.
 
-    Only where :func:`has_fused_kernel` returns True.
+    Requires that :func:`has_fused_kernel` is True.
     """
-    # The kernel's softmax over nothing, in padding, would be NaN.
+    # The kernel returns NaN for queries that may attend nowhere, which are padding.
     mask = mask | ~mask.any(axis=-1, keepdims=True)
     return jax.nn.dot_product_attention(queries, keys, values, mask=mask, implementation="cudnn")
 
 
 def has_fused_kernel(queries: Float[Array, "B T H K"], values: Float[Array, "B S H V"]) -> bool:
-    """Returns whether :func:`fused_attention` applies: it is the same function, and faster.
+    """Returns whether :func:`fused_attention` supports these arrays and this device.
 
-    On NVIDIA GPUs from Ampere on, in bfloat16, with d_k = d_v, a multiple of 8 up to 128, and even
-    lengths. It has not been tried on heads or rows that the compiler splits.
+    It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128, and
+    even lengths. Neither heads nor the batch may be sharded, which has not been tried.
     """
     return (
         backend().fused_attention
@@ -134,15 +134,15 @@ def cached_attention(
     values: Float[Array, "B H S V"],
     mask: Bool[Array, "#B #N S"],
 ) -> Float[Array, "B N H V"]:
-    """Computes equation 1 for one query of each of N beams, which share their keys and values.
+    """Computes equation 1 for one query per beam; the beams of a sentence share keys and values.
 
-    In a step there is little to multiply and much to read. On CPUs the axes are in the order in
-    which sums of products, without a matmul, read the cache once and from end to end.
+    A decoding step multiplies little and reads much. On CPUs, elementwise products and sums read
+    the cache once, from end to end, in the order of its axes.
 
     Args:
       queries: Q, in the compute dtype.
-      keys: K, positions last.
-      values: V, positions last but one.
+      keys: K; the position is the last axis.
+      values: V; the position is the second-to-last axis.
       mask: True where a beam may attend.
 
     Returns:
@@ -154,7 +154,7 @@ def cached_attention(
 
     def sums_of_products(q: Array, k: Array, v: Array) -> Array:
         q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
-        if q.shape[1] == 1:  # XLA would take ten times as long over an axis of one
+        if q.shape[1] == 1:  # With an axis of size 1, XLA would take ten times as long.
             weights = weigh((q[:, 0, :, :, None] * k).sum(axis=2)[:, None])
             return (weights[:, 0, :, :, None] * v).sum(axis=2)[:, None]
         weights = weigh((q[..., None] * k[:, None]).sum(axis=3))

@@ -1,4 +1,4 @@
-"""Attention masks. Boolean, True = may attend (section 3.2.3)."""
+"""Attention masks: boolean, True where a query may attend (section 3.2.3)."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -7,10 +7,10 @@ from jaxtyping import Array, Bool, Int
 def segment_mask(
     query_segments: Int[Array, "B T"], key_segments: Int[Array, "B S"]
 ) -> Bool[Array, "B 1 T S"]:
-    """Lets a token attend to the tokens of its own segment, and nothing to padding.
+    """Returns a mask that lets tokens attend to their own segment only, and not to padding.
 
-    Segment 0 is padding; 1, 2, ... number the sentence pairs packed into one row. With one pair a
-    row this is the ordinary padding mask.
+    Segment 0 is padding; 1, 2, ... number the sentence pairs packed into one row. With one pair per
+    row this is the usual padding mask.
 
     >>> segment_mask(jnp.array([[1, 2]]), jnp.array([[1, 2, 0]]))[0, 0].astype(int).tolist()
     [[1, 0, 0], [0, 1, 0]]
@@ -20,5 +20,5 @@ def segment_mask(
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
-    """Keeps a position from attending to later ones, which preserves auto-regression."""
+    """Returns a mask that hides later positions, which preserves the auto-regressive property."""
     return jnp.tril(jnp.ones((length, length), bool))[None, None]

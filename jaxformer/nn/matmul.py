@@ -1,8 +1,9 @@
-"""Matrix products whose gradients are as fast as they are, under every JAX transformation.
+"""Matrix multiplications with fast gradients, under every JAX transformation.
 
-Autodiff transposes a product into products of the float32 gradient with widened inputs. On CPUs
-that misses the bfloat16 units, so bfloat16 products with float32 results have a primitive of their
-own: its two transposes round the gradient to bfloat16 first. All else is a plain ``dot_general``.
+Autodiff of a bfloat16 matmul with float32 results multiplies the float32 gradient with inputs
+converted to float32. On CPUs that does not use the bfloat16 units. Such matmuls therefore have a
+primitive of their own, whose two transposes round the gradient to bfloat16 first. All other matmuls
+are a plain ``dot_general``.
 """
 
 from typing import Any
@@ -20,9 +21,9 @@ from jaxformer.layout import has_explicit_axes, vary_alike
 def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike) -> Array:
     """Returns the product over the last axis of ``x`` and the first of ``kernel``, in ``dtype``.
 
-    Rows are flattened to two dimensions: on CPUs the gradient by the kernel is much slower for
-    three. Where a mesh has explicit axes nothing is flattened, because a split axis cannot be
-    merged with another.
+    Rows are flattened to two dimensions, because on CPUs the gradient with respect to the kernel is
+    much slower with three. On a mesh with explicit axes nothing is flattened, because JAX cannot
+    merge a sharded axis with another.
 
     Args:
       x: Activations, in the dtype to multiply in.
@@ -53,7 +54,8 @@ def matmul_nt(
 def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
     """Returns ``a.T @ b``, float32.
 
-    Contracting two axes, XLA uses the CPU's bfloat16 units; contracting one, it does not.
+    XLA uses the CPU's bfloat16 units to contract two axes, but not one; so the rows are split in
+    two.
     """
     halves = 2 if a.shape[0] % 2 == 0 else 1
     a, b = (m.reshape(halves, -1, m.shape[1]) for m in (a, b))
@@ -73,7 +75,7 @@ def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
 
 
 def _batched(operands: tuple[Array, Array], axes: tuple) -> tuple[Array, int]:
-    """Maps over rows by flattening them; over matrices, by a plain batched product."""
+    """Batches over rows by flattening them, and over matrices by a plain batched matmul."""
     (x, matrix), (axis, matrix_axis) = operands, axes
     if matrix_axis is not None:
         return jax.vmap(_multiply, axes)(x, matrix), 0
@@ -82,7 +84,7 @@ def _batched(operands: tuple[Array, Array], axes: tuple) -> tuple[Array, int]:
     return product.reshape(*x.shape[:2], -1), 0
 
 
-# Measured in benchmarks/train.py: docs/LOG.md, 2026-11-23.
+# benchmarks/train.py measures the speed (docs/LOG.md, 2026-11-23).
 _bfloat16_matmul = Primitive("bfloat16_matmul")
 _bfloat16_matmul.def_impl(jax.jit(_multiply))
 _bfloat16_matmul.def_abstract_eval(

@@ -9,7 +9,7 @@ from jaxformer.nn.parameters import parameter
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization (Ba et al. 2016); statistics in float32, the result in x's dtype.
+    """Layer normalization (Ba et al. 2016), with float32 statistics and a result in x's dtype.
 
     Attributes:
       epsilon: Added to the variance.

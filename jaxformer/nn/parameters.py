@@ -1,7 +1,7 @@
-"""Parameters, each with its facts where it is created: logical axes and role.
+"""Parameters with metadata, their logical axes and role, declared where they are created.
 
-The facts say how a parameter is laid out over devices, quantized and counted. ``init`` still
-returns plain dictionaries of arrays; :func:`describe` returns the facts in the same tree.
+The metadata determine how a parameter is sharded, quantized and counted. ``init`` still returns
+plain dictionaries of arrays; :func:`describe` returns the metadata in the same tree structure.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from jaxtyping import Array, PyTree
 
 from jaxformer.errors import UserError
 
-# A "matrix" is multiplied with activations, over its first axis, in the compute dtype. A "table" is
-# embedded from, or multiplied with over its last axis, in float32. A "vector" is all else.
+# A "matrix" is multiplied with activations over its first axis, in the compute dtype. A "table" is
+# an embedding, multiplied over its last axis in float32. Everything else is a "vector".
 Role = Literal["matrix", "table", "vector"]
 
 
 class ParameterInfo(NamedTuple):
-    """Facts about one parameter.
+    """Metadata of one parameter.
 
     Attributes:
-      axes: The logical name of every axis, "vocab", "d_model", "heads" or "d_ff", or None for an
-        axis that is never split over devices. A parameter of a stack leads with its layer axis.
-      role: How the parameter is used.
+      axes: Logical name of each axis: "vocab", "d_model", "heads", "d_ff", or None for an axis that
+        is never sharded. A parameter of a stack has a leading layer axis.
+      role: Use of the parameter: "matrix", "table" or "vector".
     """
 
     axes: tuple[str | None, ...]
@@ -36,7 +36,7 @@ class ParameterInfo(NamedTuple):
 
     @property
     def summed_axis(self) -> int | None:
-        """The axis that a matmul sums over, which quantization keeps no scale for."""
+        """The axis that a matmul sums over, and along which quantization shares a scale."""
         if self.role == "vector":
             return None
         named = [i for i, name in enumerate(self.axes) if name]
@@ -56,15 +56,15 @@ def parameter(
     axes: tuple[str | None, ...] = (),
     role: Role = "vector",
 ) -> Any:
-    """Creates or returns a float32 parameter of a module, as ``module.param`` does.
+    """Creates or returns a float32 parameter of a module, like ``module.param``.
 
     Args:
       module: The module that owns the parameter, within ``setup`` or a compact method.
       name: Name of the parameter.
       initializer: Takes a key, the shape and the dtype.
       shape: Shape, without the layer axis of a stack.
-      axes: Logical name of each axis; () for a small vector, which no mesh splits.
-      role: How the parameter is used.
+      axes: Logical name of each axis; () for a small vector, which is never sharded.
+      role: Use of the parameter.
 
     Raises:
       UserError: The module was given parameters of another shape.
@@ -83,7 +83,7 @@ def parameter(
 
 
 def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
-    """Returns a :class:`ParameterInfo` in the place of each parameter; nothing is computed.
+    """Returns a :class:`ParameterInfo` in place of each parameter, without computing anything.
 
     >>> from jaxformer.nn import FeedForward
     >>> info = describe(FeedForward(16).init, jax.random.key(0), jnp.ones((1, 1, 8)))
@@ -91,13 +91,13 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
     ParameterInfo(axes=('d_ff', 'd_model'), role='matrix')
 
     Args:
-      init: The method of a module, or a function that calls it and returns its parameters. What
-        was not created by :func:`parameter` is a vector, which no mesh splits.
-      *args: Its arguments, or their shapes.
+      init: The ``init`` method of a module, or a function that calls it and returns its parameters.
+        Parameters that :func:`parameter` did not create count as vectors, which are never sharded.
+      *args: Arguments of ``init``, or their shapes.
       **kwargs: Further arguments.
     """
     with _recording() as facts:
-        # A new function at every call: jax would not trace a known one again.
+        # A new function for every call, since JAX does not trace a function twice.
         shapes = jax.eval_shape(lambda *a: init(*a, **kwargs), *args)
     if isinstance(shapes, dict) and "params" in shapes:
         shapes = shapes["params"]

@@ -1,4 +1,4 @@
-"""Positional encodings: sinusoids (section 3.5), and rotary ones."""
+"""Positional encodings: sinusoidal (section 3.5) and rotary."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +8,10 @@ from jaxformer.errors import UserError
 
 
 def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
-    """The sinusoids of section 3.5, float32, sine and cosine interleaved.
+    """Returns the sinusoids of section 3.5, float32, sine and cosine interleaved.
 
     PE(pos, 2i) = sin(pos / 10000^(2i/d_model)); PE(pos, 2i+1) = cos(pos / 10000^(2i/d_model)).
-    Computed in float64, so that far positions are as exact as near ones.
+    They are computed in float64, so that distant positions are as exact as near ones.
 
     >>> sinusoidal_positions(2, 2).round(4).tolist()
     [[0.0, 1.0], [0.8414999842643738, 0.5403000116348267]]
@@ -35,10 +35,10 @@ def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
 def rotary_positions(
     heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"]
 ) -> Float[Array, "B T H K"]:
-    """Turns queries or keys by angles that grow with their positions (Su et al. 2021, RoFormer).
+    """Rotates queries or keys by angles proportional to their positions (Su et al. 2021, RoFormer).
 
-    Entries i and i + K/2 are a point, turned by pos / 10000^(2i/K). A query's product with a key
-    then depends on how far apart they are, and not on where.
+    Entries i and i + K/2 are a point in the plane, rotated by the angle pos / 10000^(2i/K). The dot
+    product of a query and a key then depends only on the distance between them.
 
     >>> rotary_positions(jnp.array([[[[1.0, 0.0]]]]), jnp.array([[1]])).round(4).tolist()
     [[[[0.5403000116348267, 0.8414999842643738]]]]
@@ -53,5 +53,5 @@ def rotary_positions(
     angles = positions[:, :, None, None] * frequencies.astype("float32")
     sine, cosine = jnp.sin(angles), jnp.cos(angles)
     x, y = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([x * cosine - y * sine, x * sine + y * cosine], axis=-1)
-    return turned.astype(heads.dtype)
+    rotated = jnp.concatenate([x * cosine - y * sine, x * sine + y * cosine], axis=-1)
+    return rotated.astype(heads.dtype)

@@ -1,8 +1,8 @@
 """Numeric formats of matrix multiplications: dtypes, and quantization to int8.
 
-What enters a matmul is rounded to the compute dtype, sums are float32, and results have the dtype
-of the activations. In how many bits accelerators multiply float32 is left to jax's default:
-bfloat16's on TPUs, TF32's on NVIDIA GPUs; ``JAX_DEFAULT_MATMUL_PRECISION=highest`` means all.
+Inputs of a matmul are converted to the compute dtype, sums are float32, and results have the dtype
+of the activations. The precision of float32 matmuls on accelerators is JAX's default: bfloat16 on
+TPUs, TF32 on NVIDIA GPUs. ``JAX_DEFAULT_MATMUL_PRECISION=highest`` selects full float32.
 
 Departs from the paper: "bfloat16" and, to decode with, "int8", both optional.
 """
@@ -20,7 +20,7 @@ ComputeDtype = Literal["float32", "bfloat16", "int8"]
 
 
 class Int8Matrix(NamedTuple):
-    """A parameter quantized to eight bits, with a scale for each output: values * scale.
+    """A parameter quantized to int8, with one scale per output: values * scale.
 
     Attributes:
       values: int8, from -127 to 127, in the shape of the parameter.
@@ -32,7 +32,7 @@ class Int8Matrix(NamedTuple):
 
 
 def matmul_dtype(compute_dtype: str) -> str:
-    """Returns the dtype of inputs and parameters in a matmul that is not quantized."""
+    """Returns the dtype of inputs and parameters of a matmul that is not quantized."""
     return "bfloat16" if compute_dtype == "bfloat16" else "float32"
 
 
@@ -42,7 +42,7 @@ def activation_dtype(compute_dtype: str) -> str:
 
 
 def quantize_matrix(parameter: Float[Array, "..."], summed_axis: int) -> Int8Matrix:
-    """Returns the nearest 8-bit matrix: each output's largest weight becomes 127 or -127.
+    """Quantizes a parameter to int8; the largest weight of each output becomes 127 or -127.
 
     >>> matrix = quantize_matrix(jnp.array([[0.5, 254.0], [-1.0, 2.0]]), summed_axis=0)
     >>> matrix.values.tolist(), (matrix.values * matrix.scale)[:, 1].tolist()
@@ -52,21 +52,22 @@ def quantize_matrix(parameter: Float[Array, "..."], summed_axis: int) -> Int8Mat
 
 
 def quantize_rows(values: Float[Array, "..."], axis: int) -> Int8Matrix:
-    """Quantizes float32 values with one scale for everything along ``axis``."""
+    """Quantizes float32 values to int8, with one scale for all values along ``axis``."""
     largest = jnp.abs(values).max(axis=axis, keepdims=True)
     scale = jnp.where(largest == 0, 1.0, largest / 127.0)
     return Int8Matrix(jnp.round(values / scale).astype(jnp.int8), scale)
 
 
 def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
-    """Returns parameters in the format that decoding computes in; vectors stay float32.
+    """Converts parameters to the format that decoding computes in; vectors stay float32.
 
     With "int8", matrices and tables become :class:`Int8Matrix`. With "bfloat16", tables stay
-    float32, because logits are computed in it. What is quantized already stays as it is.
+    float32, because logits are computed in float32. Parameters that are already quantized are
+    unchanged.
 
     Args:
       params: Parameters.
-      info: Facts about them, from :func:`~jaxformer.nn.parameters.describe`.
+      info: Their metadata, from :func:`~jaxformer.nn.parameters.describe`.
       compute_dtype: "float32", "bfloat16" or "int8".
     """
     facts = dict(jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo)))

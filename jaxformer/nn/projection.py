@@ -1,8 +1,7 @@
-"""Matrix multiplication with a parameter, in the precision that a layer computes in.
+"""Matrix multiplication with a parameter, in the compute dtype of a layer.
 
-On CPUs it is asking for a float32 result that brings the fast bfloat16 and int8 instructions;
-accelerators sum in float32 anyway. Where devices sum a result, they send it in the activations'
-dtype.
+On CPUs only matmuls with a float32 result use the fast bfloat16 and int8 instructions; accelerators
+sum in float32 anyway. Sums over devices are communicated in the dtype of the activations.
 """
 
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from jaxtyping import Array, Float
 from jaxformer.nn.matmul import matmul
 from jaxformer.nn.precision import Int8Matrix, matmul_dtype, quantize_rows
 
-# Name of the results of :func:`project` for rematerialization, which may keep them and compute the
-# cheap rest again.
+# Checkpoint name of the results of :func:`project`, which rematerialization may keep while it
+# recomputes the cheap rest.
 PRODUCT = "product"
 
 
@@ -23,9 +22,9 @@ def project(
     bias: Float[Array, "..."] | None = None,
     compute_dtype: str = "float32",
 ) -> Float[Array, "..."]:
-    """Returns ``x @ kernel + bias`` over the last axis of x and the first of the kernel.
+    """Returns ``x @ kernel + bias`` over the last axis of x and the first axis of the kernel.
 
-    The result, [*rows, *outputs], has the dtype of x. A kernel created with the role "matrix" (see
+    The result, [*rows, *outputs], has the dtype of x. A kernel with the role "matrix" (see
     :func:`~jaxformer.nn.parameters.parameter`) may be quantized to int8.
     """
     if isinstance(kernel, Int8Matrix):
@@ -38,7 +37,7 @@ def project(
 
 
 def _int8_matmul(x: Float[Array, "*rows D"], kernel: Int8Matrix) -> Float[Array, "..."]:
-    # Inputs are quantized row by row, so that a row's result does not depend on the others.
+    # Inputs have a scale per row, so that the result of a row does not depend on other rows.
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     inputs, matrix = quantize_rows(rows, 1), kernel.values.reshape(rows.shape[1], -1)
     sums = jnp.matmul(inputs.values, matrix, preferred_element_type=jnp.int32)

@@ -1,7 +1,7 @@
-"""Layouts of activations over devices, by the names of their axes.
+"""Sharding constraints on activations, by the logical names of their axes.
 
-Parts know names of axes, not devices. Rules, as in :mod:`jaxformer.training.mesh`, say which name
-lies along which axis of a mesh.
+Layers know names of axes, not devices. Rules map the names to axes of a mesh, as in
+:mod:`jaxformer.training.mesh`.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,11 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 
 def constrain_batch(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """Constrains activations to the layout of the axis "batch", if there are rules for it.
+    """Constrains activations to be sharded over the axis "batch" only, if there are rules for it.
 
-    Where parameters are split too, the compiler must be told that it is parameters which have to
-    be gathered, not activations.
+    Where parameters are sharded too, XLA must gather parameters and not activations.
     """
-    return _pin(x, "batch", None, None)
+    return _shard(x, "batch", None, None)
 
 
 def per_batch_shard(
@@ -31,37 +30,39 @@ def per_batch_shard(
 ) -> PyTree:
     """Calls ``function(table, *rows)`` for each shard of the rows.
 
-    Left to itself, the compiler gathers all rows on every device to add up the gradient of a table
-    they are looked up in, and sums logits over devices. With a table for each part, there is
-    nothing to gather but the table, and nothing to sum but its gradient, once.
+    Left alone, XLA gathers all rows on every device to sum the gradient of a table, and sums logits
+    over devices. With a copy of the table per shard, it only gathers the table, and sums its
+    gradient once.
 
     Args:
-      function: Takes the table, and its part of each of the rows.
-      table: Split over devices like any parameter; a device gathers it whole.
-      *rows: Arrays that the name "batch" splits along their first axis.
-      split_table: The function can do with a table that is split over the vocabulary.
+      function: Takes the table, and one shard of each of the rows.
+      table: Sharded like any parameter; each device gathers it.
+      *rows: Arrays sharded over "batch" along their first axis.
+      split_table: The table may stay sharded over the vocabulary.
 
     Returns:
-      What the function returns, stacked: one for each part. Without rules, there is one part.
+      The results of the function, stacked over the shards. Without rules, there is one shard.
     """
     vocab = PartitionSpec.UNCONSTRAINED if split_table else None
-    parts = shards_of("batch")
-    if parts == 1:
-        return jax.tree.map(lambda a: a[None], function(_pin(table, vocab, None), *rows))
-    tables = jnp.broadcast_to(table, (parts, *table.shape))
-    # Twice, so that a gradient which is whole is cut before it is summed over the parts.
-    tables = _pin(_pin(tables, "batch", PartitionSpec.UNCONSTRAINED, None), "batch", vocab, None)
-    split = [a.reshape(parts, -1, *a.shape[1:]) for a in rows]
-    return jax.vmap(function)(tables, *(_pin(a, "batch", *[None] * (a.ndim - 1)) for a in split))
+    shards = shards_of("batch")
+    if shards == 1:
+        return jax.tree.map(lambda a: a[None], function(_shard(table, vocab, None), *rows))
+    tables = jnp.broadcast_to(table, (shards, *table.shape))
+    # Two constraints, so that a whole gradient is sharded before it is summed over the shards.
+    tables = _shard(
+        _shard(tables, "batch", PartitionSpec.UNCONSTRAINED, None), "batch", vocab, None
+    )
+    split = [a.reshape(shards, -1, *a.shape[1:]) for a in rows]
+    return jax.vmap(function)(tables, *(_shard(a, "batch", *[None] * (a.ndim - 1)) for a in split))
 
 
 def shards_of(name: str) -> int:
-    """How many parts the axes of that name are split into; 1 without rules."""
+    """Returns the number of shards of axes with this name; 1 without rules."""
     axis = dict(get_logical_axis_rules()).get(name)
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1
 
 
-def _pin(x: Array, *names: Any) -> Array:
+def _shard(x: Array, *names: Any) -> Array:
     rules = dict(get_logical_axis_rules())
     if not rules:
         return x

@@ -1,4 +1,4 @@
-"""A stack of N equal blocks, for training and for decoding (section 3.1)."""
+"""A stack of N identical blocks, for training and for decoding (section 3.1)."""
 
 import dataclasses
 import operator
@@ -17,18 +17,18 @@ from jaxformer.nn.masks import causal_mask
 from jaxformer.nn.projection import PRODUCT
 from jaxformer.nn.sharding import constrain_batch
 
-# What the backward pass computes again instead of keeping: nothing, all but the results of matmuls
+# Rematerialization policy: the backward pass recomputes nothing, all but the results of matmuls
 # with parameters, or all but the inputs of the blocks.
 Remat = Literal["none", "dots", "layer"]
 
 
 class StackCache(NamedTuple):
-    """Keys and values of a stack: an ordinary pytree, passed in and returned.
+    """Cached keys and values of a stack, a pytree.
 
     Attributes:
-      layers: The caches of each block by the name of its sub-layer.
-      slots: Which slots hold each beam's own tokens; one table for all blocks.
-      memory_mask: True where the memory is not padding; None for a stack without one.
+      layers: For each block, its caches by the name of the sub-layer.
+      slots: The slots that hold each beam's tokens; one table for all blocks.
+      memory_mask: True where the memory is not padding; None for a stack without a memory.
     """
 
     layers: tuple[LayerCache, ...]
@@ -36,19 +36,19 @@ class StackCache(NamedTuple):
     memory_mask: Bool[Array, "B 1 S"] | None
 
     def grow(self, length: int) -> "StackCache":
-        """Returns the cache with a capacity for ``length`` positions at least."""
+        """Returns the cache with capacity for at least ``length`` positions."""
         layers = tuple({name: c.grow(length) for name, c in own.items()} for own in self.layers)
         return self._replace(layers=layers, slots=self.slots.grow(length))
 
 
 class Stack(nn.Module):
-    """N blocks in a row, whose parameters lead with a layer axis.
+    """N blocks in sequence, whose parameters have a leading layer axis.
 
     Attributes:
       layers: The block that is repeated.
       num_layers: N.
-      final_norm: Norm after the last block, which pre-norm needs.
-      remat: What the backward pass computes again instead of keeping.
+      final_norm: Creates the norm after the last block, which pre-norm needs.
+      remat: Rematerialization policy of the backward pass.
     """
 
     layers: Block
@@ -57,7 +57,6 @@ class Stack(nn.Module):
     remat: Remat = "none"
 
     def setup(self) -> None:
-        """Creates the norm."""
         if self.final_norm is not None:
             self.norm = self.final_norm()
 
@@ -72,7 +71,7 @@ class Stack(nn.Module):
         positions: Int[Array, "#B T"] | None = None,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Runs the stack over whole sequences; the arguments are those of a block."""
+        """Runs the stack over whole sequences. Arguments as for :class:`~jaxformer.nn.Block`."""
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
             x = constrain_batch(x)
@@ -96,11 +95,11 @@ class Stack(nn.Module):
         """Returns an empty cache for ``max_length`` tokens; projects the memory for every block.
 
         Args:
-          rows: Any integers of the batch, which say how it lies on a mesh.
+          rows: Any integers with a batch axis, whose layout on a mesh the cache follows.
           d_model: Width of the activations.
           dtype: Dtype of the activations.
-          num_beams: Beams of each row.
-          max_length: Tokens that the cache has capacity for.
+          num_beams: Beams per row.
+          max_length: Capacity in tokens.
           memory: Activations that the blocks' cross-attention attends to.
           memory_mask: True where the memory is not padding.
         """
@@ -113,7 +112,7 @@ class Stack(nn.Module):
     def step(
         self, x: Float[Array, "B N D"], cache: StackCache
     ) -> tuple[Float[Array, "B N D"], StackCache]:
-        """Runs the stack on one new token of each beam."""
+        """Runs the stack on one new token per beam."""
         slots = cache.slots.add_position()
         x, layers = self._run_cached(x, cache, slots, slots.visible())
         return x, cache._replace(
@@ -127,8 +126,8 @@ class Stack(nn.Module):
 
         Args:
           x: Activations of the prompt, which all beams share.
-          cache: From :meth:`init_cache`, with a capacity for the whole prompt.
-          length: How many of the tokens to keep; the next token takes that position.
+          cache: From :meth:`init_cache`, with capacity for the whole prompt.
+          length: Number of tokens to keep; the next token takes this position.
         """
         prompt = dataclasses.replace(cache.slots, is_prompt=True)
         x, layers = self._run_cached(x, cache, prompt, causal_mask(x.shape[1]))
@@ -156,7 +155,7 @@ class Stack(nn.Module):
         return x if self.final_norm is None else self.norm(x)
 
     def _unstacked(self) -> list[Any]:
-        # A scan over layers would copy the whole cache at every token; a loop updates it in place.
+        # A scan over layers would copy the whole cache for every token; a loop updates it in place.
         layers = self.variables["params"]["layers"]
         if not isinstance(layers, tuple):
             layers = unstack_layers(layers, self.num_layers)
@@ -165,10 +164,10 @@ class Stack(nn.Module):
 
 
 def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
-    """Returns the parameters of each layer, from those of a stack that lead with a layer axis.
+    """Returns the parameters of each layer of a stack, given parameters with a layer axis.
 
-    A stack takes either. Before a loop over tokens unstack once, since the loop would slice the
-    layers again at every token.
+    A stack takes either form. Unstack once before a decoding loop, which would otherwise slice the
+    layers again for every token.
     """
     return tuple(jax.tree.map(operator.itemgetter(i), params) for i in range(num_layers))
 
@@ -177,7 +176,7 @@ def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
     if remat != "none":
         policy = jax.checkpoint_policies.save_only_these_names(PRODUCT)
         layer = nn.remat(layer, prevent_cse=False, policy=policy if remat == "dots" else None)
-    # In one piece of code the compiler would find that what is computed again is there already.
+    # In unrolled code XLA would eliminate the recomputation as a common subexpression.
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
         layer,

@@ -1,9 +1,9 @@
-"""Algorithms of search: settings with verbs, over any step function.
+"""Search algorithms: settings, and methods that run them over any step function.
 
-``start`` makes a state of a cache, ``advance`` takes steps, ``finalize`` reads the hypotheses.
-Calling an algorithm does all three. ``prefill``, optional, reads forced tokens in one pass. For
-more control compose them: between two calls of ``advance`` a caller may grow ``state.cache``, or
-drop sentences that are ``done``.
+``start`` creates a state, ``advance`` takes steps, ``finalize`` returns the hypotheses; calling an
+algorithm does all three. ``prefill``, optional, reads forced tokens in one pass. Call the methods
+yourself for more control: between two calls of ``advance`` you may grow ``state.cache``, or drop
+sentences that are ``done``.
 
 >>> import jax.numpy as jnp
 >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Algorithm(SearchSettings, abc.ABC):
-    """A search with its verbs. Its attributes are its settings."""
+    """A search algorithm. Its attributes are its settings."""
 
     @property
     @abc.abstractmethod
     def num_hypotheses(self) -> int:
-        """Hypotheses per sentence, N."""
+        """Number of hypotheses per sentence, N."""
 
     @abc.abstractmethod
     def _implementation(self) -> Any:
-        """Returns the module with the verbs as functions of the settings.
+        """Returns the module that implements the methods as functions of the settings.
 
-        It is imported here, so that a config, which holds an algorithm, needs no JAX.
+        It is imported lazily, because configs hold algorithms and need no JAX.
         """
 
     def start(
@@ -57,21 +57,22 @@ class Algorithm(SearchSettings, abc.ABC):
         """Returns the state before the first step, a pytree.
 
         Args:
-          cache: What the step function needs to remember: any pytree, kept in structure, shapes and
-            dtypes. Arrays lead with axes ``[B, N]`` and follow their hypotheses when these move.
-            Arrays that lead with ``[B, 1]`` are shared by the hypotheses of a sentence, and scalars
-            by all; neither is ever copied or reordered.
-          limits: The most tokens that each sentence may get, EOS included; more than ``max_length``
-            counts as ``max_length``. A sentence with limit 0 costs no step and comes out empty.
-          max_length: Capacity for tokens, EOS included, T.
+          cache: The cache of the step function: any pytree, whose structure, shapes and dtypes it
+            must keep. Arrays with leading axes ``[B, N]`` belong to hypotheses and are reordered
+            with them. Arrays with leading axes ``[B, 1]`` are shared by the hypotheses of a
+            sentence, and scalars by all hypotheses; neither is ever copied or reordered.
+          limits: Maximum number of tokens of each sentence, EOS included; clipped to
+            ``max_length``. A sentence with limit 0 costs no step, and its result is empty.
+          max_length: Capacity in tokens, EOS included, T.
           prefix: Tokens that every hypothesis of a sentence starts with, padded on the right with
-            ``pad_id``; they count for length, score and limit. A limit that is not longer cuts
-            them: the hypothesis is unfinished.
-          keys: One typed PRNG key per sentence, for sampling; None: made of ``seed`` and ``rows``.
-          rows: Numbers of the sentences, int32, for constraints and keys; None: their places in the
-            batch.
-          first_tokens: What the first step feeds, such as the last token of a prompt that the cache
-            has the others of; None: ``bos_id``.
+            ``pad_id``. They count toward length, score and limit. If the limit is not longer than
+            the prefix, it truncates the prefix, and the hypothesis is unfinished.
+          keys: One typed PRNG key per sentence, for sampling; derived from ``seed`` and ``rows``
+            when None.
+          rows: Ids of the sentences, int32, for constraints and keys; indices in the batch when
+            None.
+          first_tokens: Inputs of the first step, such as the last token of a prompt whose other
+            tokens are in the cache; ``bos_id`` when None.
 
         Raises:
           UserError: An argument is out of range, or the cache has other axes.
@@ -81,33 +82,33 @@ class Algorithm(SearchSettings, abc.ABC):
         )
 
     def prefill(self, prefill_fn: "PrefillFn", state: Any) -> Any:
-        """Returns the state after forced tokens, which are read in one pass and not one by one.
+        """Returns the state after reading forced tokens in one pass instead of one by one.
 
-        As many are read as every sentence that is not done must begin with; :meth:`advance` takes
-        the others. The result is the same without this verb, which only saves time.
+        It reads the tokens that are forced for all sentences that are not done; :meth:`advance`
+        reads the rest. Calling it is optional: it saves time and does not change the result.
 
         Args:
           prefill_fn: ``(inputs [B, P], targets [B, P], length, cache) -> (log_probs [B, P],
             cache)``: log probabilities of the targets given the inputs up to their position, and
-            the cache that includes the first ``length`` inputs. Inputs begin with what the first
-            step would feed.
+            the cache including the first ``length`` inputs. Inputs begin with the input of the
+            first step.
           state: From :meth:`start`.
         """
         return self._implementation().prefill(self, prefill_fn, state)
 
     def advance(self, step_fn: "StepFn", state: Any, until: "int | Int[Array, '']") -> Any:
-        """Returns the state when hypotheses have ``until`` tokens, or every sentence is done.
+        """Returns the state after ``until`` tokens, or when every sentence is done.
 
         Args:
-          step_fn: ``(tokens [B, N] int32, cache) -> (logits [B, N, V], cache)``: the newest token
-            of each hypothesis, BOS at first, to scores of the next one. Logits of any float dtype
-            are normalized in float32; -inf means impossible; V is at least 2.
-          state: From :meth:`start`, or an earlier call; its cache may have grown.
+          step_fn: ``(tokens [B, N] int32, cache) -> (logits [B, N, V], cache)``: from the newest
+            token of each hypothesis, at first BOS, to scores of the next token. Logits of any float
+            dtype are normalized in float32; -inf means impossible; V is at least 2.
+          state: From :meth:`start` or a previous call; its cache may have grown.
           until: Value of ``state.step`` to stop at.
 
         Raises:
           UserError: The logits have other axes than expected, or EOS or a token of the prefix is
-            not among them.
+            not in the vocabulary.
         """
         return self._implementation().advance(self, step_fn, state, until)
 
@@ -127,10 +128,10 @@ class Algorithm(SearchSettings, abc.ABC):
         rows: "Int[Array, ' B'] | None" = None,
         prefill_fn: "PrefillFn | None" = None,
     ) -> "BeamResult":
-        """Searches to the end: all verbs, whose arguments and errors these are.
+        """Runs the whole search. The methods that it calls describe the arguments and errors.
 
-        Works inside the caller's ``jit`` and ``vmap``; outside, wrap it in ``jax.jit`` to compile
-        once.
+        It works inside the caller's ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to
+        compile once.
         """
         state = self.start(cache, limits, max_length, prefix, keys=keys, rows=rows)
         if prefill_fn is not None:
@@ -142,7 +143,7 @@ class Algorithm(SearchSettings, abc.ABC):
 class BeamSearch(BeamSettings, Algorithm):
     """Beam search (section 6.1 of the paper); greedy search with ``beam_size=1``.
 
-    Has the attributes of :class:`~jaxformer.search.settings.BeamSettings` and the verbs of
+    It has the attributes of :class:`~jaxformer.search.settings.BeamSettings` and the methods of
     :class:`Algorithm`. :mod:`jaxformer.search.beam` describes the search.
     """
 
@@ -154,10 +155,10 @@ class BeamSearch(BeamSettings, Algorithm):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingSettings, Algorithm):
-    """Sampling: hypotheses drawn from the distribution that the step function gives.
+    """Random sampling of hypotheses from the distribution that the step function defines.
 
-    Has the attributes of :class:`~jaxformer.search.settings.SamplingSettings` and the verbs of
-    :class:`Algorithm`. :mod:`jaxformer.search.sampling` describes the draws.
+    It has the attributes of :class:`~jaxformer.search.settings.SamplingSettings` and the methods of
+    :class:`Algorithm`. :mod:`jaxformer.search.sampling` describes the sampling.
     """
 
     def _implementation(self) -> Any:
@@ -201,8 +202,8 @@ def sample(
     """Returns samples, best score first: ``Sampling(**settings)`` in one call.
 
     :meth:`Algorithm.start` and :meth:`Algorithm.advance` describe arguments and errors; settings
-    are the attributes of :class:`~jaxformer.search.settings.SamplingSettings`. Without a
-    ``length_penalty`` scores are log probabilities.
+    are the attributes of :class:`~jaxformer.search.settings.SamplingSettings`. By default, scores
+    are log probabilities, without a length penalty.
 
     >>> import jax
     >>> import jax.numpy as jnp

@@ -1,27 +1,27 @@
 """Beam search over any step function (section 6.1 of the paper), as one XLA program.
 
-Per sentence, at most N hypotheses are *alive* (without end of sentence, EOS) and at most N are
-*finished*. One step takes the 2N best one-token continuations of the alive ones, by log
-probability. Those that end in EOS compete with the finished ones by score, which is the log
-probability divided by the length penalty; the N best of the others stay alive. 2N are enough
-for N to survive, since each alive hypothesis has only one continuation that ends. A beam of one
-takes only the best continuation, so that it is greedy search: argmax until EOS.
+Each sentence has at most N *alive* hypotheses (without end of sentence, EOS) and at most N
+*finished* ones. A step considers the 2N best one-token continuations of the alive hypotheses, by
+log probability. Continuations that end in EOS compete with the finished hypotheses by score, the
+log probability divided by the length penalty. The N best of the others stay alive. 2N candidates
+are enough to keep N alive, since each alive hypothesis has only one continuation with EOS. A beam
+of one considers only the best continuation, which is greedy search: argmax until EOS.
 
 A sentence is done at its length limit, or earlier, when its best alive hypothesis could not
-displace its worst finished one even if everything to come had probability one. Stopping early
-therefore never changes the result, n-best lists included. From then on nothing of it changes.
-(By default; ``early_stop`` of :class:`~jaxformer.search.settings.BeamSettings` has other toolkits'
-ways too.)
+displace its worst finished one even if all further tokens had probability one. Stopping early
+therefore never changes the result, including n-best lists. ``early_stop`` of
+:class:`~jaxformer.search.settings.BeamSettings` has the rules of other toolkits, too. Sentences
+that are done no longer change.
 
-Ties go to what was found first: an older finished hypothesis, then the continuation of the better
-alive one, then the greater logit, then the smaller token id. Sentences never look at one another.
+Ties go to the earlier candidate: an older finished hypothesis, then the continuation of the better
+alive hypothesis, then the greater logit, then the smaller token id. Sentences are independent.
 
-A diverse beam search (Vijayakumar et al. 2016) is several small ones, the groups, that keep out of
-each other's way: each avoids tokens that earlier groups take at the same step. Every group keeps
-its own finished hypotheses, and a sentence is done when all its groups are.
+Diverse beam search (Vijayakumar et al. 2016) splits the beam into groups. Each group penalizes
+tokens that earlier groups choose at the same step. Every group has its own finished hypotheses, and
+a sentence is done when all its groups are.
 
-:class:`~jaxformer.search.algorithm.BeamSearch` has the verbs :func:`start`, :func:`advance` and
-:func:`finalize` as methods; their arguments are described there.
+:class:`~jaxformer.search.algorithm.BeamSearch` has the functions :func:`start`, :func:`prefill`,
+:func:`advance` and :func:`finalize` as methods, which describe the arguments.
 """
 
 import dataclasses
@@ -61,16 +61,16 @@ def start(
     rows: Int[Array, " B"] | None = None,
     first_tokens: Int[Array, " B"] | None = None,
 ) -> BeamState:
-    """Returns one alive hypothesis per sentence, the empty one, and none finished.
+    """Returns the state with one alive hypothesis per sentence or group, which is empty.
 
-    Random ``keys`` are not used.
+    ``keys`` is not used.
     """
     most = min(max_length, settings.max_length or max_length)
     cache, limits, prefix = prepare(cache, limits, settings.beam_size, most, prefix)
     none = zeros_beside(limits, (settings.beam_size,), jnp.int32)
     tokens = zeros_beside(limits, (settings.beam_size, max_length), jnp.int32) + settings.pad_id
     impossible = none - jnp.float32(jnp.inf)
-    # Each group starts with an empty hypothesis of its own.
+    # Each group starts with its own empty hypothesis.
     firsts = slice(None, None, settings.beam_size // settings.diversity_groups)
     return BeamState(
         step=jnp.zeros((), jnp.int32),
@@ -90,7 +90,7 @@ def start(
 
 
 def prefill(settings: BeamSettings, prefill_fn: PrefillFn, state: BeamState) -> BeamState:
-    """Returns the state after the forced tokens that all sentences share the position of."""
+    """Returns the state after reading forced tokens in one pass."""
     if not state.prefix.shape[1]:
         return state
     read = step_loop.prefill(settings, prefill_fn, state, state.alive.tokens[:, :1])
@@ -111,13 +111,13 @@ def prefill(settings: BeamSettings, prefill_fn: PrefillFn, state: BeamState) -> 
 def advance(
     settings: BeamSettings, step_fn: StepFn, state: BeamState, until: int | Int[Array, ""]
 ) -> BeamState:
-    """Returns the state when hypotheses have ``until`` tokens, or every sentence is done."""
+    """Returns the state after ``until`` tokens, or when every sentence is done."""
     check_prefix(step_fn, state.alive.tokens, state.cache, state.prefix, settings)
     return repeat(lambda state: step(settings, step_fn, state), state, until)
 
 
 def step(settings: BeamSettings, step_fn: StepFn, state: BeamState) -> BeamState:
-    """Takes one step: hypotheses of sentences that are not done get one token more."""
+    """Takes one step: hypotheses of sentences that are not done get one more token."""
     logits, cache = call(step_fn, state.alive.tokens, state.cache, settings.eos_id)
     allowed = constrain(settings, logits, state.alive_tokens, state)
     length = state.step + 1
@@ -153,7 +153,7 @@ def step(settings: BeamSettings, step_fn: StepFn, state: BeamState) -> BeamState
 
 
 def merge_finished(finished: BeamResult, ended: BeamResult, groups: int) -> BeamResult:
-    """Returns the best of the finished hypotheses and those that just ended, as many per group."""
+    """Returns the best of the finished and newly ended hypotheses; their number stays the same."""
     batch, size = finished.scores.shape[0], finished.scores.shape[1] // groups
 
     def merge(old: Array, new: Array) -> Array:
@@ -174,7 +174,7 @@ def can_stop(
     penalty_now: Float[Array, ""],
     penalty_at_limit: Float[Array, " B"],
 ) -> Bool[Array, " B"]:
-    """Returns which sentences may stop before their limits, given what is alive and finished."""
+    """Returns the mask of sentences that may stop before their limits."""
     groups = (-1, settings.diversity_groups, settings.beam_size // settings.diversity_groups)
     best = alive.log_probs.reshape(groups).max(axis=2)
     worst = finished.scores.reshape(groups)[:, :, -1]
@@ -182,7 +182,7 @@ def can_stop(
         return jnp.zeros(best.shape[0], jnp.bool_)
     bound = best / penalty_now
     if settings.early_stop == "proven":
-        # No score still to come exceeds this: log probabilities only fall, penalties only grow.
+        # No future score exceeds this bound: log probabilities only fall, penalties only grow.
         bound = best / penalty_at_limit[:, None]
     stop = bound <= worst
     if settings.early_stop == "full":
@@ -191,7 +191,7 @@ def can_stop(
 
 
 def finalize(settings: BeamSettings, state: BeamState) -> BeamResult:
-    """Returns the finished hypotheses, or those alive at the limit if there are none."""
+    """Returns the finished hypotheses, or the unfinished ones of sentences without any."""
     alive, length = state.alive, jnp.minimum(state.step, state.limits)[:, None]
     unfinished = BeamResult(
         tokens=state.alive_tokens,
@@ -210,5 +210,5 @@ def finalize(settings: BeamSettings, state: BeamState) -> BeamResult:
 
 
 def _penalties(settings: BeamSettings, state: BeamState) -> Array:
-    room = state.alive_tokens.shape[2]
-    return jnp.asarray(length_penalties(settings.penalty, settings.length_penalty, room))
+    capacity = state.alive_tokens.shape[2]
+    return jnp.asarray(length_penalties(settings.penalty, settings.length_penalty, capacity))

@@ -1,8 +1,9 @@
-"""Caches of step functions, and how they follow the hypotheses.
+"""Caches of step functions, and how beam search reorders them.
 
-A cache is any pytree. Arrays that lead with axes ``[B, N]`` belong to the N hypotheses of each
-of B sentences and move with them; arrays that lead with ``[B, 1]`` are shared by the hypotheses of
-a sentence, such as cross-attention keys, and scalars by all: neither is ever copied or reordered.
+A cache is any pytree. Arrays with leading axes ``[B, N]`` belong to the N hypotheses of each of B
+sentences and are reordered with them. Arrays with leading axes ``[B, 1]``, such as cross-attention
+keys, are shared by the hypotheses of a sentence, and scalars by all hypotheses. Neither is ever
+copied or reordered.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from jaxformer.errors import UserError
 
 
 def check_cache(cache: Any, batch_size: Any, beam_size: int) -> None:
-    """Refuses a cache with leading axes that the search would not know what to do with.
+    """Checks the leading axes of all arrays of a cache.
 
     Raises:
       UserError: Names the leaf, the axes it must have and its shape.
@@ -34,9 +35,10 @@ def gather_beams(array: Array, beams: Int[Array, "B M"]) -> Array:
 
 
 def reorder_cache(cache: Any, parents: Int[Array, "B N"]) -> Any:
-    """Returns the cache with each alive hypothesis' arrays taken from its parent.
+    """Returns the cache with the arrays of each alive hypothesis taken from its parent.
 
-    Arrays that a sentence's hypotheses share, so all of them when there is one, stay in place.
+    Arrays that the hypotheses of a sentence share stay in place; with one hypothesis, all arrays
+    do.
     """
 
     def reorder(leaf: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Candidates: the one-token continuations among which beam search chooses at every step."""
+"""Candidates: the one-token continuations that beam search chooses from at every step."""
 
 import dataclasses
 import math
@@ -23,15 +23,15 @@ def choose(
 ) -> tuple[Candidates, Candidates]:
     """Returns the N best candidates that stay alive, and at most N that end, of each sentence.
 
-    Groups choose one after the other, each among its own hypotheses: rows ``g * N / G`` to
-    ``(g + 1) * N / G`` of all N.
+    Groups choose one after the other. Each chooses among the continuations of its own hypotheses,
+    N / G of all N.
 
     Args:
-      settings: Beams, groups, and candidates that may end.
+      settings: Settings of the search.
       logits: Scores of the next token, float32.
-      allowed: The same with -inf for what is forbidden.
+      allowed: The same scores with -inf for forbidden tokens.
       log_probs: Log probabilities of the hypotheses so far.
-      at_limit: Sentences that get no token after this one.
+      at_limit: True for sentences whose limit this token reaches.
     """
     most = math.inf if settings.constraints else 0.0
     if settings.diversity_groups == 1:
@@ -39,7 +39,7 @@ def choose(
     size = settings.beam_size // settings.diversity_groups
     sentences = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
     times_chosen = jnp.zeros_like(logits[:, 0])
-    parts = []
+    groups = []
     for first in range(0, settings.beam_size, size):
         group = slice(first, first + size)
         preferred = allowed[:, group] - settings.diversity_penalty * times_chosen[:, None]
@@ -47,8 +47,8 @@ def choose(
         alive, ended = split(settings, candidates, at_limit)
         exists = (alive.log_probs > -jnp.inf).astype(jnp.float32)
         times_chosen = times_chosen.at[sentences, alive.tokens].add(exists)
-        parts.append([dataclasses.replace(c, parents=c.parents + first) for c in (alive, ended)])
-    alive, ended = jax.tree.map(lambda *part: jnp.concatenate(part, axis=1), *parts)
+        groups.append([dataclasses.replace(c, parents=c.parents + first) for c in (alive, ended)])
+    alive, ended = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *groups)
     return alive, ended
 
 
@@ -58,25 +58,26 @@ def expand(
     preferred: Float[Array, "B N V"],
     most: float = 0.0,
 ) -> Candidates:
-    """Returns the best 2N candidates (1 if N = 1) of hypotheses with these log probabilities.
+    """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
-    Top-k per hypothesis, then over hypotheses: XLA sorts all N * V when asked in one go, since
-    it must then divide the indices by V. On raw logits, so that greedy search is exactly argmax.
+    It takes the top k per hypothesis, and then over hypotheses. For a single top-k, whose indices
+    are divided by V, XLA would sort all N * V values. The first top-k uses raw logits, so that
+    greedy search is exactly argmax.
 
     Args:
-      logits: Scores of the next token, float32, from which log probabilities follow.
+      logits: Scores of the next token, float32, which log probabilities are computed from.
       log_probs: Log probabilities of the hypotheses so far.
-      preferred: Scores that decide the choice: the same logits, or others with -inf for what is
-        forbidden, and less for what is disfavored.
-      most: The greatest log probability that the choice may go by; infinity if ``preferred`` may
-        exceed the logits.
+      preferred: Scores that the choice is based on: ``logits``, or others with -inf for forbidden
+        tokens and lower scores for penalized tokens.
+      most: Upper bound of the log probabilities that the choice is based on; infinity if
+        ``preferred`` may exceed the logits.
     """
     batch, beams, vocabulary = logits.shape
     wanted = 2 * beams if beams > 1 else 1
     best, tokens = top_k(preferred, min(wanted, vocabulary))
     totals = log_probs[:, :, None] + log_probs_of(best, logits, most)
     _, index = lax.top_k(totals.reshape(batch, -1), wanted)
-    if preferred is not logits:  # else the totals are the log probabilities
+    if preferred is not logits:  # Otherwise the totals are the log probabilities.
         own = jnp.take_along_axis(logits, tokens, axis=2)
         own = log_probs[:, :, None] + log_probs_of(own, logits)
         totals = jnp.where(totals == -jnp.inf, -jnp.inf, own)
@@ -102,8 +103,8 @@ def split(
 
 
 def _first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> Candidates:
-    """Returns the first candidates to keep, in their order."""
-    # As float32, which top-k need not sort.
+    """Returns the first ``size`` candidates to keep, in their order."""
+    # XLA's top-k of float32 values does not sort all of them.
     kept, index = lax.top_k(keep.astype(jnp.float32), size)
 
     def take(values: Array) -> Array:
@@ -123,7 +124,7 @@ def mask_finished(
     ended: Candidates,
     pad_id: int,
 ) -> tuple[Candidates, Candidates]:
-    """Returns both with finished sentences unchanged: alive hypotheses stay in place, none ends."""
+    """Returns both, but in sentences that are done hypotheses stay in place, and none ends."""
     finished = done[:, None]
     in_place = jnp.arange(alive.parents.shape[1], dtype=jnp.int32)[None]
     alive = Candidates(

@@ -1,13 +1,13 @@
-"""Constraints: callables that forbid tokens while a search runs.
+"""Constraints: callables that forbid tokens during a search.
 
 A constraint takes logits, [B, N, V], and a :class:`SearchContext`, and returns logits with -inf for
-forbidden tokens. Only the choice among tokens looks at them: log probabilities, and so scores, are
-the step function's own.
+forbidden tokens. Constraints affect only the choice of tokens. Log probabilities, and thus scores,
+are still the step function's.
 
-A constraint is a function, or an object with ``__call__`` that is hashable, such as a frozen
-dataclass: part of the compiled program, as static arguments of ``jax.jit`` are. Or it is a pytree,
-such as a dataclass under ``jax.tree_util.register_dataclass`` or ``jax.tree_util.Partial(function,
-array)``. Then its arrays are traced, so that other arrays of the same shapes need no compilation.
+A constraint is a function, or a hashable object with ``__call__``, such as a frozen dataclass. It
+is then part of the compiled program, like a static argument of ``jax.jit``. Or it is a pytree, such
+as a dataclass under ``jax.tree_util.register_dataclass`` or ``jax.tree_util.Partial(function,
+array)``. Then its arrays are traced, and other arrays of the same shapes need no compilation.
 
 >>> from jaxformer.search import beam_search
 >>> def forbid(tokens, logits, context):
@@ -35,17 +35,17 @@ from jaxformer.search.state import BeamState, SampleState
 
 
 class SearchContext(NamedTuple):
-    """Everything that a constraint may look at.
+    """The information that a constraint may use.
 
     Attributes:
-      logits: Scores of the next token as the step function gave them, float32.
-      tokens: Tokens of the hypotheses so far, int32, without BOS: those before ``step``.
+      logits: Scores of the next token from the step function, float32.
+      tokens: Tokens of the hypotheses so far, int32, without BOS: the first ``step`` are valid.
       step: Number of tokens so far, int32.
       prefix: Tokens that the hypotheses must start with, int32; ``pad_id`` leaves a position free.
-      rows: Numbers of the sentences, int32, as :meth:`~jaxformer.search.Algorithm.start` got them;
-        their places in the batch if it got none.
+      rows: Ids of the sentences, int32, as given to :meth:`~jaxformer.search.Algorithm.start`;
+        their indices in the batch if none were given.
       eos_id: Token that ends a hypothesis.
-      pad_id: Token of padding.
+      pad_id: Padding token.
     """
 
     logits: Float[Array, "B N V"]
@@ -64,29 +64,26 @@ class MinLength:
     n: int
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
-        """Returns the logits with -inf for EOS at the first ``n`` steps."""
         end = jnp.where(context.step < self.n, -jnp.inf, logits[:, :, context.eos_id])
         return logits.at[:, :, context.eos_id].set(end)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoRepeatNgram:
-    """Forbids tokens that would repeat ``n`` tokens in a row; ``n`` is at least 1."""
+    """Forbids tokens that would repeat an n-gram of the hypothesis; ``n`` is at least 1."""
 
     n: int
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
-        """Returns the logits with -inf for tokens that end an n-gram for the second time."""
         repeats = repeating(context.tokens, context.step, self.n, logits.shape[2])
         return jnp.where(repeats, -jnp.inf, logits)
 
 
 @dataclasses.dataclass(frozen=True)
 class ForcedPrefix:
-    """Forbids all but the prefix's token, which no other constraint can forbid."""
+    """Forbids all tokens but the prefix's, which no other constraint can forbid."""
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
-        """Returns the step function's logit of the forced token, and -inf for the others."""
         token = lax.dynamic_index_in_dim(context.prefix, context.step, axis=1)
         forced = (token != context.pad_id) & (context.step < context.prefix.shape[1])
         is_it = token == jnp.arange(logits.shape[2])
@@ -95,7 +92,7 @@ class ForcedPrefix:
 
 
 def active(settings: SearchSettings, prefix: Int[Array, "B P"]) -> tuple[Constraint, ...]:
-    """Returns the constraints of a search in the order in which they apply; often none."""
+    """Returns the constraints of a search in the order in which they apply."""
     constraints: list[Constraint] = []
     if settings.min_length:
         constraints.append(MinLength(settings.min_length))
@@ -113,7 +110,7 @@ def number_rows(
     limits: Int[Array, " B"],
     rows: Int[Array, " B"] | None,
 ) -> Int[Array, " B"] | None:
-    """Returns the numbers of the sentences; None where no constraint could ask for them."""
+    """Returns the ids of the sentences; None if there are no constraints."""
     if not active(settings, prefix):
         return None
     if rows is None:
@@ -127,20 +124,20 @@ def constrain(
     tokens: Int[Array, "B N T"],
     state: BeamState | SampleState,
 ) -> Float[Array, "B N V"]:
-    """Returns the logits with -inf for what is forbidden; the same array if nothing can be.
+    """Returns the logits with -inf for forbidden tokens; the same array without constraints.
 
     Args:
       settings: Minimum length, n-grams that may not repeat, and the caller's constraints.
       logits: Scores of the next token of each hypothesis.
       tokens: Tokens of the hypotheses so far.
-      state: Its step, prefix and rows.
+      state: The state, whose step, prefix and rows are passed to constraints.
 
     Raises:
-      UserError: A constraint returns no logits of this shape.
+      UserError: A constraint does not return logits of this shape.
     """
     allowed = logits
     for constraint in active(settings, state.prefix):
-        assert state.rows is not None  # start numbers the sentences if there is a constraint
+        assert state.rows is not None  # ``start`` sets the ids if there are constraints.
         context = SearchContext(
             logits, tokens, state.step, state.prefix, state.rows, settings.eos_id, settings.pad_id
         )
@@ -180,15 +177,15 @@ def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
 def repeating(
     tokens: Int[Array, "B N T"], step: Int[Array, ""], n: int, vocabulary: int
 ) -> Bool[Array, "B N V"]:
-    """Returns which tokens would make the newest n tokens repeat earlier ones in this order."""
-    batch, beams, room = tokens.shape
-    windows = max(room - n + 1, 0)
-    newest = lax.dynamic_slice_in_dim(tokens, step - n + 1, min(n - 1, room), axis=2)
-    # Window i ends with token i + n - 1, which is the newest one at the latest.
+    """Returns the mask of tokens that would make the newest n tokens repeat an earlier n-gram."""
+    batch, beams, capacity = tokens.shape
+    windows = max(capacity - n + 1, 0)
+    newest = lax.dynamic_slice_in_dim(tokens, step - n + 1, min(n - 1, capacity), axis=2)
+    # Window i ends with token i + n - 1, which must already exist.
     matches = jnp.broadcast_to(jnp.arange(windows) + n - 1 < step, (batch, beams, windows))
     for i in range(n - 1 if windows else 0):
         matches &= tokens[:, :, i : i + windows] == newest[:, :, i : i + 1]
-    repeated = jnp.where(matches, tokens[:, :, room - windows :], vocabulary)
+    repeated = jnp.where(matches, tokens[:, :, capacity - windows :], vocabulary)
     sentence, beam = jnp.ogrid[:batch, :beams]
-    nothing = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
-    return nothing.at[sentence[:, :, None], beam[:, :, None], repeated].set(True, mode="drop")
+    none = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
+    return none.at[sentence[:, :, None], beam[:, :, None], repeated].set(True, mode="drop")

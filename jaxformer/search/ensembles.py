@@ -1,4 +1,4 @@
-"""Several models as one: a step function like any other."""
+"""Ensembles: several models as one step function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from jaxformer.search.step_loop import StepFn
 
 
 def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
-    """Returns a step function whose probabilities are the arithmetic mean over several.
+    """Returns a step function whose probabilities are the arithmetic mean of several models.
 
-    ``log((p_1 + ... + p_n) / n)``, computed as the logsumexp of the log-softmaxes minus log n, in
-    float32: a token is impossible only if all say so. (The mean of log probabilities, which some
-    toolkits take, lets a single model rule a token out.)
+    It computes ``log((p_1 + ... + p_n) / n)`` as the logsumexp of the log-softmaxes minus log n, in
+    float32: a token is impossible only if it is impossible for all models. (Some toolkits average
+    log probabilities instead, so that a single model can rule a token out.)
 
     >>> one = lambda tokens, cache: (jnp.log(jnp.array([[[0.5, 0.5]]])), cache)
     >>> other = lambda tokens, cache: (jnp.log(jnp.array([[[0.1, 0.9]]])), cache)
@@ -25,14 +25,14 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
     [0.3, 0.7]
 
     Args:
-      step_fns: Of models with one vocabulary.
+      step_fns: Step functions of models with the same vocabulary.
 
     Returns:
-      A step function. Its cache is a tuple, one cache for each of ``step_fns``.
+      A step function. Its cache is a tuple with one cache for each of ``step_fns``.
 
     Raises:
-      UserError: There is no step function, or one that is not in a list; from the result: another
-        number of caches, or logits of different shapes.
+      UserError: There is no step function, or one that is not in a list. The step function raises
+        it if the number of caches differs, or if logits differ in shape.
     """
     if callable(step_fns):
         raise UserError(
@@ -51,7 +51,7 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
                 f"an ensemble of {len(step_fns)} needs as many caches: got {len(caches)}"
             )
         outputs = [one(tokens, cache) for one, cache in zip(step_fns, caches, strict=True)]
-        if len(outputs) == 1:  # to be normalized by the search, like the logits of any model
+        if len(outputs) == 1:  # The search normalizes the logits of a single model.
             return outputs[0][0], (outputs[0][1],)
         shapes = {logits.shape for logits, _ in outputs}
         if len(shapes) > 1:
@@ -68,5 +68,5 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
 
 def _log_softmax(logits: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
     logits = logits.astype(jnp.float32)
-    # Where nothing is possible, all is -inf, and not NaN.
+    # If no token is possible, log_softmax gives NaN instead of -inf.
     return jnp.where(logits == -jnp.inf, -jnp.inf, jax.nn.log_softmax(logits, axis=-1))

@@ -1,13 +1,13 @@
-"""Length penalties: divisors of log probabilities before hypotheses are compared.
+"""Length penalties: divisors of log probabilities, so that hypotheses can be compared.
 
-A longer hypothesis is a product of more probabilities, so raw log probabilities favor short ones.
-For ``n`` tokens, end of sentence included:
+The probability of a longer hypothesis has more factors, so raw log probabilities favor short ones.
+The penalty of ``n`` tokens, end of sentence included, is:
 
 - "gnmt": ``((5 + n) / 6) ** alpha``, Wu et al. (2016), equation 14; section 6.1 of the paper.
-- "power": ``n ** alpha``; what Marian, fairseq and Hugging Face divide by. 1 for the empty one.
-- "none": 1, whatever alpha.
+- "power": ``n ** alpha``, as in Marian, fairseq and Hugging Face; 1 for the empty hypothesis.
+- "none": 1 for any alpha.
 
-None ever falls with the length, so that it is sound to stop a search early.
+No penalty decreases with the length, which makes early stopping exact.
 """
 
 from typing import Any, TypeVar, cast
@@ -21,9 +21,9 @@ Length = TypeVar("Length", float, np.ndarray, jax.Array, list)
 
 
 def gnmt_penalty(length: Length, alpha: float) -> Length:
-    """Returns the length penalty of Wu et al. (2016), equation 14, as in section 6.1 of the paper.
+    """Returns the length penalty of Wu et al. (2016), equation 14 (section 6.1 of the paper).
 
-    ``((5 + length) / 6) ** alpha``: 1 for a single token, and 1 everywhere when alpha is 0.
+    ``((5 + length) / 6) ** alpha``: 1 for a single token, and 1 for any length when alpha is 0.
 
     >>> gnmt_penalty(1, alpha=0.6)
     1.0
@@ -31,12 +31,12 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
     2.0
 
     Args:
-      length: Tokens of the hypothesis, end of sentence included; a number, or an array or list of
-        any shape.
-      alpha: Strength; the paper's is 0.6.
+      length: Number of tokens of the hypothesis, end of sentence included; a number, or an array or
+        list of any shape.
+      alpha: Strength; the paper uses 0.6.
 
     Returns:
-      The penalty, in the shape of ``length``; an array for a list.
+      The penalty, in the shape of ``length``; an array if ``length`` is a list.
     """
     values: Any = np.asarray(length) if isinstance(length, list) else length
     return cast(Length, ((5.0 + values) / 6.0) ** alpha)
@@ -45,7 +45,7 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
 def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> np.ndarray:
     """Returns the penalty of every length from 0 to ``max_length``, float32.
 
-    In float64 on the host, so that rounding never lets the penalty fall with the length.
+    It is computed in float64 on the host, so that rounding never makes it decrease with the length.
 
     >>> length_penalties("power", 2.0, 3).tolist()
     [1.0, 1.0, 4.0, 9.0]

@@ -1,4 +1,4 @@
-"""Algorithms of search as plain values, which a config and the command line have."""
+"""Search algorithms as plain values, for config files and the command line."""
 
 import dataclasses
 import re
@@ -9,18 +9,18 @@ from jaxformer.errors import UserError
 from jaxformer.fields import typed_values
 from jaxformer.search.algorithm import BeamSearch, Sampling
 
-# Algorithms of search by the method that a file names. Every file has the fields of all of them, so
-# that the command line can change the method.
+# Search algorithms by the "method" of a config file. A file has the fields of all methods, so that
+# the command line can change the method.
 SEARCHES: dict[str, type[BeamSearch | Sampling]] = {"beam": BeamSearch, "sampling": Sampling}
-# Ids belong to the vocabulary, and constraints are no plain values.
+# Ids belong to the vocabulary, and constraints are not plain values.
 _NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
 
 
 def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
-    """Returns a search as plain values: its method, its fields, and the defaults of the others.
+    """Returns a search as plain values: its method, its fields, and defaults of the other method.
 
     Raises:
-      UserError: The search has constraints, which are no plain values.
+      UserError: The search has constraints, which are not plain values.
     """
     if search.constraints:
         raise UserError(
@@ -37,7 +37,7 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
     """Builds and validates a search from plain values; the inverse of :func:`to_dict`.
 
     Raises:
-      UserError: A field is unknown, of the wrong type, out of range, or not of the method.
+      UserError: A field is unknown, has the wrong type, is out of range, or is for another method.
     """
     fields = search_fields()
     values = typed_values({name: hint for name, (hint, _) in fields.items()}, values, "search.")
@@ -65,13 +65,13 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
 
 
 def _file_fields(kind: type[BeamSearch | Sampling]) -> dict[str, str]:
-    """Returns the names of a search's fields in files: samples count as a beam there."""
+    """Returns fields by their names in files, where ``num_samples`` is ``beam_size``."""
     names = [f.name for f in dataclasses.fields(kind) if f.name not in _NOT_IN_FILES]
     return {"beam_size" if name == "num_samples" else name: name for name in names}
 
 
 def search_fields() -> dict[str, tuple[Any, Any]]:
-    """Returns type and default of every field of a search in a file."""
+    """Returns type and default of every search field in a file."""
     fields: dict[str, tuple[Any, Any]] = {"method": (str, "beam"), "beam_size": (int, 4)}
     for kind in SEARCHES.values():
         hints = typing.get_type_hints(kind)

@@ -1,15 +1,15 @@
 """Sampling over any step function: hypotheses drawn token by token, as one XLA program.
 
-Every token is drawn from the softmax of the allowed logits divided by the temperature, cut to the
-``top_k`` most probable ones and then to the nucleus of ``top_p`` (Holtzman et al. 2020), and
-renormalized. Log probabilities are the step function's own.
+Every token is drawn from the softmax of the allowed logits divided by the temperature, truncated to
+the ``top_k`` most probable tokens and then to the nucleus of ``top_p`` (Holtzman et al. 2020), and
+renormalized. Log probabilities are still the step function's.
 
-Samples are independent. A draw depends on the key of its sentence, the number of the sample and the
-step, so neither the batch nor the number of samples changes one; for that, give a sentence the same
-key wherever it stands: ``jax.random.fold_in(key, number)``, say.
+Samples are independent. A draw depends on the key of the sentence, the index of the sample and the
+step, but not on the batch or the number of samples. To reproduce a sentence in another batch, give
+it the same key, for instance ``jax.random.fold_in(key, number)``.
 
-:class:`~jaxformer.search.algorithm.Sampling` has the verbs :func:`start`, :func:`advance` and
-:func:`finalize` as methods; their arguments are described there.
+:class:`~jaxformer.search.algorithm.Sampling` has the functions :func:`start`, :func:`prefill`,
+:func:`advance` and :func:`finalize` as methods, which describe the arguments.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def start(
     rows: Int[Array, " B"] | None = None,
     first_tokens: Int[Array, " B"] | None = None,
 ) -> SampleState:
-    """Returns N empty samples per sentence."""
+    """Returns the state with N empty samples per sentence."""
     most = min(max_length, settings.max_length or max_length)
     cache, limits, prefix = prepare(cache, limits, settings.num_samples, most, prefix)
     if keys is None:
@@ -80,7 +80,7 @@ def start(
 def sentence_keys(
     seed: int | np.int32 | Int[Array, ""], numbers: Int[Array, " B"]
 ) -> Key[Array, " B"]:
-    """Returns one random key for each sentence, by its number."""
+    """Returns one random key per sentence, derived from the seed and its number."""
     fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed))
     return jax.vmap(fold_in)(numbers)
 
@@ -98,7 +98,7 @@ def _check_keys(keys: Any, limits: Int[Array, " B"]) -> None:
 
 
 def prefill(settings: SamplingSettings, prefill_fn: PrefillFn, state: SampleState) -> SampleState:
-    """Returns the state after the forced tokens that all sentences share the position of."""
+    """Returns the state after reading forced tokens in one pass."""
     if not state.prefix.shape[1]:
         return state
     read = step_loop.prefill(settings, prefill_fn, state, state.newest[:, :1])
@@ -121,20 +121,20 @@ def prefill(settings: SamplingSettings, prefill_fn: PrefillFn, state: SampleStat
 def advance(
     settings: SamplingSettings, step_fn: StepFn, state: SampleState, until: int | Int[Array, ""]
 ) -> SampleState:
-    """Returns the state when samples have ``until`` tokens, or all are finished."""
+    """Returns the state after ``until`` tokens, or when all samples are finished."""
     check_prefix(step_fn, state.newest, state.cache, state.prefix, settings)
     return repeat(lambda state: step(settings, step_fn, state), state, until)
 
 
 def step(settings: SamplingSettings, step_fn: StepFn, state: SampleState) -> SampleState:
-    """Takes one step: samples that are not finished get one token more."""
+    """Takes one step: samples that are not finished get one more token."""
     logits, cache = call(step_fn, state.newest, state.cache, settings.eos_id)
     allowed = constrain(settings, logits, state.tokens, state)
     tokens = draw(settings, allowed, state.keys, state.step)
     before = state.finished | state.done[:, None]
     tokens = jnp.where(before, settings.pad_id, tokens)
     drawn = jnp.take_along_axis(allowed, tokens[:, :, None], axis=2)
-    if settings.constraints:  # which may return other logits than -inf and the step function's own
+    if settings.constraints:  # They may return logits other than -inf and the step function's.
         own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
         drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
     log_probs = state.log_probs + jnp.where(before, 0.0, log_probs_of(drawn, logits)[:, :, 0])
@@ -159,7 +159,7 @@ def draw(
     keys: Key[Array, " B"],
     step: Int[Array, ""],
 ) -> Int[Array, "B N"]:
-    """Returns one token for each sample, int32; an impossible one (-inf) only if all are."""
+    """Returns one token per sample, int32; an impossible token (-inf) only if all are."""
     logits, tokens = truncate(settings, logits / settings.temperature)
     samples = jnp.arange(logits.shape[1], dtype=jnp.int32)
 
@@ -176,7 +176,7 @@ def draw(
 def truncate(
     settings: SamplingSettings, logits: Float[Array, "B N V"]
 ) -> tuple[Float[Array, "B N K"], Int[Array, "B N K"] | None]:
-    """Returns logits, -inf for what is cut off, and their tokens; None stands for 0 to V - 1."""
+    """Returns the logits, -inf for truncated tokens, and their token ids; None means 0 to V - 1."""
     vocabulary = logits.shape[2]
     if not settings.top_k and settings.top_p == 1:
         return logits, None
@@ -189,7 +189,7 @@ def truncate(
 
 
 def finalize(settings: SamplingSettings, state: SampleState) -> BeamResult:
-    """Returns the samples, best score first; one that reached a dead end does not exist."""
+    """Returns the samples, best score first; samples that reached a dead end do not exist."""
     capacity = state.tokens.shape[2]
     penalties = jnp.asarray(length_penalties(settings.penalty, settings.length_penalty, capacity))
     result = BeamResult(

@@ -1,11 +1,11 @@
-"""Settings of searches: every knob is declared, documented and checked here, and nowhere else.
+"""Settings of search algorithms: the only place that declares, documents and checks them.
 
-Frozen and hashable, so they are static arguments of ``jax.jit``. They need no JAX, so that a config
-can hold them and ``--help`` stays fast. The algorithms of :mod:`jaxformer.search.algorithm` are
-these settings with their verbs.
+Settings are frozen and hashable, so they can be static arguments of ``jax.jit``. They do not import
+JAX, so a config can hold them and ``--help`` stays fast. The algorithms of
+:mod:`jaxformer.search.algorithm` add methods to these settings.
 
-Settings never change a log probability: what a search returns for a hypothesis is what the step
-function gives for its tokens.
+Settings never change a log probability: the log probability of a returned hypothesis is always the
+step function's.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ Penalty: TypeAlias = Literal["gnmt", "power", "none"]
 EndsWithin: TypeAlias = Literal["2N", "N"]
 Unfinished: TypeAlias = Literal["fallback", "compete"]
 EarlyStop: TypeAlias = Literal["proven", "likely", "full", "never"]
-# (logits [B, N, V], SearchContext) -> logits [B, N, V], see jaxformer.search.constraints
+# (logits [B, N, V], SearchContext) -> logits [B, N, V]; see jaxformer.search.constraints.
 Constraint: TypeAlias = Callable[[Any, Any], Any]
 
 _MOST_HYPOTHESES = 1000
@@ -29,26 +29,29 @@ _MOST_HYPOTHESES = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """Settings that all searches share: what hypotheses may be, and how they are scored.
+    """Settings of all searches: constraints on hypotheses, and scores.
 
     Attributes:
       length_penalty: alpha of the length penalty, 0 to 10.
-      penalty: What a log probability is divided by, of n tokens: "gnmt" ((5 + n) / 6)^alpha as in
-        the paper, "power" n^alpha, "none" 1. See :mod:`jaxformer.search.penalties`.
-      max_extra_length: Where there is a source, a hypothesis has at most the source's tokens plus
-        this many. The caller's limits say so to the search.
-      max_length: Most tokens of a hypothesis, EOS included; None: as many as the caller's limits
-        allow.
-      min_length: Fewest tokens before EOS. The limits win: a hypothesis with a lower limit is cut
-        unfinished.
-      no_repeat_ngram: No n tokens in a row come twice in a hypothesis; 0 allows it. A sentence in
-        which this leaves nothing to say has no hypothesis.
-      constraints: Callables that forbid tokens: see :mod:`jaxformer.search.constraints`. They come
+      penalty: Divisor of the log probability of n tokens: "gnmt" ((5 + n) / 6)^alpha as in the
+        paper, "power" n^alpha, "none" 1. See :mod:`jaxformer.search.penalties`.
+      max_extra_length: With a source sentence, a hypothesis has at most this many tokens more than
+        the source. Callers pass this to the search as limits.
+      max_length: Maximum number of tokens of a hypothesis, EOS included; None for the caller's
+        limits only.
+      min_length: Minimum number of tokens before EOS. Limits take precedence: a hypothesis with a
+        lower limit is cut off unfinished.
+      no_repeat_ngram: Forbids hypotheses to repeat an n-gram of this size; 0 allows it. A sentence
+        for which this forbids every continuation has no hypothesis.
+      constraints: Callables that forbid tokens: see :mod:`jaxformer.search.constraints`. They apply
         after ``min_length`` and ``no_repeat_ngram``. Not part of a config file.
-      bos_id: Token that starts every hypothesis; not part of the result. The defaults of the
-        three ids are the ids in jaxformer's vocabularies.
+      bos_id: Token that starts every hypothesis; not part of the result. The defaults of the three
+        ids are the ids in jaxformer's vocabularies.
       eos_id: Token that ends a hypothesis.
-      pad_id: Fills results after EOS; also fed to the step function for finished sentences.
+      pad_id: Padding of results after EOS; also the step function's input for finished sentences.
+
+    Raises:
+      UserError: A value is out of range; the message begins with its name.
     """
 
     length_penalty: float = 0.6
@@ -63,11 +66,6 @@ class SearchSettings:
     pad_id: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses settings that no search could obey.
-
-        Raises:
-          UserError: A value is out of range; the message begins with its name.
-        """
         _check_choice(self, "penalty", Penalty)
         _check_whole(self, "bos_id", "eos_id", "pad_id")
         _check_number(self, "length_penalty")
@@ -96,20 +94,24 @@ class BeamSettings(SearchSettings):
     """Settings of beam search. The defaults are the search of the paper (section 6.1).
 
     Attributes:
-      beam_size: Hypotheses kept per sentence, N, at most 1000; greedy search if 1.
-      diversity_groups: Groups of a diverse beam search (Vijayakumar et al. 2016) that share the
-        beam; 1 is plain beam search. Groups may find the same hypothesis; each then counts.
-      diversity_penalty: Log probability that a token costs, in the choice only, for each hypothesis
-        of an earlier group that takes it at the same step.
-      ends_within: Candidates among the 2N best that may end: all ("2N", the paper's, of
-        tensor2tensor), or only the first N ("N", Hugging Face's).
+      beam_size: Number of hypotheses per sentence, N, at most 1000; 1 is greedy search.
+      diversity_groups: Number of groups that share the beam in diverse beam search (Vijayakumar et
+        al. 2016); 1 is plain beam search. Groups may find the same hypothesis, which then counts
+        for each.
+      diversity_penalty: Penalty on the log probability of a token, in the choice only, for each
+        hypothesis of an earlier group that chooses it at the same step.
+      ends_within: Candidates among the 2N best that may end: all ("2N", as in the paper's
+        tensor2tensor), or only the first N ("N", as in Hugging Face).
       unfinished: Use of hypotheses that reach the limit without EOS. "fallback": they are the
-        result of a sentence in which none has finished, else nothing. "compete": they count as
-        finished (Hugging Face's).
-      early_stop: When a sentence stops before its limit. "proven": when no hypothesis to come could
-        displace one that is kept; never changes the result. "likely": when none would at its
-        present length (Hugging Face's ``early_stopping=False``). "full": when N have finished (its
-        ``True``). "never".
+        result only if no hypothesis of the sentence has finished. "compete": they count as finished
+        (as in Hugging Face).
+      early_stop: Rule for stopping a sentence before its limit. "proven": when no future hypothesis
+        could displace a finished one; never changes the result. "likely": when none could at the
+        current length (Hugging Face's ``early_stopping=False``). "full": when N have finished
+        (Hugging Face's ``early_stopping=True``). "never": at the limit only.
+
+    Raises:
+      UserError: A value is out of range, or two contradict each other; the message names them.
     """
 
     beam_size: int = 4
@@ -120,11 +122,6 @@ class BeamSettings(SearchSettings):
     early_stop: EarlyStop = "proven"
 
     def __post_init__(self) -> None:
-        """Refuses settings that no beam search could obey.
-
-        Raises:
-          UserError: A value is out of range, or two contradict each other; the message names them.
-        """
         _check_whole(self, "beam_size", "diversity_groups", least=1)
         _check_most(self, "beam_size")
         super().__post_init__()
@@ -147,22 +144,25 @@ class BeamSettings(SearchSettings):
 
     @property
     def num_hypotheses(self) -> int:
-        """Hypotheses per sentence, N."""
+        """Number of hypotheses per sentence, N."""
         return self.beam_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingSettings(SearchSettings):
-    """Settings of sampling. The defaults draw from the distribution as it is.
+    """Settings of sampling. The defaults sample from the unmodified distribution.
 
     Attributes:
-      num_samples: Samples per sentence, N, at most 1000.
-      temperature: Divides the logits; above 0.
-      top_k: Only this many most probable tokens may be drawn; 0: all. Among equally probable ones
-        those with the smallest ids.
-      top_p: Only the fewest most probable tokens that together have at least this probability may
-        be drawn; 1: all. Counted after temperature and top_k, as Hugging Face does.
-      seed: Of the random keys, unless keys are given; 0 to 2^31 - 1.
+      num_samples: Number of samples per sentence, N, at most 1000.
+      temperature: Divisor of the logits, greater than 0.
+      top_k: Samples only from this many most probable tokens; 0 for all. Of equally probable
+        tokens, those with smaller ids come first.
+      top_p: Samples only from the smallest set of most probable tokens with at least this total
+        probability; 1 for all. Applies after temperature and top_k, as in Hugging Face.
+      seed: Seed of the random keys if no keys are given; 0 to 2^31 - 1.
+
+    Raises:
+      UserError: A value is out of range; the message names it.
     """
 
     num_samples: int = 4
@@ -172,11 +172,6 @@ class SamplingSettings(SearchSettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses settings that no sampling could obey.
-
-        Raises:
-          UserError: A value is out of range; the message names it.
-        """
         _check_whole(self, "num_samples", least=1)
         _check_most(self, "num_samples")
         super().__post_init__()
@@ -195,7 +190,7 @@ class SamplingSettings(SearchSettings):
 
     @property
     def num_hypotheses(self) -> int:
-        """Hypotheses per sentence, N."""
+        """Number of hypotheses per sentence, N."""
         return self.num_samples
 
 
@@ -213,7 +208,7 @@ def _check_whole(settings: SearchSettings, *names: str, least: int | None = None
         if least is not None and value < least:
             must = "be greater than 0" if least else "be 0 or more"
             raise UserError(f"{name} must {must}: got {value}")
-        object.__setattr__(settings, name, int(value))  # JSON does not take NumPy's numbers
+        object.__setattr__(settings, name, int(value))  # JSON cannot hold NumPy's integers.
 
 
 def _check_most(settings: SearchSettings, name: str) -> None:

@@ -1,7 +1,7 @@
-"""States of a search between two steps, and its result.
+"""States of a search between two steps, and results.
 
-Axes: B sentences, N hypotheses of a sentence, M candidates of a sentence, P tokens of a prefix,
-T capacity for tokens. Every array of a state leads with B, or is a scalar.
+Axes: B sentences, N hypotheses per sentence, M candidates per sentence, P prefix tokens, T capacity
+in tokens. Every array of a state has the leading axis B, or is a scalar.
 """
 
 import reprlib
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxformer.errors import UserError
 from jaxformer.search.beam_cache import check_cache, gather_beams
 
-# What callers may give; lists and NumPy's arrays become JAX's.
+# Callers may give lists and NumPy arrays, which become JAX arrays.
 Limits: TypeAlias = Int[Array, " B"] | Int[np.ndarray, " B"] | Sequence[int]
 Prefix: TypeAlias = Int[Array, "B P"] | Int[np.ndarray, "B P"] | Sequence[Sequence[int]]
 
@@ -29,19 +29,19 @@ class BeamResult(NamedTuple):
     A hypothesis that does not exist has score and log probability -inf, length 0 and only padding.
     """
 
-    tokens: Int[Array, "B N T"]  # int32; without BOS, with EOS, padding after
-    lengths: Int[Array, "B N"]  # int32; tokens that are not padding, EOS included
+    tokens: Int[Array, "B N T"]  # int32; without BOS, with EOS, padded on the right
+    lengths: Int[Array, "B N"]  # int32; number of tokens, EOS included
     scores: Float[Array, "B N"]  # float32; log probability / length penalty
-    log_probs: Float[Array, "B N"]  # float32; as the step function has it, whatever the settings
+    log_probs: Float[Array, "B N"]  # float32; the step function's, whatever the settings
 
 
 @flax.struct.dataclass
 class Candidates:
-    """One-token continuations of alive hypotheses, in the order of preference."""
+    """One-token continuations of alive hypotheses, best first."""
 
-    log_probs: Float[Array, "B M"]  # float32; of the whole hypothesis; -inf: does not exist
-    tokens: Int[Array, "B M"]  # int32; the token that is added
-    parents: Int[Array, "B M"]  # int32; the alive hypothesis that is continued, 0 to N - 1
+    log_probs: Float[Array, "B M"]  # float32; of the whole hypothesis; -inf if it does not exist
+    tokens: Int[Array, "B M"]  # int32; the new token
+    parents: Int[Array, "B M"]  # int32; the alive hypothesis that it continues, 0 to N - 1
 
 
 @flax.struct.dataclass
@@ -49,14 +49,14 @@ class BeamState:
     """State of beam search between two steps."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
-    limits: Int[Array, " B"]  # int32; most tokens of the sentence, at most T
-    prefix: Int[Array, "B P"]  # int32; tokens to start with, padding leaves a position free
-    rows: Int[Array, " B"] | None  # int32; numbers of the sentences; None without constraints
-    done: Bool[Array, " B"]  # the sentence is finished and stays as it is
-    alive: Candidates  # axes B N; the newest token of each alive hypothesis
-    alive_tokens: Int[Array, "B N T"]  # int32; all their tokens, padding after
-    finished: BeamResult  # axes B N; the best finished hypotheses of each group so far, in order
-    cache: Any  # the step function's own
+    limits: Int[Array, " B"]  # int32; maximum number of tokens, at most T
+    prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
+    rows: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
+    done: Bool[Array, " B"]  # the sentence no longer changes
+    alive: Candidates  # [B, N]; the newest token of each alive hypothesis
+    alive_tokens: Int[Array, "B N T"]  # int32; all tokens of alive hypotheses, padded on the right
+    finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
+    cache: Any  # the step function's cache
 
 
 @flax.struct.dataclass
@@ -64,28 +64,28 @@ class SampleState:
     """State of sampling between two steps."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
-    limits: Int[Array, " B"]  # int32; most tokens of the sentence, at most T
-    prefix: Int[Array, "B P"]  # int32; tokens to start with, padding leaves a position free
-    rows: Int[Array, " B"] | None  # int32; numbers of the sentences; None without constraints
-    done: Bool[Array, " B"]  # the sentence is finished and stays as it is
-    keys: Key[Array, " B"]  # of the sentence, not of the step
-    newest: Int[Array, "B N"]  # int32; the token to feed next
-    tokens: Int[Array, "B N T"]  # int32; without BOS, padding after
-    lengths: Int[Array, "B N"]  # int32; tokens that are not padding
-    finished: Bool[Array, "B N"]  # with EOS, or because nothing could follow
-    log_probs: Float[Array, "B N"]  # float32; -inf: does not exist
-    cache: Any  # the step function's own
+    limits: Int[Array, " B"]  # int32; maximum number of tokens, at most T
+    prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
+    rows: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
+    done: Bool[Array, " B"]  # the sentence no longer changes
+    keys: Key[Array, " B"]  # one per sentence, the same at every step
+    newest: Int[Array, "B N"]  # int32; the next input of the step function
+    tokens: Int[Array, "B N T"]  # int32; without BOS, padded on the right
+    lengths: Int[Array, "B N"]  # int32; number of tokens
+    finished: Bool[Array, "B N"]  # with EOS, or because no token is possible
+    log_probs: Float[Array, "B N"]  # float32; -inf if the sample does not exist
+    cache: Any  # the step function's cache
 
 
 State = TypeVar("State", BeamState, SampleState)
 
 
 def take_sentences(state: State, rows: Int[Array, " R"]) -> State:
-    """Returns the state of these sentences only, in this order; they may be fewer, or come twice.
+    """Returns the state of some sentences, in the given order; a sentence may occur twice.
 
     Args:
-      state: Of beam search or sampling, between two calls of ``advance``.
-      rows: int32; numbers of the sentences to keep.
+      state: State of beam search or sampling, between two calls of ``advance``.
+      rows: Indices of the sentences in the batch, int32.
     """
     return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, state)
 
@@ -97,7 +97,7 @@ def prepare(
     max_length: int,
     prefix: Prefix | Array | None,
 ) -> tuple[Any, Int[Array, " B"], Int[Array, "B P"]]:
-    """Returns the cache, limits and prefix of a new state, checked, in the types it keeps them in.
+    """Returns the cache, limits and prefix of a new state, checked and converted.
 
     Raises:
       UserError: An argument is out of range or has other axes than the others.
@@ -135,7 +135,7 @@ def _integers(values: Limits | Prefix | Array, name: str) -> Array:
 
 
 def best_first(result: BeamResult, pad_id: int) -> BeamResult:
-    """Returns the hypotheses sorted by score, with those that do not exist blanked."""
+    """Returns the hypotheses sorted by score, with empty tokens if they do not exist."""
     scores, index = lax.top_k(result.scores, result.scores.shape[1])
     result = jax.tree.map(lambda rows: gather_beams(rows, index), result)
     exists = scores != -jnp.inf

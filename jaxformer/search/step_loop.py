@@ -1,4 +1,4 @@
-"""The loop of every search: calls a step function until all sentences are done."""
+"""The loop of every search, which calls a step function until all sentences are done."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -15,13 +15,13 @@ from jaxformer.search.state import BeamState, SampleState
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
 # (inputs [B, P], targets [B, P], length [], cache) -> (log probabilities of the targets [B, P],
-# cache that includes the first ``length`` inputs): many step functions' calls in one.
+# cache including the first ``length`` inputs): equivalent to many calls of the step function.
 PrefillFn: TypeAlias = Callable[
     [Int[Array, "B P"], Int[Array, "B P"], Int[Array, ""], Any], tuple[Float[Array, "B P"], Any]
 ]
 State = TypeVar("State", BeamState, SampleState)
 
-# Steps of one scan, which is one round of the outer loop.
+# Steps of one scan, the body of the outer loop.
 STEPS_PER_CHUNK = 8
 
 
@@ -30,7 +30,7 @@ def repeat(step: Callable[[State], State], state: State, until: int | Int[Array,
 
     def chunk(state: State) -> State:
         def at_most_once(state: State, _: None) -> tuple[State, None]:
-            # A loop of at most one round, since the branches of lax.cond would copy the cache.
+            # A loop of at most one iteration, since lax.cond would copy the cache.
             end = jnp.minimum(state.step + 1, until)
             return lax.while_loop(lambda state: _continues(state, end), step, state), None
 
@@ -46,11 +46,11 @@ def _continues(state: BeamState | SampleState, until: int | Array) -> Array:
 def call(
     step_fn: StepFn, tokens: Int[Array, "B N"], cache: Any, eos_id: int
 ) -> tuple[Float[Array, "B N V"], Any]:
-    """Returns logits in float32, and the new cache.
+    """Calls the step function; returns float32 logits and the new cache.
 
     Raises:
-      UserError: ``step_fn`` does not return logits and a cache, the logits have other axes, or
-        EOS is not among them.
+      UserError: ``step_fn`` does not return logits and a cache, the logits have other axes, or EOS
+        is not in the vocabulary.
     """
     returned = step_fn(tokens, cache)
     if not isinstance(returned, tuple | list) or len(returned) != 2:
@@ -77,7 +77,7 @@ def check_prefix(
     prefix: Int[Array, "B P"],
     settings: SearchSettings,
 ) -> None:
-    """Refuses a prefix that no hypothesis can start with; a traced one cannot be checked.
+    """Checks that tokens of the prefix are in the vocabulary. A traced prefix cannot be checked.
 
     Raises:
       UserError: A token is not in the vocabulary.
@@ -98,7 +98,7 @@ def check_prefix(
 
 
 def first(settings: SearchSettings, tokens: Int[Array, " B"] | None) -> Any:
-    """Returns what the first step feeds, to be broadcast to [B, N]: the tokens, or BOS."""
+    """Returns the inputs of the first step, to be broadcast to [B, N]: the tokens, or BOS."""
     return settings.bos_id if tokens is None else tokens[:, None]
 
 
@@ -106,11 +106,11 @@ class Prefilled(NamedTuple):
     """Results of reading the first tokens of the prefixes in one pass.
 
     Attributes:
-      length: Tokens read, int32.
-      tokens: Tokens of each sentence, int32, padding after ``length`` and in finished sentences.
-      newest: The last token read, or what the first step feeds.
+      length: Number of tokens read, int32.
+      tokens: Tokens of each sentence, int32, with padding after ``length`` and in done sentences.
+      newest: The last token read, or the input of the first step.
       log_probs: Log probability of the tokens read, float32.
-      cache: The step function's own, which includes all but the newest token.
+      cache: The step function's cache, which includes all but the newest token.
     """
 
     length: Int[Array, ""]
@@ -126,16 +126,17 @@ def prefill(
     state: BeamState | SampleState,
     newest: Int[Array, "B 1"],
 ) -> Prefilled:
-    """Reads as many tokens of the prefixes as all sentences that are not done must begin with.
+    """Reads the tokens of the prefixes that all sentences have forced, in one pass.
 
-    ``newest`` is what the first step would feed. A sentence that has fewer forced tokens than
-    others, or whose prefix ends it, is why not all are read: the loop takes the rest one by one.
+    The pass ends where the first sentence has fewer forced tokens, an EOS or its limit; the loop
+    reads the rest one by one. Sentences that are done do not count. ``newest`` is the input of the
+    first step.
     """
     prefix, done = state.prefix, state.done
     stops = (prefix == settings.pad_id) | (prefix == settings.eos_id)
     positions = jnp.arange(prefix.shape[1])
     forced = jnp.where(stops, positions, prefix.shape[1]).min(axis=1)
-    # At its limit a hypothesis is unfinished, which is the loop's business.
+    # The loop handles hypotheses at their limit, which are unfinished.
     forced = jnp.minimum(forced, jnp.maximum(state.limits - 1, 0))
     length = jnp.where(done, prefix.shape[1], forced).min().astype(jnp.int32)
     inputs = jnp.concatenate([newest, prefix[:, :-1]], axis=1)
@@ -154,14 +155,14 @@ def prefill(
 def log_probs_of(
     chosen: Float[Array, "B N K"], logits: Float[Array, "B N V"], at_most: float = 0.0
 ) -> Float[Array, "B N K"]:
-    """Returns log probabilities of tokens with logits ``chosen`` out of all ``logits``."""
+    """Returns log probabilities of tokens, given their logits ``chosen`` and all ``logits``."""
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    # Rounding must not yield a probability above one, nor an impossible token NaN (-inf + inf).
+    # Rounding must not give a probability above one, or NaN for impossible tokens (-inf + inf).
     return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - total, at_most))
 
 
 def append(
     tokens: Int[Array, "B N T"], new: Int[Array, "B N"], step: Int[Array, ""]
 ) -> Int[Array, "B N T"]:
-    """Returns the token histories with ``new`` at position ``step``."""
+    """Returns the tokens with ``new`` written at position ``step``."""
     return lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], step, axis=2)

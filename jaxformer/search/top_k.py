@@ -1,4 +1,4 @@
-"""The k greatest of many values, faster than ``lax.top_k`` where k is small."""
+"""The k greatest of many values, faster than ``lax.top_k`` for small k."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,10 +10,11 @@ _BLOCK = 32
 def top_k(
     values: Float[Array, "*rows V"], k: int
 ) -> tuple[Float[Array, "*rows K"], Int[Array, "*rows K"]]:
-    """``lax.top_k(values, k)``, order of equal values included, by way of blocks.
+    """Computes ``lax.top_k(values, k)`` by blocks; the order of equal values is the same.
 
-    The k greatest values lie in the k blocks with the greatest maxima, equal ones in the first of
-    them. Finding those maxima takes one pass that vectorizes well, and little is left to sort.
+    The k greatest values are in the k blocks with the greatest maxima, and equal values in the
+    first of these blocks. Finding the maxima takes one pass that vectorizes well and leaves little
+    to sort.
 
     >>> values, places = top_k(jnp.arange(1000.0) % 7, 3)
     >>> values.tolist(), places.tolist()
@@ -28,7 +29,7 @@ def top_k(
     table = jnp.pad(values, padding, constant_values=-jnp.inf)
     table = table.reshape(*values.shape[:-1], blocks, _BLOCK)
     _, chosen = lax.top_k(table.max(axis=-1), k)
-    # In ascending order, so that equal values keep theirs; by counting, as XLA's sort is slow.
+    # Sort blocks by index, to keep the order of equal values. Counting is faster than XLA's sort.
     rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1)
     at_rank = rank[..., None, :] == jnp.arange(k)[:, None]
     chosen = (chosen[..., None, :] * at_rank).sum(axis=-1)

@@ -1,7 +1,7 @@
-"""Constraints of a user's own, from outside: in beam search, in sampling and in a Translator.
+"""A user's own constraints, in beam search, in sampling and in a Translator.
 
-One forbids tokens that an array names; its arrays are traced. One looks at the hypotheses: even and
-odd tokens have to alternate. One goes by the sentence.
+One forbids the tokens in an array, which is traced. One makes even and odd tokens alternate. One
+depends on the sentence.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ IDS = {"bos_id": 0, "eos_id": EOS, "pad_id": PAD}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Forbid:
-    """Forbids some tokens, wherever they would stand."""
+    """Forbids some tokens everywhere."""
 
     tokens: jax.Array
 
@@ -46,7 +46,7 @@ class Forbid:
 
 
 def alternate(logits: jax.Array, context: SearchContext) -> jax.Array:
-    """Forbids an even token after an even one, and an odd one after an odd one; EOS may come."""
+    """Forbids an even token after an even one, and an odd one after an odd one; allows EOS."""
     newest = context.tokens[:, :, context.step - 1, None]
     token = jnp.arange(logits.shape[2])
     wrong = (token % 2 == newest % 2) & (token != context.eos_id) & (context.step > 0)
@@ -54,7 +54,7 @@ def alternate(logits: jax.Array, context: SearchContext) -> jax.Array:
 
 
 def forbid_by_row(forbidden: jax.Array, logits: jax.Array, context: SearchContext) -> jax.Array:
-    """Forbids, in sentence n, the tokens of row n."""
+    """Forbids the tokens of row n in sentence n."""
     return jnp.where(forbidden[context.rows][:, None], -jnp.inf, logits)
 
 
@@ -82,7 +82,7 @@ def search(logits: jax.Array, limits: jax.Array, forbidden: jax.Array):
     )
 
 
-def test_beam_search_finds_all_that_obeys_and_nothing_else():
+def test_beam_search_finds_exactly_the_allowed_hypotheses():
     logits = tree_logits(3, SENTENCES, VOCABULARY, DEPTH)
     limits = np.random.default_rng(0).integers(1, DEPTH + 1, SENTENCES).astype(np.int32)
     different = 0
@@ -97,13 +97,13 @@ def test_beam_search_finds_all_that_obeys_and_nothing_else():
             np.testing.assert_allclose(
                 [h[0] for h in found], [h[0] for h in expected], rtol=1e-5, atol=1e-5
             )
-            for _, log_prob, tokens in found:  # as the model has it
+            for _, log_prob, tokens in found:  # The model's log probability.
                 assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
             different += expected != exhaustive(tree, WIDE, limit, ())
     assert different > SENTENCES
 
 
-def test_other_arrays_of_the_same_shape_compile_nothing():
+def test_other_arrays_of_the_same_shape_do_not_recompile():
     logits, limits = tree_logits(3, SENTENCES, VOCABULARY, DEPTH), np.full(SENTENCES, DEPTH)
     arguments = [(logits, limits.astype(np.int32), jnp.array(ids)) for ids in ([2, 4], [0, 3])]
     search(*arguments[0])
@@ -113,7 +113,7 @@ def test_other_arrays_of_the_same_shape_compile_nothing():
     assert (np.asarray(first.tokens) != np.asarray(second.tokens)).any()
 
 
-def test_samples_that_obey_have_the_renormalized_distribution():
+def test_allowed_samples_have_the_renormalized_distribution():
     logits = 1.5 * np.random.default_rng(1).normal(size=(1, 31, VOCABULARY)).astype(np.float32)
     tree, rows, draws = Tree(logits[0]), 200, 20_000
     result = jax.jit(
@@ -133,7 +133,7 @@ def test_samples_that_obey_have_the_renormalized_distribution():
     assert found[0][1] == pytest.approx(tree.log_prob(found[0][2]), rel=1e-5)
 
     def probability(tokens: tuple[int, ...]) -> float:
-        """Product of the allowed tokens' probabilities, each over the sum of the allowed."""
+        """Returns the product of the tokens' probabilities, renormalized over allowed tokens."""
         product = 1.0
         for n in range(len(tokens)):
             odds = np.exp(tree.next_log_probs(tokens[:n]))
@@ -148,11 +148,11 @@ def test_samples_that_obey_have_the_renormalized_distribution():
     expected = [draws * probability(tokens) for tokens in possible]
     assert sum(expected) == pytest.approx(draws)
     counts = [tokens_of(found).count(tokens) for tokens in possible]
-    # The seed is fixed: this passes or fails for good.
+    # The seed is fixed, so the test is deterministic.
     assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 0.01
 
 
-# Two hypotheses of log 0.8 and log 0.2 (2 and 3), then EOS for certain.
+# Tokens 2 and 3 have probabilities 0.8 and 0.2; EOS follows with probability 1.
 CHAIN = jnp.log(jnp.array([[0.0, 0.0, 0.8, 0.2], [0.0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]))
 
 
@@ -161,8 +161,8 @@ def chain_step(tokens: jax.Array, cache: tuple) -> tuple[jax.Array, tuple]:
 
 
 @pytest.mark.parametrize("algorithm", [BeamSearch(beam_size=1, **IDS), Sampling(**IDS)])
-def test_other_logits_choose_and_do_not_score(algorithm: BeamSearch | Sampling):
-    """The less probable token is preferred so much that it is always taken."""
+def test_other_logits_affect_the_choice_and_not_the_score(algorithm: BeamSearch | Sampling):
+    """The less probable token is preferred so much that it is always chosen."""
 
     def prefer(logits: jax.Array, context: SearchContext) -> jax.Array:
         return logits + jnp.array([0.0, 0.0, 5.0, 50.0])
@@ -174,9 +174,9 @@ def test_other_logits_choose_and_do_not_score(algorithm: BeamSearch | Sampling):
         assert score == log_prob == pytest.approx(np.log(0.2))
 
 
-def test_forced_prefixes_and_our_own_constraints_go_with_them():
+def test_combined_with_prefixes_and_built_in_constraints():
     settings = dataclasses.replace(WIDE, constraints=(Forbid(jnp.array([2])), MinLength(2)))
-    cache = tree_cache(jnp.zeros((1, 156, VOCABULARY)), 50)  # all tokens are as probable
+    cache = tree_cache(jnp.zeros((1, 156, VOCABULARY)), 50)  # All tokens are equally probable.
     found = hypotheses(settings(tree_step, cache, limits=[4], max_length=4, prefix=[[2]]), 0)
     assert found
     assert all(tokens[0] == 2 and EOS not in tokens[:2] for tokens in tokens_of(found))
@@ -203,8 +203,8 @@ def everything_but(translator: Translator, words: list[int]) -> np.ndarray:
     return np.setdiff1d(np.arange(vocabulary), [*words, EOS]).astype(np.int32)
 
 
-def test_a_translator_finds_all_that_obeys(translator):
-    """Of six words at most two, in turns: 25 translations, with the scores of force-decoding."""
+def test_translator_finds_exactly_the_allowed_translations(translator):
+    """At most two of six words, alternating: 25 translations, scored like forced decoding."""
     words = [10, 11, 20, 21, 30, 41]
     possible = [(*t, EOS) for n in range(3) for t in itertools.product(words, repeat=n)]
     possible = [list(tokens) for tokens in possible if obeys(set(), tokens)]
@@ -220,7 +220,7 @@ def test_a_translator_finds_all_that_obeys(translator):
         np.testing.assert_allclose([h.score for h in found], [s.score for s, _ in best], atol=1e-4)
 
 
-def test_a_translator_compiles_nothing_for_other_arrays(translator):
+def test_translator_does_not_recompile_for_other_arrays(translator):
     first = Forbid(everything_but(translator, [10, 11, 20]))
     second = Forbid(everything_but(translator, [30, 31, 40]))
     assert set(translator.hypotheses(["one"], constraints=(first,))[0][0].tokens) <= {10, 11, 20, 1}
@@ -230,7 +230,7 @@ def test_a_translator_compiles_nothing_for_other_arrays(translator):
     assert all(set(h.tokens) <= {30, 31, 40, EOS} for h in found)
 
 
-def test_a_translator_samples_what_obeys(translator):
+def test_translator_samples_allowed_translations(translator):
     sampled = dataclasses.replace(
         translator.config,
         search=Sampling(num_samples=6, max_length=3, length_penalty=0.0, temperature=9.0),
@@ -245,12 +245,12 @@ def test_a_translator_samples_what_obeys(translator):
         assert hypothesis.log_prob == pytest.approx(score.log_prob, abs=1e-4)
 
 
-def test_a_constraint_of_a_translator_knows_its_sentence(translator):
-    """Each has one word of its own; sentences are sorted by length on their way."""
+def test_constraint_of_a_translator_gets_the_row_of_its_sentence(translator):
+    """Each sentence has its own word; the translator sorts sentences by length."""
     words = [10, 20, 30, 40]
     forbidden = np.ones((len(words) + 1, translator.tokenizer.vocab_size), bool)
     forbidden[:, EOS] = False
-    forbidden[range(1, 5), words] = False  # the first sentence is number one
+    forbidden[range(1, 5), words] = False  # The first sentence has number 1.
     constraint = jax.tree_util.Partial(forbid_by_row, forbidden)
     for word, found in zip(
         words, translator.hypotheses(SOURCES, constraints=(constraint,)), strict=True
@@ -258,7 +258,7 @@ def test_a_constraint_of_a_translator_knows_its_sentence(translator):
         assert sorted(h.tokens for h in found) == [[EOS], [word, EOS], [word, word, EOS]]
 
 
-def test_a_constraint_that_cannot_be_an_argument_is_refused(translator):
+def test_constraint_that_is_neither_hashable_nor_a_pytree_is_refused(translator):
     @dataclasses.dataclass(frozen=True)
     class Unregistered:
         tokens: jax.Array

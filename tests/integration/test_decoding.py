@@ -231,5 +231,5 @@ def test_what_is_rounded_is_not_averaged(learned_workdir, tmp_path):
 def test_training_in_int8_is_refused(tiny_config, tmp_path):
     config = tiny_config()
     model = dataclasses.replace(config.model, compute_dtype="int8")
-    with pytest.raises(UserError, match="int8 is only to decode with: train in float32"):
+    with pytest.raises(UserError, match="int8 is for decoding only: train in float32"):
         train(dataclasses.replace(config, model=model), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A run whose checkpoints are not there, since a disk is not mounted, does not start over."""
+"""A run whose checkpoints are missing, for instance on an unmounted disk, does not start over."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from jaxformer.workdir import Workdir
 
 @pytest.fixture
 def folder(tiny_workdir, tmp_path):
-    """The workdir of a finished run, its checkpoints on a disk of their own."""
+    """Returns the workdir of a finished run, with its checkpoints on a separate disk."""
     folder = Workdir(shutil.copytree(tiny_workdir, tmp_path / "run"))
     folder.checkpoints.rename(tmp_path / "disk")
     return folder
@@ -24,21 +24,21 @@ def state_of(folder):
 
 
 @pytest.mark.parametrize("place", ["gone", "empty", "link"])
-def test_is_refused_and_nothing_changes(place, folder, tiny_config):
-    if place == "empty":  # a mount point
+def test_resuming_is_refused_and_changes_nothing(place, folder, tiny_config):
+    if place == "empty":  # A mount point.
         folder.checkpoints.mkdir()
     elif place == "link":
         folder.checkpoints.symlink_to(folder.path / "nowhere")
     before = state_of(folder)
-    message = r"checkpoints: expected .* of this run, the last of which is of step 6, found none; "
+    message = r"checkpoints: expected .* of this run, the last one of step 6, found none; "
     with pytest.raises(UserError, match=message + "mount or .* another --workdir, or move .*run "):
         train(tiny_config(steps=8), folder.path)
     assert {**state_of(folder), "lock": b""} == {**before, "lock": b""}
     assert len(before["metrics.jsonl"].splitlines()) == 4
 
 
-def test_goes_on_when_they_are_back(folder, tiny_config, tmp_path, capsys):
-    """Of an earlier version, too, which kept no note of them."""
+def test_resumes_when_checkpoints_are_back(folder, tiny_config, tmp_path, capsys):
+    """Also for an earlier version, which did not record the commit."""
     folder.committed.unlink()
     with pytest.raises(UserError, match="expected the checkpoints of this run, found none; mount"):
         train(tiny_config(), folder.path)
@@ -48,8 +48,8 @@ def test_goes_on_when_they_are_back(folder, tiny_config, tmp_path, capsys):
     assert folder.committed_step() == 6
 
 
-def test_one_that_had_none_yet_starts_over(folder, tiny_config):
-    """As after kill -9 before the first commit; what it had reported is kept."""
+def test_run_without_a_checkpoint_starts_over(folder, tiny_config):
+    """As after kill -9 before the first commit; metrics reported so far are kept."""
     folder.committed.unlink()
     folder.checkpoints.mkdir()
     before = folder.metrics.read_bytes()

@@ -1,7 +1,7 @@
-"""What a newcomer gives by mistake is refused in words, or works.
+"""Mistakes of new users are refused with a clear message, or work.
 
-Most of it is of another type than annotated. Tests check annotations, and users do not: the calls
-are made in a process of its own, without the checks.
+Most arguments have other types than annotated. The tests check annotations at run time, users do
+not; so the calls are made in a separate process, without the checks.
 """
 
 import inspect
@@ -13,7 +13,7 @@ import pytest
 
 
 def calls():
-    """Runs in the other process: name of each call -> what it raises, or returns."""
+    """Runs in the other process; prints what each call raises or returns, by its name."""
     import dataclasses
     import json
 
@@ -227,10 +227,10 @@ EXPECTED = {
     "constraints": "constraints must be a tuple of callables, (logits, context) -> logits: got",
 }
 WORKS = {
-    "lists of the loss": pytest.approx(0.693147, abs=1e-6),  # log 2: two equal logits
+    "lists of the loss": pytest.approx(0.693147, abs=1e-6),  # log 2, for two equal logits.
     "a layer of activations alone": [2, 3, 8],
     "attention without a mask": [2, 3, 8],
-    # 2 then 1 (EOS) or 2 1; a free start that may have one token: EOS, or nothing.
+    # With prefix 2: 2 1 (1 is EOS) and 2 2 1. With a limit of one token: 1, and nothing else.
     "lists": [[2, 3], [1, 0]],
     "NumPy's sizes": [2, 1, 3],
     "NumPy's numbers": [8, 0.5],
@@ -247,14 +247,14 @@ def found():
 
 
 @pytest.mark.parametrize(("name", "words"), EXPECTED.items())
-def test_it_is_refused_in_one_line(found, name, words):
+def test_mistake_is_refused_in_one_line(found, name, words):
     assert found[name].startswith("UserError: ")
     assert words in found[name]
     assert "\n" not in found[name]
 
 
 @pytest.mark.parametrize(("name", "value"), WORKS.items())
-def test_it_works(found, name, value):
+def test_unannotated_type_works(found, name, value):
     assert found[f"works: {name}"] == value
 
 

@@ -1,6 +1,6 @@
-"""A workdir that an earlier version has trained: it translates as it did then, from now on.
+"""A workdir trained by an earlier version still gives the same translations.
 
-The fixture was trained and translated by commit 8c81d1e: number words, 1,200 steps, one layer.
+Commit 8c81d1e trained and translated the fixture: number words, 1,200 steps, one layer.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def test_greedy_translations_are_the_same(tmp_path):
 
 
 @pytest.mark.smoke
-def test_beams_are_the_same_tokens_with_the_same_scores(tmp_path):
+def test_beams_have_the_same_tokens_and_scores(tmp_path):
     found = translate(tmp_path / "beam.jsonl", "--beam-size", "4", "--n-best", "2", "--json")
     expected = (FIXTURE / "beam.jsonl").read_text(encoding="utf-8").splitlines()
     for ours, theirs in zip(map(json.loads, found), map(json.loads, expected), strict=True):
@@ -42,14 +42,14 @@ def test_beams_are_the_same_tokens_with_the_same_scores(tmp_path):
             )
 
 
-# What 8c81d1e itself reports when it resumes the run, and the validation after it.
+# Losses that 8c81d1e itself reports when it resumes the run, and the validation loss after them.
 LOSSES = [0.94441375, 0.95166261, 0.95622354, 0.94899850, 0.95216967, 0.93166262]
 VALIDATION = 0.91888795
 
 
 @pytest.mark.slow
 def test_training_resumes_with_the_same_losses(tmp_path):
-    """Adam's moments, random numbers and batches are those that were to come."""
+    """Adam's moments, random numbers and batches continue as in the old version."""
     run = shutil.copytree(FIXTURE / "run", tmp_path / "run")
     config = load(run / "config.json")
     changes = {"steps": 1206, "log_every": 1, "eval_every": 1206, "eval_sentences": 0}

@@ -1,4 +1,4 @@
-"""Any optax transformation: N devices equal one, the loss falls, and Muon takes what it should."""
+"""Any optax transformation: N devices equal one, the loss falls, and Muon updates only matrices."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ CONFIG = Config(
 INFO = describe_model(CONFIG.model)
 INIT, LOSS = make_init(CONFIG.model), make_loss(CONFIG)
 OPTIMIZERS = {
-    # Factored from two axes of 8 on: the parameters of this model have rows and columns.
+    # Factors parameters with two axes of at least 8, which this small model has.
     "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=8, momentum=0.9),
     "muon": muon(0.02, INFO, adam_learning_rate=0.01, weight_decay=0.01),
     "ema": optax.chain(optax.scale_by_lion(), optax.ema(0.9), optax.scale(-1e-3)),
@@ -37,7 +37,7 @@ MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]
 
 
 def batch_of(seed):
-    """Eight rows of uneven length, one of them empty."""
+    """Returns eight rows of uneven length, one of them empty."""
     rng = np.random.default_rng(seed)
     rows = [
         [(rng.integers(3, 40, rng.integers(1, 6)), rng.integers(3, 40, rng.integers(1, 6)))]
@@ -48,7 +48,7 @@ def batch_of(seed):
 
 @functools.cache
 def ten_steps(name, sizes, seeds=tuple(range(10))):
-    """The state after ten steps, and the losses on the way."""
+    """Returns the state after ten steps, and the losses."""
     mesh = make_mesh(MeshConfig(**sizes_of(sizes)), jax.devices()[: math.prod(sizes)])
     state = init_state(INIT, OPTIMIZERS[name], mesh)
     step, losses = make_train_step(LOSS, OPTIMIZERS[name], mesh), []
@@ -64,7 +64,7 @@ def sizes_of(sizes):
 
 
 def distance(actual, expected):
-    """The norm of the difference of two trees over the norm of one of them."""
+    """Returns the norm of the difference of two trees relative to the norm of the expected one."""
     difference = optax.tree.norm(jax.tree.map(np.subtract, actual, expected))
     return float(difference / optax.tree.norm(expected))
 
@@ -72,7 +72,7 @@ def distance(actual, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_the_mesh_changes_nothing(name, sizes):
+def test_the_mesh_does_not_change_results(name, sizes):
     (expected, losses), (actual, found) = ten_steps(name, (1, 1, 1)), ten_steps(name, sizes)
     np.testing.assert_allclose(found, losses, rtol=1e-4)
     start = jax.device_get(init_state(INIT, OPTIMIZERS[name], make_mesh(devices=jax.devices()[:1])))
@@ -89,8 +89,8 @@ def test_the_loss_falls(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_states_are_laid_out_like_their_parameters(name):
-    """An array with a parameter's path and shape lies like it; all others are whole."""
+def test_states_are_sharded_like_their_parameters(name):
+    """An array with a parameter's path and shape is sharded like it; all others are replicated."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     state = abstract_state(INIT, OPTIMIZERS[name], mesh)
     inner = state.params["encoder"]["layers"]["feed_forward"]["inner"]
@@ -101,7 +101,7 @@ def test_states_are_laid_out_like_their_parameters(name):
         if "['feed_forward']['inner']" in jax.tree_util.keystr(path)
     }
     moments = {(inner.shape, (None, "fsdp", "tensor"))}
-    # The mean over one axis and over the other, and a place that is not used.
+    # The mean over each of the two axes, and an unused placeholder.
     factored = {((2, 16), ()), ((2, 24), ()), ((1,), ())}
     assert layouts == moments | (factored if name == "adafactor" else set())
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_is_restored_on_another_mesh(name, tmp_path):
         {"biases": True, "embeddings": "separate", "positions": "learned", "norm_position": "pre"},
     ],
 )
-def test_muon_orthogonalizes_the_matrices_of_the_layers_and_nothing_else(changes):
+def test_muon_orthogonalizes_only_matrices_of_layers(changes):
     config = dataclasses.replace(CONFIG.model, **changes)
     shapes = jax.eval_shape(make_init(config), jax.random.key(0))
     orthogonalized, dimensions = {}, matrix_dimensions(describe_model(config))
@@ -156,10 +156,10 @@ def test_muon_orthogonalizes_the_matrices_of_the_layers_and_nothing_else(changes
 
 
 def test_updates_of_muon_are_orthogonal():
-    """Singular values of an update near 1 for each layer; Adam's are not, nor a head's alone."""
+    """Singular values of a layer's Muon update are near 1, unlike Adam's update or a head's."""
     rng = np.random.default_rng(0)
     params = {"query": jnp.zeros((3, 32, 4, 4)), "inner_bias": jnp.zeros((3, 32))}
-    # Far from orthogonal: singular values over two orders of magnitude.
+    # Not orthogonal at all: singular values span two orders of magnitude.
     gradients = jax.tree.map(
         lambda a: jnp.asarray(
             rng.normal(size=a.shape)
@@ -182,7 +182,7 @@ def test_updates_of_muon_are_orthogonal():
         assert before.max() > 3 * before.min()
         assert found.min() > 0.6
         assert found.max() < 1.3
-        # The orthogonal factor of the gradient itself, downhill.
+        # The negative orthogonal factor of the gradient.
         u, _, v = np.linalg.svd(gradient.reshape(32, 16), full_matrices=False)
         assert np.sum(-layer.reshape(32, 16) * (u @ v)) / 16 > 0.7
     assert np.abs(updates["inner_bias"]).max() < 2e-3

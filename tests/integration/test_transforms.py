@@ -1,8 +1,8 @@
-"""Every JAX transformation over every part that users take into their own code.
+"""Every JAX transformation over every building block that users take into their own code.
 
-A subject is a loss, the sum of something over the rows of a batch, of parameters and a batch.
-Derivatives are checked against finite differences once; under every other transformation values and
-gradients must be the plain ones. Flax's own attention goes through the same list as the control.
+A subject is a loss, summed over the rows of a batch, as a function of parameters and the batch.
+Derivatives are compared with finite differences once. Under all other transformations, values and
+gradients must equal the untransformed ones. Flax's own attention runs the same list as a control.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ CONFIG = ModelConfig(
     d_ff=6,
     num_heads=2,
     num_layers=2,
-    activation="swish",  # has the derivatives that finite differences show, at every point
+    activation="swish",  # Smooth everywhere, unlike ReLU, as finite differences need.
     dropout_rate=0.5,
     max_length=8,
 )
@@ -51,12 +51,13 @@ class Subject:
     """A loss to transform.
 
     Attributes:
-      loss: (params, batch) to a sum over the batch's rows.
+      loss: Function of (params, batch), summed over the rows of the batch.
       params: Its parameters.
       batch: Arrays whose first axis is rows.
-      leaf: Path of a small parameter, for the transformations that build whole Jacobians.
-      tolerance: Of values and gradients, relative to their norms.
-      module: The linen module, if there is one, and how its inputs come from the batch.
+      leaf: Path of a small parameter, for transformations that build whole Jacobians.
+      tolerance: Tolerance of values and gradients, relative to their norms.
+      module: The linen module, or None for a function.
+      inputs: Returns the inputs of the module from the batch.
     """
 
     loss: Callable[[Any, Any], jax.Array]
@@ -76,7 +77,7 @@ def activations(seed=0):
 def of_module(module, leaf, batch=None, inputs=lambda batch: (batch,), tolerance=2e-5):
     batch = activations() if batch is None else batch
     params = module.init(jax.random.key(0), *inputs(batch))["params"]
-    # Biases count, too.
+    # Biases are zero at initialization.
     params = jax.tree.map(lambda p: p + 0.1 * jnp.cos(jnp.arange(p.size).reshape(p.shape)), params)
 
     def loss(params, batch):
@@ -155,11 +156,11 @@ SUBJECTS = {
 
 @pytest.fixture(scope="module")
 def subjects():
-    """The subjects, each built once."""
+    """Returns the subjects, each built once."""
     return functools.cache(lambda name: SUBJECTS[name]())
 
 
-# In bfloat16 attention has our primitive; the loss has a derivative of its own.
+# Attention in bfloat16 uses our matmul primitive; the loss has a custom derivative.
 SMOKE = ("attention, bfloat16", "loss")
 FAST = SMOKE[:1]
 
@@ -174,9 +175,10 @@ def subject(request, subjects):
 
 
 def close(found, expected, tolerance):
-    """Checks every array of a tree, by the norm of the difference.
+    """Compares all arrays of two trees by the norm of the difference.
 
-    Some gradients are 0 but for rounding, as of the bias of keys: so relative to all arrays, too.
+    Some gradients, such as those with respect to the bias of keys, are 0 except for rounding
+    errors. The difference may therefore also be small relative to all arrays.
     """
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     found, expected = (
@@ -189,7 +191,7 @@ def close(found, expected, tolerance):
 
 
 def direction(params):
-    """A tangent for every parameter."""
+    """Returns a tangent for every parameter."""
     return jax.tree.map(
         lambda p: jnp.sin(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), params
     )
@@ -200,7 +202,7 @@ def dot(a, b):
 
 
 def of_leaf(subject):
-    """The loss as a function of one parameter, and that parameter."""
+    """Returns the loss as a function of one parameter, and this parameter."""
 
     def replace(tree, path, value):
         return {**tree, path[0]: replace(tree[path[0]], path[1:], value)} if path else value
@@ -214,7 +216,7 @@ def plain(subject):
 
 
 def finite_differences(subject):
-    """Both modes, first and second order, against finite differences."""
+    """Forward and reverse mode, first and second order."""
     if subject.tolerance > 1e-3:
         pytest.skip("bfloat16 rounds more than finite differences show")
     function, value = of_leaf(subject)
@@ -277,7 +279,7 @@ def hessian_vector_products(subject):
 
 
 def vmap_over_parameters(subject):
-    """An ensemble: parameters with an axis of members in front."""
+    """An ensemble: parameters with a leading axis of members."""
     members = [subject.params, jax.tree.map(lambda p: p * 0.5, subject.params)]
     stacked = jax.tree.map(lambda *p: jnp.stack(p), *members)
     found = jax.vmap(jax.value_and_grad(subject.loss), (0, None))(stacked, subject.batch)
@@ -305,11 +307,11 @@ _LINEN = ("parent", "name")
 
 
 def remat(subject):
-    """``nn.remat`` by a user, with dropout on: ``deterministic`` is a positional, static flag."""
+    """``nn.remat`` with dropout: ``deterministic`` is a positional, static argument."""
     if subject.module is None or isinstance(subject.module, nn.MultiHeadDotProductAttention):
-        pytest.skip("only for modules of ours")
+        pytest.skip("only for our modules")
     inputs = subject.inputs(subject.batch)
-    # The number of its argument, counted from the module.
+    # Position of the argument, with the module as number 0.
     static = {MultiHeadAttention: (4,), Block: (5,), Transformer: (3,)}.get(
         type(subject.module), ()
     )
@@ -342,7 +344,7 @@ def pmap(subject):
 
 
 def shard_map(subject):
-    """Gradients of replicated parameters: jax sums them over the devices by itself."""
+    """Gradients of replicated parameters, which JAX itself sums over the devices."""
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     rows, everywhere = PartitionSpec("data"), PartitionSpec()
 
@@ -355,7 +357,7 @@ def shard_map(subject):
 
 
 def on_mesh(subject, kind):
-    """Parameters replicated and rows split, by NamedSharding."""
+    """Replicated parameters and sharded rows, by NamedSharding."""
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh) if hasattr(jax, "set_mesh") else jax.sharding.use_mesh(mesh):
         params = jax.device_put(subject.params, NamedSharding(mesh, PartitionSpec()))
@@ -373,7 +375,7 @@ def explicit_mesh(subject):
 
 
 def export_symbolic(subject):
-    """One program for every number of rows, and with its gradients."""
+    """One program for any number of rows, with gradients."""
     rows = export.symbolic_shape("rows")[0]
     batch = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), subject.batch
@@ -394,7 +396,7 @@ def export_for_platforms(subject):
 
 
 def to_nnx(subject):
-    """As a module of NNX, with the stream of dropout."""
+    """Conversion to an NNX module, with a random number stream for dropout."""
     if subject.module is None:
         pytest.skip("only for modules")
     inputs = subject.inputs(subject.batch)
@@ -409,7 +411,7 @@ def to_nnx(subject):
 
 
 def enable_x64(subject):
-    """Parameters and results stay float32, and are the same."""
+    """Parameters and results are still float32 and have the same values."""
     expected = plain(subject)
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         found = jax.jit(jax.value_and_grad(subject.loss))(subject.params, subject.batch)
@@ -454,12 +456,12 @@ def test_transformation(subject, transformation):
     transformation(subject)
 
 
-# Beam search has no gradient; everything else applies to it.
+# Beam search has no gradient; all other transformations apply.
 
 
 @pytest.fixture(scope="module")
 def search():
-    """A search by a small model: (params, sources) to tokens and scores, and both arguments."""
+    """Returns a search with a small model, from parameters and sources to tokens and scores."""
     model = Transformer(CONFIG)
     params = model.init(jax.random.key(0), tokens(), tokens())["params"]
 
@@ -524,7 +526,7 @@ def test_search_under_shard_map(search, searched):
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_search_on_a_mesh_of_the_users_own(search, searched, kind):
+def test_search_on_a_users_mesh(search, searched, kind):
     run, params, sources = search
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh) if hasattr(jax, "set_mesh") else jax.sharding.use_mesh(mesh):
@@ -534,7 +536,7 @@ def test_search_on_a_mesh_of_the_users_own(search, searched, kind):
 
 
 @pytest.mark.slow
-def test_search_exported_for_any_number_of_sentences_and_several_platforms(search, searched):
+def test_search_exported_with_symbolic_batch_for_several_platforms(search, searched):
     run, params, sources = search
     rows = export.symbolic_shape("rows")[0]
     shape = jax.ShapeDtypeStruct((rows, LENGTH), sources.dtype)

@@ -1,4 +1,4 @@
-"""A source of sentence pairs of the user's own gets all that ours get, with nothing private."""
+"""A user's own corpus of sentence pairs works like the built-in ones, through public API only."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ CONFIG = Config(
 
 
 class Counting:
-    """Numbers and their words backwards: a corpus is a class with two methods."""
+    """Numbers and their words in reverse, in a class with the two methods of a corpus."""
 
     target_symbols = False
 
@@ -44,12 +44,12 @@ class Counting:
         return hashlib.sha256(repr(list(self.pairs(split))).encode()).hexdigest()
 
 
-def test_it_is_a_corpus():
+def test_counting_is_a_corpus():
     assert isinstance(Counting(), Corpus)
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_exactly_and_other_data_is_refused(tmp_path):
+def test_run_resumes_exactly_and_refuses_other_data(tmp_path):
     whole = train(CONFIG, tmp_path / "whole", corpus=Counting())
 
     def stop(step, state, sums):
@@ -66,8 +66,8 @@ def test_a_run_is_resumed_exactly_and_other_data_is_refused(tmp_path):
     assert translator.tokenizer.decode(translator.tokenizer.encode("number 7")) == "number 7"
 
 
-def test_an_optimizer_of_ones_own_replaces_the_papers(tmp_path):
-    """Plain gradient descent at rate 0 changes nothing."""
+def test_custom_optimizer_replaces_the_papers(tmp_path):
+    """Plain gradient descent with learning rate 0 changes nothing."""
     config = dataclasses.replace(CONFIG, training=dataclasses.replace(CONFIG.training, steps=2))
     state = train(config, tmp_path, corpus=Counting(), optimizer=optax.sgd(0.0))
     tokens = jnp.ones((1, 1), jnp.int32)

@@ -1,4 +1,4 @@
-"""Nothing that is the user's is removed or written over, and nothing lands where nobody looks."""
+"""No file of a user is removed or overwritten, and no output is written to an unexpected place."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied
 
 
 def contents(folder):
-    """Every file below a folder, with its bytes."""
+    """Returns all files below a folder, with their bytes."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -34,7 +34,7 @@ def contents(folder):
 
 @pytest.fixture
 def convert(tiny_workdir):
-    """Commands that make a workdir, by name."""
+    """Returns commands that create a workdir, by name."""
     return {
         "import": lambda folder: ["import", "marian", str(MARIAN), "--workdir", str(folder)],
         "quantize": lambda folder: [
@@ -45,7 +45,7 @@ def convert(tiny_workdir):
 
 @pytest.mark.parametrize("command", ["import", "quantize"])
 @pytest.mark.parametrize("name", ["checkpoints/precious.txt", "tokenizer.model", "identity.json"])
-def test_a_folder_of_something_else_is_refused(command, name, convert, tmp_path, capsys):
+def test_folder_with_other_files_is_refused(command, name, convert, tmp_path, capsys):
     mine = tmp_path / name
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("{}")
@@ -55,7 +55,7 @@ def test_a_folder_of_something_else_is_refused(command, name, convert, tmp_path,
     assert contents(tmp_path) == {name: b"{}"}
 
 
-def test_training_does_not_write_over_a_tokenizer(tiny_config, tmp_path):
+def test_training_does_not_overwrite_a_tokenizer(tiny_config, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"mine")
     with pytest.raises(UserError, match="expected no tokenizer, or the one of this run, found"):
         train(tiny_config(), tmp_path)
@@ -64,7 +64,7 @@ def test_training_does_not_write_over_a_tokenizer(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["import", "quantize"])
-def test_what_is_not_in_the_way_stays(command, convert, tmp_path, capsys):
+def test_unrelated_files_stay(command, convert, tmp_path, capsys):
     for name in ("checkpoints.old", "checkpoints.new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "precious.txt").write_text("years of work")
@@ -76,7 +76,7 @@ def test_what_is_not_in_the_way_stays(command, convert, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["import", "quantize"])
-def test_who_was_killed_half_way_can_begin_again(command, convert, tmp_path):
+def test_killed_command_can_start_again(command, convert, tmp_path):
     folder = tmp_path / "model"
     process = subprocess.Popen([sys.executable, "-m", "jaxformer.cli", *convert[command](folder)])
     deadline = time.monotonic() + 60
@@ -87,7 +87,7 @@ def test_who_was_killed_half_way_can_begin_again(command, convert, tmp_path):
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert not (folder / "config.json").exists()
-    # Only by the command that began.
+    # Only the command that began may continue.
     other = {"import": "quantize", "quantize": "import"}[command]
     assert main(convert[other](folder)) == 2
     assert main(convert[command](folder)) == 0
@@ -96,9 +96,9 @@ def test_who_was_killed_half_way_can_begin_again(command, convert, tmp_path):
     assert names == {"config.json", "identity.json", "tokenizer.model", "checkpoints"}
 
 
-def test_average_replaces_averages_and_nothing_else(tiny_workdir, tmp_path):
+def test_average_replaces_only_averages(tiny_workdir, tmp_path):
     folder = Workdir(shutil.copytree(tiny_workdir, tmp_path / "run"))
-    shutil.copytree(folder.checkpoints, folder.path / "averaged.old")  # a copy to keep
+    shutil.copytree(folder.checkpoints, folder.path / "averaged.old")  # The user's copy.
     before = contents(folder.path)
     for last in (2, 3):
         assert len(average(folder, last)) == last
@@ -112,7 +112,7 @@ def test_average_replaces_averages_and_nothing_else(tiny_workdir, tmp_path):
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/run", pathlib.Path("gs://bucket/run")])
-def test_a_url_is_refused_before_any_work(url, tiny_config, tiny_workdir, tmp_path, monkeypatch):
+def test_urls_are_refused_before_any_work(url, tiny_config, tiny_workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for work in (
         lambda: train(tiny_config(), url),

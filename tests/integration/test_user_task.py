@@ -1,4 +1,4 @@
-"""A task of a user's own, from outside: trained, killed, resumed, sharded, logged, refused."""
+"""A user's own task through public API: trained, killed, resumed, sharded, logged, refused."""
 
 import hashlib
 import itertools
@@ -28,7 +28,7 @@ OPTIMIZER = optax.adam(0.1)
 
 
 class Bigrams(Task):
-    """The logits of the next letter, a row for each letter, with dropout on the logits."""
+    """Logits of the next letter given a letter, with dropout on the logits."""
 
     def __init__(self, text=TEXT, dropout=0.2):
         self.ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32) % 32
@@ -58,7 +58,7 @@ class Bigrams(Task):
         rng = np.random.default_rng(number)
         starts = rng.integers(0, len(self.ids) - 7, 8)
         rows = np.stack([self.ids[start : start + 7] for start in starts])
-        # Rows of uneven length: some of their letters do not count.
+        # Rows have uneven length, so some letters have weight 0.
         weights = (np.arange(6) < rng.integers(0, 7, (8, 1))).astype(np.float32)
         return {"letters": rows[:, :-1], "following": rows[:, 1:], "weights": weights}
 
@@ -103,8 +103,8 @@ def assert_equal(actual, expected):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The final state of a run that nobody interrupted, and its reports."""
+def uninterrupted(tmp_path_factory):
+    """Returns the final state and the reports of an uninterrupted run."""
     notes = Notes()
     folder = tmp_path_factory.mktemp("whole")
     state = run(folder, writers=[notes])
@@ -113,7 +113,7 @@ def whole(tmp_path_factory):
 
 
 class Killed(BaseException):
-    """Like the end of the process, as far as one can come back from it."""
+    """An exception that stands in for the end of the process."""
 
 
 def at(step, error):
@@ -125,8 +125,8 @@ def at(step, error):
 
 
 @pytest.mark.smoke
-def test_it_learns_and_reports(whole):
-    _, reports, folder = whole
+def test_task_learns_and_reports(uninterrupted):
+    _, reports, folder = uninterrupted
     train = [values["loss"] for _, kind, values in reports if kind == "train"]
     assert len(train) == 6
     assert train[-1] < train[0] - 0.5
@@ -142,39 +142,39 @@ def test_it_learns_and_reports(whole):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Killed(), OSError("disk")], ids=repr)
-def test_interrupted_between_checkpoints_it_resumes_bit_for_bit(error, tmp_path, whole):
+def test_resumes_bit_for_bit_after_interruption_between_checkpoints(error, tmp_path, uninterrupted):
     notes, task = Notes(), Bigrams()
     with pytest.raises(type(error)):
         run(tmp_path, hooks=[at(7, error)], writers=[notes])
-    with pytest.raises(type(error)):  # and once more, before the next checkpoint
+    with pytest.raises(type(error)):  # Interrupted again before the next checkpoint.
         run(tmp_path, hooks=[at(5, error)], writers=[notes])
     state = run(tmp_path, task, writers=[notes])
     assert task.asked_for == [4]
-    assert_equal(state, whole[0])
-    # Each report once, though steps 5 to 7 were taken three times.
+    assert_equal(state, uninterrupted[0])
+    # Each report appears once, though steps 5 to 7 were computed three times.
     assert [(step, kind) for step, kind, _ in notes.reports] == [
-        (step, kind) for step, kind, _ in whole[1]
+        (step, kind) for step, kind, _ in uninterrupted[1]
     ]
-    for (_, _, values), (_, _, expected) in zip(notes.reports, whole[1], strict=True):
+    for (_, _, values), (_, _, expected) in zip(notes.reports, uninterrupted[1], strict=True):
         assert values["loss"] == expected["loss"]
     assert notes.closed == 3
 
 
-def test_batches_may_be_made_ahead_in_threads(tmp_path, whole):
+def test_batches_may_be_prefetched_in_threads(tmp_path, uninterrupted):
     class Prefetched(Bigrams):
         def batches(self, start, shards):
             return jaxformer.prefetch(lambda number: shards.local(self.batch(number)), start)
 
     run(tmp_path, Prefetched(), steps=4)
-    assert_equal(run(tmp_path, Prefetched()), whole[0])
+    assert_equal(run(tmp_path, Prefetched()), uninterrupted[0])
 
 
-def test_a_signal_saves_first(tmp_path, whole):
+def test_a_signal_saves_first(tmp_path, uninterrupted):
     hook = every(5, lambda step, state, sums: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 6 is saved"):
         run(tmp_path, hooks=[hook])
     assert Checkpoints(tmp_path / "checkpoints").steps() == [4, 6]
-    assert_equal(run(tmp_path), whole[0])
+    assert_equal(run(tmp_path), uninterrupted[0])
 
 
 PROGRAM = """
@@ -208,29 +208,29 @@ def test_kill_9_loses_nothing(tmp_path):
     killed.communicate()
     last = max(Checkpoints(tmp_path / "killed" / "checkpoints").steps()) + 20
     resumed = start(tmp_path / "killed", last)
-    _, said = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, said
-    assert "resumed from step" in said
+    _, log = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, log
+    assert "resumed from step" in log
     assert steps
     assert_equal(run(tmp_path / "killed", steps=last), run(tmp_path / "whole", steps=last))
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)], ids=str)
-def test_eight_devices_equal_one(sizes, tmp_path, whole):
+def test_eight_devices_equal_one(sizes, tmp_path, uninterrupted):
     data, fsdp, tensor = sizes
     mesh = jaxformer.make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
     notes = Notes()
     state = run(tmp_path, mesh=mesh, writers=[notes])
     assert state.params["table"].sharding.shard_shape((32, 32)) == (32 // tensor, 32 // fsdp)
     for name, found in jax.device_get(state.params).items():
-        np.testing.assert_allclose(found, whole[0].params[name], rtol=1e-4, atol=1e-5)
-    for (_, _, values), (_, _, expected) in zip(notes.reports, whole[1], strict=True):
+        np.testing.assert_allclose(found, uninterrupted[0].params[name], rtol=1e-4, atol=1e-5)
+    for (_, _, values), (_, _, expected) in zip(notes.reports, uninterrupted[1], strict=True):
         assert values["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert values["right"] == expected["right"]
 
 
 class Plain(Bigrams):
-    """Without a word about devices: every one of them has a whole copy of the parameters."""
+    """A loss that ignores devices: each device has a copy of all parameters."""
 
     describe = Task.describe
 
@@ -250,7 +250,7 @@ class Plain(Bigrams):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 2, 1)], ids=str)
-def test_a_task_that_knows_nothing_of_devices_runs_on_every_mesh(sizes, tmp_path):
+def test_task_without_sharding_runs_on_every_mesh(sizes, tmp_path):
     data, fsdp, tensor = sizes
     mesh = jaxformer.make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
     one = run(tmp_path / "one", Plain(), steps=4)
@@ -260,7 +260,7 @@ def test_a_task_that_knows_nothing_of_devices_runs_on_every_mesh(sizes, tmp_path
         np.testing.assert_allclose(found, one.params[name], rtol=1e-3, atol=1e-4)
 
 
-def test_accumulation_and_a_resume_on_another_mesh_change_nothing(tmp_path, whole):
+def test_accumulation_and_resuming_on_another_mesh_change_nothing(tmp_path, uninterrupted):
     run(
         tmp_path,
         steps=4,
@@ -269,7 +269,7 @@ def test_accumulation_and_a_resume_on_another_mesh_change_nothing(tmp_path, whol
     )
     state = run(tmp_path, gradient_accumulation=4)
     for name, found in jax.device_get(state.params).items():
-        np.testing.assert_allclose(found, whole[0].params[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found, uninterrupted[0].params[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_any_optimizer_is_resumed_exactly(optimizer, tmp_path):
     assert np.abs(expected.params["table"] - start).max() > 0.1
 
 
-def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, whole):
+def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, uninterrupted):
     seen = []
 
     def note(step, state, sums):
@@ -305,26 +305,26 @@ def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, whole):
     reports = [json.loads(line) for line in lines]
     losses = [report["loss"] for report in reports if report["kind"] == "train"]
     assert losses == pytest.approx([loss for _, _, loss in seen], rel=1e-6)
-    # The step that the hook failed after is saved.
+    # The step after which the hook failed is saved.
     assert max(Checkpoints(tmp_path / "checkpoints").steps()) == 8
-    assert_equal(run(tmp_path), whole[0])
+    assert_equal(run(tmp_path), uninterrupted[0])
 
 
-def test_a_failing_writer_is_dropped_and_costs_nothing_else(tmp_path, whole, capsys):
+def test_failing_writer_is_dropped_and_training_continues(tmp_path, uninterrupted, capsys):
     class Offline(Notes):
         def write(self, step, kind, values):
             super().write(step, kind, values)
             raise ConnectionError("no route to host")
 
     offline, notes = Offline(), Notes()
-    assert_equal(run(tmp_path, writers=[offline, notes]), whole[0])
+    assert_equal(run(tmp_path, writers=[offline, notes]), uninterrupted[0])
     assert len(offline.reports) == 1
-    assert len(notes.reports) == len(whole[1])
+    assert len(notes.reports) == len(uninterrupted[1])
     message = "Offline failed and gets no more reports: ConnectionError: no route to host"
     assert capsys.readouterr().err.count(message) == 1
 
 
-def test_the_best_checkpoint_is_kept_by_the_value_that_decides(tmp_path):
+def test_best_checkpoint_is_chosen_by_the_tasks_score(tmp_path):
     class Scored(Bigrams):
         best = "score", "max"
 
@@ -341,20 +341,20 @@ def test_the_best_checkpoint_is_kept_by_the_value_that_decides(tmp_path):
     assert (checkpoints.steps(), checkpoints.best_step()) == ([8, 20], 8)
 
 
-def test_without_an_evaluation(tmp_path, whole):
+def test_without_an_evaluation(tmp_path, uninterrupted):
     class NotEvaluated(Bigrams):
         evaluate = Task.evaluate
 
     notes = Notes()
-    assert_equal(run(tmp_path, NotEvaluated(), writers=[notes]), whole[0])
+    assert_equal(run(tmp_path, NotEvaluated(), writers=[notes]), uninterrupted[0])
     assert {kind for _, kind, _ in notes.reports} == {"train"}
 
 
-def test_an_evaluation_without_the_value_that_decides_is_reported(tmp_path, whole, capsys):
+def test_evaluation_without_the_score_is_reported(tmp_path, uninterrupted, capsys):
     class Wrong(Bigrams):
         best = "bleu", "max"
 
-    assert_equal(run(tmp_path, Wrong()), whole[0])
+    assert_equal(run(tmp_path, Wrong()), uninterrupted[0])
     assert "the checkpoint has no score: KeyError: 'bleu'" in capsys.readouterr().err
 
 
@@ -363,24 +363,24 @@ class Wider(Bigrams):
         return {"table": jnp.zeros((32, 64)), "prior": jnp.zeros(32)}
 
 
-def test_other_data_and_another_seed_are_refused(tmp_path, whole):
+def test_other_data_and_another_seed_are_refused(tmp_path, uninterrupted):
     with pytest.raises(UserError, match="the run began with other data: text was"):
-        run(whole[2], Bigrams(TEXT[:-1]))
+        run(uninterrupted[2], Bigrams(TEXT[:-1]))
     with pytest.raises(UserError, match=r"holds a run with fit\.seed=0, but 5 was given"):
-        run(whole[2], seed=5)
+        run(uninterrupted[2], seed=5)
     with pytest.raises(UserError, match="expected params/table to be float32"):
-        run(whole[2], Wider())
+        run(uninterrupted[2], Wider())
 
 
-def test_workdirs_of_tasks_and_of_configs_are_not_mixed(tmp_path, whole):
-    with pytest.raises(UserError, match="unknown config field fit"):
-        jaxformer.train(Config(), whole[2])
-    (tmp_path / "config.json").write_text("{}")
+def test_workdirs_of_tasks_and_of_configs_are_not_mixed(tmp_path, uninterrupted):
+    with pytest.raises(UserError, match=r"expected a workdir of this task, but it holds a run of"):
+        jaxformer.train(Config(), uninterrupted[2])
+    (tmp_path / "config.json").write_text(json.dumps(Config().to_dict()))
     with pytest.raises(UserError, match=r"expected a workdir of this task, but it holds a run of"):
         run(tmp_path)
 
 
-def test_shapes_are_compiled_first_and_others_are_refused(tmp_path, whole, capsys):
+def test_shapes_are_compiled_ahead_and_others_are_refused(tmp_path, uninterrupted, capsys):
     class Shaped(Bigrams):
         rows = 8
 
@@ -393,7 +393,7 @@ def test_shapes_are_compiled_first_and_others_are_refused(tmp_path, whole, capsy
                 }
             ]
 
-    assert_equal(run(tmp_path / "run", Shaped()), whole[0])
+    assert_equal(run(tmp_path / "run", Shaped()), uninterrupted[0])
     assert "compiled the step for 1 shapes" in capsys.readouterr().err
     wrong = Shaped()
     wrong.rows = 16
@@ -401,7 +401,7 @@ def test_shapes_are_compiled_first_and_others_are_refused(tmp_path, whole, capsy
         run(tmp_path / "wrong", wrong)
 
 
-def test_mistakes_of_a_task_are_told(tmp_path):
+def test_mistakes_of_a_task_are_reported(tmp_path):
     class Few(Bigrams):
         def batches(self, start, shards):
             return itertools.islice(super().batches(start, shards), 5)
@@ -434,8 +434,8 @@ def test_mistakes_of_a_task_are_told(tmp_path):
         Unfinished()
 
 
-def test_counts_that_are_constants_are_summed_over_devices(tmp_path):
-    """Of each device, as any sum; also where they do not come from the batch."""
+def test_constant_counts_are_summed_over_devices(tmp_path):
+    """Constants are summed like values that depend on the batch."""
 
     class Constant(Bigrams):
         def loss(self, params, batch, randomness):
@@ -448,8 +448,7 @@ def test_counts_that_are_constants_are_summed_over_devices(tmp_path):
         np.testing.assert_allclose(found, one.params[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_of_a_loss_function_alone():
-    """Without a task or a workdir."""
+def test_train_step_without_task_or_workdir():
     task, mesh = Bigrams(dropout=0.0), one_device()
     step = jaxformer.make_train_step(task.loss, optax.sgd(1.0), mesh)
     state = jaxformer.init_state(task.init, optax.sgd(1.0), mesh)

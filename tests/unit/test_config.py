@@ -33,16 +33,16 @@ from jaxformer.config import (
 from jaxformer.errors import UserError
 from jaxformer.search import BeamSearch, Sampling
 
-PARTS = {
+SECTIONS = {
     "model": ModelConfig,
     "data": DataConfig,
     "training": TrainingConfig,
     "mesh": MeshConfig,
 }
-# Ids belong to the vocabulary, and constraints are no plain values.
+# Ids belong to the vocabulary, and constraints are not plain values.
 NOT_IN_FILES = {"bos_id", "eos_id", "pad_id", "constraints"}
 
-# An experiment in which no field of any part has its default value.
+# An experiment in which no field has its default value.
 UNUSUAL = Config(
     model=ModelConfig(
         vocab_size=100,
@@ -107,12 +107,12 @@ UNUSUAL = Config(
         seed=5,
     ),
 )
-# What goes with Muon, or with a stream of tokens, only.
+# Fields that only Muon or a text stream uses.
 STREAM = Config(
     data=StreamConfig(file="my/text.txt", tokens="bpe", length=100, rows=3),
     training=TrainingConfig(optimizer="muon", schedule="linear", weight_decay=0.5),
 )
-# What goes with beam search only.
+# Fields that only beam search uses.
 DIVERSE = Config(
     search=BeamSearch(
         beam_size=6,
@@ -136,7 +136,7 @@ def test_defaults_are_the_base_model_of_the_paper():
     assert (model.num_layers, model.d_model, model.d_ff, model.num_heads) == (6, 512, 2048, 8)
     assert (model.key_size, model.value_size, model.dropout_rate) == (64, 64, 0.1)  # Table 3
     assert (model.norm_position, model.positions) == ("post", "sinusoidal")
-    assert (training.steps, training.warmup_steps) == (100_000, 4000)  # sections 5.2 and 5.3
+    assert (training.steps, training.warmup_steps) == (100_000, 4000)  # Sections 5.2 and 5.3.
     assert (training.label_smoothing, training.clip_norm) == (0.1, None)
     assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
 
@@ -147,12 +147,13 @@ def test_head_sizes_given_and_by_default():
     assert (free.key_size, free.value_size) == (16, 24)
 
 
-@pytest.mark.parametrize("part", [*PARTS.values(), BeamSearch, Sampling])
-def test_unusual_covers_every_field(part: type):
-    """Else the round trips below could lose a field unseen."""
-    unusual = [p for c in (UNUSUAL, DIVERSE, STREAM) for p in vars(c).values() if type(p) is part]
-    for name in {field.name for field in dataclasses.fields(part)} - NOT_IN_FILES:
-        default = getattr(part(), name)
+@pytest.mark.parametrize("section", [*SECTIONS.values(), BeamSearch, Sampling])
+def test_unusual_covers_every_field(section: type):
+    """Otherwise the round trips below could lose a field unnoticed."""
+    configs = (UNUSUAL, DIVERSE, STREAM)
+    unusual = [s for c in configs for s in vars(c).values() if type(s) is section]
+    for name in {field.name for field in dataclasses.fields(section)} - NOT_IN_FILES:
+        default = getattr(section(), name)
         assert any(getattr(p, name) != default for p in unusual), name
 
 
@@ -175,7 +176,7 @@ def test_from_dict_fills_in_defaults_and_makes_floats_of_integers():
     assert type(built.training.learning_rate_scale) is float
 
 
-def test_configs_are_values():
+def test_configs_are_hashable_and_frozen():
     assert hash(UNUSUAL) == hash(Config.from_dict(UNUSUAL.to_dict()))
     assert len({Config(), Config(), UNUSUAL}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -204,7 +205,7 @@ def test_replace_validates():
 
 
 @pytest.mark.parametrize(
-    ("part", "values", "message"),
+    ("section", "values", "message"),
     [
         ("model", {"vocab_size": 0}, r"model\.vocab_size must be greater than 0: got 0"),
         ("model", {"d_model": -8}, r"model\.d_model must be greater than 0: got -8"),
@@ -276,12 +277,12 @@ def test_replace_validates():
         ("search", {"length_penalty": -0.5}, r"length_penalty must be 0 to 10: got -0\.5"),
     ],
 )
-def test_values_that_cannot_work_are_refused(part: str, values: dict, message: str):
+def test_values_that_cannot_work_are_refused(section: str, values: dict, message: str):
     with pytest.raises(UserError, match=message):
-        Config.from_dict({part: values})
-    if part != "search":  # whose own test is unit/search/test_settings.py
+        Config.from_dict({section: values})
+    if section != "search":  # Tested in unit/search/test_settings.py.
         with pytest.raises(UserError, match=message):
-            PARTS[part](**values)
+            SECTIONS[section](**values)
 
 
 FLAT = {
@@ -303,7 +304,7 @@ FLAT = {
 
 
 def test_a_file_has_one_flat_section_for_the_search():
-    """The fields of 8c81d1e, and the three of beam search that a config did not have then."""
+    """The fields of commit 8c81d1e, and three fields of beam search that were added later."""
     rules = {"ends_within": "2N", "unfinished": "fallback", "early_stop": "proven"}
     assert Config().to_dict()["search"] == FLAT | rules
     drawn = Config(search=Sampling(num_samples=7, top_k=3)).to_dict()["search"]
@@ -316,7 +317,7 @@ def test_searches_of_earlier_files_are_read():
     assert Config.from_dict({"search": drawn}).search == Sampling(num_samples=7, temperature=0.5)
 
 
-def test_what_a_file_cannot_hold_is_refused():
+def test_searches_that_a_file_cannot_hold_are_refused():
     with pytest.raises(UserError, match=r"search\.eos_id must be 1, as in .*: got 5"):
         Config(search=BeamSearch(eos_id=5))
     with pytest.raises(UserError, match="above 0 go together: got 2 and 0"):
@@ -326,7 +327,7 @@ def test_what_a_file_cannot_hold_is_refused():
         constrained.to_dict()
 
 
-def test_numbers_of_numpy_become_pythons(tmp_path: pathlib.Path):
+def test_numpy_numbers_become_python_numbers(tmp_path: pathlib.Path):
     model = ModelConfig(d_model=np.int64(8), num_heads=np.int32(2), dropout_rate=np.float32(0.5))
     assert model == ModelConfig(d_model=8, num_heads=2, dropout_rate=0.5)
     config_lib.save(Config(model=model), tmp_path / "config.json")
@@ -342,24 +343,24 @@ def test_numbers_of_numpy_become_pythons(tmp_path: pathlib.Path):
         ({"biases": 1}, "model.biases must be of type bool: got 1"),
     ],
 )
-def test_values_of_other_types_are_refused(values: dict, message: str):
+def test_values_of_wrong_types_are_refused(values: dict, message: str):
     with pytest.raises(UserError, match=re.escape(message)):
         ModelConfig(**values)
 
 
-def test_a_part_of_another_kind_is_refused():
+def test_sections_of_wrong_types_are_refused():
     with pytest.raises(UserError, match="model must be a ModelConfig: got DataConfig"):
         Config(model=DataConfig())  # pyright: ignore[reportArgumentType]
 
 
-def test_parts_that_contradict_one_another_are_refused():
+def test_sections_that_contradict_each_other_are_refused():
     with pytest.raises(UserError, match=r"data\.max_length must not exceed .*: got 256 > 128"):
         Config(model=ModelConfig(max_length=128))
     with pytest.raises(UserError, match=r"data\.length must not exceed .*: got 256 > 128"):
         Config(model=ModelConfig(max_length=128), data=StreamConfig(file="text.txt"))
 
 
-def test_heads_that_do_not_divide_are_refused_with_a_number_that_does():
+def test_message_suggests_a_number_of_heads_that_divides():
     with pytest.raises(UserError, match=r"got num_heads=7, d_model=512; use num_heads=8, or set"):
         ModelConfig(num_heads=7)
     with pytest.raises(UserError, match=r"when model\.d_v is not given"):
@@ -369,7 +370,7 @@ def test_heads_that_do_not_divide_are_refused_with_a_number_that_does():
 
 
 @given(st.integers(1, 100).map(lambda half: 2 * half), st.integers(1, 300))
-def test_the_number_of_heads_that_a_message_offers_works(d_model: int, num_heads: int):
+def test_suggested_number_of_heads_works(d_model: int, num_heads: int):
     try:
         model = ModelConfig(d_model=d_model, num_heads=num_heads)
     except UserError as error:
@@ -506,14 +507,14 @@ def get_config(variant=""):
 
 @pytest.fixture
 def parse(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """Parses a command line as train.py does: a config file, a variant, overrides."""
+    """Parses a command line like train.py: a config file, a variant, overrides."""
     path = tmp_path / "experiment.py"
     path.write_text(CONFIG_FILE, encoding="utf-8")
 
     def parse(*overrides: str, variant: str = "") -> Config:
         values = flags.FlagValues()
         holder = config_flags.DEFINE_config_file("config", flag_values=values)
-        # ml_collections finds the overrides here, whatever is parsed.
+        # ml_collections finds overrides in sys.argv, whatever is parsed.
         monkeypatch.setattr(sys, "argv", ["train.py", f"--config={path}{variant}", *overrides])
         with warnings.catch_warnings():
             # 2026-11-21: ml_collections 1.1.0 imports the file with the deprecated load_module.
@@ -582,13 +583,13 @@ def test_unknown_fields_on_the_command_line_are_refused(parse):
 
 
 def test_the_schema_does_not_need_ml_collections():
-    """A notebook may lack it."""
+    """Notebooks may lack ml_collections."""
     code = "import sys, jaxformer.config; print('ml_collections' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert finished.stdout.strip() == b"False"
 
 
-def test_settings_of_the_loop_are_those_of_training_and_name_themselves():
+def test_fit_config_is_a_subset_of_training_config_with_its_own_name():
     shared = {field.name for field in dataclasses.fields(FitConfig)}
     assert shared < {field.name for field in dataclasses.fields(TrainingConfig)}
     with pytest.raises(UserError, match=r"fit\.steps must be greater than 0: got 0"):

@@ -1,4 +1,4 @@
-"""Every shipped config is valid, says its own command, and is the paper's where it says so."""
+"""Shipped configs are valid, document their command, and match the paper where they say so."""
 
 import pathlib
 import runpy

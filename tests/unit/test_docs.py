@@ -1,4 +1,4 @@
-"""The pages of docs/ that name code, tests, commands and figures say what is so."""
+"""The pages of docs/ agree with the code, tests, commands and figures that they name."""
 
 import ast
 import importlib
@@ -32,7 +32,7 @@ PAPER = {
 
 
 def map_rows() -> list[list[str]]:
-    """Cells of the map: paper, what, code, config, command, test."""
+    """Returns the cells of the map: paper, content, code, config, command, test."""
     table = MAP.split("\n| paper |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.split("\n")]
     assert all(len(row) == 6 for row in rows[2:])
@@ -40,29 +40,29 @@ def map_rows() -> list[list[str]]:
 
 
 def names(column: int) -> list[str]:
-    """What stands in backticks in a column of the map."""
+    """Returns the names in backticks in a column of the map."""
     return sorted({name for row in map_rows() for name in re.findall(r"`(.+?)`", row[column])})
 
 
-def defined(*rooms: str) -> set[str]:
-    """Names that the source of these rooms defines or uses: classes, functions, attributes."""
+def defined(*packages: str) -> set[str]:
+    """Returns names of classes, functions, attributes and arguments in the source of packages."""
     trees = [
         ast.parse(path.read_text(encoding="utf-8"))
-        for room in rooms
-        for path in (PROJECT / "jaxformer" / room).glob("*.py")
+        for package in packages
+        for path in (PROJECT / "jaxformer" / package).glob("*.py")
     ]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     kinds = {ast.ClassDef: "name", ast.FunctionDef: "name", ast.Attribute: "attr", ast.arg: "arg"}
     return {getattr(node, kinds[type(node)]) for node in nodes if type(node) in kinds}
 
 
-def test_the_whole_paper_is_in_the_map():
+def test_map_covers_the_whole_paper():
     found = {item.lower() for row in map_rows() for item in row[0].split("; ")}
     assert found == PAPER
 
 
 @pytest.mark.parametrize("name", names(2))
-def test_code_of_the_map_is_there(name: str):
+def test_code_in_the_map_exists(name: str):
     parts = name.split(".")
     for split in range(len(parts), 0, -1):
         try:
@@ -76,14 +76,14 @@ def test_code_of_the_map_is_there(name: str):
 
 
 @pytest.mark.parametrize("name", names(3))
-def test_configs_of_the_map_are_there(name: str):
-    """A file of configs/, or one of its variants as in ``base.py:tiny``."""
+def test_configs_in_the_map_exist(name: str):
+    """A file of configs/, or one of its variants such as ``base.py:tiny``."""
     file, _, variant = name.partition(":")
     runpy.run_path(str(PROJECT / "configs" / file))["get_config"](variant)
 
 
 @pytest.mark.parametrize("command", names(4))
-def test_commands_of_the_map_are_there(command: str):
+def test_commands_in_the_map_exist(command: str):
     """``jaxformer COMMAND``, ``python -m MODULE``, or a script."""
     match command.split():
         case ["jaxformer", name]:
@@ -98,13 +98,13 @@ def test_commands_of_the_map_are_there(command: str):
 
 
 @pytest.mark.parametrize("name", names(5))
-def test_tests_of_the_map_are_there(name: str):
+def test_tests_in_the_map_exist(name: str):
     path, _, function = name.partition("::")
     text = (PROJECT / "tests" / path).read_text(encoding="utf-8")
     assert not function or f"\ndef {function}(" in text
 
 
-def test_names_in_the_figures_are_those_of_the_source():
+def test_names_in_the_figures_exist():
     figures = "".join(re.findall(r"```text\n(.*?)```", MAP, flags=re.S))
     camel = re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b", figures)
     snake = re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", figures)
@@ -119,7 +119,7 @@ def test_generated_parts_are_up_to_date(page: str):
     assert text == GENERATE["generated"](text), "run: python docs/generate.py"
 
 
-def test_table3_is_that_of_its_rows():
+def test_table3_matches_its_rows():
     folder = PROJECT / "docs" / "table3"
     written = (folder / "table3.md").read_text(encoding="utf-8")
     assert written == report(load_results(folder / "rows")), (
@@ -127,7 +127,7 @@ def test_table3_is_that_of_its_rows():
     )
 
 
-def test_every_departure_that_is_stated_is_listed():
+def test_every_departure_is_listed():
     sources = [*PROJECT.glob("configs/*.py"), *PROJECT.glob("jaxformer/**/*.py")]
     phrase = "Departs from the paper:"
     stated = sum(path.read_text(encoding="utf-8").count(phrase) for path in sources)
@@ -139,7 +139,7 @@ def test_every_departure_that_is_stated_is_listed():
 
 
 def test_estimates_by_hand():
-    """Two operations a parameter and token, three times; and the scores of attention."""
+    """Two operations per parameter and token, times three, plus attention scores."""
     d, n, length, batch = 512, 6, 32, 25_000 // 32 * 32
     encoder = n * (4 * d * d + 2 * d * 2048)
     decoder = n * (8 * d * d + 2 * d * 2048) + 37_000 * d
@@ -155,12 +155,12 @@ def test_estimates_by_hand():
 
 
 def commands() -> list[str]:
-    """Every line of the page's blocks of commands."""
+    """Returns every line of the page's command blocks."""
     blocks = re.findall(r"```\n(.*?)```", REPRODUCE, flags=re.S)
     return [line for block in blocks for line in block.strip().split("\n") if line]
 
 
-def test_commands_of_the_page_are_accepted():
+def test_commands_of_the_page_parse():
     ours = [shlex.split(line) for line in commands() if line.startswith("jaxformer ")]
     assert len(ours) == 9
     for words in ours:
@@ -170,9 +170,9 @@ def test_commands_of_the_page_are_accepted():
 
 
 @pytest.mark.parametrize("name", GENERATE["CONFIGS"])
-def test_page_and_config_give_the_same_commands(name: str):
+def test_page_and_configs_have_the_same_commands(name: str):
     document = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))["__doc__"]
-    document = re.sub(r"(?<=\S) +", " ", document)  # Python has joined continued lines
+    document = re.sub(r"(?<=\S) +", " ", document)  # Python has joined the continued lines.
     own = re.findall(r"^    ((?:python train.py|jaxformer) .*)$", document, flags=re.M)
     of_page = [line for line in commands() if f"runs/{name}" in line.split() + line.split("=")]
     assert [line for line in own if "runs/mine" not in line] == of_page
@@ -184,7 +184,7 @@ def test_page_and_config_give_the_same_commands(name: str):
     assert re.search(rf"\| `configs/{name}.py` \| newstest2014 \| {bleu[0]} \|", REPRODUCE)
 
 
-def test_hashes_of_archives_are_those_that_tfds_compares_with():
+def test_archive_hashes_match_tfds():
     from tensorflow_datasets.core.download import checksums
 
     known = {
@@ -199,29 +199,29 @@ def test_hashes_of_archives_are_those_that_tfds_compares_with():
     assert f"{german / 1e9:.1f} GB are downloaded for German, {both / 1e9:.1f} GB" in REPRODUCE
 
 
-def test_hashes_of_identity_follow_from_the_sizes(monkeypatch: pytest.MonkeyPatch):
+def test_identity_hashes_follow_from_the_sizes(monkeypatch: pytest.MonkeyPatch):
     from jaxformer.data.tfds import TfdsCorpus
 
-    for entry, part, sizes in (
+    for entry, split, sizes in (
         ("train", "train", {"de": 4_508_785, "fr": 40_836_715}),
         ("valid", "validation", {"de": 3000, "fr": 3000}),
     ):
         digests = []
         for language, size in sizes.items():
-            # The builder is real; only that the pairs are there is pretended.
-            monkeypatch.setattr(TfdsCorpus, "_open", lambda corpus, part, size=size: range(size))
+            # The builder is real; only the pairs are fake.
+            monkeypatch.setattr(TfdsCorpus, "_open", lambda corpus, split, size=size: range(size))
             corpus = TfdsCorpus(f"wmt14_translate/{language}-en", "", "en", language)
-            digests.append(corpus.fingerprint(part))
+            digests.append(corpus.fingerprint(split))
         assert f"| `{entry}` | `{digests[0]}` | `{digests[1]}` |" in REPRODUCE
 
 
-def test_hash_of_the_test_set_is_that_of_sacrebleu():
+def test_hash_of_the_test_set_matches_sacrebleu():
     from sacrebleu.dataset import DATASETS
 
     assert f"MD5 `{DATASETS['wmt14/full'].md5[0]}`" in REPRODUCE
 
 
-def test_nobody_is_told_to_install_what_is_not_published():
+def test_no_page_says_to_install_an_unpublished_package():
     pages = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")]
     for path in [*pages, *(PROJECT / "jaxformer").rglob("*.py")]:
         found = re.search(r"pip install ['\"]?jaxformer", path.read_text(encoding="utf-8"))

@@ -24,18 +24,18 @@ def test_exit_codes(error, code, message, capsys):
     assert capsys.readouterr().err == message
 
 
-def test_what_is_done_is_silent(capsys):
+def test_success_is_silent(capsys):
     assert exit_code(lambda: None) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_other_errors_are_bugs():
+def test_other_errors_propagate():
     with pytest.raises(ZeroDivisionError):
         exit_code(lambda: print(1 / 0))
 
 
-# Writes in every way that a training run does, through what was made before and after.
-TALKS = """
+# Writes to standard error in all the ways of a training run, with old and new handlers.
+PROGRAM = """
 import logging, os, sys
 from tqdm import tqdm
 from jaxformer.errors import exit_code
@@ -59,7 +59,7 @@ sys.exit(exit_code(command))
 
 
 def run_and_close(program, *arguments, stderr):
-    """Runs a program whose standard error nobody reads: its exit code and standard output."""
+    """Runs a program and closes its standard error; returns its exit code and standard output."""
     closing = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if stderr == "closed" else []
     process = subprocess.Popen(
         [*closing, sys.executable, "-c", program, *arguments],
@@ -76,13 +76,13 @@ def run_and_close(program, *arguments, stderr):
 @pytest.mark.parametrize(
     ("stderr", "arguments"), [("a dead reader", ["and descriptor"]), ("closed", [])]
 )
-def test_a_command_outlives_its_standard_error(stderr, arguments):
-    assert run_and_close(TALKS, *arguments, stderr=stderr) == (0, "done\n")
+def test_commands_survive_a_closed_standard_error(stderr, arguments):
+    assert run_and_close(PROGRAM, *arguments, stderr=stderr) == (0, "done\n")
 
 
-def test_what_is_read_is_all_there():
+def test_standard_error_is_complete_if_read():
     result = subprocess.run(
-        [sys.executable, "-c", TALKS, "and descriptor"], capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM, "and descriptor"], capture_output=True, text=True
     )
     assert (result.returncode, result.stdout) == (0, "done\n")
     for words in ("a handler that has", "a message\n", "above a bar\n", "XLA"):
@@ -90,7 +90,7 @@ def test_what_is_read_is_all_there():
     assert "100%" in result.stderr
 
 
-def test_a_mistake_that_nobody_reads_still_has_its_exit_code():
+def test_exit_code_without_a_reader_of_standard_error():
     program = (
         "import sys; from jaxformer.errors import UserError, exit_code\n"
         "def command(): raise UserError('expected x')\n"

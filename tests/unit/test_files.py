@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and nowhere else; a locked folder has one holder."""
+"""Files are written atomically, and a locked folder has one holder."""
 
 import errno
 import fcntl
@@ -21,13 +21,13 @@ from jaxformer.files import local_path, lock_folder, write_file
         "runs/gs://bucket",
     ],
 )
-def test_a_url_is_no_path(url):
+def test_urls_are_refused(url):
     with pytest.raises(UserError, match=r"local disk: got .*(copy|mount the bucket)"):
         local_path(url)
 
 
 @pytest.mark.parametrize("path", ["runs/a", "/runs/a:b/c", "base.py:tiny", "a:b", "C:/runs", ""])
-def test_a_local_path_stays_what_it_is(path):
+def test_local_paths_are_unchanged(path):
     assert local_path(path) == local_path(pathlib.Path(path)) == pathlib.Path(path)
 
 
@@ -40,7 +40,7 @@ def test_content_and_folder(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["open", "replace"])
-def test_failed_write_keeps_the_older_file_and_leaves_nothing(failing, tmp_path, monkeypatch):
+def test_failed_write_keeps_the_older_file(failing, tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"older")
 
@@ -75,7 +75,7 @@ def test_only_files_are_replaced(tmp_path):
         write_file(pathlib.Path(), b"content")
 
 
-def test_a_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):
+def test_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):
     folder = tmp_path / "new" / "run"
     with lock_folder(folder) as first, lock_folder(folder) as second:
         assert (first, second) == (True, False)
@@ -100,7 +100,7 @@ def test_a_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):
 
 
 @pytest.mark.parametrize("system", ["no locks on this file system", "no fcntl"])
-def test_without_locks_everyone_may(system, tmp_path, monkeypatch):
+def test_without_locks_every_process_gets_the_folder(system, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,6 +1,6 @@
-"""The numbers of parameters against the model's own, and traffic in cases one can do by hand.
+"""Parameter counts against the model's own, and traffic in cases computed by hand.
 
-tests/integration/test_communication.py holds the rest to the compiled program.
+tests/integration/test_communication.py compares the rest with the compiled program.
 """
 
 import jax
@@ -26,7 +26,7 @@ SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layer
         {"embeddings": "separate", "target_vocab_size": 7, "biases": True},
     ],
 )
-def test_parameters_are_counted_as_they_are_split(changes):
+def test_parameter_counts_match_the_model(changes):
     config = ModelConfig(**SIZES | {"max_length": 50} | changes)
     tokens = jnp.ones((1, 1), jnp.int32)
     params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
@@ -43,7 +43,7 @@ def test_parameters_are_counted_as_they_are_split(changes):
     }
 
 
-def test_a_ring_sends_a_sum_around_twice():
+def test_ring_sends_sums_twice():
     assert Traffic(4, gathered=8.0).sent == Traffic(4, scattered=8.0).sent == 6.0
     assert Traffic(4, summed=8.0).sent == 12.0
     assert Traffic(1, gathered=8.0, summed=8.0).sent == 0.0
@@ -54,7 +54,7 @@ def test_one_device_sends_nothing():
     assert all(traffic.sent == 0 for traffic in step_traffic(alone, 8, 5, 7).values())
 
 
-def test_bfloat16_halves_what_products_take_and_give():
+def test_bfloat16_halves_the_bytes_of_matmuls():
     mesh = MeshConfig(data=1, fsdp=2, tensor=2)
     wide, narrow = (
         step_traffic(Config(model=ModelConfig(**SIZES, compute_dtype=dtype), mesh=mesh), 8, 5, 7)
@@ -63,7 +63,7 @@ def test_bfloat16_halves_what_products_take_and_give():
     matrices = count_parameters(ModelConfig(**SIZES)).matrices
     assert wide["fsdp"].gathered - narrow["fsdp"].gathered == 2 * 2 * matrices / 2
     assert wide["fsdp"].scattered == narrow["fsdp"].scattered
-    # 8 sums of 4 * 5 source positions a layer, and 8 of 4 * 7 target positions, and the loss's.
+    # Per layer 8 sums of 4 * 5 source positions and 8 of 4 * 7 target positions; one for the loss.
     activations = 12 * (3 * 8 * 4 * 5 + (3 * 8 + 1) * 4 * 7)
     assert wide["tensor"].summed - narrow["tensor"].summed == 2 * activations
 

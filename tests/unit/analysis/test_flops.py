@@ -1,4 +1,4 @@
-"""The formula against a count of the products that jax traces."""
+"""The formula against a count of the matmuls that JAX traces."""
 
 import math
 
@@ -13,7 +13,7 @@ from jaxformer.models.transformer import Transformer
 
 
 def traced_flops(jaxpr, times=1) -> int:
-    """Twice the multiplications of every product of a jaxpr, those in loops and calls included."""
+    """Counts twice the multiplications of every matmul of a jaxpr, including loops and calls."""
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":

@@ -1,4 +1,4 @@
-"""What XLA reserves for a step against what the process then takes, and a closed formula."""
+"""XLA's memory estimate for a step against measured memory, and a closed formula."""
 
 import dataclasses
 import functools
@@ -34,20 +34,20 @@ def test_state_is_parameters_two_moments_and_the_batch():
     memory = memory_on_one_device()
     assert memory.state == 4 * (3 * parameters + counters + batch)
     assert memory.total == memory.state + memory.work
-    # Gradients at least.
+    # The work includes at least the gradients.
     assert memory.work > 4 * parameters
 
 
 @pytest.mark.slow
-def test_rows_are_divided_among_devices_and_parts_of_a_step():
+def test_rows_are_split_over_devices_and_accumulation():
     two = with_settings(CONFIG, {"training.gradient_accumulation": 2})
-    # 3 rows of 30 become 4: 2 devices x 2 parts x 1 row.
+    # 3 rows of 30 tokens become 4: 2 devices x 2 accumulated batches x 1 row.
     assert step_memory(two, jax.devices()[:2]).state == pytest.approx(
         memory_on_one_device().state + 4 * 7 * (2 - 3) * 30
     )
 
 
-def test_savings_begin_with_nothing_and_change_the_result_last():
+def test_savings_start_unchanged_and_change_results_last():
     one = list(savings(CONFIG, devices=1))
     assert one[0] == {}
     assert [s.get("training.gradient_accumulation") for s in one[1:4]] == [2, 4, 8]
@@ -95,7 +95,7 @@ step = make_train_step(make_loss(config), optimizer, mesh).lower(state, batch).c
 
 
 def kilobytes(name):
-    # Not getrusage: its peak begins with that of the process which started this one.
+    # The peak of getrusage starts at the parent process's, so it cannot be used.
     return int(re.search(rf"{name}:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
 
 
@@ -107,14 +107,14 @@ print(predicted, 1024 * (kilobytes("VmHWM") - resident))
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_step_takes_what_was_predicted():
-    said = subprocess.run(
+def test_measured_memory_matches_the_estimate():
+    output = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
     ).stdout
-    predicted, taken = map(int, said.split())
+    predicted, taken = map(int, output.split())
     assert predicted > 5e8
     assert taken == pytest.approx(predicted, rel=0.15)

@@ -1,4 +1,4 @@
-"""The language model: counts, causality, dropout, and cached = full pass."""
+"""The language model: parameter counts, causality, dropout, and decoding with a cache."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def shapes_of(config):
 
 @functools.cache
 def make(config):
-    """A compiled ``apply``, and parameters away from their symmetric initial values."""
+    """Returns a compiled ``apply``, and parameters perturbed away from symmetric initial values."""
     static = ("method", "deterministic", "mutable", "num_beams", "max_length")
     rng = np.random.default_rng(0)
     variables = jax.tree.map(
@@ -81,7 +81,7 @@ def is_info(node):
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_no_token_sees_a_later_one(norm_position):
+def test_no_token_attends_to_later_ones(norm_position):
     apply, variables = make(variant(norm_position=norm_position))
     tokens = random_tokens(0, 1, 8)
     before = apply(variables, tokens)
@@ -91,7 +91,7 @@ def test_no_token_sees_a_later_one(norm_position):
         assert (before[0, t:] != after[0, t:]).any()
 
 
-def test_packed_texts_are_as_if_alone():
+def test_packed_texts_equal_separate_texts():
     apply, variables = make(TINY)
     texts = [random_tokens(n, 1, 3 + n) for n in range(3)]
     lengths = [text.shape[1] for text in texts]
@@ -116,7 +116,7 @@ CHANGES = [
 
 
 def steps(apply, variables, cache, tokens, beams=1):
-    """Logits after every token, fed one by one; each beam gets tokens of its own."""
+    """Returns the logits after every token, fed one by one; each beam gets its own tokens."""
     found = []
     for t in range(tokens.shape[1]):
         newest = (tokens[:, t, None] + jnp.arange(beams)) % 37
@@ -135,7 +135,7 @@ def test_cached_equals_full_pass(changes):
     full = apply(variables, tokens)
     cache = apply(variables, tokens, max_length=9, method="start")
     stepped, _ = steps(apply, variables, cache, tokens)
-    # bfloat16 rounds, and sums in another order round to another neighbor.
+    # In bfloat16, sums in another order round differently.
     tolerance = 2e-2 if config.compute_dtype == "bfloat16" else 1e-4
     np.testing.assert_allclose(stepped[:, 0], full, rtol=tolerance, atol=tolerance)
     assert (stepped[:, 0].argmax(-1) == full.argmax(-1)).all()
@@ -143,7 +143,7 @@ def test_cached_equals_full_pass(changes):
 
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("kept", [5, 3])
-def test_a_prompt_read_in_one_pass_is_as_if_read_token_by_token(changes, kept):
+def test_prefill_equals_token_by_token(changes, kept):
     config = variant(**changes)
     apply, variables = make(dataclasses.replace(config, compute_dtype="float32"))
     static = ("method", "max_length", "num_beams")
@@ -168,14 +168,14 @@ def test_a_prompt_read_in_one_pass_is_as_if_read_token_by_token(changes, kept):
     close(found_rest, expected_rest)
 
 
-def test_dropout_on_attention_weights_is_a_field():
+def test_attention_dropout_rate_is_used():
     config = variant(dropout_rate=0.0, attention_dropout_rate=0.5)
     apply, variables = make(config)
     tokens, rngs = random_tokens(0, 2, 6), {"dropout": jax.random.key(0)}
     kept = apply(variables, tokens)
     dropped = apply(variables, tokens, deterministic=False, rngs=rngs)
     assert (kept != dropped).any()
-    # The first token has one weight, 1: dropped, it is 0, else 2.
+    # The first token has a single weight, 1. Dropout makes it 0 or 2.
     none, _ = make(variant(dropout_rate=0.0))
     np.testing.assert_array_equal(none(variables, tokens, deterministic=False, rngs=rngs), kept)
 

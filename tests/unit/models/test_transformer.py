@@ -1,4 +1,4 @@
-"""The whole model: parameter counts, nothing leaks, cached and packed equal the plain pass."""
+"""The Transformer: parameter counts, masking, packing, and decoding with a cache."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ def random_tokens(seed, batch, length, vocab_size=37):
 
 
 class Model:
-    """A model whose calls are compiled once, which is faster than one operation at a time."""
+    """A model whose calls are compiled once, which is faster than op by op."""
 
     def __init__(self, config):
         self.module = Transformer(config)
@@ -38,7 +38,7 @@ class Model:
 
 @functools.cache
 def make(config, seed=0):
-    """A model, and parameters away from their symmetric initial values."""
+    """Returns a model, and parameters perturbed away from symmetric initial values."""
     model = Model(config)
     tokens = jnp.ones((1, 1), jnp.int32)
     shapes = jax.eval_shape(model.module.init, jax.random.key(0), tokens, tokens)
@@ -55,7 +55,7 @@ def count_parameters(config):
 
 
 def closed_formula(c):
-    """Tied embedding, attention without biases, two biases in the FFN, two per layer norm."""
+    """Counts a tied embedding, attention without biases, two biases per FFN, two per layer norm."""
     attention = c.d_model * c.num_heads * (2 * c.key_size + 2 * c.value_size)
     feed_forward = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model
     norm = 2 * c.d_model
@@ -119,7 +119,7 @@ def test_target_sees_no_later_token():
         assert (before[0, t:] != after[0, t:]).any()
 
 
-def test_every_target_position_sees_the_whole_source():
+def test_every_target_position_attends_to_the_whole_source():
     model, variables = make(TINY)
     src, tgt = random_tokens(0, 1, 6), random_tokens(1, 1, 4)
     before = model.apply(variables, src, tgt)
@@ -196,8 +196,8 @@ def test_cached_decoding_equals_the_full_pass(changes):
     ],
 )
 @pytest.mark.parametrize("kept", [5, 3])
-def test_a_prompt_read_in_one_pass_is_as_if_read_token_by_token(changes, kept):
-    """Also when more was read than is kept: the rest is written over, and seen by nobody."""
+def test_prefill_equals_token_by_token(changes, kept):
+    """Also if only some tokens are kept: the others are overwritten and never attended to."""
     config = variant(num_layers=2, **changes)
     model, variables = make(dataclasses.replace(config, compute_dtype="float32"))
     model = Model(config)
@@ -213,7 +213,7 @@ def test_a_prompt_read_in_one_pass_is_as_if_read_token_by_token(changes, kept):
         found = []
         for t in range(tokens.shape[1]):
             newest = jnp.broadcast_to(tokens[:, t], (beams, 2)).T
-            if tokens is rest:  # each beam continues with tokens of its own
+            if tokens is rest:  # Each beam continues with its own tokens.
                 newest = (newest + jnp.arange(beams)) % 37
             logits, cache = model.apply(variables, newest, cache, method="step")
             found.append(logits)
@@ -241,11 +241,11 @@ def test_embedding_is_shared_three_ways():
     )
     gradient = jax.grad(lambda v: model.apply(v, src, tgt)[0, :, 3].sum())(variables)
     embedding = np.asarray(gradient["params"]["embedding"])
-    used = {*src[0].tolist(), *tgt[0].tolist(), 3}  # as source, as target, as output
+    used = {*src[0].tolist(), *tgt[0].tolist(), 3}  # As source, as target, as output.
     assert {i for i in range(37) if embedding[i].any()} == used
 
 
-def test_separate_embeddings_serve_one_purpose_each():
+def test_separate_embeddings_have_one_use_each():
     model, variables = make(variant(embeddings="separate"))
     src, tgt = random_tokens(0, 1, 4), random_tokens(1, 1, 4)
     gradient = jax.grad(lambda v: model.apply(v, src, tgt)[0, :, 3].sum())(variables)["params"]
@@ -256,11 +256,11 @@ def test_separate_embeddings_serve_one_purpose_each():
     assert used == {"src": {*src[0].tolist()}, "tgt": {*tgt[0].tolist()}, "output": {3}}
 
 
-def test_the_target_may_have_fewer_ids_than_the_source():
+def test_target_may_have_fewer_ids_than_source():
     model, variables = make(variant(embeddings="separate", target_vocab_size=9, biases=True))
     src, tgt = jnp.array([[36, 20, 1]]), jnp.array([[2, 8]])
     logits = model.apply(variables, src, tgt)
-    # The same as a vocabulary of 37 on both sides, of which only the first nine are looked at.
+    # The same as a vocabulary of 37 on both sides, whose first nine ids are compared.
     larger, padded = make(variant(embeddings="separate", biases=True))
     padded = {"params": {**padded["params"], **variables["params"]}}
     for name in ("tgt_embedding", "output_embedding", "logits_bias"):
@@ -286,7 +286,7 @@ def test_biases_are_added_to_what_they_are_named_after():
         lambda path, leaf: 0 * leaf if path[-1].key.endswith("_bias") else leaf, variables
     )
     src, tgt = random_tokens(0, 1, 4), random_tokens(1, 1, 4)
-    # Neutral without them, but for those of the feed-forward network, which the paper has too.
+    # All other parameters are neutral. The paper has biases in the feed-forward network, too.
     np.testing.assert_allclose(
         model.apply(without, src, tgt), plain.apply(without, src, tgt), rtol=1e-5, atol=1e-5
     )
@@ -302,7 +302,7 @@ def test_embeddings_are_scaled_by_sqrt_d_model():
     np.testing.assert_allclose(embedded, expected, rtol=1e-6)
 
 
-def test_attention_weights_are_observable_without_changing_the_maths():
+def test_recording_attention_weights_does_not_change_the_output():
     model, variables = make(DEEP)
     src, tgt = random_tokens(0, 2, 6), random_tokens(1, 2, 5)
     logits, recorded = model.apply(variables, src, tgt, mutable="intermediates")
@@ -318,7 +318,7 @@ def test_attention_weights_are_observable_without_changing_the_maths():
     }
 
 
-def test_bfloat16_computes_close_to_float32_and_keeps_float32_parameters():
+def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters():
     model, variables = make(TINY)
     src, tgt = random_tokens(0, 2, 6), random_tokens(1, 2, 5)
     exact = model.apply(variables, src, tgt)
@@ -338,7 +338,7 @@ def test_layers_differ_at_initialization():
     assert (query[0] != query[1]).any()
 
 
-def test_dropout_does_not_depend_on_where_a_row_lies():
+def test_dropout_depends_on_the_row_id_only():
     model, variables = make(variant(dropout_rate=0.5))
     src, tgt = random_tokens(0, 4, 6), random_tokens(1, 4, 5)
 
@@ -357,7 +357,7 @@ def test_dropout_does_not_depend_on_where_a_row_lies():
     assert (whole != model.apply(variables, src, tgt)).any()
 
 
-def test_too_long_a_sequence_is_refused():
+def test_too_long_sequences_are_refused():
     model, variables = make(TINY)
     with pytest.raises(ValueError, match="sequence of 33 tokens: the model allows at most 32"):
         model.apply(variables, random_tokens(0, 1, 33), random_tokens(1, 1, 3))

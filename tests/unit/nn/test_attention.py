@@ -1,4 +1,4 @@
-"""Attention against a float64 NumPy version written from the formula."""
+"""Attention against a float64 NumPy implementation of the formula."""
 
 import math
 
@@ -55,11 +55,11 @@ def test_equation_1(random_heads):
     np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
 
 
-def test_no_fused_kernel_for_float32_nor_for_other_lengths():
+def test_fused_kernel_needs_bfloat16_and_even_lengths():
     def heads(length, size, dtype=jnp.bfloat16):
         return jnp.zeros((2, length, 3, size), dtype)
 
-    assert not has_fused_kernel(heads(6, 16), heads(6, 16))  # here, on a CPU
+    assert not has_fused_kernel(heads(6, 16), heads(6, 16))  # The tests run on a CPU.
     with use_backend(backend_for("gpu", "9.0")):
         assert has_fused_kernel(heads(6, 16), heads(8, 16))
         assert not has_fused_kernel(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
@@ -67,13 +67,13 @@ def test_no_fused_kernel_for_float32_nor_for_other_lengths():
         assert not has_fused_kernel(heads(6, 16), heads(7, 16))
         assert not has_fused_kernel(heads(6, 12), heads(8, 12))
         assert not has_fused_kernel(heads(6, 16), heads(8, 24))
-    for other in ("7.5", "gfx942"):  # an older GPU, and one of AMD's
+    for other in ("7.5", "gfx942"):  # An older NVIDIA GPU, and an AMD GPU.
         with use_backend(backend_for("gpu", other)):
             assert not has_fused_kernel(heads(6, 16), heads(8, 16))
 
 
 def test_fused_kernel_is_dot_product_attention():
-    """Values and gradients of packed, causal rows, on GPUs that have the kernel."""
+    """Values and gradients on packed, causal rows, on GPUs that have the kernel."""
     rng = np.random.default_rng(0)
     x, cotangent = jnp.asarray(rng.normal(size=(2, 2, 64, 128)), jnp.bfloat16)
     heads = x.reshape(2, 64, 4, 32)
@@ -87,7 +87,7 @@ def test_fused_kernel_is_dot_product_attention():
     def fused(params, x):
         return model.apply(params, x, x, mask) * (segments != 0)[..., None]
 
-    def plain(params, x):  # the kernel has no weights to record
+    def plain(params, x):  # Recording the weights disables the kernel.
         attended, _ = model.apply(params, x, x, mask, mutable=["intermediates"])
         return attended * (segments != 0)[..., None]
 
@@ -130,7 +130,7 @@ def test_masked_weights_are_exactly_zero(random_heads):
     assert np.all(np.asarray(weights)[hidden] == 0.0)
 
 
-def test_query_that_may_attend_nowhere_is_finite(random_heads):
+def test_fully_masked_query_is_finite(random_heads):
     queries, keys, values, mask = random_heads
     mask[0, 0] = False
     attended, _ = attend(queries, keys, values, mask)
@@ -165,7 +165,7 @@ def test_multi_head_attention_concatenates_heads(sizes):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_project_is_a_product_over_the_last_axis():
+def test_project_multiplies_over_the_last_axis():
     rng = np.random.default_rng(2)
     x, kernel = rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5, 6))
     np.testing.assert_allclose(
@@ -176,24 +176,24 @@ def test_project_is_a_product_over_the_last_axis():
     )
 
 
-def test_dropout_on_the_weights_keeps_their_mean_and_belongs_to_the_row():
-    """Values of one: what is attended is the sum of the weights that were kept, scaled."""
+def test_weight_dropout_keeps_the_mean_and_depends_on_the_row_id():
+    """All values are 1, so the output is the sum of the weights that dropout kept, scaled."""
     layer = MultiHeadAttention(num_heads=4, dropout_rate=0.5)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64, 8)), jnp.float32)
     params = layer.init(jax.random.key(0), x)["params"]
-    # Every key is equal, so weights are 1 / 64; every value is 1; the output sums all heads.
+    # All keys are equal, so every weight is 1 / 64. The output projection sums over heads.
     params["key"] *= 0
     params["value"] = params["value"] * 0 + 1 / x.sum(-1).mean()
     params["output"] = jnp.ones_like(params["output"]) / 8
 
-    def run(x, **how):
+    def run(x, **kwargs):
         rngs = {"dropout": jax.random.key(1)}
-        return layer.apply({"params": params}, x, deterministic=False, rngs=rngs, **how)
+        return layer.apply({"params": params}, x, deterministic=False, rngs=rngs, **kwargs)
 
     ones = jnp.ones_like(x)
     kept, plain = run(ones), layer.apply({"params": params}, ones)
     ratios = np.asarray(kept / plain)[..., 0]
-    # Binomial: 4 heads of 64 weights, each kept with probability 1/2 and doubled.
+    # Binomial distribution: 4 heads of 64 weights, each kept with probability 1/2 and doubled.
     assert ratios.mean() == pytest.approx(1.0, abs=4 * (1 / 256 / ratios.size) ** 0.5)
     assert ratios.std() == pytest.approx((1 / 256) ** 0.5, rel=0.2)
     np.testing.assert_array_equal(run(ones[:2], row_ids=jnp.array([2, 0])), kept[jnp.array([2, 0])])
@@ -201,7 +201,7 @@ def test_dropout_on_the_weights_keeps_their_mean_and_belongs_to_the_row():
 
 
 def test_positions_are_encoded_into_queries_and_keys():
-    """Rotations of pairs by an angle that grows with the position: scores see differences only."""
+    """With rotary positions, scores depend only on differences of positions."""
     layer = MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 8)), jnp.float32)
     params = layer.init(jax.random.key(0), x)

@@ -1,4 +1,4 @@
-"""Decisions about hardware change how a program is compiled, and not what it computes."""
+"""Backend settings change how a program is compiled, but not its results."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from jaxformer.nn import backend, backend_for, use_backend
 CONFIG = ModelConfig(vocab_size=13, d_model=8, d_ff=16, num_heads=2, num_layers=3, max_length=8)
 
 
-def test_each_platform_has_its_own():
+def test_platforms_differ():
     assert backend() == backend_for("cpu")
     assert backend_for("cpu").float32_activations
     assert not backend_for("tpu").unroll_layers
@@ -23,7 +23,7 @@ def test_each_platform_has_its_own():
     assert fused == {"8.0": True, "9.0": True, "7.5": False, "gfx942": False, "": False}
 
 
-def test_an_override_ends_with_its_block():
+def test_override_ends_with_the_context():
     with use_backend(backend_for("tpu")):
         assert backend() == backend_for("tpu")
     assert backend() == backend_for("cpu")
@@ -36,7 +36,7 @@ def test_an_override_ends_with_its_block():
         {"float32_activations": False},
     ],
 )
-def test_the_decisions_do_not_change_the_results(change):
+def test_settings_do_not_change_results(change):
     model, tokens = Transformer(CONFIG), jnp.array([[3, 4, 5, 1]])
     params = model.init(jax.random.key(0), tokens, tokens)
 
@@ -52,7 +52,7 @@ def test_the_decisions_do_not_change_the_results(change):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_activations_where_converting_costs_little():
+def test_bfloat16_activations_on_accelerators():
     model = Transformer(dataclasses.replace(CONFIG, compute_dtype="bfloat16"))
     tokens = jnp.array([[3, 4, 5, 1]])
     params = model.init(jax.random.key(0), tokens, tokens)

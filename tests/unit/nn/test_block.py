@@ -1,4 +1,4 @@
-"""Layer norm, feed-forward network and the residual order, by their formulas in NumPy."""
+"""Layer norm, feed-forward network and residual order against their formulas in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def test_layer_norm(x):
 
 
 def test_layer_norm_statistics_are_float32_for_bfloat16():
-    # Around 256 neighboring bfloat16 numbers are 2 apart, so statistics in bfloat16 would fail.
+    # Near 256, consecutive bfloat16 numbers differ by 2, so statistics in bfloat16 would fail.
     x = jnp.asarray([[256.0, 258.0, 260.0, 262.0] * 2], jnp.bfloat16)
     params = {"scale": np.ones(8, np.float32), "bias": np.zeros(8, np.float32)}
     actual = LayerNorm().apply({"params": params}, x)
@@ -38,7 +38,7 @@ def test_layer_norm_statistics_are_float32_for_bfloat16():
 def test_feed_forward_is_equation_2(x):
     layer = FeedForward(16)
     params = layer.init(jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda p: p + 0.1, params)  # so that biases count
+    params = jax.tree.map(lambda p: p + 0.1, params)  # Biases are zero at initialization.
     p = jax.tree.map(np.asarray, params)
     expected = np.maximum(0, x @ p["inner"] + p["inner_bias"]) @ p["outer"] + p["outer_bias"]
     np.testing.assert_allclose(layer.apply({"params": params}, x), expected, rtol=1e-4, atol=1e-4)

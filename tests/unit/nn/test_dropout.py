@@ -1,4 +1,4 @@
-"""The dropout generator must pass as random before its masks are trusted."""
+"""Statistical tests of the random bits of dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,19 @@ def masks(rate, seeds=(1, 2), row_ids=None):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.5])
-def test_rate_overall_by_row_by_position_and_by_feature(rate):
+def test_rate_overall_and_per_row_position_and_feature(rate):
     mask = masks(rate)
     for axes in [(0, 1, 2), (1, 2), (0, 2), (0, 1)]:
         count = mask.size / np.prod([mask.shape[a] for a in range(3) if a not in axes] or [1])
         z = (mask.mean(axis=axes) - (1 - rate)) / np.sqrt(rate * (1 - rate) / count)
-        assert np.abs(z).max() < 4.5  # of at most 128 values, each normal
+        assert np.abs(z).max() < 4.5  # At most 128 values, each standard normal.
 
 
-def test_every_bit_is_fair_and_independent_of_every_other():
+def test_bits_are_fair_and_independent():
     bits = np.asarray(random_bits(jnp.array([3, 4], jnp.uint32), jnp.arange(32), (32, 64)))
     planes = (bits.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & 1
     signs = planes.astype(np.float64) * 2 - 1
-    correlation = signs.T @ signs / np.sqrt(len(signs))  # standard normal off the diagonal
+    correlation = signs.T @ signs / np.sqrt(len(signs))  # Standard normal off the diagonal.
     assert np.abs(signs.sum(0) / np.sqrt(len(signs))).max() < 4.5
     np.fill_diagonal(correlation, 0)
     assert np.abs(correlation).max() < 5
@@ -44,7 +44,7 @@ def test_neighbors_are_uncorrelated(axis, lag):
     assert abs(product.sum() / np.sqrt(product.size)) < 4.5
 
 
-def test_seeds_that_differ_in_one_bit_give_unrelated_masks():
+def test_seeds_that_differ_in_one_bit_give_independent_masks():
     one = masks(0.5, (1, 2)).astype(np.float64) * 2 - 1
     for seeds in [(0, 2), (1, 3), (1 ^ 2**31, 2), (1, 2 ^ 2**31), (2, 1)]:
         other = masks(0.5, seeds).astype(np.float64) * 2 - 1
@@ -59,7 +59,7 @@ def test_bits_are_uniform_by_chi_square():
     assert abs(chi_square - 255) < 4.5 * np.sqrt(2 * 255)
 
 
-def test_a_row_keeps_its_mask_wherever_it_lies():
+def test_mask_depends_on_the_row_id_only():
     whole = masks(0.3)
     np.testing.assert_array_equal(masks(0.3, row_ids=[17, 3]), whole[[17, 3]])
 
@@ -70,14 +70,14 @@ def apply(x, rate, key=0, **arguments):
     )
 
 
-def test_kept_elements_are_scaled_and_the_mean_stays():
+def test_kept_elements_are_scaled_and_keep_the_mean():
     x = jnp.ones((ROWS, LENGTH, WIDTH))
     y = np.asarray(apply(x, 0.25))
     assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
     assert y.mean() == pytest.approx(1.0, abs=0.005)
 
 
-def test_keys_differ_between_steps_and_calls_repeat():
+def test_mask_depends_on_the_key():
     x = jnp.ones((2, 8, 16))
     np.testing.assert_array_equal(apply(x, 0.5, key=1), apply(x, 0.5, key=1))
     assert (apply(x, 0.5, key=1) != apply(x, 0.5, key=2)).any()

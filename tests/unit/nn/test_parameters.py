@@ -1,4 +1,4 @@
-"""Facts about parameters: axes for meshes, and which ones are quantized."""
+"""Metadata of parameters: axes for sharding, and roles for quantization."""
 
 import jax
 import jax.numpy as jnp
@@ -53,17 +53,17 @@ def test_every_parameter_of_the_transformer_is_described():
     }
 
 
-def test_axes_are_those_that_the_sizes_have():
+def test_axes_have_the_sizes_of_their_names():
     sizes = {"d_model": 8, "d_ff": 16, "heads": 2, "vocab": 13}
     params = by_name(params_of(CONFIG), jax.Array)
     for path, fact in by_name(describe_model(CONFIG), ParameterInfo).items():
         for name, size in zip(fact.axes, params[path].shape, strict=True):
-            # One axis of W^O is that of heads and their sizes together.
+            # The first axis of W^O combines heads and the size of a head.
             expected = 8 if path[-1] == "output" and name == "heads" else sizes.get(name, size)
             assert size == expected, path
 
 
-def test_a_part_of_the_users_own_is_described_too():
+def test_custom_modules_are_described():
     block = Block(MultiHeadAttention(2), FeedForward(16))
     info = describe(block.init, jax.random.key(0), jnp.ones((1, 3, 8)))
     assert info["feed_forward"]["inner"] == ParameterInfo(("d_model", "d_ff"), "matrix")
@@ -82,7 +82,7 @@ def test_matrices_are_cast_and_vectors_stay(dtype):
     for path, leaf in by_name(params, jax.Array).items():
         found, is_table = cast[path], path[-1].endswith("embedding")
         if dtype == "int8" and (path[-1] in MATRICES or is_table):
-            # Stacked matrices are summed over their axis 1, tables over d_model.
+            # Matmuls sum over axis 1 of stacked matrices, and over d_model of tables.
             expected = quantize_matrix(leaf, 1)
             np.testing.assert_array_equal(found.values, expected.values)
             np.testing.assert_array_equal(found.scale, expected.scale)
@@ -92,7 +92,7 @@ def test_matrices_are_cast_and_vectors_stay(dtype):
             np.testing.assert_array_equal(found, leaf.astype(kept))
 
 
-def test_parameters_of_another_width_are_refused():
+def test_parameters_of_wrong_width_are_refused():
     layer = FeedForward(16)
     params = layer.init(jax.random.key(0), jnp.ones((1, 3, 8)))
     with pytest.raises(UserError, match=r"'inner' of shape \(6, 16\).*one of shape \(8, 16\)"):

@@ -1,4 +1,4 @@
-"""Sinusoids against values computed by hand, and the property that section 3.5 chose them for."""
+"""Sinusoids against values computed by hand, and the linearity that section 3.5 chose them for."""
 
 import math
 
@@ -20,12 +20,12 @@ def test_formula(position, i):
 
 
 def test_hand_computed_values():
-    # d_model 4: frequencies 1 and 1/100.
+    # With d_model 4 the frequencies are 1 and 1/100.
     expected = [0.909297, -0.416147, 0.019999, 0.999800]  # sin 2, cos 2, sin 0.02, cos 0.02
     np.testing.assert_allclose(sinusoidal_positions(3, 4)[2], expected, atol=1e-6)
 
 
-def test_an_offset_is_a_linear_function():
+def test_offset_is_a_linear_function():
     # "for any fixed offset k, PE(pos+k) can be represented as a linear function of PE(pos)"
     table = sinusoidal_positions(200, 16).astype(np.float64)
     solution, *_ = np.linalg.lstsq(table[:-7], table[7:], rcond=None)
@@ -40,16 +40,16 @@ def test_an_offset_is_a_linear_function():
         ((-1, 4), "length must be 0 or more: got -1"),
     ],
 )
-def test_sizes_without_a_table_are_refused(arguments, words):
+def test_invalid_sizes_are_refused(arguments, words):
     with pytest.raises(UserError, match=words):
         sinusoidal_positions(*arguments)
 
 
-def test_no_positions():
+def test_length_zero():
     assert sinusoidal_positions(0, 6).shape == (0, 6)
 
 
-def test_rotary_positions_are_products_with_complex_numbers_of_length_one():
+def test_rotary_positions_multiply_by_unit_complex_numbers():
     rng = np.random.default_rng(0)
     heads = rng.normal(size=(2, 5, 3, 8)).astype("float32")
     positions = rng.integers(0, 1000, size=(2, 5))
@@ -60,7 +60,7 @@ def test_rotary_positions_are_products_with_complex_numbers_of_length_one():
     np.testing.assert_allclose(found[..., :4] + 1j * found[..., 4:], expected, atol=3e-4)
 
 
-def test_rotary_positions_turn_pairs():
+def test_rotary_positions_need_an_even_size():
     with pytest.raises(UserError, match="expected an even size of a head, d_k, got 3"):
         rotary_positions(jnp.ones((1, 2, 2, 3)), jnp.arange(2)[None])
     with pytest.raises(UserError, match=r"the size of a head, model\.d_k, must be even.* got 3"):

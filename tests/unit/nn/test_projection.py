@@ -1,4 +1,4 @@
-"""Products in every precision against float64, and their gradients against autodiff's."""
+"""Matmuls in every precision against float64, and their gradients against autodiff."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxformer.nn.precision import quantize_matrix
 from jaxformer.nn.projection import project
 
 DTYPES = ("float32", "bfloat16", "int8")
-# Errors of rounding, relative to the norms: half a unit in the last of 24, 8 or (about) 8 bits.
+# Rounding errors relative to the norms: half a unit in the last of 24, 8 or (about) 8 bits.
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2**-8, "int8": 2**-7}
 
 
@@ -22,7 +22,7 @@ def operands(rows=6, inputs=64, heads=4, size=8):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_as_exact_as_their_precision(dtype):
+def test_matmul_error_matches_the_precision(dtype):
     x, kernel = operands()
     bias = np.full(kernel.shape[1:], 3.0, np.float32)
     stored = quantize_matrix(jnp.asarray(kernel), 0) if dtype == "int8" else jnp.asarray(kernel)
@@ -33,11 +33,11 @@ def test_products_are_as_exact_as_their_precision(dtype):
     errors = np.abs(found - exact) / norms
     assert errors.max() < TOLERANCE[dtype]
     if dtype != "float32":
-        assert errors.max() > 1e-5  # it is rounded, after all
+        assert errors.max() > 1e-5  # Inputs are actually rounded.
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_products_with_rows_of_a_table(dtype):
+def test_output_logits_error_matches_the_precision(dtype):
     x, kernel = operands(heads=1, size=11)
     table = kernel[:, 0].T.copy()
     stored = quantize_matrix(jnp.asarray(table), 1) if dtype == "int8" else jnp.asarray(table)
@@ -50,7 +50,7 @@ def test_products_with_rows_of_a_table(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_ids_that_a_table_does_not_have_give_nan_within_jit(dtype):
+def test_ids_out_of_range_give_nan_within_jit(dtype):
     table = jnp.asarray(operands(heads=1, size=11)[1][:, 0].T)
     stored = quantize_matrix(table, 1) if dtype == "int8" else table.astype(dtype)
     rows = jax.jit(embed)(stored, jnp.array([[3, 11, -1, 10]]))[0]
@@ -58,10 +58,10 @@ def test_ids_that_a_table_does_not_have_give_nan_within_jit(dtype):
     assert np.isnan(rows[1:3]).all()
 
 
-def test_rounding_is_to_the_nearest_and_outputs_have_scales_of_their_own():
+def test_quantization_rounds_to_nearest_with_a_scale_per_output():
     random = np.random.default_rng(1)
     kernel = random.normal(size=(3, 50, 7)) * 10.0 ** random.integers(-3, 4, (3, 1, 7))
-    kernel[1, :, 2] = 0.0  # an output without weights
+    kernel[1, :, 2] = 0.0  # An output whose weights are all zero.
     matrix = quantize_matrix(jnp.asarray(kernel, jnp.float32), 1)
     assert (matrix.values.dtype, matrix.scale.shape) == (jnp.int8, (3, 1, 7))
     assert np.isfinite(matrix.scale).all()
@@ -69,7 +69,7 @@ def test_rounding_is_to_the_nearest_and_outputs_have_scales_of_their_own():
     assert (np.abs(matrix.values * matrix.scale - kernel) <= 0.5001 * steps).all()
 
 
-def test_a_row_does_not_depend_on_the_others():
+def test_quantized_rows_are_independent():
     x, kernel = operands()
     matrix = quantize_matrix(jnp.asarray(kernel), 0)
     together = project(jnp.asarray(x), matrix, None, "int8")
@@ -80,7 +80,7 @@ def test_a_row_does_not_depend_on_the_others():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_are_those_of_autodiff(dtype):
+def test_gradients_match_autodiff(dtype):
     x, kernel = map(jnp.asarray, operands())
     weights = jnp.asarray(np.random.default_rng(2).normal(size=(2, 6, 4, 8)), jnp.float32)
 

@@ -1,7 +1,7 @@
-"""What searches are compared with: exhaustive search and a beam in plain Python, over trees.
+"""Reference implementations for searches over trees: exhaustive search and a plain Python beam.
 
-In a tree every prefix has prescribed logits of its own, so a token, a cache row or a score that
-ends up with the wrong hypothesis shows.
+In a tree every prefix has its own prescribed logits, so that a token, a cache row or a score that
+is assigned to the wrong hypothesis changes the result.
 """
 
 import collections
@@ -16,8 +16,8 @@ import numpy as np
 from jaxformer.search import BeamResult, BeamSearch
 from jaxformer.search.state import BeamState
 
-PAD, EOS, BOS = 0, 1, 0  # both share an id with a token: it must never be taken for them
-ROOM = 6
+PAD, EOS, BOS = 0, 1, 0  # Two ids are also ids of tokens, which must never be confused.
+CAPACITY = 6
 INFINITY = float("inf")
 
 Tokens = tuple[int, ...]
@@ -36,11 +36,12 @@ def beam(**changes) -> BeamSearch:
 
 
 def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.ndarray:
-    """Logits [sentences, prefixes, vocabulary], float32; prefix (a, b) is row (a + 1) * V + b + 1.
+    """Returns logits [sentences, prefixes, vocabulary], float32.
 
-    In about half of the sentences they are normal, in the others exact: one token of probability
-    one (to float32) and others of exp(-32 k), so that log probabilities are integers, their sums
-    exact, and ties frequent. Both kinds contain -inf, and prefixes that nothing can continue.
+    Prefix (a, b) is row (a + 1) * V + b + 1. In about half of the sentences they are normal. In the
+    others they are exact: one token has probability one (to float32), the others exp(-32 k), so
+    that log probabilities are integers, sums are exact, and ties are frequent. Both kinds contain
+    -inf, and prefixes without continuations.
     """
     random = np.random.default_rng(seed)
     shape = (sentences, sum(vocabulary**level for level in range(depth)), vocabulary)
@@ -55,7 +56,7 @@ def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.nd
 
 
 def tree_step(tokens: jax.Array, cache: dict) -> tuple[jax.Array, dict]:
-    """Logits of the prefix each hypothesis stands at; the logits are shared by its beams."""
+    """Returns logits of the prefix of each hypothesis; the beams share the logits."""
     vocabulary = cache["logits"].shape[-1]
     prefix = jnp.where(cache["position"] == 0, 0, cache["prefix"] * vocabulary + tokens + 1)
     logits = jnp.take_along_axis(cache["logits"][:, 0], prefix[:, :, None], axis=1, mode="clip")
@@ -80,28 +81,28 @@ def advance_tree(
 
 @functools.partial(jax.jit, static_argnames="settings")
 def start_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamState:
-    return settings.start(tree_cache(logits, settings.beam_size), limits, ROOM, prefix)
+    return settings.start(tree_cache(logits, settings.beam_size), limits, CAPACITY, prefix)
 
 
 def search_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
-    return advance_tree(settings, start_tree(settings, logits, limits, prefix), ROOM)[1]
+    return advance_tree(settings, start_tree(settings, logits, limits, prefix), CAPACITY)[1]
 
 
 def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
-    """The search step by step, with every decision to stop before the limit undone."""
+    """Runs the search step by step, and undoes every decision to stop before the limit."""
     state = start_tree(settings, logits, limits, prefix)
-    for length in range(1, ROOM + 1):
+    for length in range(1, CAPACITY + 1):
         state, _ = advance_tree(settings, state, length)
         state = state.replace(done=state.limits <= state.step)
-    return advance_tree(settings, state, ROOM)[1]
+    return advance_tree(settings, state, CAPACITY)[1]
 
 
 class Tree:
-    """One sentence's tree in plain Python."""
+    """The tree of one sentence in plain Python."""
 
     def __init__(self, logits: np.ndarray):
         self.logits = logits
-        with np.errstate(all="ignore"):  # in float32, in which exact ones become integers
+        with np.errstate(all="ignore"):  # In float32, exact log probabilities are integers.
             log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         self.log_probs = np.where(logits == -INFINITY, -INFINITY, log_probs)
 
@@ -117,7 +118,7 @@ class Tree:
 
 
 def score(settings: BeamSearch, log_prob: float, length: int) -> float:
-    """In float32, like ours: else hypotheses of different length would tie in one but not both."""
+    """Computes scores in float32 like the search, so that the same hypotheses tie."""
     alpha = settings.length_penalty
     penalty = {
         "gnmt": ((5 + length) / 6) ** alpha,
@@ -128,7 +129,7 @@ def score(settings: BeamSearch, log_prob: float, length: int) -> float:
 
 
 def permitted(settings: BeamSearch, forced: Tokens, tokens: Tokens) -> bool:
-    """Whether the settings allow a hypothesis: said of it as a whole, not token by token."""
+    """Returns whether the settings allow a hypothesis, judged as a whole and not token by token."""
     if any(token != must for token, must in zip(tokens, forced, strict=False)):
         return False
     free = range(len(forced), len(tokens))
@@ -147,9 +148,10 @@ def exhaustive(
     forced: Tokens,
     also: Callable[[Tokens], bool] = lambda tokens: True,
 ) -> list[Hypothesis]:
-    """All that is possible and permitted, best first: with EOS; of full length if there is none.
+    """Returns all possible and permitted hypotheses, best first.
 
-    If those of full length may compete, then both. ``also`` says what else is asked of them.
+    They end in EOS, or have full length if none does; both if unfinished hypotheses compete.
+    ``also`` is a further condition.
     """
     others = [token for token in range(tree.logits.shape[1]) if token != EOS]
 
@@ -170,7 +172,7 @@ def exhaustive(
 
 
 class Group:
-    """One group of a beam in plain Python; every sort is stable."""
+    """One group of a beam in plain Python; all sorts are stable."""
 
     def __init__(self):
         self.alive: list[tuple[float, Tokens]] = [(0.0, ())]
@@ -179,7 +181,7 @@ class Group:
     def candidates(
         self, tree: Tree, settings: BeamSearch, forced: Tokens, cost: dict[int, float]
     ) -> list[tuple[float, Tokens]]:
-        """Continuations by log probability less the cost of their token; ties as we break them."""
+        """Returns continuations, best first by log probability less the cost of their token."""
         found = []
         for log_prob, prefix in self.alive:
             added = tree.next_log_probs(prefix)
@@ -192,7 +194,7 @@ class Group:
         return [found[1:] for found in sorted(found, key=lambda candidate: -candidate[0])]
 
     def over(self, settings: BeamSearch, size: int, length: int) -> bool:
-        """Whether it may stop by a rule that can change the result; we never stop by others."""
+        """Returns whether it may stop by a rule that can change the result."""
         if settings.early_stop in ("never", "proven"):
             return False
         full = len(self.finished) == size
@@ -202,7 +204,7 @@ class Group:
 
 
 def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> list[Hypothesis]:
-    """Beam search as the docstrings of beam.py and settings.py say it."""
+    """Runs beam search as the docstrings of beam.py and settings.py describe it."""
     size = settings.beam_size // settings.diversity_groups
     groups = [Group() for _ in range(settings.diversity_groups)]
     length = 0
@@ -226,7 +228,7 @@ def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> 
 
 
 def hypotheses(result: BeamResult, sentence: int) -> list[Hypothesis]:
-    """The existing hypotheses of one sentence; checks the form of all."""
+    """Returns the existing hypotheses of one sentence, and checks the form of all."""
     rows = zip(*(np.asarray(field[sentence]) for field in jax.tree.leaves(result)), strict=True)
     found = []
     for tokens, length, value, log_prob in rows:
@@ -237,7 +239,7 @@ def hypotheses(result: BeamResult, sentence: int) -> list[Hypothesis]:
         else:
             found.append((float(value), float(log_prob), tuple(tokens[:length].tolist())))
     values = np.asarray(result.scores[sentence])
-    assert (values[:-1] >= values[1:]).all()  # best first, and those that do not exist last
+    assert (values[:-1] >= values[1:]).all()  # Best first; hypotheses that do not exist last.
     return found
 
 

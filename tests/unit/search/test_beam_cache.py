@@ -1,4 +1,4 @@
-"""The cache convention: what moves with the hypotheses, and what never does."""
+"""The cache convention: which arrays move with the hypotheses, and which are shared."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def test_gather_beams_may_take_fewer_or_more():
     ]
 
 
-def test_reorder_moves_what_belongs_to_hypotheses_only():
+def test_reorder_moves_only_arrays_of_hypotheses():
     own, shared, scalar = jnp.arange(12).reshape(2, 3, 2), jnp.arange(2).reshape(2, 1), jnp.array(7)
     moved = reorder_cache({"own": own, "shared": shared, "scalar": scalar}, PARENTS)
     assert moved["own"].tolist() == gather_beams(own, PARENTS).tolist()

@@ -38,29 +38,29 @@ AT_ONCE = hypothesis.settings(max_examples=3, derandomize=True)
 BY_DAY = hypothesis.settings(max_examples=10, derandomize=True)
 AT_NIGHT = hypothesis.settings(max_examples=100, derandomize=True)
 
-# All else follows from the seed. Choices that hypothesis itself draws come out too much alike for
-# so few examples, and a sentence with a failing one is small as it is.
+# Everything else follows from the seed, because values drawn by hypothesis vary too little in so
+# few examples, and a failing sentence is small without shrinking.
 seeds = st.integers(0, 2**32 - 1)
 
-# Vocabulary, greatest limit, and beams enough to lose nothing:
+# Vocabulary, maximum limit, and a number of beams that keeps all hypotheses:
 # 2 * beams >= vocabulary * (vocabulary - 1)^(limit - 1).
 WIDE = [(2, 5, 4), (3, 4, 12), (4, 3, 18), (5, 4, 160), (5, 5, 640)]
-# Hypotheses and groups.
+# Numbers of hypotheses and groups.
 NARROW = [(1, 1), (2, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3)]
 
 
 class Cases(NamedTuple):
     logits: np.ndarray
     limits: np.ndarray
-    prefix: np.ndarray | None  # [sentences, 3], or none at all
-    forced: list[Tokens]  # the same without padding
+    prefix: np.ndarray | None  # [sentences, 3], or None
+    forced: list[Tokens]  # the prefix without padding
 
 
 def any_cases(seed: int, vocabulary: int, depth: int) -> Cases:
     random = np.random.default_rng([seed, 0])
     limits = np.minimum(random.integers(0, depth + 3, SENTENCES), depth).astype(np.int32)
     lengths = random.integers(0, 4, SENTENCES) * random.integers(0, 2)
-    prefix = random.integers(1, vocabulary, (SENTENCES, 3)).astype(np.int32)  # never padding
+    prefix = random.integers(1, vocabulary, (SENTENCES, 3)).astype(np.int32)  # No padding.
     prefix[np.arange(3) >= lengths[:, None]] = PAD
     return Cases(
         logits=tree_logits(seed, SENTENCES, vocabulary, depth),
@@ -71,7 +71,7 @@ def any_cases(seed: int, vocabulary: int, depth: int) -> Cases:
 
 
 def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
-    """With one of these numbers of hypotheses and groups; only narrow beams get every option."""
+    """Returns a random search with one of these sizes; only narrow beams get every option."""
     random = np.random.default_rng([seed, 1])
 
     def one_of(*choices):
@@ -104,7 +104,7 @@ def check_wide_beam(seed: int) -> None:
         tree = Tree(cases.logits[sentence])
         found = hypotheses(result, sentence)
         expected = exhaustive(tree, wide, limit, cases.forced[sentence])[:beams]
-        # Any order among equal scores is right: compare the scores, then each with its tokens.
+        # Equal scores may come in any order: compare the scores, then the score of each hypothesis.
         np.testing.assert_allclose(
             [h[0] for h in found], [h[0] for h in expected], rtol=1e-5, atol=1e-5
         )
@@ -175,7 +175,7 @@ def test_equals_a_beam_in_plain_python_at_night(seed: int):
     ],
 )
 def test_stopping_early_changes_nothing_where_stopping_hastily_does(changes: dict):
-    # From the third token on nearly all is certain: what is behind by then may still win by length.
+    # From the third token on, continuations are almost certain, and the longest may still win.
     logits = tree_logits(1, 500, 3, 5)
     logits[:, 1 + 3 :] *= 8
     limits = np.full(500, 5, np.int32)
@@ -189,8 +189,8 @@ def test_stopping_early_changes_nothing_where_stopping_hastily_does(changes: dic
 @hypothesis.settings(max_examples=12, derandomize=True)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1))
 def test_greedy_is_argmax(seed):
-    # To halves, so that the greatest logit is often shared by several tokens.
-    logits = np.round(2 * tree_logits(seed, 8, 5, 4)) / 2 + 0.0  # no -0.0
+    # Rounded to halves, so that several tokens often share the greatest logit.
+    logits = np.round(2 * tree_logits(seed, 8, 5, 4)) / 2 + 0.0  # No -0.0.
     greedy = beam(beam_size=1, length_penalty=0.6)
     result = search_tree(greedy, logits, np.full(8, 4, np.int32))
     for sentence in range(8):

@@ -1,4 +1,4 @@
-"""The small steps in which beam search chooses, and merges what has finished."""
+"""Choosing candidates in beam search, and merging finished hypotheses."""
 
 import dataclasses
 
@@ -33,15 +33,15 @@ def test_expand_orders_ties_by_hypothesis_then_token():
     assert candidates.tokens.tolist() == [[0, 1, 2, 0]]
 
 
-def test_expand_keeps_the_impossible_impossible():
+def test_expand_keeps_impossible_tokens_impossible():
     logits = jnp.array([[[0.0, -INFINITY], [-INFINITY, -INFINITY]]])
     candidates = expand(logits, jnp.array([[-1.0, 0.0]]), logits)
     assert candidates.log_probs.tolist() == [[-1.0, -INFINITY, -INFINITY, -INFINITY]]
     assert (candidates.parents[0, 0], candidates.tokens[0, 0]) == (0, 0)
 
 
-def test_expand_chooses_by_one_and_scores_by_the_other():
-    # Probabilities 1/2, 1/4, 1/4; the first costs log 4, so it comes last; the third is forbidden.
+def test_expand_chooses_by_preference_and_scores_by_logits():
+    # Probabilities 1/2, 1/4, 1/4. The first costs log 4, so it comes last; the third is forbidden.
     logits = jnp.log(jnp.array([[[2.0, 1.0, 1.0]]]))
     preferred = logits - jnp.array([jnp.log(4.0), 0.0, INFINITY])
     candidates = expand(
@@ -52,8 +52,8 @@ def test_expand_chooses_by_one_and_scores_by_the_other():
     np.testing.assert_allclose(candidates.log_probs, expected, rtol=1e-6)
 
 
-def test_a_constraint_may_prefer_tokens_beyond_any_probability():
-    # Token 1 after the second hypothesis is preferred most, by 3; both are certain so far.
+def test_constraint_may_prefer_tokens_beyond_probability_one():
+    # Token 1 after the second hypothesis is preferred, by 3. Both hypotheses have probability 1.
     logits = jnp.log(jnp.full((1, 2, 2), 0.5))
     preferred = logits + jnp.array([[[0.0, 2.0], [0.0, 3.0]]])
     settings = beam(constraints=(lambda logits, context: preferred,), eos_id=0)
@@ -69,7 +69,7 @@ CANDIDATES = Candidates(
 )
 
 
-def test_split_parts_what_goes_on_from_what_ends():
+def test_split_separates_alive_and_ended():
     alive, ended = split(beam(), CANDIDATES, NOT_YET)
     assert alive.log_probs.tolist() == [[-2.0, -4.0]]
     assert (alive.tokens.tolist(), alive.parents.tolist()) == ([[5, 6]], [[1, 0]])
@@ -77,13 +77,13 @@ def test_split_parts_what_goes_on_from_what_ends():
     assert (ended.tokens.tolist(), ended.parents.tolist()) == ([[EOS, EOS]], [[1, 0]])
 
 
-def test_split_may_let_only_the_first_end():
+def test_split_may_end_only_the_first_candidates():
     alive, ended = split(beam(ends_within="N"), CANDIDATES, NOT_YET)
     assert alive.log_probs.tolist() == [[-2.0, -4.0]]
     assert ended.log_probs.tolist() == [[-1.0, -INFINITY]]
 
 
-def test_split_may_let_everything_end_at_the_limit():
+def test_split_may_end_all_candidates_at_the_limit():
     competing = beam(unfinished="compete")
     alive, ended = split(competing, CANDIDATES, jnp.array([True]))
     assert alive.log_probs.tolist() == [[-INFINITY, -INFINITY]]
@@ -92,14 +92,14 @@ def test_split_may_let_everything_end_at_the_limit():
     assert split(competing, CANDIDATES, NOT_YET)[0].log_probs.tolist() == [[-2.0, -4.0]]
 
 
-def test_split_keeps_an_order_that_is_not_that_of_log_probabilities():
+def test_split_keeps_the_given_order():
     swapped = dataclasses.replace(CANDIDATES, log_probs=jnp.array([[-1.0, -4.0, -3.0, -2.0]]))
     assert split(beam(), swapped, NOT_YET)[0].log_probs.tolist() == [[-4.0, -2.0]]
 
 
-def test_groups_count_what_earlier_ones_go_on_with():
-    # Three groups of one, all the same: 0.5, 0.3, 0.2 for tokens 2, 3, 4. A token costs log 2 for
-    # each group that has it: the second group compares 0.25, 0.3, 0.2, the third 0.25, 0.15, 0.2.
+def test_groups_penalize_tokens_of_earlier_groups():
+    # Three equal groups of one: 0.5, 0.3, 0.2 for tokens 2, 3, 4. A token costs log 2 for each
+    # group that chose it: the second group compares 0.25, 0.3, 0.2, the third 0.25, 0.15, 0.2.
     logits = jnp.log(jnp.array([0.0, 0.0, 0.5, 0.3, 0.2]))
     logits = jnp.broadcast_to(logits, (1, 3, 5))
     diverse = beam(beam_size=3, diversity_groups=3, diversity_penalty=float(np.log(2)))
@@ -109,7 +109,7 @@ def test_groups_count_what_earlier_ones_go_on_with():
     np.testing.assert_allclose(alive.log_probs, np.log([[0.5, 0.3, 0.5]]), rtol=1e-6)
 
 
-def test_groups_do_not_count_hypotheses_that_do_not_exist():
+def test_groups_ignore_hypotheses_that_do_not_exist():
     logits = jnp.log(jnp.array([0.0, 0.0, 0.5, 0.3, 0.2]))
     logits = jnp.broadcast_to(logits, (1, 2, 5))
     diverse = beam(diversity_groups=2, diversity_penalty=9.0)
@@ -117,8 +117,8 @@ def test_groups_do_not_count_hypotheses_that_do_not_exist():
     assert alive.tokens[0, 1] == 2
 
 
-def test_finished_sentences_are_masked_and_no_others():
-    before = beam().start((), jnp.array([0, 3]), 3)  # the first sentence is done from the start
+def test_only_finished_sentences_are_masked():
+    before = beam().start((), jnp.array([0, 3]), 3)  # The first sentence starts done.
     new = Candidates(
         log_probs=jnp.full((2, 2), -5.0),
         tokens=jnp.full((2, 2), 4, jnp.int32),
@@ -147,13 +147,13 @@ def test_merge_finished_keeps_the_best_and_prefers_the_older():
     assert merged.tokens[0, :, 0].tolist() == [7, 8]
 
 
-def test_merge_finished_keeps_groups_apart():
+def test_merge_finished_keeps_groups_separate():
     merged = merge_finished(finished([-1.0, -3.0], token=7), finished([-2.0, -2.0], token=8), 2)
     assert merged.scores.tolist() == [[-1.0, -2.0]]
     assert merged.tokens[0, :, 0].tolist() == [7, 8]
 
 
-def test_finalize_takes_alive_only_where_nothing_finished():
+def test_finalize_falls_back_to_alive_hypotheses():
     settings = beam(penalty="power", length_penalty=2.0)
     state = settings.start((), jnp.array([2]), 3)
     state = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What is forbidden, against plain Python."""
+"""Forbidden tokens against plain Python."""
 
 import functools
 import itertools
@@ -22,26 +22,26 @@ def forbidden(prefix=NO_PREFIX, step: int = 0, tokens=EMPTY, **changes) -> list[
     state = settings.start((), [5], 5, prefix).replace(step=jnp.array(step))
     allowed = constrain(settings, LOGITS, tokens, state)
     kept = allowed > -INFINITY
-    np.testing.assert_array_equal(allowed[kept], LOGITS[kept])  # forbids, never changes
+    np.testing.assert_array_equal(allowed[kept], LOGITS[kept])  # Constraints only forbid.
     return np.flatnonzero(~kept).tolist()
 
 
-def test_nothing_is_done_when_nothing_is_asked_for():
+def test_no_constraints_by_default():
     state = beam(beam_size=1).start((), [5], 5)
     assert state.rows is None
     assert constrain(beam(beam_size=1), LOGITS, EMPTY, state) is LOGITS
 
 
-def test_minimum_length_holds_back_the_end_only():
+def test_min_length_forbids_only_eos():
     assert [forbidden(min_length=2, step=step) for step in range(4)] == [[EOS], [EOS], [], []]
 
 
-def test_a_prefix_leaves_its_token_only_and_then_everything():
+def test_prefix_forces_its_tokens_and_nothing_after():
     prefix = jnp.array([[2, 3, PAD]])
     assert [forbidden(prefix, step) for step in range(5)] == [[0, 1, 3], [0, 1, 2], [], [], []]
 
 
-def test_a_prefix_is_never_forbidden():
+def test_prefix_is_never_forbidden():
     tokens = jnp.array([[[2, 2, PAD, PAD, PAD]]], jnp.int32)
     prefix = jnp.array([[2, 2, EOS]])
     assert forbidden(prefix, 1, tokens, no_repeat_ngram=1) == [0, 1, 3]
@@ -49,15 +49,15 @@ def test_a_prefix_is_never_forbidden():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 7])
-def test_repeats_are_those_of_a_search_for_them(n: int):
-    room, vocabulary = 6, 3
-    histories = np.array(list(itertools.product(range(vocabulary), repeat=room)), np.int32)
+def test_repeats_match_plain_python(n: int):
+    capacity, vocabulary = 6, 3
+    histories = np.array(list(itertools.product(range(vocabulary), repeat=capacity)), np.int32)
     find = jax.jit(functools.partial(repeating, n=n, vocabulary=vocabulary))
-    for step in range(room + 1):
+    for step in range(capacity + 1):
         found = find(jnp.array(histories[:, None]), jnp.array(step))
         for history, repeats in zip(histories.tolist(), found[:, 0].tolist(), strict=True):
-            said = history[:step]
-            grams = [said[i : i + n] for i in range(step - n + 1)]
-            newest = said[step - n + 1 :] if step >= n else []
+            so_far = history[:step]
+            grams = [so_far[i : i + n] for i in range(step - n + 1)]
+            newest = so_far[step - n + 1 :] if step >= n else []
             expected = [[*newest, token] in grams for token in range(vocabulary)]
             assert repeats == expected

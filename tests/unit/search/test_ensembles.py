@@ -1,4 +1,4 @@
-"""An ensemble against the mean of probabilities in float64."""
+"""Ensembles against the mean of probabilities in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ TOKENS = jnp.zeros((2, 3), jnp.int32)
 
 
 def model(tokens, cache):
-    """Its logits are its cache, which counts how often it was called."""
+    """A model whose logits are in its cache, which also counts the calls."""
     return cache["logits"], {**cache, "calls": cache["calls"] + 1}
 
 
@@ -25,8 +25,8 @@ def caches(*logits: np.ndarray) -> tuple[dict, ...]:
 @pytest.mark.parametrize("number", [2, 3])
 def test_probabilities_are_averaged(number: int):
     logits = 5 * np.random.default_rng(0).normal(size=(number, 2, 3, 7)).astype(np.float32)
-    logits[:, 0, 0, 1] = -INFINITY  # impossible for all
-    logits[0, 1, 1, 2] = -INFINITY  # impossible for one
+    logits[:, 0, 0, 1] = -INFINITY  # Impossible for all models.
+    logits[0, 1, 1, 2] = -INFINITY  # Impossible for one model.
     found, after = ensemble([model] * number)(TOKENS, caches(*logits))
     exact = np.exp(logits.astype(np.float64))
     exact = (exact / exact.sum(axis=-1, keepdims=True)).mean(axis=0)
@@ -35,7 +35,7 @@ def test_probabilities_are_averaged(number: int):
     assert [cache["calls"].tolist() for cache in after] == [1] * number
 
 
-def test_a_model_that_has_nothing_to_say_is_no_nan():
+def test_all_tokens_impossible_is_not_nan():
     nothing = np.full((2, 3, 4), -INFINITY, np.float32)
     found, _ = ensemble([model, model])(TOKENS, caches(nothing, np.zeros((2, 3, 4))))
     np.testing.assert_allclose(np.exp(found), 1 / 8, rtol=1e-6)
@@ -43,7 +43,7 @@ def test_a_model_that_has_nothing_to_say_is_no_nan():
     assert (found == -INFINITY).all()
 
 
-def test_one_alone_is_left_as_it_is():
+def test_single_model_is_unchanged():
     logits = np.random.default_rng(0).normal(size=(2, 3, 7)).astype(np.float32)
     found, (after,) = ensemble([model])(TOKENS, caches(logits))
     np.testing.assert_array_equal(found, logits)
@@ -58,7 +58,7 @@ def test_bfloat16_logits_are_normalized_in_float32():
     np.testing.assert_allclose(found, exact, rtol=1e-5)
 
 
-def test_what_does_not_go_together_is_refused():
+def test_mismatches_are_refused():
     with pytest.raises(UserError, match="at least one step function: got none"):
         ensemble([])
     logits = np.zeros((2, 3, 4))

@@ -1,4 +1,4 @@
-"""Length penalties against values worked out by hand."""
+"""Length penalties against values computed by hand."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +17,14 @@ def test_values_by_hand(length: int, alpha: float, penalty: float):
     assert gnmt_penalty(length, alpha) == pytest.approx(penalty, rel=1e-12)
 
 
-def test_arrays_give_arrays_of_their_kind():
-    expected = [1.0, 2.0, 3.0]  # lengths 1, 19, 49: the square roots of 1, 4, 9
+def test_arrays_keep_their_type():
+    expected = [1.0, 2.0, 3.0]  # For lengths 1, 19, 49: the square roots of 1, 4, 9.
     assert gnmt_penalty(np.array([1, 19, 49]), 0.5).tolist() == pytest.approx(expected)
     assert gnmt_penalty(jnp.array([1.0, 19.0, 49.0]), 0.5).tolist() == pytest.approx(expected)
 
 
 def test_penalties_by_name():
-    # n^alpha of 0 to 4 tokens, but 1 for none; ((5 + 4) / 6)^2; 1 whatever alpha.
+    # n^alpha for 0 to 4 tokens, but 1 for 0; ((5 + 4) / 6)^2; 1 for any alpha.
     assert length_penalties("power", 2.0, 4).tolist() == [1.0, 1.0, 4.0, 9.0, 16.0]
     assert length_penalties("power", 0.0, 3).tolist() == [1.0] * 4
     assert length_penalties("gnmt", 2.0, 4)[-1] == 2.25
@@ -33,7 +33,7 @@ def test_penalties_by_name():
 
 @pytest.mark.parametrize("penalty", ["gnmt", "power", "none"])
 @pytest.mark.parametrize("alpha", [0.0, 1e-9, 1e-3, 0.6, 1.0, 10.0])
-def test_no_penalty_falls_with_the_length(penalty, alpha: float):
+def test_no_penalty_decreases_with_length(penalty, alpha: float):
     penalties = length_penalties(penalty, alpha, 5000)
     assert penalties.dtype == np.float32
     assert np.isfinite(penalties).all()

@@ -1,4 +1,4 @@
-"""Forced tokens read in one pass give what reading them one by one gives."""
+"""Reading forced tokens in one pass gives the same result as one by one."""
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,13 @@ EMBEDDING, RECURRENT, OUTPUT = (
 
 
 def step(tokens, hidden):
-    """A recurrent network: its state is [B, N, D], and belongs to the hypothesis."""
+    """A recurrent network, whose state, [B, N, D], belongs to the hypotheses."""
     hidden = jnp.tanh(hidden @ RECURRENT + EMBEDDING[tokens])
     return 2 * hidden @ OUTPUT, hidden
 
 
 def prefill(inputs, targets, length, hidden):
-    """The same network over whole prefixes; the state after the first ``length`` inputs."""
+    """The same network over whole prefixes; returns the state after the first ``length`` inputs."""
 
     def one(hidden, token):
         logits, hidden = step(token[:, None], hidden)
@@ -41,7 +41,7 @@ PREFIXES = {
     "one without any": [[3, 4], [0, 0], [5, 6], [7, 8]],
     "one that ends": [[3, 4, 5], [4, 1, 5], [5, 6, 7], [3, 3, 4]],
     "a free position within": [[3, 0, 5], [4, 0, 5], [5, 0, 7], [3, 0, 4]],
-    "as long as there is room": [[3] * CAPACITY] * BATCH,
+    "as long as the capacity": [[3] * CAPACITY] * BATCH,
 }
 LIMITS = {"high": [10, 10, 9, 10], "low": [2, 10, 3, 1], "none": [0, 10, 10, 0]}
 SEARCHES = {
@@ -55,15 +55,15 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
-def test_the_result_is_as_if_read_one_by_one(search):
+def test_result_equals_reading_one_by_one(search):
     cache = jnp.zeros((BATCH, search.num_hypotheses, WIDTH))
 
     @jax.jit
     def run(prefix, limits, key):
-        how = {"limits": limits, "max_length": CAPACITY, "prefix": prefix}
+        kwargs = {"limits": limits, "max_length": CAPACITY, "prefix": prefix}
         if isinstance(search, Sampling):
-            how["keys"] = jax.random.split(key, BATCH)
-        return search(step, cache, **how), search(step, cache, prefill_fn=prefill, **how)
+            kwargs["keys"] = jax.random.split(key, BATCH)
+        return search(step, cache, **kwargs), search(step, cache, prefill_fn=prefill, **kwargs)
 
     for prefix in PREFIXES.values():
         for limits in LIMITS.values():
@@ -81,18 +81,18 @@ def test_the_result_is_as_if_read_one_by_one(search):
         ("of several lengths", "high", 1),
         ("one without any", "high", 0),
         ("one that ends", "high", 1),
-        ("of one length", "none", 3),  # sentences without a token do not hold the others up
+        ("of one length", "none", 3),  # Sentences with limit 0 do not stop the pass.
         ("of several lengths", "low", 0),
     ],
 )
-def test_as_many_tokens_are_read_as_all_sentences_must_begin_with(prefix, limits, steps):
+def test_prefill_reads_tokens_forced_for_all_sentences(prefix, limits, steps):
     search = BeamSearch(beam_size=2)
     cache = jnp.zeros((BATCH, 2, WIDTH))
     state = search.start(cache, LIMITS[limits], CAPACITY, PREFIXES[prefix])
     assert int(search.prefill(prefill, state).step) == steps
 
 
-def test_a_search_without_prefix_reads_nothing():
+def test_no_prefix_reads_nothing():
     search = BeamSearch(beam_size=2)
     state = search.start(jnp.zeros((BATCH, 2, WIDTH)), [10] * BATCH, CAPACITY)
     assert search.prefill(prefill, state) is state

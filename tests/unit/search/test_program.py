@@ -1,4 +1,4 @@
-"""The program of a search: nothing is sorted whole, and what is off leaves no trace."""
+"""The compiled search: it does not sort all candidates, and disabled options add no operations."""
 
 import functools
 
@@ -25,8 +25,8 @@ def table_step(tokens, cache):
         {"diversity_groups": 2, "diversity_penalty": 0.5},
     ],
 )
-def test_nothing_is_sorted_whole(changes: dict):
-    """XLA must keep its top-k, not fall back to sorting all N * V candidates of every step."""
+def test_candidates_are_not_sorted(changes: dict):
+    """XLA keeps its top-k and does not fall back to sorting all N * V candidates of every step."""
     settings = beam(beam_size=4, **changes)
     run = jax.jit(
         lambda limits: settings.advance(table_step, settings.start((), limits, 6), until=6)
@@ -42,7 +42,7 @@ def program_of_a_step(**changes) -> str:
     return str(jax.make_jaxpr(functools.partial(step, settings, table_step))(state))
 
 
-def test_options_that_are_off_leave_no_trace():
+def test_disabled_options_add_no_operations():
     assert "scatter" not in program_of_a_step()
     assert "scatter" in program_of_a_step(min_length=1)
     assert "scatter" in program_of_a_step(no_repeat_ngram=1)

@@ -1,4 +1,4 @@
-"""Sampling: exact distributions by chi-square; the batch does not matter; the model's scores."""
+"""Sampling: exact distributions by chi-square, independence of the batch, the model's scores."""
 
 import functools
 import itertools
@@ -16,10 +16,10 @@ from jaxformer.search.state import SampleState
 
 from .oracles import (
     BOS,
+    CAPACITY,
     EOS,
     INFINITY,
     PAD,
-    ROOM,
     Tree,
     hypotheses,
     permitted,
@@ -50,15 +50,15 @@ def advance_tree(
 def start_tree(settings: Sampling, keys, logits, limits, prefix=None) -> SampleState:
     cache = tree_cache(jnp.asarray(logits), settings.num_samples)
     prefix = None if prefix is None else jnp.asarray(prefix)
-    return settings.start(cache, jnp.asarray(limits), ROOM, prefix, keys=keys)
+    return settings.start(cache, jnp.asarray(limits), CAPACITY, prefix, keys=keys)
 
 
 def sample_tree(settings: Sampling, keys, logits, limits, prefix=None) -> BeamResult:
-    return advance_tree(settings, start_tree(settings, keys, logits, limits, prefix), ROOM)[1]
+    return advance_tree(settings, start_tree(settings, keys, logits, limits, prefix), CAPACITY)[1]
 
 
-# Of probabilities p: p^(1/temperature), of which the k most probable are kept, renormalized, then
-# the fewest of those that together have top_p, renormalized. In plain numpy, float64.
+# Takes p^(1/temperature), keeps the k most probable tokens, renormalizes, keeps the fewest tokens
+# that together have top_p, renormalizes; in NumPy, float64.
 def expected_distribution(p, temperature: float, top_k: int, top_p: float) -> np.ndarray:
     p = np.asarray(p, np.float64) ** (1 / temperature)
     order = np.argsort(-p, kind="stable")
@@ -77,15 +77,15 @@ CUTS = [
     {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
     {"temperature": 0.5, "top_k": 0, "top_p": 1.0},
     {"temperature": 2.0, "top_k": 3, "top_p": 1.0},
-    {"temperature": 1.0, "top_k": 0, "top_p": 0.7},  # 0.3 + 0.25 < 0.7 <= with 0.2
+    {"temperature": 1.0, "top_k": 0, "top_p": 0.7},  # 0.3 + 0.25 < 0.7 <= 0.3 + 0.25 + 0.2
     {"temperature": 1.5, "top_k": 5, "top_p": 0.6},
-    {"temperature": 1.0, "top_k": 0, "top_p": 0.01},  # always at least one
-    {"temperature": 1.0, "top_k": 99, "top_p": 1.0},  # more than there are
+    {"temperature": 1.0, "top_k": 0, "top_p": 0.01},  # At least one token is kept.
+    {"temperature": 1.0, "top_k": 99, "top_p": 1.0},  # More than the vocabulary.
 ]
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_what_is_cut_off_and_what_is_left(cut: dict):
+def test_truncation_keeps_the_right_tokens(cut: dict):
     shuffled = np.random.default_rng(0).permuted([[PROBABILITIES] * 3] * 2, axis=2)
     kept, tokens = truncate(
         sampling(**cut), jnp.log(jnp.array(shuffled)) / cut["temperature"] + 3.0
@@ -107,12 +107,12 @@ def test_draws_have_the_exact_distribution(cut: dict):
     expected = draws * expected_distribution(PROBABILITIES, **cut)
     possible = expected > 0
     assert counts[~possible].sum() == 0
-    # Seeds are fixed: this passes or fails for good.
+    # The seeds are fixed, so the test is deterministic.
     assert scipy.stats.chisquare(counts[possible], expected[possible]).pvalue > 0.01
 
 
 def test_whole_hypotheses_have_the_exact_distribution():
-    """Over all sequences of a small tree: draws of different steps are independent."""
+    """Covers all sequences of a small tree, so draws of different steps are independent."""
     logits = 1.5 * np.random.default_rng(3).normal(size=(1, 13, 3)).astype(np.float32)
     tree, draws = Tree(logits[0]), 20_000
     many = jnp.broadcast_to(logits, (draws // 100, *logits.shape[1:]))
@@ -128,7 +128,7 @@ def test_whole_hypotheses_have_the_exact_distribution():
 
 
 def test_samples_of_a_sentence_are_independent():
-    """Pairs of samples fall into the cells of the product distribution."""
+    """Pairs of samples have the product distribution."""
     p = np.array([0.5, 0.3, 0.2])
     logits = jnp.broadcast_to(jnp.log(jnp.array(p)), (4000, 2, 3))
     tokens = np.asarray(draw(sampling(), logits, keys(4000), jnp.array(0)))
@@ -136,7 +136,7 @@ def test_samples_of_a_sentence_are_independent():
     assert scipy.stats.chisquare(cells, 4000 * np.outer(p, p).ravel()).pvalue > 0.01
 
 
-def test_equally_probable_ones_at_the_edge_go_by_their_ids():
+def test_top_k_breaks_ties_by_id():
     logits = jnp.zeros((1, 1, 4))
     _, tokens = truncate(sampling(top_k=2), logits)
     assert tokens.tolist() == [[[0, 1]]]
@@ -144,7 +144,7 @@ def test_equally_probable_ones_at_the_edge_go_by_their_ids():
     assert tokens[0, 0][kept[0, 0] > -INFINITY].tolist() == [0, 1]
 
 
-def test_scores_are_the_models_own_whatever_is_forbidden():
+def test_scores_are_the_models_whatever_is_forbidden():
     logits = tree_logits(5, 30, 4, 5)
     settings = sampling(
         num_samples=4, temperature=2.0, top_k=3, top_p=0.9, min_length=1, no_repeat_ngram=2,
@@ -166,7 +166,7 @@ def test_scores_are_the_models_own_whatever_is_forbidden():
             assert value == pytest.approx(log_prob / max(len(tokens), 1), rel=1e-5)
 
 
-def test_a_sample_depends_on_its_key_and_number_only():
+def test_sample_depends_only_on_its_key_and_number():
     logits = tree_logits(9, 5, 4, 5)
     limits = np.array([5, 3, 5, 0, 4], np.int32)
     together = sample_tree(sampling(num_samples=4), keys(5), logits, limits)
@@ -183,29 +183,29 @@ def test_a_sample_depends_on_its_key_and_number_only():
     assert (np.asarray(other.tokens) != np.asarray(together.tokens)).any()
 
 
-def test_samples_that_came_to_a_dead_end_do_not_exist():
+def test_samples_at_a_dead_end_do_not_exist():
     logits = np.full((1, 4, 3), -INFINITY, np.float32)
-    logits[0, 0] = [-INFINITY, np.log(0.5), np.log(0.5)]  # EOS, or token 2 that nothing can follow
+    logits[0, 0] = [-INFINITY, np.log(0.5), np.log(0.5)]  # EOS, or token 2, a dead end.
     result = sample_tree(sampling(num_samples=50), keys(1), logits, jnp.array([3]))
     found = hypotheses(result, 0)
     assert 10 < len(found) < 40
     assert set(tokens_of(found)) == {(EOS,)}
 
 
-def test_in_pieces_as_in_one():
+def test_advance_in_several_calls_equals_one_call():
     logits = tree_logits(9, 5, 4, 5)
     limits = jnp.array([5, 1, 5, 2, 4])
     settings = sampling(num_samples=4)
     whole = sample_tree(settings, keys(5), logits, limits)
     state, _ = advance_tree(settings, start_tree(settings, keys(5), logits, limits), 2)
     rows = jnp.array([4, 0, 2, 0, 0])
-    _, result = advance_tree(settings, take_sentences(state, rows), ROOM)
+    _, result = advance_tree(settings, take_sentences(state, rows), CAPACITY)
     for found, row in enumerate(rows.tolist()):
         assert hypotheses(result, found) == hypotheses(whole, row)
 
 
-def test_sample_is_its_three_verbs():
-    # Every option away from its default, so that none can be lost on the way.
+def test_sample_composes_its_methods():
+    # No option has its default, so that a lost option changes the result.
     options = {
         "length_penalty": 0.6,
         "penalty": "power",
@@ -219,9 +219,9 @@ def test_sample_is_its_three_verbs():
     logits = jnp.asarray(tree_logits(5, 3, 4, 5))
     limits, prefix = jnp.array([5, 4, 3]), jnp.array([[2, 0], [0, 0], [3, 2]])
 
-    def verbs(logits):
-        state = settings.start(tree_cache(logits, 4), limits, ROOM, prefix, keys=keys(3))
-        return settings.finalize(settings.advance(tree_step, state, ROOM))
+    def composed(logits):
+        state = settings.start(tree_cache(logits, 4), limits, CAPACITY, prefix, keys=keys(3))
+        return settings.finalize(settings.advance(tree_step, state, CAPACITY))
 
     def together(logits):
         return sample(
@@ -229,7 +229,7 @@ def test_sample_is_its_three_verbs():
             tree_cache(logits, 4),
             keys=keys(3),
             limits=limits,
-            max_length=ROOM,
+            max_length=CAPACITY,
             num_samples=4,
             bos_id=BOS,
             eos_id=EOS,
@@ -238,18 +238,18 @@ def test_sample_is_its_three_verbs():
             **options,
         )
 
-    assert str(jax.make_jaxpr(together)(logits)) == str(jax.make_jaxpr(verbs)(logits))
+    assert str(jax.make_jaxpr(together)(logits)) == str(jax.make_jaxpr(composed)(logits))
 
 
 @pytest.mark.parametrize("rows", [None, [7, 3, 5]])
-def test_keys_are_made_of_the_seed_and_the_number_of_the_sentence(rows: list[int] | None):
+def test_keys_derive_from_the_seed_and_the_row_ids(rows: list[int] | None):
     logits, limits = jnp.asarray(tree_logits(9, 3, 4, 5)), jnp.array([5, 5, 5])
     settings = sampling(num_samples=4, seed=3)
     found = settings(
         tree_step,
         tree_cache(logits, 4),
         limits=limits,
-        max_length=ROOM,
+        max_length=CAPACITY,
         rows=None if rows is None else jnp.array(rows),
     )
     made = [jax.random.fold_in(jax.random.key(3), n) for n in rows or range(3)]
@@ -257,6 +257,6 @@ def test_keys_are_made_of_the_seed_and_the_number_of_the_sentence(rows: list[int
     jax.tree.map(np.testing.assert_array_equal, found, given)
 
 
-def test_another_number_of_keys_is_refused():
+def test_wrong_number_of_keys_is_refused():
     with pytest.raises(UserError, match=r"keys must hold one .* shape \(2,\): got \(3,\)"):
-        sampling().start((), jnp.array([1, 1]), ROOM, keys=keys(3))
+        sampling().start((), jnp.array([1, 1]), CAPACITY, keys=keys(3))

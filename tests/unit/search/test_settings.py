@@ -1,4 +1,4 @@
-"""Settings that no search could obey are refused, in words."""
+"""Settings that no search could use are refused with a clear message."""
 
 import pytest
 
@@ -14,13 +14,13 @@ def sampling(**changes) -> Sampling:
     return Sampling(**{**settings, "pad_id": PAD, **changes})
 
 
-def test_equal_settings_are_one_static_argument():
+def test_equal_settings_have_one_hash():
     assert beam(penalty="power") == beam(penalty="power")
     assert len({beam(), beam(), beam(beam_size=3), sampling(), sampling()}) == 3
 
 
 @pytest.mark.parametrize("algorithm", [BeamSearch, Sampling])
-def test_ids_are_those_of_our_vocabularies(algorithm: type):
+def test_default_ids_match_our_vocabularies(algorithm: type):
     search = algorithm()
     ids = (search.bos_id, search.eos_id, search.pad_id)
     assert ids == (tokenizer.BOS, tokenizer.EOS, tokenizer.PAD)
@@ -58,9 +58,9 @@ def test_wrong_settings_of_a_beam_are_refused(changes: dict, message: str):
         ("early_stop", True, "proven, likely, full, never"),
     ],
 )
-def test_choices_that_there_are_not_are_refused(name: str, value: object, choices: str):
+def test_unknown_choices_are_refused(name: str, value: object, choices: str):
     wrong = beam()
-    # Not by calling it: the type checks that our tests run under would refuse it first.
+    # In a call, the runtime type checks of the tests would refuse the value first.
     object.__setattr__(wrong, name, value)
     with pytest.raises(UserError, match=f"{name} must be one of {choices}: got {value}"):
         wrong.__post_init__()

@@ -1,4 +1,4 @@
-"""States: what they are made of is checked, and sentences can be taken from them."""
+"""States: their contents are checked, and sentences can be selected from them."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from .oracles import INFINITY, PAD, beam
         ({"cache": jnp.ones((1, 3))}, r"cache must lead with axes \[batch, beams\] = \[1, 2\]"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(arguments: dict, message: str):
+def test_mismatched_arguments_are_refused(arguments: dict, message: str):
     right = {"cache": (), "limits": jnp.array([3]), "max_length": 6, "prefix": None}
     with pytest.raises(UserError, match=message):
         prepare(**{**right, **arguments}, hypotheses=2)
@@ -36,13 +36,13 @@ def test_lists_and_arrays_are_the_same(convert):
     assert (limits.tolist(), prefix.tolist()) == ([6, 3], [[7, 8], [9, 0]])
 
 
-def test_limits_are_cut_to_what_there_is_room_for():
+def test_limits_are_clipped_to_the_capacity():
     _, limits, prefix = prepare((), jnp.array([-1, 0, 3, 99]), 2, 6, None)
     assert limits.tolist() == [0, 0, 3, 6]
     assert prefix.shape == (4, 0)
 
 
-def test_sentences_are_taken_from_every_leaf():
+def test_take_sentences_selects_from_every_leaf():
     cache = {"own": jnp.arange(12.0).reshape(3, 2, 2), "shared": jnp.ones((3, 1)), "step": 7}
     state = beam().start(cache, jnp.array([3, 2, 1]), 6, jnp.array([[4], [5], [6]]))
     rows = np.array([2, 0])

@@ -1,4 +1,4 @@
-"""The k greatest by way of blocks against XLA's own."""
+"""The blockwise top-k against XLA's."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ from jaxformer.search.top_k import top_k
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_equals_lax_top_k_with_ties_and_impossible_values(size, k):
     random = np.random.default_rng(size + k)
-    values = random.integers(-3, 4, (2, 3, size)).astype(np.float32)  # full of ties
+    values = random.integers(-3, 4, (2, 3, size)).astype(np.float32)  # Many ties.
     values[random.random(values.shape) < 0.3] = -np.inf
     values[0, 0] = -np.inf
     values[0, 1] = random.normal(size=size)

@@ -1,4 +1,4 @@
-"""The package's door: its names, and that opening it costs nothing."""
+"""The public API of the package: its names, and a light import."""
 
 import ast
 import importlib.metadata
@@ -25,7 +25,7 @@ HEAVY = [
 
 
 def loaded_by(statement):
-    """Which of the heavy libraries a fresh interpreter has loaded after a statement."""
+    """Returns the heavy libraries that a fresh interpreter has loaded after a statement."""
     code = f"{statement}; import sys; print([m for m in {HEAVY} if m in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -34,26 +34,26 @@ def loaded_by(statement):
 
 
 @pytest.mark.smoke
-def test_import_is_light():
+def test_import_loads_no_heavy_library():
     assert loaded_by("import jaxformer") == []
 
 
-def test_model_and_search_need_no_text_file_or_picture_library():
+def test_model_and_search_load_no_heavy_library():
     statement = "from jaxformer import Transformer, ModelConfig, beam_search, cross_entropy"
     loaded = loaded_by(statement)
-    # Flax itself loads orbax; what is ours must not add to it.
+    # Flax itself loads orbax; jaxformer must not load more.
     assert set(loaded) <= set(loaded_by("import flax.linen"))
 
 
 @pytest.mark.parametrize("name", dir(jaxformer))
-def test_every_name_can_be_imported_and_is_documented(name):
+def test_every_name_is_importable_and_documented(name):
     value = getattr(jaxformer, name)
     if name != "__version__":
         assert value.__doc__
         assert re.search(rf"\b{name}\b", jaxformer.__doc__), f"{name} is missing in the docstring"
 
 
-def test_star_import_brings_the_public_names_and_spares_the_users_own():
+def test_star_import_imports_only_public_names():
     code = "nn = 'mine'; from jaxformer import *; print(sorted(n for n in dir() if n[0] != '_'))"
     finished = subprocess.run(
         [sys.executable, "-c", f"{code}; print(nn)"], capture_output=True, text=True, check=True
@@ -69,10 +69,10 @@ def test_type_checkers_find_types():
     assert (package / "py.typed").is_file()
     stub = (package / "__init__.pyi").read_text(encoding="utf-8")
     for name in jaxformer.__all__:
-        assert f" import {name} as {name}\n" in stub  # else a stub does not export it
+        assert f" import {name} as {name}\n" in stub  # Required for a stub to export it.
 
 
-def test_what_is_not_python_is_packaged():
+def test_package_data_is_packaged():
     root = pathlib.Path(jaxformer.__file__).parent
     settings = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]
@@ -88,7 +88,7 @@ def test_what_is_not_python_is_packaged():
     assert packaged == others
 
 
-def test_the_version_is_that_of_the_distribution():
+def test_version_matches_the_distribution():
     assert jaxformer.__version__ == importlib.metadata.version("jaxformer")
 
 

@@ -30,7 +30,7 @@ def test_is_refused_and_nothing_changes(place, folder, tiny_config):
     elif place == "link":
         folder.checkpoints.symlink_to(folder.path / "nowhere")
     before = state_of(folder)
-    message = r"checkpoints: expected .* of this run, the last of which is of step 6, found none; "
+    message = r"checkpoints: expected .* of this run, the last one of step 6, found none; "
     with pytest.raises(UserError, match=message + "mount or .* another --workdir, or move .*run "):
         train(tiny_config(steps=8), folder.path)
     assert {**state_of(folder), "lock": b""} == {**before, "lock": b""}

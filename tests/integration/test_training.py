@@ -121,7 +121,7 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     assert stopped.returncode == 130
     assert "resumed from step" in errors
     saved = newest_step(folder)
-    assert f"SIGTERM: step {saved} is saved; the same command goes on there" in errors
+    assert f"SIGTERM: step {saved} is saved; the same command resumes there" in errors
     finished, whole = start(folder, saved + 20), start(tmp_path / "whole", saved + 20)
     whole.stderr.close()  # to its end without a reader
     _, errors = finished.communicate(timeout=180)

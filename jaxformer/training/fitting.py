@@ -58,8 +58,8 @@ def fit(
 ) -> TrainState:
     """Trains a task in ``workdir``, or resumes the run that is there.
 
-    Training resumes exactly: after any interruption, even kill -9, batches and random numbers are
-    those of a run that was never interrupted. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
+    Training resumes exactly: after any interruption, even kill -9, batches and random numbers
+    continue as if nothing had happened. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
 
     Args:
       task: Parameters, loss, batches and evaluation.
@@ -69,7 +69,7 @@ def fit(
       mesh: Devices, from :func:`~jaxformer.training.mesh.make_mesh`. None puts all of them along
         "data".
       config: The whole experiment, if the settings are only a section of it. A resumed run must
-        match it; without it, the seed of the settings.
+        match it. When None, a resumed run must match the seed of the settings.
       learning_rate: Schedule of the optimizer, used only in reports.
       hooks: Called after each step, once it is reported and saved, with the step number, the state
         and the sums of the step. The next step donates the state: copy what you keep. An exception
@@ -108,7 +108,13 @@ def fit(
             initialize_workdir(folder, config or settings, task)
             if start:  # an earlier version may have made the workdir without this record
                 folder.record_commit(start)
-        with Reporter(folder, start=start, steps=settings.steps, writers=writers) as reporter:
+        with Reporter(
+            folder,
+            start=start,
+            steps=settings.steps,
+            writers=writers,
+            formats=task.log_formats,
+        ) as reporter:
             _log_summary(reporter, task, mesh, state)
             run = Run(task, settings, mesh, optimizer, checkpoints, reporter, learning_rate, hooks)
             if start:
@@ -240,7 +246,7 @@ class Run:
     def compile_train_step(
         self, state: TrainState
     ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
-        """Compiles the step for every shape in ``Task.shapes``; any other shape is then an error."""
+        """Compiles the step for every shape in ``Task.shapes``; any other shape is an error."""
         began = time.monotonic()
         train_step = make_train_step(
             self.task.loss,

@@ -25,9 +25,9 @@ def cross_entropy(
     """Sums the label-smoothed loss and the negative log likelihood over weighted rows.
 
     The logits are ``features @ embedding.T``, computed in the dtype of ``features`` and accumulated
-    in float32. The target distribution follows Szegedy et al. 2015, cited by the paper: (1 -
-    smoothing) on the target plus smoothing / V everywhere. Logits exist for one chunk of rows at a
-    time. Their gradient is computed in the same pass, and never recomputed.
+    in float32. The target distribution follows Szegedy et al. 2015, cited by the paper:
+    (1 - smoothing) on the target plus smoothing / V everywhere. Logits exist for one chunk of rows
+    at a time. Their gradient is computed in the same pass, and never recomputed.
 
     Args:
       features: Decoder outputs, one row for every target position.

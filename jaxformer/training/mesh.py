@@ -42,10 +42,10 @@ class MeshConfig:
     The result of a run does not depend on them. ``docs/scaling.md`` says which sizes are fast.
 
     Attributes:
-      data: Shards of the batch, each with a whole copy of the parameters. -1: all devices that the
-        other two axes leave.
-      fsdp: Shards of the batch that also split the parameters and Adam's moments among them.
-      tensor: Shards of the heads, the inner layer and the vocabulary.
+      data: Number of batch shards, each with a whole copy of the parameters. -1: all devices that
+        the other two axes leave.
+      fsdp: Number of batch shards that also split the parameters and Adam's moments among them.
+      tensor: Number of shards of the heads, the inner layer and the vocabulary.
     """
 
     data: int = -1
@@ -229,7 +229,7 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
     """Transfers this process's rows of a batch to its devices, as its shards of the global batch.
 
     Raises:
-      UserError: The rows are not divisible by the number of devices times micro-batches.
+      UserError: The rows are not divisible by the number of batch shards times micro-batches.
     """
     sharding, shards, count = rows_split(mesh), row_parts(mesh), row_shards(mesh)
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,10 +31,16 @@ class Reporter:
     """
 
     def __init__(
-        self, folder: Workdir, *, start: int, steps: int, writers: Sequence[Writer] = ()
+        self,
+        folder: Workdir,
+        *,
+        start: int,
+        steps: int,
+        writers: Sequence[Writer] = (),
+        formats: Mapping[str, str] = types.MappingProxyType({}),
     ) -> None:
         """Opens all writers; a resumed run keeps its reports up to step ``start``."""
-        self._terminal = Terminal(start, steps)
+        self._terminal = Terminal(start, steps, formats)
         self._own: list[Any] = [self._terminal]
         self._users: list[Writer] = []
         self._seen: set[tuple[str, float]] = set()

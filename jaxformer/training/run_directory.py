@@ -88,7 +88,7 @@ def _saved(folder: Workdir, settings: Settings) -> Settings:
 
 
 def _check_checkpoints(folder: Workdir) -> None:
-    """Checks that the checkpoints exist, so that no run starts over because a disk is not mounted."""
+    """Checks that the checkpoints exist: their disk may not be mounted."""
     if saved_steps(folder.checkpoints):
         return
     step = folder.committed_step()

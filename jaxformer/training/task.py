@@ -1,7 +1,8 @@
 """The interface between the training loop and what it trains."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -47,9 +48,13 @@ class Task(Protocol):
     Attributes:
       best: Name of the value of :meth:`evaluate` that selects the best checkpoint, and whether its
         least ("min") or greatest ("max") value is the best.
+      log_formats: Formats of values of :meth:`evaluate` in the log, by name, such as
+        ``{"f1": "F1 {:.2f}"}``. An empty format hides a value; the default is its name and four
+        digits.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("loss", "min")
+    log_formats: Mapping[str, str] = types.MappingProxyType({})
 
     @abc.abstractmethod
     def init(self, key: Array) -> PyTree:

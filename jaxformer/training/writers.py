@@ -14,17 +14,16 @@ from jaxformer.workdir import Workdir
 
 Values = Mapping[str, Any]
 
-# How the terminal shows a value; any other is shown with its name and four digits.
-_SHOWN = {
+# Formats of values in the log, by name; an empty one hides the value.
+_FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.2f}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
-    "bleu": "sacreBLEU {:.2f}",
-    "f1": "F1 {:.2f}",
-    "exact_match": "exact {:.1f} %",
+    "seconds_per_step": "",
+    "waiting": "",
+    "skipped": "",
 }
-_NOT_SHOWN = ("seconds_per_step", "waiting", "skipped")
 
 
 @runtime_checkable
@@ -49,8 +48,9 @@ class Writer(Protocol):
 class Terminal:
     """A progress bar on a terminal; plain lines in a file or a pipe."""
 
-    def __init__(self, start: int, steps: int) -> None:
+    def __init__(self, start: int, steps: int, formats: Mapping[str, str]) -> None:
         self._steps = steps
+        self._formats = {**_FORMATS, **formats}
         self._bar = tqdm(
             total=steps,
             initial=start,
@@ -75,11 +75,11 @@ class Terminal:
             cause = values["error"]
             self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
             return
-        parts = [
-            _SHOWN.get(name, f"{name} {{:.4g}}").format(value)
+        texts = (
+            self._formats.get(name, f"{name} {{:.4g}}").format(value)
             for name, value in values.items()
-            if name not in _NOT_SHOWN
-        ]
+        )
+        parts = [text for text in texts if text]
         if kind == "valid":
             self.log(f"{place}  validation: {'  '.join(parts)}")
         elif not self._bar.disable:

@@ -118,7 +118,7 @@ class Translation(Task):
 
     def _log_formats(self) -> dict[str, str]:
         data = sentence_pairs(self.config)
-        if data.corpus == "numerals":  # a target is a single word, so that BLEU is nearly always 0
+        if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
             return {"bleu": "", "exact_match": "exact {:.1f}%"}
         tokenizer = sacrebleu(data.target_language).scorer.tokenizer.signature()
         return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)", "exact_match": ""}

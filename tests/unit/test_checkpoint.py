@@ -27,7 +27,7 @@ class State(flax.struct.PyTreeNode):
 
 
 def make_state(seed: int) -> State:
-    """Every dtype that a run has, values that no shortcut gets right, and an empty optax state."""
+    """Returns a state with every dtype of a run, unusual floats, and an empty optax state."""
     key = jax.random.key(seed)
     params = {
         "embedding": jax.random.normal(key, (16, 8)),
@@ -49,7 +49,7 @@ def assert_same(found, expected) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Steps 1 and 2, to copy and not to change."""
+    """Returns a folder with steps 1 and 2; tests must copy it, not change it."""
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=5) as checkpoints:
         for step in (1, 2):
@@ -64,7 +64,7 @@ def directory(saved: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def payload(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Every file that makes up the state."""
+    """Returns all files that the state consists of."""
     others = {"_CHECKPOINT_METADATA", "commit_success.txt", "score.json"}
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path for path in files if path.name not in others]
@@ -146,7 +146,7 @@ def test_restores_onto_another_mesh(tmp_path: pathlib.Path, shape: tuple[int, in
 
 
 class TestDamage:
-    def test_of_any_file_is_detected(
+    def test_in_any_file_is_detected(
         self, directory: pathlib.Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         checkpoints = Checkpoints(directory)
@@ -169,7 +169,7 @@ class TestDamage:
         assert checkpoints.restore(make_state(0)).step == 2
 
     @pytest.mark.parametrize("damage", ["truncated", "missing", "empty"])
-    def test_of_length_is_detected(
+    def test_to_the_length_of_a_file_is_detected(
         self, directory: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         for path in payload(directory / "2"):
@@ -185,7 +185,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "commit_success.txt"])
     @pytest.mark.parametrize("damage", [pathlib.Path.unlink, lambda path: path.write_bytes(b"{")])
-    def test_of_what_the_manifest_leaves_out_changes_nothing(
+    def test_in_files_outside_the_manifest_changes_nothing(
         self, directory: pathlib.Path, name: str, damage: Callable
     ) -> None:
         # Older orbax does not write commit_success.txt.
@@ -205,7 +205,7 @@ class TestDamage:
             lambda values: values.pop("content"),
         ],
     )
-    def test_of_an_edited_manifest_is_detected(
+    def test_in_an_edited_manifest_is_detected(
         self, directory: pathlib.Path, edit: Callable
     ) -> None:
         path = directory / "2" / "manifest.json"
@@ -216,11 +216,11 @@ class TestDamage:
         assert checkpoints.restore(make_state(0)).step == 1
         assert checkpoints.best_step() == 1
 
-    def test_of_a_renamed_step_is_detected(self, directory: pathlib.Path) -> None:
+    def test_by_renaming_a_step_is_detected(self, directory: pathlib.Path) -> None:
         (directory / "1").rename(directory / "3")
         assert Checkpoints(directory).restore(make_state(0)).step == 2
 
-    def test_is_not_passed_over_for_a_given_step(self, directory: pathlib.Path) -> None:
+    def test_of_a_given_step_is_an_error(self, directory: pathlib.Path) -> None:
         (directory / "2" / "_METADATA").unlink()
         checkpoints = Checkpoints(directory)
         with pytest.raises(UserError, match="2/_METADATA cannot be read: No such file"):
@@ -237,7 +237,7 @@ class TestDamage:
                 checkpoints.restore(make_state(0))
             assert checkpoints.steps() == [1, 2]
 
-    def test_is_set_aside_by_the_writer_who_goes_on(self, directory: pathlib.Path) -> None:
+    def test_is_set_aside_by_a_resumed_writer(self, directory: pathlib.Path) -> None:
         (directory / "2" / "_METADATA").write_text("{}")
         Checkpoints(directory).restore(make_state(0))
         assert (directory / "2").exists()
@@ -276,7 +276,7 @@ class TestMismatch:
             ),
         ],
     )
-    def test_is_spelled_out(
+    def test_is_described_in_the_error(
         self, tmp_path: pathlib.Path, change: Callable[[dict], dict], message: str
     ) -> None:
         state = {"params": {"w": jnp.ones((2, 3))}, "n": jnp.int32(1)}
@@ -313,8 +313,8 @@ class TestKept:
         assert (reopened.best_step(), reopened.steps()) == (4, [4, 6, 7])
         assert reopened.newest_steps() == [6, 7]
 
-    def test_newest_are_those_that_were_kept_for_it(self, tmp_path: pathlib.Path) -> None:
-        """Also when a run goes on with more to keep: older ones are gone, all but the best."""
+    def test_newest_steps_do_not_include_an_older_best_one(self, tmp_path: pathlib.Path) -> None:
+        """A run that resumes with more to keep has lost all older steps but the best."""
         state = {"params": jnp.zeros(2)}
         for keep, steps in ((2, [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]), (5, [(5, 1.0)])):
             with Checkpoints(tmp_path, keep=keep) as checkpoints:
@@ -323,7 +323,7 @@ class TestKept:
                     checkpoints.attach_score(step, score)
         assert Checkpoints(tmp_path).steps() == [1, 3, 4, 5]
         assert Checkpoints(tmp_path).newest_steps() == [3, 4, 5]
-        (tmp_path / "3" / "manifest.json").unlink()  # a damaged one hides no better ones
+        (tmp_path / "3" / "manifest.json").unlink()  # damage does not hide undamaged steps
         assert Checkpoints(tmp_path).newest_steps()[-2:] == [4, 5]
 
     def test_without_scores(self, tmp_path: pathlib.Path) -> None:
@@ -353,11 +353,11 @@ class TestScore:
             assert checkpoints.steps() == [1]
             assert checkpoints.is_scored(1)
             checkpoints.save(2, make_state(2), metadata={})
-            checkpoints.attach_score(2, float("nan"))  # validated, and never the best
+            checkpoints.attach_score(2, float("nan"))  # scored, but never the best
             assert checkpoints.is_scored(2)
         assert Checkpoints(tmp_path).best_step() == 1
 
-    def test_that_is_damaged_costs_no_more_than_itself(self, directory: pathlib.Path) -> None:
+    def test_that_is_damaged_does_not_affect_its_step(self, directory: pathlib.Path) -> None:
         path = directory / "1" / "score.json"
         good, checkpoints = path.read_bytes(), Checkpoints(directory)
         assert checkpoints.best_step() == 1
@@ -390,7 +390,7 @@ class TestScore:
             assert checkpoints.steps() == [4]
 
 
-def test_every_commit_is_announced_once_it_is_there(directory: pathlib.Path) -> None:
+def test_every_commit_is_announced_once_it_is_complete(directory: pathlib.Path) -> None:
     announced = []
 
     def announce(step: int) -> None:
@@ -405,10 +405,10 @@ def test_every_commit_is_announced_once_it_is_there(directory: pathlib.Path) -> 
 
 class TestSingle:
     @pytest.mark.parametrize("name", ["averaged.old", "averaged.new", "averaged.backup"])
-    def test_leaves_what_is_beside_it_alone(
+    def test_leaves_other_folders_alone(
         self, directory: pathlib.Path, saved: pathlib.Path, name: str
     ) -> None:
-        """Whether it is the user's own or a copy of ours."""
+        """Even if they hold copies of our checkpoints."""
         averaged = directory.rename(directory.with_name("averaged"))
         mine = directory.with_name(name)
         shutil.copytree(saved, mine)
@@ -420,13 +420,13 @@ class TestSingle:
 
     @pytest.mark.parametrize("name", ["averaged", "averaged.unfinished"])
     @pytest.mark.parametrize("kind", ["folder", "steps of others", "file", "link"])
-    def test_never_replaces_what_is_not_ours(
+    def test_never_replaces_foreign_files(
         self, tmp_path: pathlib.Path, name: str, kind: str
     ) -> None:
         path = tmp_path / name
         if kind == "file":
             path.write_text("mine")
-        elif kind == "link":  # to a disk that is not mounted
+        elif kind == "link":  # its target may be on a disk that is not mounted
             path.symlink_to(tmp_path / "nowhere")
         else:
             inner = path / ("100" if kind == "steps of others" else "notes")
@@ -465,7 +465,7 @@ class TestRefused:
                     checkpoints.save(step, make_state(0), metadata={})
         assert_same(Checkpoints(directory).restore(make_state(0)).state, make_state(2))
 
-    def test_metadata_that_json_cannot_say(self, tmp_path: pathlib.Path) -> None:
+    def test_metadata_that_json_cannot_represent(self, tmp_path: pathlib.Path) -> None:
         with Checkpoints(tmp_path, keep=1) as checkpoints:
             with pytest.raises(TypeError, match="not JSON serializable"):
                 checkpoints.save(1, {"params": jnp.zeros(1)}, metadata={"a": {1}})
@@ -526,7 +526,7 @@ class TestFailure:
             checkpoints.save(3, make_state(3), metadata={})
             with pytest.raises(OSError, match=r"step 3 could not be saved; the steps \[1, 2\] are"):
                 step_until_raised()
-            # Old steps are removed only after a commit, and nothing half-written remains.
+            # Old steps are removed only after a commit, and no incomplete step remains.
             assert sorted(path.name for path in directory.iterdir()) == ["1", "2"]
             checkpoints.check()
             monkeypatch.undo()
@@ -544,7 +544,7 @@ class TestFailure:
             method(checkpoints)
 
     @pytest.mark.usefixtures("full_disk")
-    def test_leaves_nothing_of_a_single_one(self, tmp_path: pathlib.Path) -> None:
+    def test_leaves_nothing_of_a_single_checkpoint(self, tmp_path: pathlib.Path) -> None:
         with pytest.raises(OSError, match="No space left on device"):
             write_single(tmp_path / "averaged", 1, make_state(1), {})
         assert list(tmp_path.iterdir()) == []
@@ -565,7 +565,7 @@ def test_the_manifest_is_there_before_the_step(
     def spy(manifest: Manifest, folder: pathlib.Path) -> None:
         seen.append([path.name for path in tmp_path.iterdir()])
         write(manifest, folder)
-        # All that was renamed afterwards is in the manifest, or known not to matter.
+        # The manifest must list all files of the complete step, except two with timestamps.
         seen.append({path.relative_to(folder) for path in payload(folder)})
 
     monkeypatch.setattr(Manifest, "write", spy)

@@ -3,11 +3,11 @@
     python train.py --config=configs/shakespeare.py --workdir=runs/shakespeare
     jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:"
 
-Reads ``$JAXFORMER_DATA/tinyshakespeare/input.txt`` (``../shared/data`` when the variable is not
-set), 1.1 million characters of which the last tenth is for validation. The variant
-``configs/shakespeare.py:bpe`` learns byte pairs, and ``:smoke`` takes a few steps only.
-3.2 million parameters, 3.62e14 training FLOPs as ``language_model_flops`` counts them.
-Measured: not yet. The goal is at most 1.55 nats a character after half an hour on two otherwise
+Reads ``$JAXFORMER_DATA/tinyshakespeare/input.txt`` (by default below ``../shared/data``), 1.1
+million characters. The last tenth is for validation. The variant ``configs/shakespeare.py:bpe``
+learns byte pairs, and ``:smoke`` takes only a few steps. The model has 3.2 million parameters, and
+training takes 3.62e14 FLOPs, counted by :func:`~jaxformer.analysis.flops.language_model_flops`.
+Measured: not yet. The goal is at most 1.55 nats per character after half an hour on two otherwise
 idle cores of an Intel Xeon with AMX.
 """
 
@@ -67,5 +67,5 @@ SMOKE = dataclasses.replace(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/shakespeare.py``."""
+    """Returns the config, for ``--config=configs/shakespeare.py`` and its variants."""
     return select({"": SHAKESPEARE, "bpe": BPE, "smoke": SMOKE}, variant)

@@ -23,16 +23,16 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "The experiment: a file in configs/, with an optional variant (base.py:tiny)."
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run: config, tokenizer, checkpoints, metrics."
+    "workdir", None, "Run directory: config, tokenizer, checkpoints, metrics."
 )
 COORDINATOR = flags.DEFINE_string(
     "coordinator",
     None,
-    "With several processes: HOST:PORT of the first one, or 'auto' where the cluster tells "
-    "(Cloud TPU, SLURM, GKE). The same command runs on every host.",
+    "With several processes: HOST:PORT of the first one, or 'auto' to ask the cluster "
+    "(Cloud TPU, SLURM, GKE). Run the same command on every host.",
 )
-PROCESSES = flags.DEFINE_integer("processes", None, "How many processes; not with auto.")
-PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0; not with auto.")
+PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes; not with auto.")
+PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0; not with auto.")
 
 # With several processes: time without a heartbeat after which a process counts as dead, and time
 # that a process that fails waits for the others to fail too.

@@ -42,7 +42,7 @@ CHIPS = {
 
 
 def mesh_for(name: str, chips: int) -> MeshConfig:
-    """Returns a mesh that splits parameters only if they, with Adam's moments, fill a 16 GB chip."""
+    """Returns a mesh that splits parameters only if one chip of 16 GB cannot hold the state."""
     fsdp = 8 if name == "1 billion" else 1
     return MeshConfig(data=chips // fsdp, fsdp=fsdp)
 

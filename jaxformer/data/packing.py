@@ -9,9 +9,9 @@ def pack(
     """Assigns pairs to rows so that the sources, and the targets, of a row fit into ``row_length``.
 
     Lengths are packed, not pairs, since pairs with the same two lengths are interchangeable. Each
-    row composition is found once and used as often as there are pairs for it, which takes seconds
-    for millions of pairs. A row begins with the largest pair left. It continues with the pair that
-    best fits the free tokens on both sides: the largest inner product of lengths and free tokens.
+    row composition is found once and reused until its pairs run out, which takes seconds for
+    millions of pairs. A row begins with the largest pair left. It continues with the pair that best
+    fits the free tokens on both sides: the largest inner product of lengths and free tokens.
 
     Args:
       src_lengths: Tokens of every source, including EOS.

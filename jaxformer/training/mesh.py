@@ -177,7 +177,7 @@ def split_over(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
     Args:
       mesh: Mesh from :func:`make_mesh`.
       params: Arrays or their shapes.
-      info: A :class:`~jaxformer.nn.ParameterInfo` or None in the place of each array.
+      info: A :class:`~jaxformer.nn.ParameterInfo` or None for each array.
     """
 
     def sharding(

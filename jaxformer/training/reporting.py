@@ -3,7 +3,6 @@
 import contextlib
 import math
 import time
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +36,7 @@ class Reporter:
         start: int,
         steps: int,
         writers: Sequence[Writer] = (),
-        formats: Mapping[str, str] = types.MappingProxyType({}),
+        formats: Mapping[str, str] | None = None,
     ) -> None:
         """Opens all writers; a resumed run keeps its reports up to step ``start``."""
         self._terminal = Terminal(start, steps, formats)

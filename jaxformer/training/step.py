@@ -154,8 +154,8 @@ def make_train_step(
     the next state, and the sums over the global batch with "skipped": 1 if the update was not
     finite, else 0.
 
-    Departs from the paper: a step after which parameters or optimizer state are not finite, as
-    after NaN or Inf in the gradients, leaves both as they were, on all devices alike.
+    Departs from the paper: a step that would make parameters or optimizer state NaN or Inf changes
+    neither, on any device.
 
     Args:
       loss: Sums by name; "loss" over "count" is minimized. See

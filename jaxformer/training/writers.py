@@ -48,9 +48,9 @@ class Writer(Protocol):
 class Terminal:
     """A progress bar on a terminal; plain lines in a file or a pipe."""
 
-    def __init__(self, start: int, steps: int, formats: Mapping[str, str]) -> None:
+    def __init__(self, start: int, steps: int, formats: Mapping[str, str] | None = None) -> None:
         self._steps = steps
-        self._formats = {**_FORMATS, **formats}
+        self._formats = {**_FORMATS, **(formats or {})}
         self._bar = tqdm(
             total=steps,
             initial=start,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
+from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
 from jaxformer.data.batch import Batch
@@ -120,7 +121,8 @@ class Translation(Task):
         data = sentence_pairs(self.config)
         if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
             return {"bleu": "", "exact_match": "exact {:.1f}%"}
-        tokenizer = sacrebleu(data.target_language).scorer.tokenizer.signature()
+        scorer = cast(BLEU, sacrebleu(data.target_language).scorer)
+        tokenizer = scorer.tokenizer.signature()
         return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)", "exact_match": ""}
 
     def init(self, key: Array) -> PyTree:

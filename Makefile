@@ -1,5 +1,5 @@
-# Needs python3 (3.11 or newer, with venv and pip), make and a network; everything else comes from
-# the lock files. Another Python: make install PYTHON=python3.13
+# Needs python3 (3.11 or newer, with venv and pip), make and a network; the lock files provide
+# everything else. To use another Python: make install PYTHON=python3.13
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,10 +7,10 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 BIN := $(VENV)/bin
 DEMO := runs/numerals
-# Files go to as many processes as there are cores; compiling, most of the work, uses one core each.
+# One process per core: most of the work is compiling, which uses one core.
 PYTEST := pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
   --durations 20
-# One set for every platform and every Python from a version on, each file named by its hash.
+# Lock files apply to every platform and every newer Python, and have the hash of each file.
 COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
   --custom-compile-command "make lock"
 
@@ -18,13 +18,13 @@ COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
 .DELETE_ON_ERROR:
 .PHONY: help install demo test test-slow nightly lint check smoke-oldest smoke-newest lock clean
 
-help:  ## Show what there is to make
+help:  ## List all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
 	  printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 install: $(VENV)/installed  ## Set up .venv from requirements.lock
 
-demo: $(VENV)/installed  ## Train on number words, then translate, score and draw (minutes)
+demo: $(VENV)/installed  ## Train on number words, then translate, score and plot (minutes)
 	@echo; echo "== Training configs/numerals.py: English number words to German ones"
 	$(BIN)/python train.py --config=configs/numerals.py --workdir=$(DEMO)
 	@echo; echo "== Scoring numbers that training never saw"
@@ -36,10 +36,10 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and dra
 	$(BIN)/jaxformer translate --workdir $(DEMO) \
 	  < $(DEMO)/held_out/three.en > $(DEMO)/held_out/three.de
 	@paste -d '|' $(DEMO)/held_out/three.en $(DEMO)/held_out/three.de | sed 's/^/  /; s/|/  ->  /'
-	@echo; echo "== Drawing the learning curve and an attention map"
+	@echo; echo "== Plotting the learning curve and an attention map"
 	$(BIN)/jaxformer plot --workdir $(DEMO)
 	$(BIN)/jaxformer attention --workdir $(DEMO) "two hundred and forty-seven"
-	@echo; echo "== Done. Everything lies in $(DEMO):"
+	@echo; echo "== Done. All files are in $(DEMO):"
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
@@ -49,10 +49,10 @@ test: $(VENV)/installed  ## Run the fast tests (about 7 minutes on two cores)
 test-slow: $(VENV)/installed  ## Run the slow tests (about 20 minutes on two cores)
 	$(BIN)/$(PYTEST) -m slow
 
-nightly: $(VENV)/installed  ## Run many more random cases of the searches
+nightly: $(VENV)/installed  ## Test the searches on many more random cases
 	$(BIN)/$(PYTEST) -m nightly
 
-lint: $(VENV)/installed  ## Check style, formatting, types and imports
+lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
@@ -61,11 +61,11 @@ lint: $(VENV)/installed  ## Check style, formatting, types and imports
 
 check: lint test  ## Lint and run the fast tests
 
-smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest versions we promise
+smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest supported versions
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke
 
-# Not $(MAKE), since make would run that even with --dry-run.
-smoke-newest:  ## Run the smoke tests on the newest versions, if there is a Python 3.12
+# Not $(MAKE), since make would run it even with --dry-run.
+smoke-newest:  ## Run the smoke tests on the newest versions (needs Python 3.12 or newer)
 	@python=$$(.ci/newest_python $(PYTHON)); \
 	if [ -z "$$python" ]; then \
 	  echo "skipped: the newest versions need Python 3.12 or newer; name one with PYTHON="; \
@@ -74,7 +74,7 @@ smoke-newest:  ## Run the smoke tests on the newest versions, if there is a Pyth
 	  JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(NEWEST)/bin/$(PYTEST) -m smoke; \
 	fi
 
-lock:  ## Update the lock files; delete one first to upgrade all it holds
+lock:  ## Update the lock files; delete one first to upgrade all its packages
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/pip install --quiet uv
 	$(COMPILE) --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
@@ -83,7 +83,7 @@ lock:  ## Update the lock files; delete one first to upgrade all it holds
 	$(COMPILE) --python-version 3.12 --extra test pyproject.toml .ci/newest.in --upgrade \
 	  --output-file .ci/newest.lock
 
-clean:  ## Remove what make has set up; runs/ stays
+clean:  ## Remove environments and caches, but not runs/
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
-"""Trains a Transformer: ``python train.py --config=configs/numerals.py --workdir=runs/numerals``.
+"""Trains a model: ``python train.py --config=configs/numerals.py --workdir=runs/numerals``.
 
-Any field of the config can be overridden: ``--config.model.num_layers=3``. The same command goes
-on where an interrupted run stopped. A config file is Python and is executed; nothing else is.
+Any field of the config can be overridden: ``--config.model.num_layers=3``. The same command resumes
+an interrupted run. A config file is Python and is executed; nothing else is.
 """
 
 import functools
@@ -23,25 +23,25 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "The experiment: a file in configs/, with an optional variant (base.py:tiny)."
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run: config, tokenizer, checkpoints, metrics."
+    "workdir", None, "Run directory: config, tokenizer, checkpoints, metrics."
 )
 COORDINATOR = flags.DEFINE_string(
     "coordinator",
     None,
-    "With several processes: HOST:PORT of the first one, or 'auto' where the cluster tells "
-    "(Cloud TPU, SLURM, GKE). The same command runs on every host.",
+    "With several processes: HOST:PORT of the first one, or 'auto' to ask the cluster "
+    "(Cloud TPU, SLURM, GKE). Run the same command on every host.",
 )
-PROCESSES = flags.DEFINE_integer("processes", None, "How many processes; not with auto.")
-PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0; not with auto.")
+PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes; not with auto.")
+PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0; not with auto.")
 
-# With several processes: after how long without a sign of life one of them counts as dead, and how
-# long one that ends with an error waits for the others to do the same.
+# With several processes: time without a heartbeat after which a process counts as dead, and time
+# that a process that fails waits for the others to fail too.
 _HEARTBEAT_SECONDS = 30
 _FAREWELL_SECONDS = 10
 
 
 def main(argv: list[str]) -> None:
-    """Turns the flags into a config and hands over to :mod:`jaxformer.experiment`."""
+    """Runs the experiment of the flags with :mod:`jaxformer.experiment`."""
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     command = functools.partial(exit_code, functools.partial(_train, argv))
     sys.exit(command() if COORDINATOR.value is None else _leaving_others_free(command))
@@ -50,23 +50,23 @@ def main(argv: list[str]) -> None:
 def _train(argv: list[str]) -> None:
     if len(argv) > 1:
         raise UserError(f"expected only --flags: got {argv[1]!r}")
-    # Imported late: a wrong flag, or --help, should not wait for jax.
+    # Imported late, so that a wrong flag or --help does not wait for jax.
     from jaxformer.experiment import train
 
-    assert WORKDIR.value is not None  # parse has seen to it
+    assert WORKDIR.value is not None  # parse has checked it
     _join_processes()
     train(Config.from_dict(CONFIG.value.to_dict()), WORKDIR.value)
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the flags; a mistake in them is one line and exit code 2."""
+    """Parses the flags; an invalid flag gives one line and exit code 2."""
     try:
-        sys.argv[1:] = argv[1:] = rename_flags(argv[1:])  # ml_collections reads sys.argv, too
+        sys.argv[1:] = argv[1:] = rename_flags(argv[1:])  # ml_collections reads sys.argv too
         rest = flags.FLAGS(argv)
         if CONFIG.value is None or not WORKDIR.value:
             raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
         local_path(WORKDIR.value)
-        CONFIG.value.to_dict()  # a file that failed to load says so only when it is used
+        CONFIG.value.to_dict()  # a file that failed to load raises only when it is used
     except (SyntaxError, *MISTAKES) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def _join_processes() -> None:
-    """Connects the processes of a run on several hosts, if the flags say that there are any."""
+    """Connects the processes of a run, if the flags specify several."""
     import jax
 
     numbers = (PROCESSES.value, PROCESS.value)
@@ -92,10 +92,11 @@ def _join_processes() -> None:
 
 
 def _leaving_others_free(command: Callable[[], int]) -> int:
-    """Runs one process of several, and ends it if it fails: the others must not hang.
+    """Runs one process of several, and ends it if it fails, so that the others do not hang.
 
-    If all of them end so, they take leave of one another. If this one is alone, the others are in
-    the middle of a step and would let it wait for minutes; once it is gone, they notice.
+    If all processes fail, they shut down together. If only this one fails, the others are in the
+    middle of a step, and a shutdown would wait for them for minutes. Once it has exited, they
+    notice.
     """
     try:
         code = command()
@@ -117,7 +118,7 @@ def _join_cluster() -> None:
 
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
-    except (RuntimeError, ValueError) as error:  # which of them depends on what jax misses
+    except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
         raise UserError(
             f"--coordinator=auto: jax found no cluster it could join ({error}); give "
             "--coordinator=HOST:PORT, --processes and --process"

@@ -1,9 +1,9 @@
-"""The table of docs/scaling.md: what a training step sends, beside what it computes.
+"""Prints the table of docs/scaling.md: traffic and computation of a training step.
 
     python benchmarks/communication.py
 
-Calculated from sizes (jaxformer/training/communication.py and flops.py) and from what the makers
-of the chips publish; nothing is measured.
+The numbers are calculated from sizes (jaxformer/analysis/communication.py and flops.py) and from
+published data of the chips; nothing is measured.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from jaxformer.analysis.communication import step_traffic
 from jaxformer.analysis.flops import training_flops
 from jaxformer.config import Config, MeshConfig, ModelConfig
 
-# A chip's share of the batch: 25,000 source and 25,000 target tokens, as the paper's whole batch.
+# Batch per chip: 25,000 source and 25,000 target tokens, as many as the paper's whole batch.
 ROWS, LENGTH = 500, 50
 MFU = 0.4
 
@@ -26,14 +26,14 @@ MODELS = {
 
 
 class Chip(NamedTuple):
-    """Published figures: bfloat16 FLOP/s, bytes/s in one direction over all links, chips a pod."""
+    """Published data: bfloat16 FLOP/s, bytes/s in one direction over all links, chips per pod."""
 
     flops: float
     bandwidth: float
     pod: int
 
 
-# The published bandwidths are of both directions together: 400, 800 and 1,200 GB/s.
+# The published bandwidths, 400, 800 and 1,200 GB/s, are the sums of both directions.
 CHIPS = {
     "v5e": Chip(197e12, 200e9, 256),
     "v6e": Chip(918e12, 400e9, 256),
@@ -42,13 +42,13 @@ CHIPS = {
 
 
 def mesh_for(name: str, chips: int) -> MeshConfig:
-    """ParameterCounts are split only where they and Adam's moments would fill a chip of 16 GB."""
+    """Returns a mesh that splits parameters only if one chip of 16 GB cannot hold the state."""
     fsdp = 8 if name == "1 billion" else 1
     return MeshConfig(data=chips // fsdp, fsdp=fsdp)
 
 
 def table() -> str:
-    """Markdown: a line for every model and number of chips."""
+    """Returns Markdown with a line for every model and number of chips."""
     lines = [
         "| model | chips | `data` x `fsdp` | GB sent | TFLOP | " + " | ".join(CHIPS) + " |",
         "|---|--:|--:|--:|--:" + "|--:" * len(CHIPS) + "|",

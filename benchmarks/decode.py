@@ -1,22 +1,22 @@
-"""Speed of decoding, ours and the peers', in one run on one machine: a JSON line per measurement.
+"""Decoding speed of jaxformer and other libraries on one machine: a JSON line per measurement.
 
     python benchmarks/decode.py --size base --peers /path/to/environment/bin/python
 
-Every system gets the same random weights of a Marian model and the same 24-token sentences, and
-has to decode --length tokens: end of sentence is impossible. Times go from token ids to token ids
-of the best hypotheses, encoder included. They are taken in rounds in which the systems take turns,
-never at the same time, on equal numbers of threads; the peers (Hugging Face transformers and
-CTranslate2, never dependencies of ours) wait in a process of their own, under the interpreter that
---peers names. Environment variables, those of malloc for instance, are the same for all.
+Every system gets the same random weights of a Marian model and the same 24-token sentences. It must
+decode --length tokens, since end of sentence is impossible. Times are from token ids to the token
+ids of the best hypotheses, and include the encoder. The systems take turns in rounds, never
+concurrently, on equal numbers of threads. The peers, Hugging Face transformers and CTranslate2, run
+in a separate process with the interpreter given by --peers. They are never dependencies of
+jaxformer. Environment variables, such as malloc's, are the same for all.
 
-The machine must have nothing else to do. OpenMP's threads wait for one another without sleeping, so
-that one other busy process can make the peers ten times slower.
+The machine must be idle. OpenMP's threads spin while they wait for one another, so that a single
+other busy process can make the peers ten times slower.
 
 A line has, for one system, beam and batch size:
-  tokens_per_second or, for single sentences, milliseconds: median, least and most of the rounds
-  ratio      the median speed over that of each peer; above 1 is faster
-  identical  the share of sentences whose tokens are those of each other system. Of two in float32
-             it is nearly 1; fewer bits change many of the translations that random weights give
+  tokens_per_second or, for single sentences, milliseconds: median, min and max of the rounds
+  ratio      median speed relative to each peer; above 1 is faster
+  identical  fraction of sentences with the same tokens as each other system. It is nearly 1 between
+             two systems in float32. With random weights, lower precision changes many translations.
 """
 
 import argparse
@@ -42,27 +42,27 @@ PEERS = (
     "ctranslate2 int8",
 )
 SOURCE_LENGTH = 24
-# Single sentences are decoded so many one after the other: one alone is over too soon.
+# Number of single sentences decoded in sequence: one alone takes too little time to measure.
 SINGLES = 4
-# The threads of OpenMP keep their cores busy for 0.2 s after their work is done.
+# Seconds between systems: OpenMP's threads keep their cores busy for 0.2 s after their work.
 PAUSE = 0.3
 
 
 class Setting(NamedTuple):
-    """What is measured."""
+    """Beam size and batch size of a measurement."""
 
     beam: int
     batch: int
 
 
-# Setting and batches of source ids, to seconds and target ids.
+# Maps a setting and batches of source ids to seconds and target ids.
 Contestant = Callable[[Setting, list[list[list[int]]]], tuple[float, list[list[int]]]]
 
 
 def main() -> None:
-    """Measures every setting and prints the lines of each as soon as it is done."""
+    """Measures every setting, and prints its lines as soon as it is done."""
     options = parse_arguments()
-    if options.threads:  # before jax is imported, which counts them; the peers' process inherits it
+    if options.threads:  # before jax is imported and counts cores; the peers' process inherits it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     facts = machine()
     with tempfile.TemporaryDirectory() as name:
@@ -81,7 +81,6 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -124,19 +123,19 @@ def parse_arguments() -> argparse.Namespace:
 def measure(
     options: argparse.Namespace, setting: Setting, contestants: dict[str, Contestant]
 ) -> list[dict[str, Any]]:
-    """Rounds of one setting, and the line of every system."""
+    """Runs all rounds of one setting, and returns a line for every system."""
     batches = SINGLES if setting.batch == 1 else 1
     sources = random_marian.random_sources(options.size, batches * setting.batch, SOURCE_LENGTH)
-    parts = [sources[n : n + setting.batch] for n in range(0, len(sources), setting.batch)]
+    chunks = [sources[n : n + setting.batch] for n in range(0, len(sources), setting.batch)]
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     tokens: dict[str, list[list[int]]] = {}
     for round_ in range(1 + options.rounds):
         for name, contestant in contestants.items():
             time.sleep(PAUSE)
-            taken, tokens[name] = contestant(setting, parts)
+            taken, tokens[name] = contestant(setting, chunks)
             if any(len(row) != options.length for row in tokens[name]):
                 raise SystemExit(f"{name}: expected {options.length} tokens from every sentence")
-            if round_ > 0:  # the first one compiles and warms up
+            if round_ > 0:  # the first round compiles and warms up
                 seconds[name].append(taken / batches)
     return [line(options, setting, name, seconds, tokens) for name in contestants]
 
@@ -148,7 +147,7 @@ def line(
     seconds: dict[str, list[float]],
     tokens: dict[str, list[list[int]]],
 ) -> dict[str, Any]:
-    """What was measured of one system."""
+    """Returns the results of one system."""
     median = {other: statistics.median(taken) for other, taken in seconds.items()}
     if setting.batch == 1:
         unit, values = "milliseconds", [1000 * taken for taken in seconds[name]]
@@ -173,12 +172,12 @@ def line(
 
 
 def same_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """The share of sentences that are the same."""
+    """Returns the fraction of sentences that are equal."""
     return round(statistics.mean(a == b for a, b in zip(ours, theirs, strict=True)), 3)
 
 
 def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
-    """``Translator.search`` with the model in this folder, computing as the name says."""
+    """Returns ``Translator.search`` with the model in ``folder`` and the dtype in ``name``."""
     from jaxformer.data.tokenizer import EOS
     from jaxformer.inference.translator import Translator
     from jaxformer.interop.marian import import_marian
@@ -187,7 +186,7 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
     workdir = folder / "ours"
     if not workdir.exists():
         import_marian(folder / "model", workdir)
-    # The ids of an imported model: its end of sentence is ours, the others move up by two.
+    # An imported model uses our id for end of sentence; all other ids are shifted by two.
     shift = 2
 
     @functools.cache
@@ -207,14 +206,14 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
 
 
 class Peers:
-    """The peers' process, which waits until it is asked.
+    """Process of the peers, which decodes on request.
 
     Attributes:
-      versions: Of the peers' packages.
+      versions: Versions of the peers' packages.
     """
 
     def __init__(self, python: str, folder: pathlib.Path) -> None:
-        """Starts it on the model in this folder."""
+        """Starts the process with the model in ``folder``."""
         script = pathlib.Path(__file__).with_name("decode_peers.py")
         threads = str(len(os.sched_getaffinity(0)))
         self._process = subprocess.Popen(
@@ -226,7 +225,7 @@ class Peers:
         self.versions = self._read()
 
     def contestant(self, name: str, length: int) -> Contestant:
-        """The system of this name."""
+        """Returns the system of this name."""
 
         def decode(
             setting: Setting, batches: list[list[list[int]]]
@@ -246,7 +245,7 @@ class Peers:
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("the peers' process has ended; what it said is above")
+            raise SystemExit("the peers' process has ended; its output is above")
         return json.loads(line)
 
 

@@ -1,8 +1,8 @@
-"""The peers of ``decode.py``: a process in their own interpreter that decodes on request.
+"""Peers of ``decode.py``: a process with its own interpreter that decodes on request.
 
-It reads a Marian model in the Hugging Face layout, converts it for CTranslate2, and answers
-requests, one JSON line each, with the token ids and the seconds they took. ``decode.py`` starts it;
-the interpreter needs torch, transformers and ctranslate2.
+It reads a Marian model in the Hugging Face format, converts it for CTranslate2, and answers
+requests, one JSON line each, with the token ids and the seconds taken. ``decode.py`` starts it. The
+interpreter needs torch, transformers and ctranslate2.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 import transformers
 from ctranslate2.converters import TransformersConverter
 
-# Source ids, beam size and number of tokens, to the ids of the best hypotheses.
+# Maps source ids, beam size and number of tokens to the ids of the best hypotheses.
 Decoder = Callable[[list[list[int]], int, int], list[list[int]]]
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("converted", type=pathlib.Path, help="where to put CTranslate2's model")
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
-    # What the libraries print must not get between the answers.
+    # Output of the libraries must not mix with the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(options.threads)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def answer(decode: Decoder, request: dict) -> dict:
-    """Decodes the batches of a request one after the other."""
+    """Decodes the batches of a request in sequence."""
     began = time.perf_counter()
     tokens = [
         row
@@ -59,7 +59,7 @@ def answer(decode: Decoder, request: dict) -> dict:
 
 
 def load(name: str, options: argparse.Namespace) -> Decoder:
-    """The decoder of a name such as ``ctranslate2 int8``."""
+    """Returns the decoder for a name such as ``ctranslate2 int8``."""
     system, dtype = name.split()
     if system == "ctranslate2":
         return load_ctranslate2(options.converted, dtype, options.threads)
@@ -67,7 +67,7 @@ def load(name: str, options: argparse.Namespace) -> Decoder:
 
 
 def load_huggingface(folder: pathlib.Path, dtype: str) -> Decoder:
-    """``MarianMTModel.generate``, the weights kept in ``dtype``."""
+    """Returns ``MarianMTModel.generate`` with the weights in ``dtype``."""
     model = transformers.MarianMTModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
     @torch.inference_mode()
@@ -87,7 +87,7 @@ def load_huggingface(folder: pathlib.Path, dtype: str) -> Decoder:
 
 
 def load_ctranslate2(folder: pathlib.Path, dtype: str, threads: int) -> Decoder:
-    """``Translator.translate_batch``; int8 weights are quantized while they are loaded."""
+    """Returns ``Translator.translate_batch``; int8 weights are quantized at loading."""
     translator = ctranslate2.Translator(
         str(folder), device="cpu", compute_type=dtype, inter_threads=1, intra_threads=threads
     )
@@ -107,12 +107,12 @@ def load_ctranslate2(folder: pathlib.Path, dtype: str, threads: int) -> Decoder:
 
 
 class Converter(TransformersConverter):
-    """CTranslate2's own converter, without the tokenizer: it needs no more than the vocabulary."""
+    """CTranslate2's converter without the tokenizer, since only the vocabulary is needed."""
 
     def load_tokenizer(
         self, tokenizer_class: type, model_name_or_path: str, **kwargs: object
     ) -> types.SimpleNamespace:
-        """What the converter asks of a tokenizer."""
+        """Returns a stand-in for a tokenizer with the attributes that the converter uses."""
         vocabulary = json.loads((pathlib.Path(model_name_or_path) / "vocab.json").read_text())
         return types.SimpleNamespace(
             get_vocab=lambda: vocabulary, bos_token=None, eos_token="</s>", unk_token="<unk>"

@@ -1,4 +1,4 @@
-"""What the figures of a benchmark depend on besides the systems."""
+"""Description of the machine on which a benchmark runs."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """The machine and its environment, to print with the figures; warns if it is busy."""
+    """Returns facts about machine and environment for the output; warns if it is busy."""
     load = os.getloadavg()[0]
     if load > 0.5:
         print(

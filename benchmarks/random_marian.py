@@ -1,9 +1,9 @@
-"""Marian models with random weights in the Hugging Face layout, which every contestant reads.
+"""Marian models with random weights in the Hugging Face format, read by every contestant.
 
-Plain random weights decode to one token repeated, whatever the source: the embedding, tied to the
-output, sees itself through the residual connections. So attention is made sharp, embeddings small,
-what a layer adds smaller the more layers there are, and the last layer norm large. Translations
-then differ from one sentence to the next, and beams have something to choose from.
+A model with plain random weights repeats one token, whatever the source: its tied output embedding
+sees the input token through the residual connections. The weights here are scaled to avoid that.
+Attention is sharp, embeddings are small, layers add less the more of them there are, and the last
+layer norm is large. Translations then differ between sentences, and beams have alternatives.
 """
 
 import io
@@ -19,20 +19,20 @@ SIZES = {
     "small": {"d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 3, "vocab_size": 8000},
     "tiny": {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "vocab_size": 500},
 }
-# Marian's: the unknown token is 1, the last of the vocabulary is padding, the rest are words.
+# Marian's ids: 1 is the unknown token, the last id is padding, and the others are words.
 EOS, FIRST_WORD = 0, 2
-# Logits of padding and end of sentence: no system generates them, so all decode to the limit.
+# Logit of padding and end of sentence. No system generates them, so all decode to the limit.
 IMPOSSIBLE = -1e9
-_EMBEDDING = 0.3  # standard deviation of what a layer sees
+_EMBEDDING = 0.3  # standard deviation of the inputs of the first layer
 _SHARPNESS = 4.0  # standard deviation of the logits
-# Standard deviation of what each projection makes of inputs of unit variance.
+# Standard deviation of the output of each projection for inputs of unit variance.
 _GAINS = {"q_proj": 3.0, "k_proj": 3.0, "v_proj": 0.7, "fc1": 2.0}
-# Likewise of those that end a sub-layer, all layers together.
+# The same for the last projection of a sublayer, summed over all layers.
 _GAINS_OF_ALL = {"out_proj": 2.1, "fc2": 6.0}
 
 
 def random_sources(size: str, sentences: int, length: int) -> list[list[int]]:
-    """Random sentences of ``length`` tokens, end of sentence included, in Marian's ids."""
+    """Returns random sentences of ``length`` tokens, including end of sentence, in Marian's ids."""
     rng = np.random.default_rng(1)
     shape = (sentences, length - 1)
     words = rng.integers(FIRST_WORD, SIZES[size]["vocab_size"] - 1, shape)
@@ -40,7 +40,7 @@ def random_sources(size: str, sentences: int, length: int) -> list[list[int]]:
 
 
 def write_model(size: str, folder: pathlib.Path) -> None:
-    """Writes the model of this size, always the same: config, weights, vocabulary, tokenizers."""
+    """Writes a deterministic model of this size: config, weights, vocabulary, tokenizers."""
     folder.mkdir(parents=True)
     sizes = SIZES[size]
     config = _config(sizes)
@@ -52,7 +52,7 @@ def write_model(size: str, folder: pathlib.Path) -> None:
     vocabulary = ["</s>", "<unk>", *words, "<pad>"]
     numbers = {word: number for number, word in enumerate(vocabulary)}
     (folder / "vocab.json").write_text(json.dumps(numbers))
-    for side in ("source", "target"):  # required, not used: the benchmark has no text
+    for side in ("source", "target"):  # required but not used, since the benchmark has no text
         (folder / f"{side}.spm").write_bytes(_pieces())
     safetensors.numpy.save_file(
         _weights(sizes), folder / "model.safetensors", metadata={"format": "pt"}
@@ -121,7 +121,7 @@ def _weights(sizes: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def _pieces() -> bytes:
-    """The smallest of SentencePiece models."""
+    """Returns a minimal SentencePiece model."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["w"]),

@@ -1,36 +1,39 @@
-"""Speed of training, ours and the peers', in one run on one machine: a JSON line per system.
+"""Training speed of jaxformer and other libraries on one machine: a JSON line per system.
 
     python benchmarks/train.py --size base --peers /path/to/environment/bin/python
 
-A step is forward, backward and Adam, with label smoothing 0.1 and dropout 0.1, on the same shapes
-for all, every token real; ours takes its batches from the real loader. Systems wait in processes
-of their own and take turns, step by step, so that all see the same machine. The peers, PyTorch's
-nn.Transformer and Hugging Face's Marian (never dependencies of ours), run under the interpreter
-that --peers names. nn.Transformer also has dropout in attention and feed-forward network, which the
-paper's model does not have and which it cannot be built without: it does that little more.
+A step is forward, backward and Adam, with label smoothing 0.1 and dropout 0.1. All systems have the
+same shapes without padding; jaxformer takes its batches from its data loader. The systems run in
+separate processes and take turns after every step, so that all see the same machine. The peers are
+PyTorch's nn.Transformer and Hugging Face's Marian, run by the interpreter given by --peers. They
+are never dependencies of jaxformer. nn.Transformer also has dropout in attention and feed-forward
+network, which the paper's model does not have and which cannot be turned off separately. It does
+slightly more work for it.
 
 ``--size gpt`` is the language model of configs/shakespeare.py, without label smoothing and with
-dropout on attention weights too. Its peers are a GPT in PyTorch, as short as these are written, and
-Hugging Face's GPT-2.
+dropout on attention weights. Its peers are a GPT as commonly written in PyTorch, and Hugging Face's
+GPT-2.
 
-All get the same settings of malloc: glibc gives large arrays back to the system after every
-operation otherwise, and a third of a step is page faults. --malloc default leaves them alone, as is
-always done on a GPU, whose arrays are not there.
+All systems get the same settings of malloc. By default, glibc returns large arrays to the system
+after every operation, and page faults take a third of a step. --malloc default leaves the settings
+unchanged. On a GPU they are never changed, since its arrays are not allocated by malloc.
 
-On a GPU give it a batch that fills it, such as 25,000 tokens a side; the peers are compiled there:
+On a GPU, use a batch that fills it, such as 25,000 tokens on either side; the peers are compiled
+there:
 
     python benchmarks/train.py --size big --rows 96 --length 256 --peers python \
         --systems "ours bfloat16" "torch bfloat16"
 
 A line has, for one system:
-  tokens_per_second  without padding, source and target: median, least and most of the steps
-  ratio              the median over that of each peer; above 1 is faster
-  flops_per_second   of the matrix products, counted from the sizes (jaxformer/training/flops.py)
-  mfu                those over the best matrix product seen in this process, of 2,048 x 2,048, on
-                     accelerators 8,192 x 8,192
+  tokens_per_second  source and target, without padding: median, min and max of the steps
+  ratio              median speed relative to each peer; above 1 is faster
+  flops_per_second   FLOP/s of the matmuls, counted from sizes (jaxformer/analysis/flops.py)
+  mfu                flops_per_second relative to the best matmul measured in this process, of size
+                     2,048 x 2,048, or 8,192 x 8,192 on accelerators
   padding_efficiency, compile_seconds, compilations, peak_memory_mb (of the process; of the device)
-  waiting_for_data   the share of time spent loading, while devices compute, and
-  milliseconds       of a step by kind of operation, summed over threads, from a profile: ours only
+  waiting_for_data   fraction of the time spent on loading, while devices compute
+  milliseconds       time per step by kind of operation, summed over threads, from a profile
+The last two are only measured for jaxformer.
 """
 
 import argparse
@@ -80,21 +83,21 @@ MALLOC = {
     "MALLOC_TOP_PAD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**35),
 }
-# JAX takes three quarters of a GPU's memory otherwise, and leaves the peers none.
+# By default, JAX takes three quarters of a GPU's memory, and leaves the peers too little.
 SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 WARM_UP = 3
-# Kinds of XLA's operations by their names; the first that fits.
+# Kinds of XLA operations by patterns of their names; the first match counts.
 KINDS = {
     "attention": re.compile("cudnn|sdpa"),
-    "products": re.compile("ynn|dot|gemm|nvjet|cutlass|convolution"),
+    "matmuls": re.compile("ynn|dot|gemm|nvjet|cutlass|convolution"),
     "transposes and copies": re.compile("transpose|copy|bitcast|concatenate|memcpy"),
 }
 
 
 def main() -> None:
-    """Takes steps of all systems in turn and prints a line for each."""
+    """Takes steps of all systems in turn, and prints a line for each system."""
     options = parse_arguments()
-    size = {"sides": 2} | SIZES[options.size]  # one side is a language model
+    size = {"sides": 2} | SIZES[options.size]  # a language model has one side
     size |= {name: getattr(options, name) or size[name] for name in ("rows", "length")}
     if options.worker:
         serve(our_steps(options.worker, size))
@@ -126,7 +129,6 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -149,10 +151,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Contestant:
-    """A system in a process of its own, which takes a step for every line it is sent."""
+    """A system in a separate process, which takes a step for every line that it receives."""
 
     def __init__(self, name: str, options: argparse.Namespace, size: dict[str, int]) -> None:
-        """Starts it."""
         here = pathlib.Path(__file__)
         if name in OURS:
             sizes = ["--rows", str(size["rows"]), "--length", str(size["length"])]
@@ -169,11 +170,11 @@ class Contestant:
         )
 
     def step(self) -> float:
-        """The seconds a step took."""
+        """Takes a step, and returns its seconds."""
         return self._ask("step")["seconds"]
 
     def facts(self, steps_per_second: float) -> dict[str, Any]:
-        """What the process knows about itself."""
+        """Returns facts about the system, and ends its process."""
         facts = self._ask("facts")
         if "flops" in facts:
             flops = facts.pop("flops") * steps_per_second
@@ -190,7 +191,7 @@ class Contestant:
 
 
 def serve(system: tuple[Callable[[], None], Callable[[], dict[str, Any]]]) -> None:
-    """Answers lines on standard input until it ends; for the process of a contestant."""
+    """Answers lines on standard input until it ends; runs in the process of a contestant."""
     step, facts = system
     for line in sys.stdin:
         began = time.perf_counter()
@@ -204,7 +205,7 @@ def serve(system: tuple[Callable[[], None], Callable[[], dict[str, Any]]]) -> No
 
 
 def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
-    """Functions that take one of our steps, and that tell about them."""
+    """Returns a function that takes a step of jaxformer, and a function that returns facts."""
     import jax
 
     from jaxformer.experiment import make_optimizer
@@ -230,7 +231,7 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
         nonlocal state, batch, waited, took
         began = time.perf_counter()
         state, metrics = train_step(state, batch)
-        # The next batch meanwhile, as in training.
+        # Load the next batch while the devices compute, as in training.
         loading = time.perf_counter()
         batch = to_devices(mesh, next(batches))
         waited += time.perf_counter() - loading
@@ -239,10 +240,10 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
 
     def facts() -> dict[str, Any]:
         return known | {
-            # Counted before the peak is measured, which is a program of its own.
+            # Counted before the peak is measured, which compiles another program.
             "compilations": sum(event.endswith("backend_compile_duration") for event in compiled),
             "peak_device_memory_mb": peak_device_memory_mb(),
-            "peak_flops_per_second": matrix_product_peak(dtype),
+            "peak_flops_per_second": matmul_peak(dtype),
             "compile_seconds": round(compile_seconds, 1),
             "milliseconds": where_time_goes(step),
             "waiting_for_data": round(waited / took, 4),
@@ -252,7 +253,7 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
 
 
 def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
-    """Config, initializer, loss and batches of the paper's model, and what is known of a step."""
+    """Returns config, init, loss and batches of the paper's model, and facts about a step."""
     import numpy as np
 
     from jaxformer.analysis.flops import training_flops
@@ -264,7 +265,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
 
     config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
     rows, length = size["rows"], size["length"]
-    # Pairs as a token store gives them, without BOS and EOS; a few batches of them, over and over.
+    # Pairs without BOS and EOS, as in a token store; a few batches of them repeat.
     rng = np.random.default_rng(0)
     store = [
         rng.integers(4, size["vocab_size"], (2, length - 1), np.int32) for _ in range(4 * rows)
@@ -280,7 +281,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
 
 
 def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
-    """The same of a language model, on a text of random characters."""
+    """Returns the same for a language model, on a text of random characters."""
     import numpy as np
 
     from jaxformer.analysis.flops import language_model_flops
@@ -309,14 +310,14 @@ def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
 
 
 def architecture(size: dict[str, int]) -> dict[str, int]:
-    """The fields of a size that are a ModelConfig's."""
+    """Returns the fields of a size that belong to a ModelConfig."""
     from jaxformer.config import ModelConfig
 
     return {field: size[field] for field in ModelConfig.__dataclass_fields__ if field in size}
 
 
 def where_time_goes(step: Callable[[], None], steps: int = 2) -> dict[str, float]:
-    """Milliseconds of a step, summed over threads, by the kind of XLA's operations."""
+    """Returns milliseconds of a step, summed over threads, by the kind of XLA operation."""
     import jax
 
     milliseconds = dict.fromkeys((*KINDS, "other"), 0.0)
@@ -331,7 +332,7 @@ def where_time_goes(step: Callable[[], None], steps: int = 2) -> dict[str, float
     else:
         lines = [line for plane in planes for line in plane.lines]
     for event in (event for line in lines for event in line.events):
-        # Python's frames, and what waits for or contains other operations.
+        # Skip Python frames, and events that wait for or contain other operations.
         if event.name.startswith(("$", "ThunkExecutor", "SlinkyThreadPool", "while", "call")):
             continue
         kind = next((kind for kind, words in KINDS.items() if words.search(event.name)), "other")
@@ -340,27 +341,27 @@ def where_time_goes(step: Callable[[], None], steps: int = 2) -> dict[str, float
 
 
 def on_accelerator() -> bool:
-    """Whether JAX computes on anything but CPUs."""
+    """Returns whether JAX computes on anything but CPUs."""
     import jax
 
     return jax.default_backend() != "cpu"
 
 
 def peak_device_memory_mb() -> int | None:
-    """The most memory that arrays took on an accelerator so far; None on CPUs."""
+    """Returns the peak memory of arrays on an accelerator so far; None on CPUs."""
     import jax
 
     statistics_ = jax.devices()[0].memory_stats()
     return statistics_ and statistics_["peak_bytes_in_use"] // 2**20
 
 
-def matrix_product_peak(dtype: str) -> float:
-    """Operations a second of the best of twenty products of two square matrices."""
+def matmul_peak(dtype: str) -> float:
+    """Returns the FLOP/s of the best of twenty matmuls of square matrices."""
     import jax
     import jax.numpy as jnp
 
     size = 8192 if on_accelerator() else 2048
-    # Random: zeros or ones heat a GPU less, and it runs faster.
+    # Random numbers: with zeros or ones, a GPU stays cooler and runs faster.
     a = jax.random.normal(jax.random.key(0), (size, size)).astype(dtype)
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     product(a).block_until_ready()

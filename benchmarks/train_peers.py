@@ -1,8 +1,8 @@
-"""A peer of ``train.py``: takes a training step for every line it is sent.
+"""A peer of ``train.py``: takes a training step for every line that it receives.
 
-``train.py`` starts it, in an interpreter that has torch and transformers: with the name of the
-system, and the sizes as JSON. On a GPU it is what PyTorch's users would run there: torch.compile,
-Adam in one kernel, and for float32 the matrix units that JAX uses by default too.
+``train.py`` starts it in an interpreter with torch and transformers, with the name of the system
+and the sizes as JSON. On a GPU it uses the usual options of PyTorch: torch.compile, fused Adam, and
+for float32 the matrix units that JAX also uses by default.
 """
 
 import json
@@ -19,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:
-    """Builds the system that the command line names, and serves it."""
+    """Builds the system of the command line, and serves it."""
     name, size = sys.argv[1], json.loads(sys.argv[2])
     library, dtype = name.split()
     torch.manual_seed(0)
@@ -35,12 +35,12 @@ def main() -> None:
 
 
 def versions() -> dict[str, Any]:
-    """Of the libraries."""
+    """Returns the versions of the libraries."""
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def torch_features(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
-    """nn.Transformer, an embedding that is shared, and a function to their logits."""
+    """Returns nn.Transformer with a shared embedding, and a function that computes its logits."""
     layers = size["num_layers"]
     module = torch.nn.ModuleDict(
         {
@@ -62,7 +62,7 @@ def torch_features(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
 
 
 def huggingface_features(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
-    """Marian, which shares its embedding too, and a function to its logits."""
+    """Returns Marian, which shares its embedding too, and a function that computes its logits."""
     sides = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
@@ -86,10 +86,9 @@ def huggingface_features(size: dict[str, int]) -> tuple[torch.nn.Module, Callabl
 
 
 class GPTBlock(torch.nn.Module):
-    """Pre-norm attention and feed-forward network, as GPT-2 has them."""
+    """Pre-norm attention and feed-forward network, as in GPT-2."""
 
     def __init__(self, d_model: int, d_ff: int, num_heads: int) -> None:
-        """Creates the parameters."""
         super().__init__()
         self.num_heads = num_heads
         self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(d_model) for _ in range(2)])
@@ -111,7 +110,7 @@ class GPTBlock(torch.nn.Module):
 
 
 def torch_gpt(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
-    """A GPT with a tied embedding, and a function to its logits."""
+    """Returns a GPT with a tied embedding, and a function that computes its logits."""
     sizes = size["d_model"], size["d_ff"], size["num_heads"]
     module = torch.nn.ModuleDict(
         {
@@ -131,7 +130,7 @@ def torch_gpt(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
 
 
 def huggingface_gpt(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
-    """GPT-2, and a function to its logits."""
+    """Returns GPT-2, and a function that computes its logits."""
     config = transformers.GPT2Config(
         vocab_size=size["vocab_size"], n_positions=size["length"], n_embd=size["d_model"],
         n_layer=size["num_layers"], n_head=size["num_heads"], n_inner=size["d_ff"],
@@ -144,7 +143,7 @@ def huggingface_gpt(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
 def training_step(
     system: tuple[torch.nn.Module, Callable], size: dict[str, int], dtype: str
 ) -> Callable[[], None]:
-    """A function that takes one step."""
+    """Returns a function that takes one step."""
     module, logits_of = system
     optimizer = torch.optim.Adam(
         module.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=DEVICE == "cuda" or None

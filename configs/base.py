@@ -5,19 +5,19 @@
     jaxformer evaluate --workdir runs/base --source newstest2014.en \
         --reference newstest2014.de --output runs/base/newstest2014.de
 
-docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
+docs/reproduce.md describes data, hashes, expected figures and hardware.
 
-The corpus is read from TensorFlow Datasets; when it is not there, the run says how to get it. Your
-own parallel text, in the files ``my/train.en`` and ``my/train.de``, needs no other config:
+The corpus is read from TensorFlow Datasets; if it is missing, the error message says how to get it.
+Your own parallel text, ``my/train.en`` and ``my/train.de``, needs no other config:
 
     python train.py --config=configs/base.py --workdir=runs/mine --config.data.corpus=text \
         --config.data.train=my/train --config.data.valid=my/valid
 
-The variant ``configs/base.py:tiny`` is a model for a CPU, to try out a corpus.
+The variant ``configs/base.py:tiny`` is a small model to try out a corpus on a CPU.
 
-Departs from the paper: matrix products in bfloat16, which today's accelerators are built for.
-Measured: 37 ms a step on one H100, for 30 steps with 32,000 pieces and sentences of 256 tokens; no
-whole run yet. The paper's took 12 hours on 8 P100 GPUs, 0.4 s a step.
+Departs from the paper: matmuls in bfloat16, for current accelerators.
+Measured: 37 ms per step on one H100, over 30 steps with 32,000 pieces and sentences of 256 tokens;
+no whole run yet. The paper's run took 12 hours on 8 P100 GPUs, 0.4 s per step.
 """
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, select
@@ -32,5 +32,5 @@ TINY = Config(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/base.py`` or ``--config=configs/base.py:tiny``."""
+    """Returns the config, for ``--config=configs/base.py`` or ``--config=configs/base.py:tiny``."""
     return select({"": BASE, "tiny": TINY}, variant)

@@ -5,11 +5,11 @@
     jaxformer evaluate --workdir runs/base_fr --source newstest2014_fr.en \
         --reference newstest2014.fr --output runs/base_fr/newstest2014.fr
 
-docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
+docs/reproduce.md describes data, hashes, expected figures and hardware.
 
-Departs from the paper: matrix products in bfloat16, which today's accelerators are built for; and
-byte-pair pieces where the paper had word pieces, 32,000 as there. TensorFlow Datasets has 40.8
-million pairs, the paper counts 36.
+Departs from the paper: matmuls in bfloat16, for current accelerators; 32,000 byte-pair pieces
+instead of 32,000 word pieces; 40.8 million sentence pairs from TensorFlow Datasets, where the paper
+counts 36 million.
 Measured: nothing yet.
 """
 
@@ -22,5 +22,5 @@ BASE_FR = Config(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/base_fr.py``."""
+    """Returns the config, for ``--config=configs/base_fr.py``."""
     return select({"": BASE_FR}, variant)

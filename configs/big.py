@@ -1,15 +1,15 @@
-"""The paper's big model on WMT14 English-German (Tables 2 and 3; 28.4 BLEU).
+"""The paper's big model on WMT14 English-German (Tables 2 and 3: 28.4 BLEU).
 
     python train.py --config=configs/big.py --workdir=runs/big
     jaxformer average --workdir runs/big --last 20
     jaxformer evaluate --workdir runs/big --source newstest2014.en \
         --reference newstest2014.de --output runs/big/newstest2014.de
 
-docs/reproduce.md has all of it: data, hashes, expected figures, what it takes.
+docs/reproduce.md describes data, hashes, expected figures and hardware.
 
-Departs from the paper: matrix products in bfloat16, which today's accelerators are built for.
-Measured: 85 ms a step on one H100, for 30 steps; no whole run yet. The paper's took 3.5 days on
-8 P100 GPUs, 1.0 s a step.
+Departs from the paper: matmuls in bfloat16, for current accelerators.
+Measured: 85 ms per step on one H100, over 30 steps; no whole run yet. The paper's run took 3.5 days
+on 8 P100 GPUs, 1.0 s per step.
 """
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig, select
@@ -25,5 +25,5 @@ BIG = Config(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/big.py``."""
+    """Returns the config, for ``--config=configs/big.py``."""
     return select({"": BIG}, variant)

@@ -5,11 +5,12 @@
     jaxformer evaluate --workdir runs/multi30k --source test_2016_flickr.en \
         --reference test_2016_flickr.de
 
-Reads ``$JAXFORMER_DATA/multi30k/train.en`` and so on (``../shared/data`` when the variable is not
-set). The size is that of Wu et al. 2021, "Good for Misconceived Reasons": 4 layers of width 128
-and dropout 0.3, which fit so small a corpus better than the paper's base model does.
-Measured: 39.10 lower-cased tokenized BLEU (38.73 sacreBLEU) on test_2016_flickr; 12,500 steps in 69
-minutes on two CPU cores that were shared for a part of them, 0.276 s a step when they were not.
+Reads ``$JAXFORMER_DATA/multi30k/train.en`` and so on (by default below ``../shared/data``). The
+model has the size from Wu et al. 2021, "Good for Misconceived Reasons": 4 layers of width 128 with
+dropout 0.3. It fits so small a corpus better than the paper's base model does.
+Measured: 39.10 lower-cased tokenized BLEU (38.73 sacreBLEU) on test_2016_flickr after 12,500 steps,
+in 69 minutes on two CPU cores that were shared for part of the run; 0.276 s per step while they
+were not shared.
 """
 
 import os
@@ -55,5 +56,5 @@ MULTI30K = Config(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/multi30k.py``."""
+    """Returns the config, for ``--config=configs/multi30k.py``."""
     return select({"": MULTI30K}, variant)

@@ -2,8 +2,8 @@
 
     python train.py --config=configs/newstest.py --workdir=runs/newstest
 
-Reads ``$JAXFORMER_DATA/newstest-en-de/train.en`` and so on (``../shared/data`` when the variable is
-not set). Too little text to translate news well: a rehearsal of ``base.py`` on a CPU.
+Reads ``$JAXFORMER_DATA/newstest-en-de/train.en`` and so on (by default below ``../shared/data``).
+The corpus is too small to translate news well: this is a rehearsal of ``base.py`` on a CPU.
 Measured: nothing yet.
 """
 
@@ -35,5 +35,5 @@ NEWSTEST = Config(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/newstest.py``."""
+    """Returns the config, for ``--config=configs/newstest.py``."""
     return select({"": NEWSTEST}, variant)

@@ -2,21 +2,22 @@
 
     python train.py --config=configs/parsing.py --workdir=runs/parsing
 
-The paper's: trees of the Wall Street Journal alone, sections 2 to 21 in one file of trees and
-section 22 in another, below ``$JAXFORMER_DATA/ptb``. The Penn Treebank is not free. The variant
-for two CPU cores reads treebanks that are, ``$JAXFORMER_DATA/trees`` (``../shared/data`` when the
-variable is not set):
+This is the paper's WSJ-only setting. It reads sections 2 to 21 of the Wall Street Journal from one
+file of trees, and section 22 from another, below ``$JAXFORMER_DATA/ptb``. The Penn Treebank is not
+free. The variant for two CPU cores reads free treebanks, ``$JAXFORMER_DATA/trees`` (by default
+below ``../shared/data``):
 
     python train.py --config=configs/parsing.py:small --workdir=runs/parsing-small
     jaxformer average --workdir runs/parsing-small --last 10
 
-Departs from the paper: matrix products in bfloat16, which today's accelerators are built for; byte
-pairs where the paper had word pieces, 16,000 as there; and, in the variant alone, pre-norm, since
-with post-norm its attention to the words stayed uniform, and twice the learning rate. Not in the
-paper, and so chosen here: parts of speech in the target, which has 128 ids and embeddings of its
-own, dropout, warm-up and steps; d_ff, heads and tokens in a batch are those of the base model.
-Measured: the variant after 15,500 of its 24,000 steps, 94 minutes of two cores: F1 84.2 on the
-sample of the Wall Street Journal, 79.8 on CRAFT (``docs/parsing.md``). The paper's: nothing yet.
+Departs from the paper: matmuls in bfloat16, for current accelerators; 16,000 byte-pair pieces
+instead of 16,000 word pieces. Not in the paper, and chosen here: parts of speech in the target,
+which has 128 ids and its own embeddings, dropout, warm-up and steps. The base model gives d_ff,
+heads and tokens per batch. Only in the variant: pre-norm, since with post-norm its attention to the
+words stayed uniform, and twice the learning rate.
+Measured: the variant, after 15,500 of its 24,000 steps in 94 minutes on two CPU cores: F1 84.2 on
+the sample of the Wall Street Journal, 79.8 on CRAFT (``docs/parsing.md``). The paper's setting:
+nothing yet.
 """
 
 import os
@@ -52,9 +53,9 @@ PARSING = Config(
         valid=f"{DATA}/ptb/wsj-22.trees",
         max_length=512,
     ),
-    # Dropout, learning rate and beam were chosen on section 22, and only the beam was published;
-    # dropout, warm-up and separate vocabularies are those of the authors' program, tensor2tensor.
-    # Steps as for `base`.
+    # The paper chose dropout, learning rate and beam on section 22, and published only the beam.
+    # Dropout, warm-up and separate vocabularies follow the authors' program, tensor2tensor. Steps
+    # are as in `base`.
     training=TrainingConfig(
         steps=100_000, warmup_steps=16_000, checkpoint_every=2000, eval_every=2000, eval_sentences=0
     ),
@@ -76,7 +77,7 @@ SMALL = Config(
     ),
     data=DataConfig(
         corpus="trees",
-        # Twice the few sentences of newspapers, beside many of biology.
+        # The few newspaper sentences come twice, with many sentences of biology.
         train=f"{DATA}/trees/craft/train.trees" + 2 * f",{DATA}/trees/wsj-sample/train.trees",
         valid=f"{DATA}/trees/wsj-sample/dev.trees,{DATA}/trees/craft/dev.trees",
         batching="packing",
@@ -97,5 +98,5 @@ SMALL = Config(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/parsing.py`` or ``configs/parsing.py:small``."""
+    """Returns the config, for ``--config=configs/parsing.py`` or ``configs/parsing.py:small``."""
     return select({"": PARSING, "small": SMALL}, variant)

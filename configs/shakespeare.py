@@ -3,12 +3,12 @@
     python train.py --config=configs/shakespeare.py --workdir=runs/shakespeare
     jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:"
 
-Reads ``$JAXFORMER_DATA/tinyshakespeare/input.txt`` (``../shared/data`` when the variable is not
-set), 1.1 million characters of which the last tenth is for validation. The variant
-``configs/shakespeare.py:bpe`` learns byte pairs, and ``:smoke`` takes a few steps only.
-3.2 million parameters, 3.62e14 training FLOPs as ``language_model_flops`` counts them.
-Measured: 1.478 nats a character (2.133 bits); 2,000 steps in 51 minutes on two cores of an Intel
-Xeon with AMX that were shared with other work, 1.14 s a step when they were not.
+Reads ``$JAXFORMER_DATA/tinyshakespeare/input.txt`` (by default below ``../shared/data``), 1.1
+million characters. The last tenth is for validation. The variant ``configs/shakespeare.py:bpe``
+learns byte pairs, and ``:smoke`` takes only a few steps. The model has 3.2 million parameters, and
+training takes 3.62e14 FLOPs, counted by :func:`~jaxformer.analysis.flops.language_model_flops`.
+Measured: 1.478 nats per character (2.133 bits). The run took 51 minutes on two cores of an Intel
+Xeon with AMX that were shared with other work; an undisturbed step takes 1.14 s.
 """
 
 import dataclasses
@@ -67,5 +67,5 @@ SMOKE = dataclasses.replace(
 
 
 def get_config(variant: str = ""):
-    """The experiment, for ``--config=configs/shakespeare.py``."""
+    """Returns the config, for ``--config=configs/shakespeare.py`` and its variants."""
     return select({"": SHAKESPEARE, "bpe": BPE, "smoke": SMOKE}, variant)

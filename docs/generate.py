@@ -1,7 +1,7 @@
-"""Writes the generated parts of the pages in this folder: ``python docs/generate.py``.
+"""Writes the generated sections of the pages in this folder: ``python docs/generate.py``.
 
-They stand between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``tests/unit/test_docs.py``
-holds them equal to what this script would write.
+They are between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``tests/unit/test_docs.py``
+checks that they are up to date.
 """
 
 import ast
@@ -17,11 +17,11 @@ from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
 PROJECT = pathlib.Path(__file__).parents[1]
 PAGES = ("paper.md", "paper_map.md", "reproduce.md")
 
-# Peak of one chip's dense bfloat16 products, in operations a second, by its maker's data sheet.
+# Peak of one chip for dense bfloat16 matmuls, in FLOP/s, from its maker's data sheet.
 PEAKS = {"TPU v5e": 197e12, "TPU v6e": 918e12, "H100 SXM": 989e12, "H200 SXM": 989e12}
-# Seconds of a step of 24,576 tokens a side, by benchmarks/train.py (docs/scaling.md).
+# Seconds per step of 24,576 tokens on either side, from benchmarks/train.py (docs/scaling.md).
 MEASURED = {"H100 SXM": {"base": 0.0373, "big": 0.0850}}
-# What the estimates stand on. Rows of this length, full batches, and two shares of the peak.
+# Assumptions of the estimates: rows of this length, full batches, and two fractions of the peak.
 SENTENCE = 32
 SHARES = (0.4, 0.1)
 CONFIGS = ("base", "big", "base_fr", "big_fr")
@@ -31,25 +31,25 @@ Departure = tuple[str, str]
 
 
 def load_config(name: str) -> Config:
-    """An experiment of ``configs/``."""
+    """Returns an experiment of ``configs/``."""
     module = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))
     return Config.from_dict(module["get_config"]().to_dict())
 
 
 def step_flops(name: str) -> int:
-    """Operations of one training step on a full batch."""
+    """Returns the FLOPs of one training step on a full batch."""
     config = load_config(name)
     rows = config.data.tokens_per_batch // SENTENCE
     return training_flops(config.model, rows, SENTENCE, SENTENCE)
 
 
 def hours(name: str, peak: float, share: float) -> float:
-    """Estimated hours of a whole run at this share of this peak."""
+    """Returns the estimated hours of a whole run at this fraction of this peak."""
     return step_flops(name) * load_config(name).training.steps / (peak * share) / 3600
 
 
 def costs() -> str:
-    """Operations of each run, beside the paper's own estimate."""
+    """Returns a table of the operations of each run, beside the paper's own estimate."""
     rows = [
         "| config | steps | operations a step | of the run | the paper's estimate | ours / its |",
         "|---|---|---|---|---|---|",
@@ -67,7 +67,7 @@ def costs() -> str:
 
 
 def estimates() -> str:
-    """Time of each run on each machine, as a range, and whether any was measured."""
+    """Returns a table of the time of each run on each machine, as a range, and of measurements."""
     names = " | ".join(f"`{name}`" for name in CONFIGS)
     rows = [
         f"| machine | peak, TFLOP/s | {names} | measured |",
@@ -83,7 +83,7 @@ def estimates() -> str:
 
 
 def _measured(machine: str) -> str:
-    """What all steps of the runs would take at the speed that was measured there."""
+    """Returns the time of all steps of the runs at the speed measured on the machine."""
     runs = [
         f"`{name}` {load_config(name).training.steps * seconds / 3600:.2g} h"
         for name, seconds in MEASURED.get(machine, {}).items()
@@ -92,19 +92,19 @@ def _measured(machine: str) -> str:
 
 
 def _span(least: float, most: float) -> str:
-    """Two durations in hours, with two digits, as text: in minutes if both are short."""
+    """Formats a range of hours with two digits; in minutes if it ends below an hour."""
     unit, scale = ("h", 1) if most >= 1 else ("min", 60)
     low, high = (f"{float(f'{time * scale:.2g}'):g}" for time in (least, most))
     return f"{low} to {high} {unit}"
 
 
 def departures() -> str:
-    """Every departure from the paper that the source states, where it is stated."""
+    """Returns a list of the departures from the paper that docstrings state."""
     return "\n".join(f"- `{place}`: {text}" for place, text in stated_departures())
 
 
 def stated_departures() -> list[Departure]:
-    """Places and texts of all lines "Departs from the paper:" in docstrings."""
+    """Returns places and texts of all paragraphs "Departs from the paper:" in docstrings."""
     files = [*sorted(PROJECT.glob("configs/*.py")), *sorted(PROJECT.glob("jaxformer/**/*.py"))]
     return [departure for path in files for departure in _departures_of(path)]
 
@@ -133,11 +133,11 @@ def _documented(
 
 
 def table2() -> str:
-    """What ``python -m jaxformer.paper.table2`` prints, below its title."""
+    """Returns the output of ``python -m jaxformer.paper.table2`` without its title."""
     return report(length=25).partition("\n\n")[2].strip()
 
 
-PARTS: dict[str, Callable[[], str]] = {
+SECTIONS: dict[str, Callable[[], str]] = {
     "costs": costs,
     "estimates": estimates,
     "departures": departures,
@@ -146,12 +146,12 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def generated(page: str) -> str:
-    """The text of a page with every generated part as it should be."""
+    """Returns the text of a page with all generated sections up to date."""
 
-    def part(match: re.Match[str]) -> str:
-        return f"{match[1]}\n\n{PARTS[match[2]]()}\n\n<!-- end -->"
+    def section(match: re.Match[str]) -> str:
+        return f"{match[1]}\n\n{SECTIONS[match[2]]()}\n\n<!-- end -->"
 
-    return re.sub(r"(<!-- generated: (\w+) -->).*?<!-- end -->", part, page, flags=re.S)
+    return re.sub(r"(<!-- generated: (\w+) -->).*?<!-- end -->", section, page, flags=re.S)
 
 
 def main() -> None:

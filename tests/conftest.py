@@ -1,4 +1,4 @@
-"""What every test stands on: eight simulated devices and checked array shapes.
+"""Environment of all tests: eight simulated devices, and runtime checks of array shapes.
 
 The order matters: the environment comes before the first import of JAX, and the import hook before
 the first import of jaxformer.
@@ -17,8 +17,8 @@ os.environ["MPLBACKEND"] = "Agg"
 # Processes inherit an ignored signal, as under nohup, but no handler. Tests send them SIGHUP.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
-# Compiling is most of the work: without LLVM's optimizations it takes about two thirds of the time.
-# XLA's own passes, which decide what is computed in what order, are the same.
+# Most of the time goes to compiling, which takes about two thirds as long without LLVM's
+# optimizations. XLA's own passes, which determine the order of computations, are not affected.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import hypothesis
@@ -27,9 +27,9 @@ import pytest
 
 PROJECT = pathlib.Path(__file__).parents[1]
 
-# Every annotation of the package is checked while it runs: classes, and Float[Array, "B T D"] with
-# one meaning for each letter within a call. Not those of numerals, which has no arrays and spells
-# so many numbers that checking took half of the time of all trainings.
+# Annotations of the package are checked at run time: classes, and Float[Array, "B T D"] with one
+# meaning for each letter within a call. The exception is numerals. It has no arrays, and spells so
+# many numbers that the checks took half of the time of all training runs.
 _UNCHECKED = {"jaxformer.data.numerals"}
 _MODULES = {
     ".".join(path.relative_to(PROJECT).with_suffix("").parts)
@@ -37,18 +37,18 @@ _MODULES = {
 }
 jaxtyping.install_import_hook(
     sorted(_MODULES - _UNCHECKED),
-    # The numeric tower of PEP 484, as type checkers have it: an int will do for a float.
+    # The numeric tower of PEP 484: an int is valid where a float is expected.
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
-# The first call of a jitted function compiles: no example is too slow.
+# The first call of a jitted function compiles, so examples have no deadline.
 hypothesis.settings.register_profile("jaxformer", deadline=None)
 hypothesis.settings.load_profile("jaxformer")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_checks_of_settings() -> None:
-    """Leaves wrong values of settings to their own checks, whose messages tests read."""
+    """Leaves invalid settings to the settings' own checks, whose messages the tests read."""
     from jaxformer import config
 
     for name in config.__all__:
@@ -59,9 +59,9 @@ def _own_checks_of_settings() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps tests, and the processes they start, off the user's own cache.
+    """Redirects the user's cache for tests and the processes that they start.
 
-    They share one, and what one of them has compiled is compiled for all.
+    All tests share one cache, so that a program is compiled only once.
     """
     from jaxformer.workdir import use_compilation_cache
 
@@ -76,9 +76,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_programs() -> Iterator[None]:
-    """Forgets compiled programs when there are many: Linux maps at most 65,530 pieces of memory.
+    """Drops compiled programs when there are many: Linux allows a process 65,530 memory maps.
 
-    Every program of a CPU takes several; where they run out, XLA crashes.
+    Every CPU program takes several of them, and XLA crashes when they run out.
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
@@ -90,7 +90,7 @@ def _few_programs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_directory() -> pathlib.Path:
-    """The folder of real data; named by JAXFORMER_DATA, else shared/data beside the project."""
+    """Returns the folder of real data: JAXFORMER_DATA, or shared/data beside the project."""
     default = PROJECT.parent / "shared" / "data"
     directory = pathlib.Path(os.environ.get("JAXFORMER_DATA", default))
     if not directory.is_dir():

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: orbax behind one small wrapper that saves, verifies and falls back."""
+"""Checkpoints of a run: a small wrapper around orbax that saves, verifies and falls back."""
 
 from jaxformer.checkpoint.checkpoints import Checkpoints, Restored, RestoredParams, saved_steps
 from jaxformer.checkpoint.single import write_single

@@ -1,11 +1,11 @@
-"""The checkpoints of a run: save, verify, restore, fall back.
+"""Checkpoints of a run: save, verify, restore, fall back.
 
-A step is a folder, ``directory/<step>``, which orbax fills under a temporary name and renames when
+A step is a folder, ``directory/<step>``. Orbax fills it under a temporary name and renames it when
 it is complete. Just before the rename, ``manifest.json`` is written into it: the SHA-256 of every
-file, the shape and dtype of every array, and what is not an array. So a step is either absent or
-complete with its manifest, whenever the process is killed; and what the disk has changed since is
-noticed before it is used. Orbax alone restores flipped bits and casts dtypes without a word. A step
-gets its score, if any, after it was saved: a state does not wait for what may fail.
+file, the shape and dtype of every array, and the metadata. A step is therefore either absent or
+complete with its manifest, whenever the process is killed, and later changes on the disk are
+detected. Orbax alone restores flipped bits and casts dtypes silently. The score of a step is
+written after the step: saving a state does not wait for a validation, which may fail.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ _logger = logging.getLogger("jaxformer")
 
 
 class Restored(NamedTuple):
-    """A state as it was saved, bit for bit.
+    """A state, bit for bit as it was saved.
 
     Attributes:
-      step: The step it was saved at.
-      state: The state, laid out on devices like the template.
-      metadata: What was given to ``save`` beside it.
+      step: Step at which it was saved.
+      state: The state, sharded like the template.
+      metadata: Metadata given to :meth:`Checkpoints.save`.
     """
 
     step: int
@@ -50,12 +50,12 @@ class Restored(NamedTuple):
 
 
 class RestoredParams(NamedTuple):
-    """The parameters of a state as they were saved, bit for bit.
+    """Parameters of a state, bit for bit as they were saved.
 
     Attributes:
-      step: The step they were saved at.
-      params: ``state.params``, laid out on devices like the template.
-      metadata: What was given to ``save`` beside the state.
+      step: Step at which they were saved.
+      params: ``state.params``, sharded like the template.
+      metadata: Metadata given to :meth:`Checkpoints.save`.
     """
 
     step: int
@@ -64,15 +64,15 @@ class RestoredParams(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run, a folder for each step.
+    """Checkpoints of one run, a folder for each step.
 
-    With several processes, each calls every method at the same point of the program, on one shared
+    With several processes, each calls every method at the same point of the program, on a shared
     file system.
     """
 
-    # Not orbax's CheckpointManager: its check_for_errors races with its own clean-up, which then
-    # deletes old steps although the save failed, and one flipped bit in its file of scores keeps
-    # it from opening at all.
+    # Orbax's CheckpointManager is not safe enough. Its check_for_errors races with its clean-up,
+    # which can then delete old steps although the save failed. One flipped bit in its file of
+    # scores prevents it from opening.
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class Checkpoints:
         """Opens the folder.
 
         Args:
-          directory: Holds the steps and nothing else.
-          keep: How many of the newest steps to keep; the best one is kept besides. The folder is
-            made if need be, and what a killed process left half-written is removed, so there must
-            be one writer. None: only for reading, at any time; nothing is changed.
+          directory: Folder that holds only checkpoints.
+          keep: Number of newest steps to keep; the best one is kept too. Creates the folder if need
+            be, and removes what a killed process left incomplete, so there must be only one writer.
+            None opens the folder only for reading, at any time, and changes nothing.
           on_commit: Called on process 0 with each step once it is complete on the disk.
         """
         if keep is not None and keep < 1:
@@ -105,22 +105,21 @@ class Checkpoints:
             self._remove_temporary()
 
     def __enter__(self) -> "Checkpoints":
-        """Does nothing more."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes, also after an error: what is being saved may be all that remains of the run."""
+        """Closes even after an error: the save in progress may be all that remains of the run."""
         self.close()
 
     def steps(self) -> list[int]:
-        """The complete steps, ascending. Their contents are verified when they are restored."""
+        """Returns the complete steps, ascending. Restoring a step verifies its contents."""
         return saved_steps(self.directory)
 
     def newest_steps(self) -> list[int]:
-        """The steps kept for being new, ascending: without one kept only for being the best.
+        """Returns the newest steps that the run keeps, ascending, without an older best one.
 
         Raises:
-          UserError: The newest is damaged, which says how many were kept.
+          UserError: The newest one, which records how many are kept, is damaged.
         """
         newest: list[int] = []
         most: float = math.inf
@@ -128,7 +127,7 @@ class Checkpoints:
             if len(newest) == most:
                 break
             try:
-                # Those before it that were not among so many are gone, or there for another reason.
+                # Older steps than the newest `keep` are left only for another reason.
                 most = min(most, len(newest) + self._manifest(step).keep)
             except DamagedError:
                 if not newest:
@@ -137,7 +136,7 @@ class Checkpoints:
         return newest[::-1]
 
     def newest_good_step(self) -> int | None:
-        """The step that ``restore`` takes; None if there are no steps.
+        """Returns the step that :meth:`restore` reads by default; None if there are no steps.
 
         Raises:
           UserError: All are damaged.
@@ -146,16 +145,16 @@ class Checkpoints:
         return None if manifest is None else manifest.step
 
     def best_step(self) -> int | None:
-        """The step with the highest score, the newer of equal ones; None if none has a score."""
+        """Returns the step with the highest score, the newest one of a tie; None without scores."""
         scored = []
         for step in self.steps():
-            # A damaged one is never the best; whoever restores it is told.
+            # A damaged step is never the best; restoring it raises an error.
             with contextlib.suppress(DamagedError):
                 scored.append((self._score(step)[1], step))
         return max((pair for pair in scored if pair[0] is not None), default=(None, None))[1]
 
     def is_scored(self, step: int) -> bool:
-        """Returns whether a step has been scored, also if the score was not a number."""
+        """Returns whether a step has been scored, even if the score was NaN."""
         with contextlib.suppress(DamagedError):
             return self._score(step)[0]
         return False
@@ -174,18 +173,19 @@ class Checkpoints:
     ) -> None:
         """Saves in the background; the state may be donated or changed as soon as this returns.
 
-        Waits for the save before, if that is still going on.
+        Waits for the previous save if it is still in progress.
 
         Args:
-          step: Higher than all saved before.
-          state: Arrays in any pytree; to serve ``restore_params`` it has ``params`` at its top.
-          metadata: Anything that JSON can say.
-          interim: Keep it only until the next is saved, beside those to keep: a run that was
-            stopped and went on then has the steps of one that was not.
+          step: Number higher than of all saved steps.
+          state: Any pytree of arrays. :meth:`restore_params` requires ``params`` at its top level.
+          metadata: Any values that JSON can represent.
+          interim: Keep this step only until the next save, in addition to the ``keep`` newest. A
+            run that was interrupted and resumed then ends with the same steps as an uninterrupted
+            one.
 
         Raises:
           ValueError: The step is not newer than the newest.
-          OSError: The save before has failed, or this one cannot begin.
+          OSError: The previous save failed, or this one cannot begin.
         """
         assert self._keep is not None, "opened only for reading"
         self.wait()
@@ -194,7 +194,7 @@ class Checkpoints:
             raise ValueError(
                 f"{self.directory}: expected a step after {newest} to save: got {step}"
             )
-        # What JSON cannot say fails here, not in the background.
+        # Metadata that JSON cannot represent should fail here, not in the background.
         metadata = json.loads(json.dumps(metadata))
         leaves = describe_leaves(state)
         self._saving = Manifest(step, metadata, None, self._keep, leaves, interim)
@@ -202,14 +202,14 @@ class Checkpoints:
             self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
 
     def attach_score(self, step: int, score: float) -> None:
-        """Gives a step its score; waits until it has been saved.
+        """Writes the score of a step, after waiting for its save.
 
         Args:
-          step: A complete one, or the one that is being saved.
+          step: A complete step, or the one that is being saved.
           score: Higher is better; NaN is never the best.
 
         Raises:
-          OSError: The save has failed, or the score cannot be written.
+          OSError: The save failed, or the score cannot be written.
         """
         self.wait()
         if jax.process_index() == 0:
@@ -217,10 +217,10 @@ class Checkpoints:
         self._remove_old()
 
     def check(self) -> None:
-        """Sees whether the save in the background has ended; if not, that takes microseconds.
+        """Checks whether the background save has finished; takes microseconds if it has not.
 
         Raises:
-          OSError: It failed, for instance because the disk is full. Older steps are intact.
+          OSError: The save failed, for instance because the disk is full. Older steps are intact.
         """
         with self._failures_explained():
             self._checkpointer.check_for_errors()
@@ -231,17 +231,17 @@ class Checkpoints:
             self._remove_old()
 
     def wait(self) -> None:
-        """Waits until the save in the background has ended.
+        """Waits for the background save.
 
         Raises:
-          OSError: It failed, for instance because the disk is full. Older steps are intact.
+          OSError: The save failed, for instance because the disk is full. Older steps are intact.
         """
         with self._failures_explained():
             self._checkpointer.wait_until_finished()
         self.check()
 
     def close(self) -> None:
-        """Waits for the save in the background and frees the threads.
+        """Waits for the background save and releases the threads.
 
         Raises:
           OSError: The save failed.
@@ -252,20 +252,22 @@ class Checkpoints:
             self._checkpointer.close()
 
     def restore(self, template: PyTree, *, step: int | None = None) -> Restored | None:
-        """Reads a state.
+        """Restores a state.
 
         Args:
-          template: Arrays or ShapeDtypeStructs in the pytree that was saved. They say which shapes
-            and dtypes are expected, and by their shardings where the result lies: any mesh will
-            do. Without a sharding that is the first device.
-          step: None for the newest good one. Damaged newer ones are reported as warnings of the
-            logger "jaxformer" and, if this is the writer, renamed to ``<step>.damaged``.
+          template: Arrays or ShapeDtypeStructs in the pytree that was saved, with the expected
+            shapes and dtypes. Their shardings, on any mesh, determine the layout of the result.
+            Without a sharding, arrays are on the first device.
+          step: Step to restore; None restores the newest undamaged one. Damaged newer steps are
+            reported as warnings of the logger "jaxformer". A writer also renames them to
+            ``<step>.damaged``.
 
         Returns:
-          None if there are no steps.
+          The restored state, or None if there are no steps.
 
         Raises:
-          UserError: The step is damaged or missing, all are damaged, or they do not fit.
+          UserError: The step is damaged or missing, all are damaged, or the template does not
+            match.
         """
         manifest = self._find(step)
         if manifest is None:
@@ -273,14 +275,14 @@ class Checkpoints:
         return Restored(manifest.step, self._read(manifest, template), manifest.metadata)
 
     def restore_params(self, template: PyTree, *, step: int | None = None) -> RestoredParams:
-        """Reads ``state.params`` and nothing else of the state.
+        """Restores only ``state.params``.
 
         Args:
-          template: As in ``restore``, but of the parameters alone.
-          step: As in ``restore``.
+          template: As in :meth:`restore`, for the parameters alone.
+          step: As in :meth:`restore`.
 
         Raises:
-          UserError: As in ``restore``, or there are no steps.
+          UserError: As in :meth:`restore`, or there are no steps.
         """
         manifest = self._find(step)
         if manifest is None:
@@ -298,13 +300,13 @@ class Checkpoints:
         return Manifest.read(self._folder(step), verify=verify)
 
     def _write_manifest(self) -> None:
-        """Runs on process 0, in orbax's thread, when all is written but not yet renamed."""
+        """Runs on process 0, in a thread of orbax, after all writes and before the rename."""
         assert self._saving is not None
         self._saving.write(self._temporary(self._saving.step))
 
     @contextlib.contextmanager
     def _failures_explained(self) -> Iterator[None]:
-        """Says which save failed, and removes what it left."""
+        """Turns errors of a save into an OSError that names the step, and removes its files."""
         try:
             yield
         except Exception as error:
@@ -318,7 +320,7 @@ class Checkpoints:
             ) from error
 
     def _remove_temporary(self) -> None:
-        # After one write has failed, others still go on for a moment and make folders anew.
+        # After one write has failed, others continue for a moment and may create folders again.
         for _ in range(50):
             folders = list(self.directory.glob(self._temporary("*").name))
             if not folders:
@@ -329,13 +331,13 @@ class Checkpoints:
         _logger.warning("%s: could not remove %s", self.directory, self._temporary("*").name)
 
     def _remove_old(self) -> None:
-        """Keeps the newest and the best. Only after a commit: a failed save costs no older step."""
+        """Keeps the newest steps and the best; only after a commit, in case the save fails."""
         if jax.process_index() != 0 or self._keep is None:
             return
         steps = self.steps()
         regular = [step for step in steps if not self._is_interim(step)]
         for step in set(steps) - {steps[-1], self.best_step(), *regular[-self._keep :]}:
-            # Renamed first: killed on the way, it leaves no step with half of its files.
+            # Rename first, so that a killed process leaves no step with half of its files.
             temporary = self._folder(step).rename(self._temporary(step))
             shutil.rmtree(temporary)
 
@@ -346,7 +348,7 @@ class Checkpoints:
             return False
 
     def _find(self, step: int | None) -> Manifest | None:
-        """Verifies the given step, or finds the newest that is good."""
+        """Verifies the given step, or finds the newest undamaged one."""
         self.wait()
         steps = self.steps()
         if step is not None:
@@ -370,7 +372,7 @@ class Checkpoints:
         )
 
     def _set_aside(self, damaged: dict[int, DamagedError], good: int) -> None:
-        """Reports damaged steps, and takes them out of the way of those to be saved again."""
+        """Reports damaged steps, and renames them so that these steps can be saved again."""
         for step, error in damaged.items():
             _logger.warning("damaged checkpoint not used: %s; going back to step %d", error, good)
             if self._keep is not None and jax.process_index() == 0:
@@ -397,7 +399,7 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
-    """The complete steps in a folder of checkpoints, ascending; none if there is no folder."""
+    """Returns the complete steps in a folder, ascending; none if there is no folder."""
     if not directory.is_dir():
         return []
     names = (path.name for path in directory.iterdir())

@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: what a step holds, and the SHA-256 of every file.
+"""The manifest of a checkpoint: its contents, and the SHA-256 of every file.
 
-And its score, which is known only later: a file of its own, beside the manifest.
+The score, which is known only later, is in a file of its own beside the manifest.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxformer.files import write_file
 
 _NAME = "manifest.json"
 _SCORE = "score.json"
-# Orbax writes these two after the manifest. They hold times and no part of the state.
+# Orbax writes these two files after the manifest. They hold only timestamps.
 _UNVERIFIED = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
@@ -28,15 +28,15 @@ class DamagedError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a step holds.
+    """Contents of a step.
 
     Attributes:
       step: Number of the step.
-      metadata: What the run wants to remember beside the state.
-      score: Of steps that an earlier version saved after it had validated them; None otherwise.
-      keep: How many of the newest steps the run keeps.
+      metadata: Metadata that the run saved with the state.
+      score: Score of a step that an earlier version saved after its validation; None otherwise.
+      keep: Number of newest steps that the run keeps.
       leaves: Dtype and shape by name of the array: ``{"params/kernel": "float32[2,3]"}``.
-      interim: Whether it is kept only until the next is saved.
+      interim: Whether the step is kept only until the next save.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Manifest:
     interim: bool = False
 
     def write(self, folder: pathlib.Path) -> None:
-        """Writes the manifest into the folder of a step, with the hashes of the files there."""
+        """Writes the manifest into the folder of a step, with the hashes of its files."""
         names = sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
         )
@@ -63,11 +63,12 @@ class Manifest:
         """Reads the manifest in the folder of a step.
 
         Args:
-          folder: Has the step's number as its name.
-          verify: Whether to compare every file with its hash, about 2 GB/s, or only the manifest.
+          folder: Folder whose name is the step's number.
+          verify: Whether to compare every file with its hash, at about 2 GB/s, or only the
+            manifest.
 
         Raises:
-          DamagedError: Something is missing, or is not what was saved.
+          DamagedError: A file is missing, or differs from what was saved.
         """
         path = folder / _NAME
         try:
@@ -85,14 +86,14 @@ class Manifest:
         return manifest
 
     def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
-        """Compares the arrays with those that are wanted.
+        """Compares the arrays of the step with the wanted ones.
 
         Args:
-          wanted: As ``leaves``.
-          partial: Whether the step may hold more.
+          wanted: Wanted arrays, in the form of ``leaves``.
+          partial: Whether the step may hold more arrays.
 
         Raises:
-          UserError: They differ; with the first difference spelled out.
+          UserError: They differ; the message shows the first difference.
         """
         names = wanted if partial else wanted | self.leaves
         different = [name for name in names if wanted.get(name) != self.leaves.get(name)]
@@ -107,12 +108,12 @@ class Manifest:
 
 
 def is_step(path: pathlib.Path) -> bool:
-    """Returns whether this is the folder of a step, by its name and its manifest."""
+    """Returns whether this is the folder of a step, judging by its name and its manifest."""
     return path.name.isascii() and path.name.isdecimal() and (path / _NAME).is_file()
 
 
 def write_score(folder: pathlib.Path, score: float | None) -> None:
-    """Writes the score of a step, atomically. No part of the state depends on it."""
+    """Writes the score of a step atomically."""
     content = {"score": score}
     digest = {"sha256": _sha256_of_json(content), "content": content}
     write_file(folder / _SCORE, json.dumps(digest).encode())
@@ -122,8 +123,8 @@ def read_score(folder: pathlib.Path) -> tuple[bool, float | None]:
     """Reads the score of a step.
 
     Returns:
-      Whether the step has been scored, and the score: higher is better, None for not a number. A
-      damaged file counts as none, since the step itself is as good as without it.
+      Whether the step has been scored, and the score: higher is better, None for NaN. A damaged
+      file counts as missing, since the step itself is intact without it.
     """
     try:
         values = json.loads((folder / _SCORE).read_bytes())
@@ -135,7 +136,7 @@ def read_score(folder: pathlib.Path) -> tuple[bool, float | None]:
 
 
 def describe_leaves(tree: PyTree) -> dict[str, str]:
-    """Dtype and shape by name of the array.
+    """Returns dtype and shape by name of the array.
 
     >>> import numpy as np
     >>> describe_leaves({"params": {"kernel": np.zeros((2, 3), np.float32)}})

@@ -1,4 +1,4 @@
-"""A folder of a single checkpoint, such as an average, written whole or not at all."""
+"""Writing a folder with a single checkpoint, such as an average, atomically."""
 
 import pathlib
 import shutil
@@ -10,21 +10,21 @@ from jaxformer.checkpoint.checkpoints import Checkpoints
 from jaxformer.checkpoint.manifest import is_step
 from jaxformer.errors import UserError
 
-# In a folder that has it, everything is ours to remove.
+# A folder with this file was created here, and may be removed.
 _MARK = "unfinished"
 
 
 def write_single(
     directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
 ) -> None:
-    """Writes a folder of one checkpoint, in the place of checkpoints that were there.
+    """Writes a folder with one checkpoint, and replaces the checkpoints that were there.
 
-    Works in ``<directory>.unfinished``, which a killed process may leave behind and the next one
-    clears. Only folders that this package has written are ever removed.
+    Works in ``<directory>.unfinished``. If the process is killed, the next one clears that folder.
+    Only folders that this package has written are ever removed.
 
     Raises:
       UserError: One of the two names belongs to something else.
-      OSError: The checkpoint cannot be written; an older one stays as it was.
+      OSError: The checkpoint cannot be written; an older one is left unchanged.
     """
     _check_replaceable(directory)
     work = _make_work_folder(directory.with_name(f"{directory.name}.unfinished"))
@@ -32,7 +32,7 @@ def write_single(
         with Checkpoints(work / "new", keep=1) as checkpoints:
             checkpoints.save(step, state, metadata=metadata)
         if directory.is_symlink() or directory.exists():
-            directory.rename(work / "old")  # of a link the link, not what it points to
+            directory.rename(work / "old")  # renames a link itself, not its target
         (work / "new").rename(directory)
     finally:
         _clear(work)
@@ -52,7 +52,7 @@ def _check_replaceable(directory: pathlib.Path) -> None:
 
 
 def _make_work_folder(work: pathlib.Path) -> pathlib.Path:
-    """Makes the folder, or clears the one that a killed process has left."""
+    """Creates the folder, or clears the one that a killed process left."""
     if (work / _MARK).is_file() and not work.is_symlink():
         _clear(work)
     try:
@@ -67,7 +67,7 @@ def _make_work_folder(work: pathlib.Path) -> pathlib.Path:
 
 
 def _clear(work: pathlib.Path) -> None:
-    """Removes the folder, the mark last: what cannot be removed now is still known for ours."""
+    """Removes the folder, the marker file last: while it exists, the rest can still be removed."""
     for name in ("new", "old"):
         if (work / name).is_symlink():
             (work / name).unlink()

@@ -1,10 +1,10 @@
-"""From sentence pairs to batches (section 5.1). Knows no model and touches no accelerator.
+"""Data pipeline: from sentence pairs to batches (section 5.1), independent of models and devices.
 
-Text goes through five stations, a module each: :mod:`~jaxformer.data.corpus` reads sentence pairs,
-:mod:`~jaxformer.data.tokenizer` turns them into ids, :mod:`~jaxformer.data.store` keeps the ids in
-memory-mapped files, :mod:`~jaxformer.data.plan` says which pairs are in which batch, and
-:mod:`~jaxformer.data.loader` reads those pairs and lays them out as a
+It has five stages: :mod:`~jaxformer.data.corpus` reads sentence pairs,
+:mod:`~jaxformer.data.tokenizer` tokenizes them, :mod:`~jaxformer.data.store` keeps the ids in
+memory-mapped files, :mod:`~jaxformer.data.plan` assigns pairs to batches, and
+:mod:`~jaxformer.data.loader` reads the pairs of a batch and arranges them as a
 :class:`~jaxformer.data.batch.Batch`.
 
-:mod:`~jaxformer.data.stream` is one text for a language model: vocabularies, rows and windows.
+:mod:`~jaxformer.data.stream` holds one text for a language model: vocabularies, rows and windows.
 """

@@ -1,4 +1,4 @@
-"""What the model sees: sentence pairs laid out in rows of fixed length."""
+"""Batches: sentence pairs arranged in rows of fixed length."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,17 +14,16 @@ TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 class Batch(NamedTuple):
     """Rows of sentence pairs, int32. A row holds one pair, or several if it is packed.
 
-    NumPy arrays as they are made; the same tuple holds JAX arrays once they are on devices.
+    The loader makes NumPy arrays; on devices the same tuple holds JAX arrays.
 
     Attributes:
       src: Source tokens and EOS.
-      src_segments: Which pair of its row a token belongs to, from 1; 0 is padding.
-      src_positions: Place of a token in its own sentence, from 0.
-      tgt_in: What the decoder is given: BOS and the target tokens, so one place to the right of
-        ``tgt_out``.
-      tgt_out: What the decoder is to predict: the target tokens and EOS.
-      tgt_segments: As ``src_segments``; a target attends to the source of the same number.
-      tgt_positions: As ``src_positions``.
+      src_segments: Number of the token's pair within its row, from 1; 0 is padding.
+      src_positions: Position of a token in its own sentence, from 0.
+      tgt_in: Decoder input: BOS and the target tokens, ``tgt_out`` shifted right by one position.
+      tgt_out: Decoder output: the target tokens and EOS.
+      tgt_segments: Like ``src_segments``; a target attends to the source with the same number.
+      tgt_positions: Like ``src_positions``.
     """
 
     src: Int32[Any, "B S"]
@@ -37,14 +36,14 @@ class Batch(NamedTuple):
 
 
 def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int]) -> Batch:
-    """Lays out token pairs in rows; what they do not fill is padding.
+    """Arranges token pairs in rows and pads them.
 
     Args:
-      rows: For every row its pairs of source and target ids, without BOS and EOS.
+      rows: Pairs of source and target ids of every row, without BOS and EOS.
       shape: Rows, source length and target length of the batch.
 
     Raises:
-      ValueError: The shape cannot hold the rows.
+      ValueError: The rows do not fit into the shape.
 
     >>> batch = make_batch([[([7, 8], [9])]], (1, 4, 3))
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
@@ -66,7 +65,7 @@ def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int])
 def _lay_out(
     rows: list[list[Sequence[int] | np.ndarray]], shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens with EOS, segments and positions of one side."""
+    """Returns tokens with EOS, segments and positions of one side."""
     tokens = np.full(shape, PAD, np.int32)
     segments = np.zeros(shape, np.int32)
     positions = np.zeros(shape, np.int32)

@@ -1,19 +1,19 @@
-"""Length buckets: which lengths share a batch, so that the least padding is computed."""
+"""Length buckets: groups of lengths that share batches with the least padding."""
 
 import numpy as np
 
 
 def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, most: int = 12) -> list[int]:
-    """The buckets that fill the fewest batches, found by dynamic programming.
+    """Returns the bucket edges that need the fewest batches, by dynamic programming.
 
-    Bucket k takes the examples whose length is over edge k - 1 and at most edge k, and pads them to
-    edge k. Edges are multiples of 8, which accelerators like, or of 4, 2 or 1 where a multiple of
-    8 would cost over 1% more. The last one is the longest length itself.
+    Bucket k takes the examples longer than edge k - 1 and at most as long as edge k, and pads them
+    to edge k. Edges are multiples of 8, which are efficient on accelerators. They are multiples of
+    4, 2 or 1 if multiples of 8 would cost over 1% more. The last edge is the longest length itself.
 
     Args:
-      lengths: Of every example, the longer side in tokens.
+      lengths: Length of the longer side of every example, in tokens.
       tokens_per_batch: Upper limit of tokens in a batch; at least the longest length.
-      most: Buckets at most. Fewer are taken where more would save less than 1%.
+      most: Largest number of buckets. Fewer are used where more would save less than 1%.
 
     Returns:
       The edges, ascending; every bucket has an example.
@@ -30,7 +30,7 @@ def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, most: int = 12) -> 
 def _best_edges(
     histogram: np.ndarray, tokens_per_batch: int, multiple: int, most: int
 ) -> list[tuple[int, list[int]]]:
-    """For 1, 2, ... buckets, the least cost and the edges that have it."""
+    """Returns the least cost, and the edges that have it, for 1, 2, ... buckets."""
     longest = len(histogram) - 1
     edges = np.append(np.arange(0, longest, multiple), longest)
     costs = _costs(histogram, edges, tokens_per_batch)
@@ -50,9 +50,9 @@ def _best_edges(
 
 
 def _costs(histogram: np.ndarray, edges: np.ndarray, tokens_per_batch: int) -> np.ndarray:
-    """Tokens computed for a bucket from edge i to edge j: its batches, counted as full.
+    """Returns the tokens computed for a bucket from edge i to edge j, all batches counted as full.
 
-    So a bucket of few examples costs a whole batch, and is made only where it saves one.
+    A bucket with few examples thus costs a whole batch, and exists only where it saves one.
     """
     up_to = np.cumsum(histogram)[edges]
     examples = up_to[None, :] - up_to[:, None]

@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: text files, TensorFlow Datasets, treebanks, or numerals."""
+"""Corpora of sentence pairs: text files, TensorFlow Datasets, treebanks, or numerals."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,27 +13,27 @@ from jaxformer.files import local_path
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where sentence pairs come from and how they form batches (section 5.1).
+    """Source of sentence pairs, and how they form batches (section 5.1).
 
     Attributes:
       corpus: "text" reads line-aligned files, "tfds" a TensorFlow Datasets translation builder,
-        "numerals" generates English and German number words, "trees" reads treebanks: the source
-        is the words, the target the tree (section 6.3).
+        "numerals" generates English and German number words, "trees" reads treebanks: the source is
+        the words, the target is the tree (section 6.3).
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
-      directory: For "tfds": the data directory; TFDS's own default when empty.
+      directory: For "tfds": the data directory; the default of TFDS when empty.
       source_language: Language code of the source; also the file extension for "text".
-      target_language: Language code of the target; also the file extension for "text". BLEU uses
-        sacreBLEU's tokenizer for it.
-      train: Training split: a path prefix for "text" ("data/train" stands for data/train.en and
-        data/train.de, or the same with .gz), files separated by commas for "trees", a split name
-        otherwise.
-      valid: Validation split, likewise.
+      target_language: Language code of the target; also the file extension for "text". It selects
+        sacreBLEU's tokenizer for BLEU.
+      train: Training split. A path prefix for "text": "data/train" means data/train.en and
+        data/train.de, or the same with .gz. Comma-separated files for "trees", otherwise a split
+        name.
+      valid: Validation split, in the same form.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
-        padding included; empty rows that make the rows divisible among devices come on top.
-      max_length: The longest side of a training pair in tokens, end-of-sentence included; longer
-        pairs are skipped, counted and reported. With packing also the length of a row.
+        including padding. Empty rows may be added so that the rows divide evenly among devices.
+      max_length: Longest side of a training pair in tokens, including end-of-sentence. Longer pairs
+        are skipped, counted and reported. With packing, also the length of a row.
 
     Departs from the paper: training pairs longer than ``max_length``, 256, are left out.
     """
@@ -50,7 +50,6 @@ class DataConfig:
     max_length: int = 256
 
     def __post_init__(self) -> None:
-        """Refuses batches that could hold nothing, and data that is not on a local disk."""
         check_choices(self, "data")
         for name in ("directory", "train", "valid"):
             try:
@@ -70,28 +69,28 @@ class Corpus(Protocol):
     """Sentence pairs in named splits, such as training and validation.
 
     Attributes:
-      target_symbols: Whether a target is not text, but symbols with spaces between them, such as
-        the brackets of a tree.
+      target_symbols: True if targets are not text but space-separated symbols, such as the brackets
+        of a tree.
     """
 
     target_symbols: bool
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Source and target sentences of a split, in a fixed order, read as they are asked for."""
+        """Yields source and target sentences of a split, lazily and in a fixed order."""
         ...
 
     def fingerprint(self, split: str) -> str:
-        """A hash of the split's content, hexadecimal: the same content, the same fingerprint."""
+        """Returns a hexadecimal hash of the content of a split."""
         ...
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Returns the corpus that the config names. Nothing is read before a split is asked for.
+    """Returns the corpus of the config. Nothing is read before a split is requested.
 
-    Trees are not opened here: :mod:`jaxformer.tasks.parsing` has its own corpus.
+    Treebanks have a corpus of their own in :mod:`jaxformer.tasks.parsing`.
 
     Raises:
-      UserError: The corpus has other languages, or is a treebank.
+      UserError: The corpus does not have these languages, or is a treebank.
     """
     languages = (config.source_language, config.target_language)
     if config.corpus == "text":
@@ -100,7 +99,7 @@ def open_corpus(config: DataConfig) -> Corpus:
         return NumeralsCorpus(*languages)
     if config.corpus == "trees":
         raise UserError("data.corpus=trees is a corpus of jaxformer.tasks.parsing: got no treebank")
-    # Imported here: TensorFlow Datasets is slow to import, and few corpora need it.
+    # TensorFlow Datasets is slow to import, and few corpora need it.
     from jaxformer.data.tfds import TfdsCorpus
 
     return TfdsCorpus(config.builder, config.directory, *languages)

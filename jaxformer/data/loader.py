@@ -1,4 +1,4 @@
-"""From a batch plan to batches: grain reads ahead in threads, in the order of the plan."""
+"""Loading the batches of a plan: grain reads ahead in threads, in the order of the plan."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from jaxformer.data.store import TokenStore
 
 T = TypeVar("T")
 
-# Laying out a batch takes a few milliseconds: two threads hide it, more would only wait.
+# Making a batch takes a few milliseconds. Two threads hide it, and more would only wait.
 _READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
 
 
@@ -23,34 +23,34 @@ def load_batches(
     start: int = 0,
     stop: int | None = None,
     row_multiple: int = 1,
-    parts: Sequence[int] = (0,),
-    part_count: int = 1,
+    local_shards: Sequence[int] = (0,),
+    shard_count: int = 1,
 ) -> Iterator[Batch]:
-    """Global batches ``start``, ``start + 1``, ... of the plan; of each some parts of its rows.
+    """Yields batches ``start``, ``start + 1``, ... of the plan, each with this process's rows.
 
     Args:
-      store: What the plan's example ids refer to.
-      plan: Which examples are in which batch.
-      start: The first batch; resuming means to pass the number of batches that were used.
-      stop: The batch to end before; None goes on for ever.
-      row_multiple: Empty rows are added until the rows of a global batch divide by this.
-      parts: Which parts of the rows this process needs, ascending; it reads nothing else.
-      part_count: How many equal, contiguous parts the rows of each batch have.
+      store: Token store that the example ids of the plan refer to.
+      plan: Assignment of examples to batches.
+      start: First batch; a resumed run passes the number of batches already used.
+      stop: Batch to stop before; None yields batches forever.
+      row_multiple: Empty rows are added until the rows of a global batch are divisible by this.
+      local_shards: Numbers of the row shards that this process reads, ascending.
+      shard_count: Number of equal, contiguous row shards of each batch.
 
     Raises:
-      ValueError: The rows cannot be parted equally.
+      ValueError: The rows cannot be split evenly.
     """
-    if row_multiple % part_count:
+    if row_multiple % shard_count:
         raise ValueError(
-            f"row_multiple must be a multiple of the {part_count} parts: got {row_multiple}"
+            f"row_multiple must be a multiple of the {shard_count} shards: got {row_multiple}"
         )
 
     def read(n: int) -> Batch:
         (count, src_length, tgt_length), rows = plan.rows(n)
-        share = round_up(count, row_multiple) // part_count
-        local = [row for part in parts for row in rows[part * share : (part + 1) * share]]
+        size = round_up(count, row_multiple) // shard_count
+        local = [row for n in local_shards for row in rows[n * size : (n + 1) * size]]
         pairs = [[store[example] for example in row] for row in local]
-        return make_batch(pairs, (len(parts) * share, src_length, tgt_length))
+        return make_batch(pairs, (len(local_shards) * size, src_length, tgt_length))
 
     return prefetch(read, start, stop)
 
@@ -63,18 +63,18 @@ def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = No
 
     Args:
       batch_of: A pure function of the number of a batch.
-      start: The first batch.
-      stop: The batch to end before; None goes on for ever.
+      start: First batch.
+      stop: Batch to stop before; None yields batches forever.
     """
     numbers = grain.MapDataset.range(start, sys.maxsize if stop is None else stop)
     return iter(numbers.map(batch_of).to_iter_dataset(_READ))
 
 
 def padded_shapes(plan: BatchPlan, row_multiple: int) -> tuple[Shape, ...]:
-    """Every shape of a global batch of :func:`load_batches`: rows, source and target length."""
+    """Returns every shape of batches from :func:`load_batches`: rows, source and target length."""
     return tuple((round_up(rows, row_multiple), src, tgt) for rows, src, tgt in plan.shapes)
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The least multiple that is no less than ``count``."""
+    """Returns the least multiple of ``multiple`` that is at least ``count``."""
     return -(-count // multiple) * multiple

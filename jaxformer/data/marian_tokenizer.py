@@ -1,6 +1,6 @@
-"""The tokenizer of Marian models: a SentencePiece model for each side, and one list of pieces.
+"""The tokenizer of Marian models: one SentencePiece model per side, and one list of pieces.
 
-Marian numbers pieces by a list of its own, and so does not use SentencePiece's ids.
+Marian numbers the pieces by its own list instead of SentencePiece's ids.
 """
 
 import base64
@@ -17,15 +17,15 @@ from jaxformer.data.tokenizer import UNK, Tokenizer
 from jaxformer.errors import UserError
 
 _SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
-# Of the language to translate into, at the beginning of a sentence for a model of several.
+# Models with several target languages expect the code of one at the beginning of a sentence.
 _LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
 
 
 class MarianTokenizer(Tokenizer):
-    """Text to token ids and back, as transformers' tokenizer of the same name.
+    """Converts text to token ids and back, like the class of the same name in transformers.
 
-    The ids 0 to 3 are padding, end, beginning and unknown, as everywhere in jaxformer; the pieces
-    follow. In a file it is one JSON object, which has both SentencePiece models in it.
+    Ids 0 to 3 are padding, end, beginning and unknown, as everywhere in jaxformer; the pieces
+    follow. The serialized form is one JSON object with both SentencePiece models.
 
     Attributes:
       vocab_size: Number of ids.
@@ -34,10 +34,10 @@ class MarianTokenizer(Tokenizer):
     """
 
     def __init__(self, serialized: bytes) -> None:
-        """Takes the JSON object.
+        """Parses the JSON object.
 
         Raises:
-          UserError: These bytes are no such object.
+          UserError: The bytes are not such an object.
         """
         values = _parse(serialized)
         self._source = _processor(values, "source")
@@ -55,15 +55,15 @@ class MarianTokenizer(Tokenizer):
 
     @classmethod
     def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str]) -> "MarianTokenizer":
-        """Makes one.
+        """Creates a tokenizer from its components.
 
         Args:
           source: SentencePiece model of the source side, serialized.
-          target: That of the target side.
-          pieces: The pieces with ids 4, 5, ..., all different.
+          target: SentencePiece model of the target side, serialized.
+          pieces: Pieces with ids 4, 5, ..., all different.
 
         Raises:
-          UserError: These are no SentencePiece models, or the pieces are not all different.
+          UserError: These are not SentencePiece models, or the pieces are not all different.
         """
         values = {
             "source": base64.b64encode(source).decode(),
@@ -73,46 +73,46 @@ class MarianTokenizer(Tokenizer):
         return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a source sentence, without EOS; empty for a blank one.
+        """Returns the token ids of a source sentence, without EOS; empty for a blank sentence.
 
-        A language code such as ``>>fra<<`` at its beginning is one token. Other words in angle
-        brackets are text, also those that look like special tokens.
+        A leading language code such as ``>>fra<<`` is one token. Other words in angle brackets are
+        text, even if they look like special tokens.
 
         Raises:
-          UserError: This is no text.
+          UserError: The argument is not a string.
         """
         check_text(text, "text")
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many source sentences, on all cores.
+        """Returns the token ids of many source sentences, using all cores.
 
         Raises:
-          UserError: This is one text, or not texts.
+          UserError: The argument is a single string, or not strings.
         """
         return self._encode(texts, self._source)
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many target sentences, on all cores.
+        """Returns the token ids of many target sentences, using all cores.
 
         Raises:
-          UserError: This is one text, or not texts.
+          UserError: The argument is a single string, or not strings.
         """
         return self._encode(texts, self._target)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of token ids of the target side; special ids leave no trace.
+        """Returns the text of token ids of the target side, without special tokens.
 
         Raises:
           UserError: An id is out of range.
         """
         tokens = check_tokens(ids, self.vocab_size, "token ids")
         pieces = [self._pieces[i] for i in tokens if i > UNK]
-        # SentencePiece leaves alone what it does not know, such as a piece of the source side.
+        # SentencePiece leaves unknown pieces unchanged, such as pieces of the source side.
         return self._target.decode_pieces(pieces).replace("▁", " ").strip()
 
     def piece(self, token: SupportsIndex) -> str:
-        """How a token is written, as a label; "▁" stands for a space.
+        """Returns the piece of a token, as a label; "▁" stands for a space.
 
         Raises:
           UserError: The id is out of range.
@@ -133,10 +133,10 @@ class MarianTokenizer(Tokenizer):
 
 
 def load_tokenizer(path: pathlib.Path) -> Tokenizer:
-    """Reads a tokenizer of either kind, which its first byte tells.
+    """Reads a tokenizer of either kind, distinguished by its first byte.
 
     Raises:
-      UserError: There is no such file, or it is no tokenizer.
+      UserError: There is no such file, or it is not a tokenizer.
     """
     try:
         with path.open("rb") as file:
@@ -149,7 +149,7 @@ def load_tokenizer(path: pathlib.Path) -> Tokenizer:
 def _parse(serialized: bytes) -> dict[str, Any]:
     try:
         values = json.loads(serialized)
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise UserError(f"expected a Marian tokenizer, a JSON object: {error}") from None
     if not isinstance(values, dict):
         raise UserError(
@@ -163,7 +163,7 @@ def _processor(values: dict[str, Any], side: str) -> Any:
 
     try:
         model = base64.b64decode(values[side], validate=True)
-        # SentencePiece takes no bytes at all for a model that is yet to come.
+        # SentencePiece takes empty bytes for a model that will be loaded later.
         if model:
             return sentencepiece.SentencePieceProcessor(model_proto=model)
     except (KeyError, TypeError, binascii.Error, RuntimeError, ValueError):

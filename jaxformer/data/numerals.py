@@ -1,7 +1,7 @@
-"""An embedded corpus: English number words and German ones, "seven" -> "sieben".
+"""A generated corpus of English and German number words, "seven" -> "sieben".
 
-Generated, so it is there without a download, and endless enough to test generalization: the held
-out numbers are not in the training split. Write a split to files, for ``jaxformer evaluate``:
+It needs no download, and is large enough to test generalization: the held-out numbers are not in
+the training split. Write a split to files, for ``jaxformer evaluate``:
 
     python -m jaxformer.data.numerals held_out --directory=DIR
 """
@@ -18,8 +18,8 @@ from jaxformer.files import local_path, write_file
 
 SPLITS = ("train", "held_out")
 
-# For each magnitude: lowest number, end of the range, numbers held out, numbers in training.
-# Everything below 100 is for training: it is where the words themselves are learned.
+# For each magnitude: lowest number, end of the range, numbers held out, numbers in training. All
+# numbers below 100 are for training, since they teach the words themselves.
 _MAGNITUDES = (
     (0, 100, 0, 100),
     (100, 1_000, 40, 860),
@@ -85,7 +85,7 @@ def german(number: int) -> str:
     >>> german(247), german(1001)
     ('zweihundertsiebenundvierzig', 'eintausendeins')
     """
-    # "ein" stands before another part of the word, "eins" at its end.
+    # "ein" is used inside the word, "eins" at its end.
     return _german_stem(number) + ("s" if number % 100 == 1 else "")
 
 
@@ -103,12 +103,12 @@ _SPELLERS = {"en": english, "de": german}
 
 
 class NumeralsCorpus:
-    """Numbers below a million in words; the splits "train" and "held_out" share no number."""
+    """Number words below a million; the splits "train" and "held_out" share no number."""
 
     target_symbols = False
 
     def __init__(self, source_language: str = "en", target_language: str = "de") -> None:
-        """Takes the languages, in either order.
+        """Takes English and German, in either order.
 
         Raises:
           UserError: A language is neither English nor German.
@@ -122,7 +122,7 @@ class NumeralsCorpus:
         self._spellers = (_SPELLERS[source_language], _SPELLERS[target_language])
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The numbers of a split in both languages, magnitudes mixed.
+        """Yields the numbers of a split in both languages, with all magnitudes mixed.
 
         Raises:
           UserError: There is no such split.
@@ -131,7 +131,7 @@ class NumeralsCorpus:
         return ((source(number), target(number)) for number in numbers(split))
 
     def fingerprint(self, split: str) -> str:
-        """SHA-256 of the split's text.
+        """Returns the SHA-256 of the split's text.
 
         Raises:
           UserError: There is no such split.
@@ -143,7 +143,7 @@ class NumeralsCorpus:
 
 
 def numbers(split: str) -> list[int]:
-    """The numbers of a split, the same every time.
+    """Returns the numbers of a split, the same every time.
 
     Raises:
       UserError: There is no such split.
@@ -160,7 +160,8 @@ def numbers(split: str) -> list[int]:
 
 
 def _shuffled(count: int) -> np.ndarray:
-    """A fixed permutation. Raw bits: NumPy promises their stream for good, unlike shuffle's."""
+    """Returns a fixed permutation."""
+    # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
     return np.argsort(np.random.PCG64(count).random_raw(count), kind="stable")
 
 

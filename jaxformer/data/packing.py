@@ -1,4 +1,4 @@
-"""Packing: several sentence pairs in one row, so that hardly any padding is computed."""
+"""Packing: several sentence pairs per row, so that little padding is computed."""
 
 import numpy as np
 
@@ -6,21 +6,21 @@ import numpy as np
 def pack(
     src_lengths: np.ndarray, tgt_lengths: np.ndarray, row_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows filled with pairs so that the sources, and the targets, fit into ``row_length``.
+    """Assigns pairs to rows so that the sources, and the targets, of a row fit into ``row_length``.
 
-    Pairs of the same two lengths are alike here, so it is lengths that are packed, not pairs: one
-    way to fill a row is found and used as often as there are pairs for it. That takes seconds for
-    millions of pairs. A row begins with the largest pair left and goes on with the pair that best
-    fits what is free on both sides, the largest product of lengths and free places.
+    Lengths are packed, not pairs, since pairs with the same two lengths are interchangeable. Each
+    row composition is found once and reused until its pairs run out, which takes seconds for
+    millions of pairs. A row begins with the largest pair left. It continues with the pair that best
+    fits the free tokens on both sides: the largest inner product of lengths and free tokens.
 
     Args:
-      src_lengths: Tokens of every source, EOS included.
-      tgt_lengths: Tokens of every target, EOS included.
-      row_length: Tokens that a row holds on either side; at least the longest length.
+      src_lengths: Tokens of every source, including EOS.
+      tgt_lengths: Tokens of every target, including EOS.
+      row_length: Capacity of a row on either side, in tokens; at least the longest length.
 
     Returns:
-      ``slots``: for every place of every row the lengths of the pair to go there, as
-      :func:`length_class`; and ``row_starts``: the first slot of every row, and their end.
+      ``slots``, the :func:`length_class` of the pair in every slot, row by row; and
+      ``row_starts``, the first slot of every row, and the end.
     """
     side = row_length + 1
     classes = length_class(src_lengths, tgt_lengths, row_length)
@@ -38,12 +38,12 @@ def pack(
 
 
 def length_class(src_lengths: np.ndarray, tgt_lengths: np.ndarray, row_length: int) -> np.ndarray:
-    """One number for the two lengths of a pair."""
+    """Returns one number for the two lengths of a pair."""
     return np.asarray(src_lengths) * (row_length + 1) + tgt_lengths
 
 
 def _fill_row(left: np.ndarray) -> list[int]:
-    """The length classes of one row; ``left`` counts the pairs by source and target length."""
+    """Returns the length classes of one row; ``left`` counts pairs by source and target length."""
     left = left.copy()
     side = len(left)
     lengths = np.arange(side)

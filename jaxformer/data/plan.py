@@ -1,10 +1,10 @@
-"""The batch plan: which examples are in global batch n, as a pure function of n.
+"""The batch plan: the examples in global batch n, as a pure function of n.
 
-A plan is a fixed layout of slots in rows in batches. Every slot has a class, the length of example
-that it takes, and there are as many examples of a class as slots for them. Each epoch deals the
-examples anew to the slots of their class and puts the batches in another order. So every example
-comes exactly once an epoch, every epoch has the same number of batches, their shapes are known
-beforehand, and the whole state is one integer: n.
+A plan is a fixed layout of slots in rows in batches. Every slot has a class, the length of the
+examples that fit it, and a class has as many slots as examples. Each epoch assigns the examples
+anew to the slots of their class, and shuffles the batches. Every example therefore comes exactly
+once per epoch, every epoch has the same number of batches, their shapes are known in advance, and
+the whole state is one integer: n.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class Layout:
       slot_class: Class of every slot, [E]; slots are numbered row by row.
       row_starts: First slot of every row, and the end, [R + 1].
       batch_starts: First row of every batch, and the end, [B + 1].
-      batch_shape: Place of every batch's shape in ``shapes``, [B].
-      tokens: Tokens of all examples, both sides, without padding.
+      batch_shape: Index in ``shapes`` of the shape of every batch, [B].
+      tokens: Number of tokens of all examples, both sides, without padding.
     """
 
     shapes: tuple[Shape, ...]
@@ -46,12 +46,12 @@ class Layout:
 
 
 class BatchPlan:
-    """Which examples are in which batch. Made by :func:`bucket_plan` and its neighbors.
+    """Assignment of examples to batches, from :func:`bucket_plan` and similar functions.
 
     Attributes:
-      shapes: Every shape that a batch can have: rows, source length, target length. No batch has
-        more rows than its shape, nor rows longer than it.
-      batches_per_epoch: Batches in which every example comes once.
+      shapes: Every shape of a batch: rows, source length, target length. A batch may have fewer
+        rows, and its rows may be shorter.
+      batches_per_epoch: Number of batches in which every example comes once.
 
     >>> lengths = np.array([3, 5, 4, 5])
     >>> plan = sequential_plan(lengths, lengths, tokens_per_batch=10)
@@ -60,21 +60,21 @@ class BatchPlan:
     """
 
     def __init__(self, layout: Layout, seed: int | None) -> None:
-        """Takes the layout and what seeds the order; None keeps examples and batches in order."""
+        """Takes the layout and the seed of the order; None keeps examples and batches in order."""
         self.shapes = layout.shapes
         self.batches_per_epoch = len(layout.batch_shape)
         self._layout = layout
         self._seed = seed
         self._slots_by_class = np.argsort(layout.slot_class, kind="stable")
-        # Threads of the loader ask for rows at once, around an epoch's end for two epochs.
+        # Threads of the loader request rows concurrently, and of two epochs around an epoch's end.
         self._lock = threading.Lock()
         self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def rows(self, n: int) -> tuple[Shape, list[list[int]]]:
-        """Shape and rows of global batch n: the ids of the examples in every row.
+        """Returns shape and rows of global batch n: the ids of the examples in every row.
 
         Args:
-          n: From 0 and on over all epochs.
+          n: Number of the batch, from 0, counted over all epochs.
         """
         epoch, place = divmod(n, self.batches_per_epoch)
         examples, batches = self._epoch(epoch)
@@ -88,12 +88,12 @@ class BatchPlan:
 
     @property
     def efficiency(self) -> float:
-        """Which share of the tokens computed in an epoch is no padding."""
+        """Fraction of the tokens computed in an epoch that are not padding."""
         computed = np.array([rows * (src + tgt) for rows, src, tgt in self.shapes])
         return self._layout.tokens / int(computed[self._layout.batch_shape].sum())
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The example in every slot, and the order of the batches."""
+        """Returns the example in every slot, and the order of the batches."""
         with self._lock:
             if epoch not in self._epochs:
                 self._epochs = {e: o for e, o in self._epochs.items() if abs(e - epoch) == 1}
@@ -108,7 +108,7 @@ class BatchPlan:
                 np.arange(self.batches_per_epoch),
             )
         else:
-            # Raw bits: NumPy promises their stream for good, unlike that of shuffle.
+            # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
             random = np.random.PCG64(np.random.SeedSequence([self._seed % 2**64, epoch]))
             by_class = np.lexsort((random.random_raw(len(classes)), classes))
             batches = np.argsort(random.random_raw(self.batches_per_epoch), kind="stable")
@@ -118,7 +118,7 @@ class BatchPlan:
 
 
 def make_plan(store: TokenStore, config: DataConfig, seed: int) -> BatchPlan:
-    """The plan of training batches that the config asks for.
+    """Returns the plan of training batches for the config.
 
     Raises:
       UserError: A pair does not fit into a batch.
@@ -137,19 +137,19 @@ def make_plan(store: TokenStore, config: DataConfig, seed: int) -> BatchPlan:
 def bucket_plan(
     src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int, seed: int
 ) -> BatchPlan:
-    """Batches of pairs of similar length, one pair a row, as in section 5.1 of the paper.
+    """Plans batches of pairs of similar length, one pair per row (section 5.1).
 
-    Both sides of a batch are as long as its bucket's edge; there are at most 12 buckets, chosen by
-    :func:`~jaxformer.data.buckets.bucket_edges`. A bucket's examples are spread evenly over its
-    batches, so there is no small last batch.
+    Both sides of a batch are padded to the edge of its bucket. There are at most 12 buckets, from
+    :func:`~jaxformer.data.buckets.bucket_edges`. The examples of a bucket are spread evenly over
+    its batches, so that there is no small last batch.
 
     Departs from the paper: its "approximately 25000" tokens are an upper limit, padding included.
 
     Args:
-      src_lengths: Tokens of every source, EOS included.
-      tgt_lengths: Tokens of every target, EOS included.
-      tokens_per_batch: Upper limit of tokens on either side of a batch, padding included.
-      seed: Seeds the order.
+      src_lengths: Tokens of every source, including EOS.
+      tgt_lengths: Tokens of every target, including EOS.
+      tokens_per_batch: Upper limit of tokens on either side of a batch, including padding.
+      seed: Seed of the order.
 
     Raises:
       UserError: A pair is longer than a batch.
@@ -160,10 +160,10 @@ def bucket_plan(
 def sequential_plan(
     src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int
 ) -> BatchPlan:
-    """Batches for validation: length buckets again, every epoch in the same order.
+    """Plans batches for validation: length buckets, in the same order every epoch.
 
-    A pair longer than ``tokens_per_batch`` raises that limit to its own length: the parameters are
-    those of :func:`bucket_plan`, but validation leaves nothing out.
+    A pair longer than ``tokens_per_batch`` raises the limit to its own length, so that validation
+    leaves nothing out. See :func:`bucket_plan` for the parameters.
     """
     longest = int(max(src_lengths.max(), tgt_lengths.max()))
     layout = _bucket_layout(src_lengths, tgt_lengths, max(tokens_per_batch, longest))
@@ -178,19 +178,19 @@ def packing_plan(
     row_length: int,
     seed: int,
 ) -> BatchPlan:
-    """Batches of rows that hold several pairs each, all of one shape.
+    """Plans batches of rows that hold several pairs each, all of one shape.
 
     Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
 
     Args:
-      src_lengths: Tokens of every source, EOS included.
-      tgt_lengths: Tokens of every target, EOS included.
-      tokens_per_batch: Upper limit of tokens on either side of a batch, padding included.
-      row_length: Tokens that a row holds on either side.
-      seed: Seeds the order.
+      src_lengths: Tokens of every source, including EOS.
+      tgt_lengths: Tokens of every target, including EOS.
+      tokens_per_batch: Upper limit of tokens on either side of a batch, including padding.
+      row_length: Capacity of a row on either side, in tokens.
+      seed: Seed of the order.
 
     Raises:
-      UserError: A pair is longer than a row, or a row than a batch.
+      UserError: A pair is longer than a row, or a row is longer than a batch.
     """
     _check_fit(row_length, tokens_per_batch, "rows of data.max_length")
     longest = int(max(src_lengths.max(), tgt_lengths.max()))
@@ -232,17 +232,17 @@ def _bucket_layout(
 
 
 def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffles rows: packing begins with the long pairs, but every batch should be a mixture."""
+    """Shuffles the rows, since packing puts the long pairs first."""
     lengths = np.diff(row_starts)
     order = np.argsort(np.random.PCG64(0).random_raw(len(lengths)), kind="stable")
     mixed = _starts(lengths[order])
-    # Slot k of a mixed row is slot k of the row it was.
+    # Slot k of a shuffled row is slot k of the original row.
     shift = np.repeat(row_starts[:-1][order] - mixed[:-1], lengths[order])
     return slots[np.arange(len(slots)) + shift], mixed
 
 
 def _spread(count: int, most: int) -> np.ndarray:
-    """Sizes, as equal as can be, of as few batches as hold ``count`` rows, ``most`` in each."""
+    """Returns the sizes, as equal as possible, of the fewest batches with at most ``most`` rows."""
     batches = -(-count // most)
     return count // batches + (np.arange(batches) < count % batches)
 

@@ -20,28 +20,28 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import lock_folder
 
-# Part of every store's name: stores of other versions are not read, but built anew.
+# The key of every store includes it, so that stores in another format are built again.
 _FORMAT = 1
 _HEADER, _TOKENS, _OFFSETS = "header.json", "tokens.bin", "offsets.bin"
 _PAIRS_AT_A_TIME = 10_000
-# Folders of stores that are being built, and after how long without a holder nobody is at it.
+# Prefix of folders of unfinished stores, and the age at which an unlocked one counts as abandoned.
 _PARTIAL = "partial-"
 _ABANDONED_SECONDS = 3600
 
 
 class TokenStore:
-    """Sentence pairs as token ids, without BOS and EOS; read from disk when asked for.
+    """Sentence pairs as token ids, without BOS and EOS, read from disk on access.
 
     Attributes:
-      skipped_long: Pairs of the corpus that are left out because a side is too long.
-      skipped_empty: Pairs of the corpus that are left out because a side is blank.
+      skipped_long: Number of pairs left out because a side is too long.
+      skipped_empty: Number of pairs left out because a side is blank.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Opens a store that :func:`build_store` has written.
 
         Raises:
-          OSError, ValueError, KeyError: It is not there, or not as it was written.
+          OSError, ValueError, KeyError: The store is missing, or is not as it was written.
         """
         header = json.loads((folder / _HEADER).read_bytes())
         for name, digest in header["sha256"].items():
@@ -54,11 +54,10 @@ class TokenStore:
         self._offsets = np.memmap(folder / _OFFSETS, np.int64, mode="r")
 
     def __len__(self) -> int:
-        """Number of pairs."""
         return len(self._offsets) // 2
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target ids of a pair."""
+        """Returns source and target ids of a pair."""
         if not 0 <= index < len(self):
             raise IndexError(f"expected a pair from 0 to {len(self) - 1}: got {index}")
         start, middle, end = self._offsets[2 * index : 2 * index + 3]
@@ -66,12 +65,12 @@ class TokenStore:
 
     @functools.cached_property
     def src_lengths(self) -> np.ndarray:
-        """Tokens of every source, EOS included, int32."""
+        """Number of tokens of every source, including EOS, int32."""
         return np.diff(self._offsets)[::2].astype(np.int32) + 1
 
     @functools.cached_property
     def tgt_lengths(self) -> np.ndarray:
-        """Tokens of every target, EOS included, int32."""
+        """Number of tokens of every target, including EOS, int32."""
         return np.diff(self._offsets)[1::2].astype(np.int32) + 1
 
 
@@ -82,16 +81,16 @@ def build_store(
     max_length: int,
     cache_directory: pathlib.Path,
 ) -> TokenStore:
-    """The token store of a split, from the cache if it was built before and is undamaged.
+    """Returns the token store of a split, from the cache if it has an undamaged one.
 
-    Memory stays bounded, however large the corpus. A bar shows the progress if it takes long.
+    Memory use is bounded, however large the corpus. A progress bar appears if it takes long.
 
     Args:
-      corpus: Where the pairs come from.
-      split: Which split of it.
-      tokenizer: Turns sentences into ids.
-      max_length: The longest side that is kept, in tokens, EOS included.
-      cache_directory: Where stores are kept, each in a folder named by its content.
+      corpus: Corpus of the pairs.
+      split: Split of the corpus.
+      tokenizer: Converts sentences to ids.
+      max_length: Longest side to keep, in tokens, including EOS.
+      cache_directory: Folder of all stores, each in a folder named by a hash of its inputs.
 
     Raises:
       UserError: The corpus cannot be read, or no pair is left.
@@ -111,8 +110,8 @@ def build_store(
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
         _write(partial, corpus.pairs(split), split, tokenizer, max_length)
-        # Opened before it is moved: files once mapped stay readable, whatever processes that
-        # build the same store at the same time do to the folder.
+        # Open before the rename: mapped files stay readable even if another process that builds
+        # the same store replaces the folder.
         store = TokenStore(partial)
         with contextlib.suppress(OSError):
             partial.rename(folder)
@@ -120,10 +119,10 @@ def build_store(
 
 
 def _remove_abandoned(cache_directory: pathlib.Path) -> None:
-    """Removes what killed processes have left: as large as a store, for each of them."""
+    """Removes what killed processes have left, which is as large as a store each time."""
     for folder in cache_directory.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
-            # Whose holder is about to lock it is younger.
+            # A folder whose owner has not locked it yet is younger.
             if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
                 with lock_folder(folder) as alone:
                     if alone:
@@ -174,7 +173,7 @@ def _write(
 def _keep(
     tokenizer: Tokenizer, pairs: list[tuple[str, str]], max_length: int, header: dict[str, Any]
 ) -> list[list[int]]:
-    """The sides, in turn, of the pairs that are neither blank nor too long; counts the others."""
+    """Returns the sides, in turn, of pairs neither blank nor too long; counts the others."""
     sources = tokenizer.encode_batch([source for source, _ in pairs])
     targets = tokenizer.encode_target_batch([target for _, target in pairs])
     kept = []

@@ -1,7 +1,7 @@
-"""One text as a stream of tokens: vocabularies that keep every character, rows, and windows.
+"""One text as a stream of tokens: lossless vocabularies, training rows and validation windows.
 
-Ids 0 to 3 are those of :mod:`jaxformer.data.tokenizer`. None of them is in a stream, so that 0 pads
-rows.
+Ids 0 to 3 have the same meaning as in :mod:`jaxformer.data.tokenizer`. A stream contains none of
+them, so that 0 can pad rows.
 """
 
 import dataclasses
@@ -28,11 +28,12 @@ class StreamConfig:
     The last tenth of the characters is for validation. Training rows begin anywhere in the rest.
 
     Attributes:
-      corpus: "stream", which tells this kind of data from sentence pairs in files.
-      file: The text, UTF-8.
-      tokens: "characters", or "bpe" for byte pairs with line breaks and spaces kept.
-      length: Tokens of a row that are predicted, each from those before it in the row.
-      rows: Rows of a global batch; empty rows that make them divisible among devices come on top.
+      corpus: "stream"; distinguishes this config from :class:`~jaxformer.data.corpus.DataConfig`.
+      file: Text file, UTF-8.
+      tokens: "characters", or "bpe" for byte pairs that preserve line breaks and spaces.
+      length: Predicted tokens per row, each from the tokens before it in the row.
+      rows: Rows of a global batch. Empty rows may be added so that they divide evenly among
+        devices.
     """
 
     corpus: Literal["stream"] = "stream"
@@ -42,7 +43,6 @@ class StreamConfig:
     rows: int = 64
 
     def __post_init__(self) -> None:
-        """Refuses sizes that are no sizes, and a text that is not on a local disk."""
         check_choices(self, "data")
         if not self.file:
             raise UserError("data.file must name a text, to train a language model on: got ''")
@@ -54,16 +54,16 @@ class StreamConfig:
 
 
 class CharacterTokenizer:
-    """Characters to token ids and back, exactly.
+    """Converts characters to token ids and back, without loss.
 
     Attributes:
       vocab_size: Number of ids.
-      serialized: The vocabulary, as it lies in a file.
-      sha256: Hash of it, hexadecimal.
+      serialized: The vocabulary, as in its file.
+      sha256: Hash of ``serialized``, hexadecimal.
     """
 
     def __init__(self, characters: Iterable[str]) -> None:
-        """Takes the characters in the order of their ids, which begin after the special ones."""
+        """Takes the characters in the order of their ids, which begin after the special ids."""
         self._characters = list(characters)
         self._ids = {character: i for i, character in enumerate(self._characters, UNK + 1)}
         self.vocab_size = UNK + 1 + len(self._characters)
@@ -71,10 +71,10 @@ class CharacterTokenizer:
         self.sha256 = hashlib.sha256(self.serialized).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text.
+        """Returns the token ids of a text.
 
         Raises:
-          UserError: The vocabulary lacks one of its characters.
+          UserError: A character is not in the vocabulary.
         """
         check_text(text, "text")
         try:
@@ -86,7 +86,7 @@ class CharacterTokenizer:
             ) from None
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of token ids; special ids leave no trace.
+        """Returns the text of token ids, without special tokens.
 
         Raises:
           UserError: An id is out of range.
@@ -96,32 +96,32 @@ class CharacterTokenizer:
 
 
 class ByteFallbackTokenizer:
-    """Byte pairs of a SentencePiece model that keeps spaces and line breaks; exact, too.
+    """Converts text to byte pairs and back, without loss, by a SentencePiece model.
 
     Attributes:
       vocab_size: Number of ids.
-      serialized: The SentencePiece model, as it lies in a file.
-      sha256: Hash of it, hexadecimal.
+      serialized: The SentencePiece model, as in its file.
+      sha256: Hash of ``serialized``, hexadecimal.
     """
 
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`."""
         import sentencepiece
 
-        # Without a model it would be made, and fail later.
+        # SentencePiece accepts empty bytes, and would fail only later.
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model or b"none")
         self.vocab_size: int = self._processor.vocab_size()
         self.serialized = model
         self.sha256 = hashlib.sha256(model).hexdigest()
-        # SentencePiece writes a space as this character, so that the character itself needs bytes.
+        # SentencePiece writes a space as this character; the character itself is encoded as bytes.
         piece_of = self._processor.piece_to_id
         self._escaped = [piece_of(f"<0x{byte:02X}>") for byte in _SPACE_SYMBOL.encode()]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text.
+        """Returns the token ids of a text.
 
         Raises:
-          UserError: This is no text, or it holds half a character.
+          UserError: The argument is not a string, or contains a lone surrogate.
         """
         check_text(text, "text")
         try:
@@ -132,7 +132,7 @@ class ByteFallbackTokenizer:
         return first + [i for part in others for i in (*self._escaped, *part)]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of token ids; special ids leave no trace.
+        """Returns the text of token ids, without special tokens.
 
         Raises:
           UserError: An id is out of range.
@@ -146,7 +146,7 @@ StreamTokenizer = CharacterTokenizer | ByteFallbackTokenizer
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
-    """Learns byte pairs from a text; the same text gives the same tokenizer, bit for bit.
+    """Learns byte pairs from a text. The same text gives the same tokenizer, bit for bit.
 
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
@@ -168,10 +168,10 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
 
 
 def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
-    """Reads a tokenizer of either kind, which its first byte tells.
+    """Reads a tokenizer of either kind, distinguished by its first byte.
 
     Raises:
-      UserError: There is no such file, or it is no such tokenizer.
+      UserError: There is no such file, or it is not such a tokenizer.
     """
     try:
         content = path.read_bytes()
@@ -185,10 +185,10 @@ def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
 
 
 def read_text(path: pathlib.Path) -> str:
-    """Reads a whole text, as it is.
+    """Reads a whole text unchanged.
 
     Raises:
-      UserError: The file cannot be read, is not UTF-8, or is too short to be split.
+      UserError: The file cannot be read, is not UTF-8, or is too short to split.
     """
     try:
         text = path.read_bytes().decode()
@@ -204,7 +204,7 @@ def read_text(path: pathlib.Path) -> str:
 
 
 def split_text(text: str) -> tuple[str, str]:
-    """The first nine tenths of the characters, to train on, and the rest, to validate on."""
+    """Returns the first nine tenths of the characters for training, and the rest for validation."""
     place = len(text) * 9 // 10
     return text[:place], text[place:]
 
@@ -214,10 +214,10 @@ class TokenStream:
     """A text as token ids, split into training and validation.
 
     Attributes:
-      tokenizer: Its vocabulary.
-      train: Token ids to train on.
-      valid: Token ids to validate on, which follow them.
-      valid_characters: Characters that ``valid`` spells.
+      tokenizer: Vocabulary of the text.
+      train: Training token ids.
+      valid: Validation token ids, which follow the training tokens in the text.
+      valid_characters: Number of characters in ``valid``.
       text_sha256: Hash of the text, hexadecimal.
     """
 
@@ -229,7 +229,7 @@ class TokenStream:
 
     @classmethod
     def of(cls, text: str, tokenizer: StreamTokenizer) -> "TokenStream":
-        """Encodes a text, both parts of it by themselves."""
+        """Encodes a text, each split separately."""
         train, valid = split_text(text)
         ids = [np.asarray(tokenizer.encode(part), np.int32) for part in (train, valid)]
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -238,19 +238,19 @@ class TokenStream:
     def training_batch(
         self, step: int, rows: int, length: int, seed: int
     ) -> Int[np.ndarray, "B _"]:
-        """Rows of ``length`` tokens and the one after them, from random places.
+        """Returns rows of ``length`` tokens and the next one, from random positions.
 
-        A pure function of its arguments. Rows do not depend on how many of them there are.
+        A pure function of its arguments. A row does not depend on the number of rows.
         """
         generator = np.random.default_rng((seed, step))
         starts = generator.integers(0, len(self.train) - length, rows)
         return self.train[starts[:, None] + np.arange(length + 1)]
 
     def validation_windows(self, rows: int, length: int) -> Iterator[Int[np.ndarray, "B _"]]:
-        """Batches of windows that follow one another, without overlap, padded with 0.
+        """Yields batches of consecutive windows, without overlap, padded with 0.
 
-        Every token of ``valid`` is a target once. The first target of a window follows the last
-        token of the window before it, and in the first window the last training token.
+        Every token of ``valid`` is a target once. The first input of a window is the last token of
+        the previous window, and in the first window the last training token.
         """
         tokens = np.concatenate([self.train[-1:], self.valid])
         count = -(-len(self.valid) // length)
@@ -263,5 +263,5 @@ class TokenStream:
 
 
 def save_tokenizer(tokenizer: StreamTokenizer, path: pathlib.Path) -> None:
-    """Writes a vocabulary, whole or not at all."""
+    """Writes a vocabulary atomically."""
     write_file(path, tokenizer.serialized)

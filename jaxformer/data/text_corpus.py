@@ -11,19 +11,19 @@ from jaxformer.errors import UserError
 class TextCorpus:
     """Line-aligned text files.
 
-    A split is a path prefix: ``data/train`` stands for ``data/train.en`` and ``data/train.de``, each
-    of which may be packed with gzip (``.gz``). Line n of one translates line n of the other.
+    A split is a path prefix: ``data/train`` means ``data/train.en`` and ``data/train.de``. Each may
+    be compressed with gzip (``.gz``). Line n of one file translates line n of the other.
     """
 
     target_symbols = False
 
     def __init__(self, source_language: str, target_language: str) -> None:
-        """Takes the languages, which are the files' extensions."""
+        """Takes the languages, which are the file extensions."""
         self._languages = (source_language, target_language)
         self._fingerprints: dict[str, str] = {}
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Line pairs of a split.
+        """Yields the line pairs of a split.
 
         Raises:
           UserError: A file is missing, damaged, not UTF-8, or has more lines than the other.
@@ -32,7 +32,7 @@ class TextCorpus:
         sides = [read_file(path) for path in paths]
         for number, (source, target) in enumerate(itertools.zip_longest(*sides), 1):
             if source is None or target is None:
-                # zip_longest took this line from the longer side: count what is left there.
+                # zip_longest took this line from the longer side: count the lines left there.
                 longer = sides[0] if target is None else sides[1]
                 ends = [number - 1, number + sum(1 for _ in longer)]
                 counts = ends if source is None else ends[::-1]
@@ -43,7 +43,7 @@ class TextCorpus:
             yield source, target
 
     def fingerprint(self, split: str) -> str:
-        """SHA-256 of the unpacked bytes of both files; each split is read once for it.
+        """Returns the SHA-256 of the uncompressed bytes of both files. Reads each split only once.
 
         Raises:
           UserError: A file is missing or damaged.

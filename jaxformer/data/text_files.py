@@ -1,4 +1,4 @@
-"""Text files, packed or not: lines, fingerprints, and names that are nearly right."""
+"""Text files, compressed or not: lines, fingerprints, and suggestions for misspelled names."""
 
 import difflib
 import gzip
@@ -11,14 +11,14 @@ from jaxformer.errors import UserError
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    r"""The lines of an opened binary file, without their ends.
+    r"""Yields the lines of an open binary file, without line ends.
 
-    Only ``\n`` and ``\r\n`` end a line: ``str.splitlines`` would break lines at U+0085 and others
-    that occur in news text, and the two sides of a corpus would no longer match.
+    Only ``\n`` and ``\r\n`` end a line. ``str.splitlines`` would also break lines at U+0085 and
+    others that occur in news text, and the two sides of a corpus would no longer match.
 
     Args:
       stream: A binary file, or any lines as bytes.
-      name: What to call it in messages.
+      name: Name of the file in error messages.
 
     Raises:
       UserError: A line is not UTF-8.
@@ -39,7 +39,7 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def read_file(path: pathlib.Path) -> Iterator[str]:
-    """The lines of a text file, unpacked if its name ends in ``.gz``.
+    """Yields the lines of a text file, decompressed if its name ends in ``.gz``.
 
     Raises:
       UserError: The file cannot be read, is damaged, or is not UTF-8.
@@ -48,7 +48,7 @@ def read_file(path: pathlib.Path) -> Iterator[str]:
 
 
 def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
-    """SHA-256 of some files' unpacked bytes, hexadecimal.
+    """Returns the SHA-256 of the uncompressed bytes of some files, hexadecimal.
 
     Raises:
       UserError: A file cannot be read or is damaged.
@@ -63,7 +63,7 @@ def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
 
 
 def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
-    r"""The lines of a file as bytes, each with its ``\n``, unpacked if its name ends in ``.gz``.
+    r"""Yields the lines of a file as bytes, each with its ``\n``; decompresses ``.gz`` files.
 
     Raises:
       UserError: The file cannot be read or is damaged.
@@ -78,10 +78,10 @@ def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def find_file(path: pathlib.Path) -> pathlib.Path:
-    """The file, or the same packed with gzip.
+    """Returns the path, or the path of the same file compressed with gzip.
 
     Raises:
-      UserError: There is neither.
+      UserError: Neither exists.
     """
     packed = path.with_name(path.name + ".gz")
     for candidate in (path, packed):

@@ -1,4 +1,4 @@
-"""Translation corpora from TensorFlow Datasets, such as WMT14. Reading needs no TensorFlow."""
+"""Translation corpora from TensorFlow Datasets, such as WMT14, read without TensorFlow."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -18,15 +18,15 @@ class TfdsCorpus:
     def __init__(
         self, builder: str, directory: str, source_language: str, target_language: str
     ) -> None:
-        """Takes the builder's name, TFDS's data directory ("" for its default) and languages."""
+        """Takes the builder, TFDS's data directory ("" for its default) and two languages."""
         self._name, self._directory = builder, directory
         self._languages = (source_language, target_language)
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Sentence pairs of a split.
+        """Yields the sentence pairs of a split.
 
         Raises:
-          UserError: The data set is not there, is damaged, or holds other splits or languages.
+          UserError: The dataset is missing or damaged, or has other splits or languages.
         """
         examples = self._open(split)
         count = 0
@@ -34,13 +34,13 @@ class TfdsCorpus:
             for example in examples:
                 yield self._pair(example, split, count)
                 count += 1
-        except RuntimeError as error:  # what ArrayRecord raises for damaged files
+        except RuntimeError as error:  # ArrayRecord raises it for damaged files
             raise self._damaged(split, str(error).splitlines()[0]) from None
         if count != len(examples):
             raise self._damaged(split, f"expected {len(examples)} records, got {count}")
 
     def fingerprint(self, split: str) -> str:
-        """SHA-256 of the data set's name, version, split and size: its text is not read."""
+        """Returns the SHA-256 of the dataset's name, version, split and size, not of its text."""
         examples = self._open(split)
         version = self._builder().info.full_name
         identity = (version, split, len(examples), *self._languages)
@@ -56,7 +56,7 @@ class TfdsCorpus:
             ) from None
 
     def _open(self, split: str) -> Any:
-        """The examples of a split, a sequence of mappings from language to text."""
+        """Returns the examples of a split, a sequence of mappings from language to text."""
         builder = self._builder()
         try:
             return builder.as_data_source(split)

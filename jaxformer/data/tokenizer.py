@@ -18,34 +18,34 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
-# sentencepiece is imported where it is used: most who import this module want these ids alone.
+# sentencepiece is imported only where it is used: most importers of this module need only the ids.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
 
-# The special ids and a piece for every byte, which any text can fall back on.
+# The special ids, and a piece for every byte as a fallback for any text.
 _SMALLEST_VOCABULARY = 4 + 256
-# Lines that a vocabulary is learned from; a sample of larger corpora serves as well.
+# Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MOST_LINES = 2_000_000
 _DIGEST_BYTES = 32
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
-    The target side of a vocabulary with symbols, the brackets of trees for example, is not text
-    but these symbols with spaces between them. Each is one token, and no text gives its id.
+    Targets can be space-separated symbols instead of text, such as the brackets of trees. Each
+    symbol is then one token, and no text contains its id.
 
     Attributes:
       vocab_size: Number of ids.
-      target_vocab_size: Number of ids up to the last that a target can have.
-      serialized: The SentencePiece model, as it lies in a file.
-      sha256: Hash of the SentencePiece model, hexadecimal: what a trained network depends on.
+      target_vocab_size: Number of ids up to the last one that a target can have.
+      serialized: The SentencePiece model, as in its file.
+      sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
     """
 
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model.
 
         Raises:
-          UserError: These bytes are no such model, or it has other special ids.
+          UserError: The bytes are not such a model, or it has other special ids.
         """
         import sentencepiece
 
@@ -77,7 +77,7 @@ class Tokenizer:
         """Reads a SentencePiece model file.
 
         Raises:
-          UserError: There is no such file, or it is no SentencePiece model.
+          UserError: There is no such file, or it is not a SentencePiece model.
         """
         try:
             return cls(pathlib.Path(path).read_bytes())
@@ -87,40 +87,40 @@ class Tokenizer:
             raise UserError(f"{path}: {error}") from None
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the SentencePiece model, whole or not at all."""
+        """Writes the SentencePiece model atomically."""
         write_file(pathlib.Path(path), self.serialized)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a sentence, without BOS and EOS; empty for a blank one.
+        """Returns the token ids of a sentence, without BOS and EOS; empty for a blank sentence.
 
         Raises:
-          UserError: This is no text.
+          UserError: The argument is not a string.
         """
         check_text(text, "text")
         return self._processor.encode(text)
 
     def encode_target(self, text: str) -> list[int]:
-        """Token ids of a target sentence, without BOS and EOS; empty for a blank one.
+        """Returns the token ids of a target sentence, without BOS and EOS; empty for a blank one.
 
         Raises:
-          UserError: This is no text.
+          UserError: The argument is not a string.
         """
         check_text(text, "text")
         return self.encode_target_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many sentences, on all cores.
+        """Returns the token ids of many sentences, using all cores.
 
         Raises:
-          UserError: This is one text, or not texts.
+          UserError: The argument is a single string, or not strings.
         """
         return self._processor.encode(check_texts(texts, "texts"))
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many target sentences; both sides share the pieces, but not symbols.
+        """Returns the token ids of many target sentences; the sides share pieces, but not symbols.
 
         Raises:
-          UserError: This is one text, or not texts.
+          UserError: The argument is a single string, or not strings.
         """
         if not self._symbols:
             return self.encode_batch(texts)
@@ -128,7 +128,7 @@ class Tokenizer:
         return [[self._symbols.get(symbol, UNK) for symbol in _split(text)] for text in texts]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The target sentence of token ids; special ids leave no trace.
+        """Returns the target sentence of token ids, without special tokens.
 
         Raises:
           UserError: An id is out of range.
@@ -139,7 +139,7 @@ class Tokenizer:
         return self._processor.decode(tokens)
 
     def piece(self, token: SupportsIndex) -> str:
-        """How a token is written, as a label; "▁" stands for a space.
+        """Returns the piece of a token, as a label; "▁" stands for a space.
 
         Raises:
           UserError: The id is out of range.
@@ -150,15 +150,16 @@ class Tokenizer:
 def train_tokenizer(
     lines: Iterable[str], vocab_size: int, symbols: Sequence[str] = ()
 ) -> Tokenizer:
-    """Learns a byte-pair encoding; the same lines give the same tokenizer, bit for bit.
+    """Learns a byte-pair encoding. The same lines give the same tokenizer, bit for bit.
 
-    Text is taken as it is, but for runs of spaces: Unicode normalization (SentencePiece's default)
-    turns "½" into "1/2" and "…" into "...", which no reference translation does.
+    Text is not normalized, except that runs of spaces are merged. Unicode normalization,
+    SentencePiece's default, would turn "½" into "1/2" and "…" into "...", which no reference
+    translation does.
 
     Args:
-      lines: Sentences of both languages. Of more than two million a fixed sample is used.
-      vocab_size: Number of ids wanted, special ids, bytes and symbols included.
-      symbols: Of the target side, if that is no text.
+      lines: Sentences of both languages. A fixed sample is used of more than two million.
+      vocab_size: Number of ids, including special ids, bytes and symbols.
+      symbols: Symbols of the target side, if it is not text.
 
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
@@ -184,7 +185,7 @@ def train_tokenizer(
 
 
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
-    """Returns a serialized SentencePiece model: byte pairs, a piece for every byte, our ids.
+    """Returns a serialized SentencePiece model of byte pairs, with all bytes and our special ids.
 
     Args:
       lines: Text to learn from.
@@ -209,7 +210,7 @@ def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any)
         eos_id=EOS,
         bos_id=BOS,
         unk_id=UNK,
-        num_threads=1,  # more would divide the work differently each time
+        num_threads=1,  # more threads would divide the work differently each time
         minloglevel=2,
         **options,
     )
@@ -219,10 +220,10 @@ def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any)
 def cached_tokenizer(
     corpus: Corpus, split: str, vocab_size: int, cache_directory: pathlib.Path
 ) -> Tokenizer:
-    """The tokenizer learned from all text of a split, from the cache if it was learned before.
+    """Returns the tokenizer learned from all text of a split, from the cache if it is there.
 
-    The file's name is a hash of everything it depends on, and it begins with the hash of its
-    content: a damaged file is replaced.
+    The file's name is a hash of all inputs, and the file begins with the hash of its content, so
+    that a damaged file is detected and replaced.
 
     Raises:
       UserError: The corpus cannot be read, or does not suit the size of the vocabulary.
@@ -249,15 +250,15 @@ def cached_tokenizer(
 
 
 def _split(target: str) -> list[str]:
-    """The symbols of a target sentence."""
+    """Returns the symbols of a target sentence."""
     return [symbol for symbol in target.split(" ") if symbol]
 
 
 def _sample(lines: Iterable[str], size: int) -> list[str]:
-    """All lines, or of more than ``size`` a uniform sample: reservoir sampling, fixed seed.
+    """Returns all lines, or a uniform sample of ``size``: reservoir sampling with a fixed seed.
 
-    SentencePiece's own sampling has one random generator per process, so its result would depend
-    on what ran before.
+    SentencePiece's own sampling uses one random generator per process, so that its result would
+    depend on earlier calls.
     """
     stream = iter(lines)
     sample = list(itertools.islice(stream, size))
@@ -270,7 +271,7 @@ def _sample(lines: Iterable[str], size: int) -> list[str]:
 
 
 def _size_error(vocab_size: int, message: str) -> UserError:
-    """Explains why SentencePiece refused the size; its message has the size that would do."""
+    """Explains why SentencePiece refused the size; its message has a size that would work."""
     if found := re.search(r"set it to a value <= (\d+)", message):
         return UserError(
             f"model.vocab_size is too large for the training text: got {vocab_size}, at most "

@@ -1,1 +1,1 @@
-"""Tasks: data, loss and evaluation of what :func:`~jaxformer.fit` trains."""
+"""Tasks: data, loss and evaluation for :func:`~jaxformer.fit`."""

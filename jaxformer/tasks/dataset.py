@@ -1,4 +1,4 @@
-"""From the config to batches: corpus, tokenizer, token stores and plans of one run."""
+"""The data of a translation run: corpus, tokenizer, token stores and batch plans."""
 
 import dataclasses
 import itertools
@@ -15,13 +15,13 @@ from jaxformer.workdir import Workdir, cache_directory
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """What training reads.
+    """Data of a training run.
 
     Attributes:
       tokenizer: The shared vocabulary.
       identity: SHA-256 of the tokenizer and of both splits of the corpus.
       train: Training pairs as token ids.
-      plan: Which training pairs are in which batch.
+      plan: Assignment of training pairs to batches.
       valid: Validation pairs as token ids.
       valid_plan: Batches of validation pairs, each pair once.
       valid_text: The first validation pairs as text, for BLEU.
@@ -37,13 +37,13 @@ class Dataset:
 
 
 def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Dataset:
-    """Reads and tokenizes the corpus, or takes up what earlier runs left in the cache.
+    """Reads and tokenizes the corpus, or opens what earlier runs left in the cache.
 
-    A resumed run keeps the tokenizer of its workdir; a new one trains it on demand. Nothing
-    is written to the workdir.
+    A resumed run keeps the tokenizer of its workdir; a new one trains a tokenizer if need be.
+    Nothing is written to the workdir.
 
     Raises:
-      UserError: Data is missing or malformed, or is not what the run began with.
+      UserError: Data is missing or malformed, or differs from the data that the run began with.
     """
     data = sentence_pairs(config)
     corpus = open_corpus(data) if corpus is None else corpus
@@ -84,7 +84,7 @@ def _check_target_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> None:
 
 
 def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """The first validation pairs whose source is not too long for the model."""
+    """Returns the first validation pairs whose source is short enough for the model."""
     pairs = corpus.pairs(sentence_pairs(config).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
     return list(itertools.islice(fitting, config.training.eval_sentences))

@@ -1,4 +1,4 @@
-"""Language modeling: one text, the loss of every next token, and perplexity."""
+"""Language modeling: one text, next-token prediction, and perplexity."""
 
 import math
 import pathlib
@@ -37,8 +37,8 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
     """Reads and tokenizes the text; a resumed run keeps the tokenizer of its workdir.
 
     Raises:
-      UserError: The text cannot be read, or is not what the run began with, or does not suit the
-        sizes of the config.
+      UserError: The text cannot be read, differs from the text that the run began with, or does not
+        match the sizes in the config.
     """
     data = text_stream(config)
     text = read_text(pathlib.Path(data.file).expanduser())
@@ -71,20 +71,18 @@ def _identity(stream: TokenStream) -> dict[str, str]:
 class LanguageModeling(Task):
     """Trains a language model on one text; validates with loss and perplexity.
 
-    A batch is token ids, [B, T + 1]: each of the last T is predicted from those before it in its
-    row. 0 is padding.
+    A batch is token ids, [B, T + 1]. Each of the last T tokens is predicted from the tokens before
+    it in its row. 0 is padding.
     """
 
     def __init__(self, config: Config, stream: TokenStream) -> None:
-        """Prepares; programs are compiled at the first use."""
         self.config, self._data, self._stream = config, text_stream(config), stream
 
     def init(self, key: Array) -> PyTree:
-        """Creates the parameters of the language model."""
         return LanguageModel(self.config.model).init(key, jnp.ones((1, 1), jnp.int32))["params"]
 
     def loss(self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None) -> Sums:
-        """Sums "loss", label-smoothed, and "nll", in nats, over "count" tokens, or "tokens"."""
+        """Sums label-smoothed "loss" and "nll", in nats, and counts tokens ("count", "tokens")."""
         dropout: dict[str, Any] = {"deterministic": True}
         rngs, remat = None, "none"
         if randomness is not None:
@@ -104,7 +102,7 @@ class LanguageModeling(Task):
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Int[np.ndarray, "B _"]]:
-        """Rows from random places of the training text, cut in threads."""
+        """Yields rows from random positions of the training text, made in threads."""
         data, rows = self._data, self._rows(shards)
 
         def batch_of(step: int) -> Int[np.ndarray, "B _"]:
@@ -116,11 +114,11 @@ class LanguageModeling(Task):
         return prefetch(batch_of, start, self.config.training.steps)
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
-        """The one shape of a training batch."""
+        """Returns the only shape of a training batch."""
         return [jax.ShapeDtypeStruct((self._rows(shards), self._data.length + 1), jnp.int32)]
 
     def identity(self) -> dict[str, str]:
-        """SHA-256 of the text and of the tokenizer."""
+        """Returns the SHA-256 of the text and of the tokenizer."""
         return _identity(self._stream)
 
     def save(self, folder: Workdir) -> None:
@@ -128,7 +126,7 @@ class LanguageModeling(Task):
         save_tokenizer(self._stream.tokenizer, folder.tokenizer)
 
     def summary(self) -> str:
-        """Counts tokens, and how often the run sees each of them."""
+        """Returns the numbers of tokens and epochs."""
         stream, data = self._stream, self._data
         step = data.rows * data.length
         epochs = self.config.training.steps * step / len(stream.train)
@@ -140,7 +138,7 @@ class LanguageModeling(Task):
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Loss a token, perplexity, and loss and bits a character, over all the rest."""
+        """Computes loss per token, perplexity, and nats and bits per character."""
         shards = BatchShards.of(mesh)
         windows = self._stream.validation_windows(self._rows(shards), self._data.length)
         values = evaluate_loss(self.loss, params, map(shards.local, windows), mesh, check_stop)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
+from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
 from jaxformer.data.batch import Batch
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import corpus_bleu
+from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 from jaxformer.tasks.dataset import Dataset
@@ -25,12 +26,12 @@ from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Loss, Randomness, Sums, Task
 from jaxformer.workdir import Workdir, sha256_of
 
-# Called with how many sentences have been decoded since the last call.
+# Called with the number of sentences decoded since the last call.
 Report: TypeAlias = Callable[[int], None]
 
 
 def make_init(config: ModelConfig) -> Callable[[Array], PyTree]:
-    """The function that creates the parameters of a Transformer from a key."""
+    """Returns a function that creates the parameters of a Transformer from a key."""
 
     def init(key: Array) -> PyTree:
         tokens = jnp.ones((1, 1), jnp.int32)
@@ -40,11 +41,11 @@ def make_init(config: ModelConfig) -> Callable[[Array], PyTree]:
 
 
 def make_loss(config: Config) -> Loss:
-    """The loss function of a Transformer: sums over a :class:`Batch`.
+    """Returns the loss function of a Transformer: sums over a :class:`~jaxformer.data.batch.Batch`.
 
-    They are "loss", label-smoothed, in nats; "nll", the negative log likelihood; "count", target
-    tokens; "tokens", source and target tokens. Tokens are those without padding, end-of-sentence
-    included.
+    The sums are "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
+    "count", the number of target tokens; and "tokens", the number of source and target tokens.
+    Tokens include end-of-sentence but no padding.
     """
     check_config(config)
     smoothing = config.training.label_smoothing
@@ -75,18 +76,18 @@ def loss_sums(
     deterministic: bool = True,
     rngs: dict[str, Array] | None = None,
 ) -> Sums:
-    """Loss and counts of one batch on one device, as sums."""
+    """Sums the loss and counts of one batch on one device."""
 
     def forward(module: Transformer) -> tuple[Array, Any]:
-        how: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
-        encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **how)
+        dropout: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
+        encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **dropout)
         features = module.decode(
             batch.tgt_in,
             encoded,
             batch.src_segments,
             batch.tgt_segments,
             batch.tgt_positions,
-            **how,
+            **dropout,
         )
         return features, module.output_projection()
 
@@ -102,7 +103,7 @@ def loss_sums(
 
 
 def abstract_batch(rows: int, src_length: int, tgt_length: int) -> Batch:
-    """Shapes and dtypes of a global batch; nothing is computed."""
+    """Returns shapes and dtypes of a global batch, without computing it."""
     src = jax.ShapeDtypeStruct((rows, src_length), jnp.int32)
     tgt = jax.ShapeDtypeStruct((rows, tgt_length), jnp.int32)
     return Batch(src, src, src, tgt, tgt, tgt, tgt)
@@ -112,37 +113,45 @@ class Translation(Task):
     """Trains a Transformer on sentence pairs; validates with loss, perplexity and BLEU."""
 
     def __init__(self, config: Config, data: Dataset) -> None:
-        """Prepares; programs are compiled at the first use."""
         self.config, self._data = config, data
         self._init, self._loss = make_init(config.model), make_loss(config)
+        self.log_formats = self._log_formats()
+
+    def _log_formats(self) -> dict[str, str]:
+        data = sentence_pairs(self.config)
+        if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
+            return {"bleu": "", "exact_match": "exact {:.1f}%"}
+        scorer = cast(BLEU, sacrebleu(data.target_language).scorer)
+        tokenizer = scorer.tokenizer.signature()
+        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)", "exact_match": ""}
 
     def init(self, key: Array) -> PyTree:
-        """The parameters of the Transformer."""
         return self._init(key)
 
     def loss(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        """Label-smoothed loss and counts; see :func:`make_loss`."""
+        """Sums the label-smoothed loss and counts; see :func:`make_loss`."""
         return self._loss(params, batch, randomness)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Batch]:
-        """Batches of the data's plan, laid out in threads."""
+        """Yields the batches of the plan, made in threads."""
         data, stop = self._data, self.config.training.steps
-        return load_batches(data.train, data.plan, start=start, stop=stop, **_rows(shards))
+        options = shards._asdict()
+        return load_batches(data.train, data.plan, start=start, stop=stop, **options)
 
     def shapes(self, shards: BatchShards) -> Sequence[Batch]:
-        """Every shape of a training batch."""
+        """Returns every shape of a training batch."""
         shapes = padded_shapes(self._data.plan, shards.row_multiple)
         return [abstract_batch(*shape) for shape in shapes]
 
     def identity(self) -> dict[str, str]:
-        """SHA-256 of the tokenizer and of both splits of the corpus."""
+        """Returns the SHA-256 of the tokenizer and of both splits of the corpus."""
         return self._data.identity
 
     def save(self, folder: Workdir) -> None:
         """Writes the tokenizer.
 
         Raises:
-          UserError: Another tokenizer is in the way.
+          UserError: The workdir already holds another tokenizer.
         """
         tokenizer = self._data.tokenizer
         if folder.tokenizer.exists() and sha256_of(folder.tokenizer) != tokenizer.sha256:
@@ -153,7 +162,7 @@ class Translation(Task):
         tokenizer.save(folder.tokenizer)
 
     def summary(self) -> str:
-        """Counts pairs, batches, and padding."""
+        """Returns the numbers of pairs and batches, and the share of padding."""
         config, data = self.config, self._data
         longest = sentence_pairs(config).max_length
         return (
@@ -165,7 +174,7 @@ class Translation(Task):
         )
 
     def describe_batch(self, step: int) -> str:
-        """Names the examples of a batch."""
+        """Lists the examples of a batch."""
         ids = sorted(i for row in self._data.plan.rows(step)[1] for i in row)
         return (
             f"it had {len(ids)} examples: {', '.join(map(str, ids[:10]))}"
@@ -176,16 +185,17 @@ class Translation(Task):
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Loss and perplexity; BLEU and exact match in %, if sentences are set aside for them."""
+        """Computes loss and perplexity, and scores the decoded sentences that are set aside."""
         plan, shards = self._data.valid_plan, BatchShards.of(mesh)
-        batches = load_batches(self._data.valid, plan, stop=plan.batches_per_epoch, **_rows(shards))
+        options = shards._asdict()
+        batches = load_batches(self._data.valid, plan, stop=plan.batches_per_epoch, **options)
         values = evaluate_loss(self.loss, params, batches, mesh, check_stop)
         if self._data.valid_text:
             values |= self.score_decoded(params, mesh, lambda _: check_stop())
         return values
 
     def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
-        """Translates the sentences set aside; BLEU and exact match in %."""
+        """Translates the sentences set aside; returns BLEU and exact match in %."""
         sources, references = zip(*self._data.valid_text, strict=True)
 
         def translate(translator: Translator, mine: slice) -> list[str]:
@@ -201,7 +211,7 @@ class Translation(Task):
     def _decode(
         self, params: PyTree, mesh: Mesh, decode: Callable[[Translator, slice], list[str]]
     ) -> list[str]:
-        """Decodes on one device of each process, each its share of the sentences."""
+        """Decodes a share of the sentences on one device of each process."""
         if mesh.size > 1:
             params = hosts.on_this_host(params)
         translator = Translator(self.config, params, self._data.tokenizer)
@@ -212,16 +222,8 @@ class Translation(Task):
 
 
 def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
-    """Percentage of texts that are exactly as they should be."""
+    """Returns the percentage of texts that equal their reference exactly."""
     return 100 * sum(map(operator.eq, ours, references)) / len(references)
-
-
-def _rows(shards: BatchShards) -> dict[str, Any]:
-    return {
-        "row_multiple": shards.row_multiple,
-        "parts": shards.local_shards,
-        "part_count": shards.shard_count,
-    }
 
 
 def _skipped(store: TokenStore, max_length: int) -> str:

@@ -1,1 +1,1 @@
-"""Section 5 for any task: loss, optimizer, one data-parallel step, the loop, and its reports."""
+"""Training of any task (section 5): loss, optimizer, data-parallel step, loop and reports."""

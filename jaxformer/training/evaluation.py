@@ -1,4 +1,4 @@
-"""Evaluation of a loss function on batches that are set aside."""
+"""Evaluation of a loss function on validation batches."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -12,7 +12,8 @@ from jaxformer.training.reporting import mean_values
 from jaxformer.training.step import make_eval_step
 from jaxformer.training.task import Loss, Sums
 
-# Compiled once for all evaluations of a run. Few, since a loss may keep its data alive.
+# Compiled once for all evaluations of a run. The cache is small, since a loss may keep its data
+# alive.
 _eval_step: Callable[..., Callable[[PyTree, PyTree], Sums]] = functools.lru_cache(maxsize=2)(
     make_eval_step
 )
@@ -25,16 +26,17 @@ def evaluate_loss(
     mesh: Mesh,
     check_stop: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Means per count over all batches: the loss, "perplexity" of a sum "nll", and others.
+    """Computes means per count over all batches; a sum "nll" gives "perplexity".
 
     Args:
-      loss: Sums over a batch; see :class:`Task`.
-      params: On the devices of the mesh.
-      batches: Of NumPy arrays, with rows that the mesh divides; several processes read their own.
-      mesh: As :func:`make_mesh` makes it.
+      loss: Returns sums over a batch; see :class:`~jaxformer.training.task.Task`.
+      params: Parameters on the devices of the mesh.
+      batches: Batches of NumPy arrays, with rows divisible by the batch shards of the mesh. Each of
+        several processes passes its own rows.
+      mesh: Mesh from :func:`~jaxformer.training.mesh.make_mesh`.
       check_stop: Called before each batch.
     """
-    # One at a time: several that sum over a CPU's devices can wait for one another for ever.
+    # One at a time: concurrent programs that sum over the devices of a CPU can deadlock.
     sums = []
     for batch in batches:
         check_stop()

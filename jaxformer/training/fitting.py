@@ -1,4 +1,4 @@
-"""The training loop: :func:`fit` trains any task, and reads like a table of contents."""
+"""The training loop: :func:`fit` trains any task."""
 
 import dataclasses
 import functools
@@ -36,12 +36,12 @@ from jaxformer.training.task import Sums, Task
 from jaxformer.training.writers import Writer
 from jaxformer.workdir import Workdir
 
-# A run in which this many steps in a row were skipped does not recover by itself.
+# A run that has skipped this many steps in a row will not recover on its own.
 _MOST_SKIPPED_IN_ROW = 10
 
 
 class _StoppedError(Exception):
-    """Nobody waits for the validation any more."""
+    """Raised in a validation when the run has been asked to stop."""
 
 
 def fit(
@@ -56,33 +56,35 @@ def fit(
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
 ) -> TrainState:
-    """Trains a task in ``workdir``, or resumes a run where it stopped.
+    """Trains a task in ``workdir``, or resumes the run that is there.
 
-    A run that was interrupted, even by kill -9, gets exactly the batches and random numbers that
-    it would have got. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
+    Training resumes exactly: after any interruption, even kill -9, batches and random numbers
+    continue as if nothing had happened. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
 
     Args:
-      task: Parameters, loss, batches and evaluation: an object of one's own.
-      optimizer: Any transformation of gradients. A resumed run must be given the same.
-      workdir: Folder of the run: checkpoints, metrics, identity.
-      settings: How long to train, and how often to report, evaluate and save.
-      mesh: Devices, from :func:`make_mesh`; all of them along "data" when None.
-      config: The whole experiment, if the settings are only a part of it. A resumed run is held to
-        it; otherwise to the settings' seed.
-      learning_rate: The schedule of the optimizer, only to be reported.
-      hooks: Called after each step, once it is reported and saved, with its number, the state and
-        the step's sums. The next step takes over the state's memory: copy what is to be kept. An
-        exception ends the run, which can be resumed from the newest checkpoint; steps from there
-        on, and their hooks, are then repeated.
-      writers: Get all reports of training and evaluation, besides the terminal, ``metrics.jsonl``
-        and TensorBoard. A writer that raises is dropped, with a line in the log.
+      task: Parameters, loss, batches and evaluation.
+      optimizer: Any gradient transformation. A resumed run must be given the same one.
+      workdir: Run directory: checkpoints, metrics, identity.
+      settings: Length of the training, and intervals of reports, validations and checkpoints.
+      mesh: Devices, from :func:`~jaxformer.training.mesh.make_mesh`. None puts all of them along
+        "data".
+      config: The whole experiment, if the settings are only a section of it. A resumed run must
+        match it. When None, a resumed run must match the seed of the settings.
+      learning_rate: Schedule of the optimizer, used only in reports.
+      hooks: Called after each step, once it is reported and saved, with the step number, the state
+        and the sums of the step. The next step donates the state: copy what you keep. An exception
+        ends the run. The run can be resumed from the newest checkpoint, and then repeats the later
+        steps and their hooks.
+      writers: Receive all training and validation reports, in addition to the terminal,
+        ``metrics.jsonl`` and TensorBoard. A writer that raises is dropped with a message in the
+        log.
 
     Returns:
       The final state.
 
     Raises:
-      UserError: The workdir belongs to another experiment, or another process trains in it, or its
-        checkpoints are missing; or the task is not as expected.
+      UserError: The workdir belongs to another experiment, another process trains in it, its
+        checkpoints are missing, or the task is invalid.
       FloatingPointError: Updates were not finite for many steps in a row.
       KeyboardInterrupt: The run was asked to stop, and has saved its state.
     """
@@ -97,16 +99,22 @@ def fit(
         only_run_in(folder),
         Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
     ):
-        # Once more: while this run read its data, another may have come and gone.
+        # Checked again: another run may have used the workdir while this one read its data.
         check_workdir(folder, config or settings)
         check_identity(folder, identity)
         state = _restore_or_initialize(task, optimizer, mesh, settings.seed, folder, checkpoints)
         start = int(state.step)
         if hosts.is_primary():
             initialize_workdir(folder, config or settings, task)
-            if start:  # in a workdir that an earlier version made, too
+            if start:  # an earlier version may have made the workdir without this record
                 folder.record_commit(start)
-        with Reporter(folder, start=start, steps=settings.steps, writers=writers) as reporter:
+        with Reporter(
+            folder,
+            start=start,
+            steps=settings.steps,
+            writers=writers,
+            formats=task.log_formats,
+        ) as reporter:
             _log_summary(reporter, task, mesh, state)
             run = Run(task, settings, mesh, optimizer, checkpoints, reporter, learning_rate, hooks)
             if start:
@@ -135,7 +143,6 @@ def _restore_or_initialize(
     folder: Workdir,
     checkpoints: Checkpoints,
 ) -> TrainState:
-    """Restores the newest good checkpoint, or initializes a state if there is none yet."""
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
@@ -148,7 +155,7 @@ def _restore_or_initialize(
 
 @dataclasses.dataclass
 class Run:
-    """The parts of a run that its steps need."""
+    """Everything that the steps of a run need."""
 
     task: Task
     settings: FitConfig
@@ -160,7 +167,7 @@ class Run:
     hooks: Sequence[Hook]
 
     def steps(self, state: TrainState, start: int) -> TrainState:
-        """Takes all steps from ``start`` on, and reports, validates and saves on the way."""
+        """Takes all steps after ``start``, and reports, validates and saves along the way."""
         settings = self.settings
         train_step = self.compile_train_step(state)
         window = Window(self.learning_rate)
@@ -181,7 +188,7 @@ class Run:
                         # A preempted run skips validation, except the final one.
                         if self.is_validated(step) and not stop:
                             self.validate(step, state, stopped if not last else ())
-                        stop = stop or (bool(stopped) and not last)  # asked while it validated
+                        stop = stop or (bool(stopped) and not last)  # asked during validation
                 for hook in self.hooks:
                     hook(step, state, sums)
                 if stop:
@@ -190,22 +197,22 @@ class Run:
         return state
 
     def end_early(self, step: int, stopped: Sequence[signal.Signals]) -> NoReturn:
-        """Ends the run after a step that is being saved."""
+        """Ends the run after its state has been saved."""
         self.checkpoints.wait()
         name = stopped[0].name if stopped else "SIGTERM"
-        raise KeyboardInterrupt(f"{name}: step {step} is saved; the same command goes on there")
+        raise KeyboardInterrupt(f"{name}: step {step} is saved; the same command resumes there")
 
     def is_validated(self, step: int) -> bool:
-        """Returns whether there is a validation after this step."""
+        """Returns whether the run validates after this step."""
         return step % self.settings.eval_every == 0 or step == self.settings.steps
 
     def validate(
         self, step: int, state: TrainState, stopped: Sequence[signal.Signals] = ()
     ) -> None:
-        """Validates a state that is saved or being saved, and attaches the score to it.
+        """Validates a state that is saved or being saved, and attaches the score to its checkpoint.
 
-        A validation that fails is reported and costs nothing else. With several processes it ends
-        the run: where one of them fails, the others wait for it in the middle of a computation.
+        A validation that fails is reported, and training continues. With several processes it ends
+        the run: the others wait for the failed one in the middle of a computation.
         """
 
         def check_stop() -> None:
@@ -225,13 +232,13 @@ class Run:
             return
         if not values:
             return
-        # First, so that a process killed while it waits does not report this validation twice.
+        # Wait first: a process killed while it waits must not report this validation twice.
         self.checkpoints.wait()
         self.reporter.valid(step, values)
         self.checkpoints.attach_score(step, score if mode == "max" else -score)
 
     def resume_validation(self, state: TrainState, start: int) -> None:
-        """Validates the checkpoint that the run resumes from, if its validation was cut short."""
+        """Validates the checkpoint that the run resumes from, if it was due and was interrupted."""
         due = start <= self.settings.steps and self.is_validated(start)
         if due and not self.checkpoints.is_scored(start):
             self.validate(start, state)
@@ -239,7 +246,7 @@ class Run:
     def compile_train_step(
         self, state: TrainState
     ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
-        """Compiles the step for every shape that the task names; another one is an error."""
+        """Compiles the step for every shape in ``Task.shapes``; any other shape is an error."""
         began = time.monotonic()
         train_step = make_train_step(
             self.task.loss,
@@ -265,14 +272,14 @@ class Run:
 
     @functools.cached_property
     def shards(self) -> BatchShards:
-        """Shards of the rows of a batch, of which this process reads some."""
+        """Shards of the rows of a batch, including those that this process reads."""
         return BatchShards.of(self.mesh, self.settings.gradient_accumulation)
 
     def batches(self, start: int) -> Iterator[PyTree]:
-        """The batches of the remaining steps, on the devices.
+        """Yields the batches of the remaining steps, on the devices.
 
         Raises:
-          UserError: There are fewer.
+          UserError: The task yields too few.
         """
         step, steps = start, self.settings.steps
         local = itertools.islice(self.task.batches(start, self.shards), steps - start)
@@ -286,7 +293,7 @@ class Run:
             )
 
     def report(self, state: TrainState, window: Window) -> None:
-        """Reports the window's means, and what was in skipped batches.
+        """Reports the means of the window, and describes skipped batches.
 
         Raises:
           FloatingPointError: Too many steps in a row were skipped.

@@ -1,4 +1,4 @@
-"""Hooks: a user's own functions that the loop calls after its steps."""
+"""Hooks: functions of the user that the training loop calls after its steps."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 from jaxformer.training.step import TrainState
 from jaxformer.training.task import Sums
 
-# Called after a step with its number, the state and the sums of the step; see fit.
+# Called after a step with the step number, the state and the sums of the step; see fit.
 Hook: TypeAlias = Callable[[int, TrainState, Sums], None]
 
 
 def every(steps: int, hook: Hook) -> Hook:
-    """A hook that is called after each of so many steps only.
+    """Returns a hook that calls ``hook`` only after every ``steps`` steps.
 
     >>> noted = []
     >>> hook = every(3, lambda step, state, sums: noted.append(step))

@@ -1,6 +1,6 @@
 """Communication between the processes of one run, on one or several hosts.
 
-With a single process nothing is sent, and every function does the obvious.
+With a single process, nothing is communicated.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from jaxformer.errors import UserError
 
 
 def is_primary() -> bool:
-    """Returns whether this process is the one that writes files and reports."""
+    """Returns whether this is process 0, which writes files and reports."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def first_before_others(what: str) -> Iterator[None]:
-    """The first process runs the block while the others wait, which run it then.
+    """Runs the block on process 0 first, and on the other processes after it.
 
-    For what the first leaves in a file system that they share. If it fails, the others run into
-    the same failure by themselves.
+    Process 0 leaves files for the others in a shared file system. If it fails, the others run into
+    the same failure.
     """
     if not is_primary():
         multihost_utils.sync_global_devices(what)
@@ -38,7 +38,7 @@ def first_before_others(what: str) -> Iterator[None]:
 
 
 def all_gather(value: Any) -> list[Any]:
-    """The values of all processes in their order: whatever JSON can say."""
+    """Returns the values of all processes, in process order. They must be serializable as JSON."""
     if jax.process_count() == 1:
         return [value]
     mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -50,10 +50,10 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def check_agreement(facts: dict[str, str]) -> None:
-    """Checks that all processes were started alike: otherwise they would train different models.
+    """Checks that all processes were started with the same facts.
 
     Raises:
-      UserError: They were not, on every process: says which fact differs, and where.
+      UserError: Two processes differ. Every process raises it, with the name of the fact.
     """
     everywhere = all_gather(facts)
     for name, fact in everywhere[0].items():
@@ -66,5 +66,5 @@ def check_agreement(facts: dict[str, str]) -> None:
 
 
 def on_this_host(tree: PyTree) -> PyTree:
-    """Global arrays as whole numpy arrays, on every process."""
+    """Returns global arrays as whole NumPy arrays, on every process."""
     return multihost_utils.process_allgather(tree, tiled=True)

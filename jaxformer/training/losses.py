@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy (section 5.4) without the logits of a whole batch in memory."""
+"""Label-smoothed cross-entropy (section 5.4) that never holds the logits of a whole batch."""
 
 import functools
 from typing import NamedTuple
@@ -22,26 +22,26 @@ def cross_entropy(
     weights: Float[Array, " R"],
     smoothing: float,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Sums of the label-smoothed loss and of the negative log likelihood over weighted rows.
+    """Sums the label-smoothed loss and the negative log likelihood over weighted rows.
 
-    The logits are ``features @ embedding.T``, taken in the dtype of ``features`` and accumulated
-    in float32. The target distribution is that of Szegedy et al. 2015, which the paper cites:
-    (1 - smoothing) on the target plus smoothing / V everywhere. Logits exist for one chunk of
-    rows at a time, and their gradient is formed there and then, so that it is never recomputed.
+    The logits are ``features @ embedding.T``, computed in the dtype of ``features`` and accumulated
+    in float32. The target distribution follows Szegedy et al. 2015, cited by the paper:
+    (1 - smoothing) on the target plus smoothing / V everywhere. Logits exist for one chunk of rows
+    at a time. Their gradient is computed in the same pass, and never recomputed.
 
     Args:
       features: Decoder outputs, one row for every target position.
       embedding: The shared embedding, which is also the pre-softmax projection.
-      targets: Target token ids. One outside the vocabulary gives NaN, unless its weight is 0.
-      weights: 1 for real targets, 0 for padding. The loss has a gradient by them, too.
+      targets: Target token ids. An id outside the vocabulary gives NaN, unless its weight is 0.
+      weights: 1 for real targets, 0 for padding. The loss is differentiable with respect to them.
       smoothing: epsilon_ls.
 
     Returns:
-      The loss to minimize, and the plain negative log likelihood that perplexity is made of
-      (which has no gradient), both float32 sums in nats.
+      The loss to minimize, and the plain negative log likelihood for perplexity, which has no
+      gradient. Both are float32 sums in nats.
 
     Raises:
-      UserError: Shapes do not fit.
+      UserError: The shapes do not match.
     """
     features, embedding, targets, weights = _checked(features, embedding, targets, weights)
 
@@ -64,7 +64,7 @@ def projected_cross_entropy(
     smoothing: float,
     compute_dtype: str,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns :func:`cross_entropy` of a model's output over the targets that are not padding.
+    """Computes :func:`cross_entropy` of a model's output over the targets that are not padding.
 
     Args:
       features: Output of the last layer.
@@ -72,12 +72,12 @@ def projected_cross_entropy(
       targets: Target token ids.
       real: True where a target is not padding.
       smoothing: epsilon_ls.
-      compute_dtype: The model's, in which the logits of the loss are multiplied.
+      compute_dtype: Compute dtype of the model, used for the logits.
     """
     rows = features.reshape(-1, features.shape[-1]).astype(matmul_dtype(compute_dtype))
     matrix, bias = projection
     if bias is not None:
-        # A bias is one more input that is always one.
+        # The bias is the weight of one more input, which is always 1.
         rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
         matrix = jnp.hstack([matrix, bias[:, None]])
     weights = real.reshape(-1).astype(jnp.float32)
@@ -85,7 +85,7 @@ def projected_cross_entropy(
 
 
 def _checked(*arguments):
-    """The arguments as arrays; weights are NaN for targets outside the vocabulary, if not 0."""
+    """Converts to arrays. Weights other than 0 become NaN for targets outside the vocabulary."""
     features, embedding, targets, weights = map(jnp.asarray, arguments)
     rows = features.shape[:1]
     fits = features.ndim == embedding.ndim == 2 and features.shape[1] == embedding.shape[1]
@@ -100,12 +100,12 @@ def _checked(*arguments):
 
 
 def _chunks(features, targets, weights, vocab_size):
-    """The rows, padded, as a first axis of chunks."""
+    """Pads the rows and reshapes them into chunks along a new first axis."""
     rows = features.shape[0]
     logits = backend().logits_per_chunk
-    # While exporting for any number of rows, that number is an expression: one chunk has them all.
+    # In an export for any number of rows, that number is symbolic: one chunk holds all rows.
     count = -(-rows // max(128, logits // vocab_size)) if isinstance(rows, int) else 1
-    # GPUs would copy a matrix whose sides are no multiples of 16, too.
+    # GPUs would also copy a matrix whose sides are not multiples of 16.
     chunk = rows if count == 1 else -(-rows // (16 * count)) * 16
     padding = -rows % chunk
     features = jnp.pad(features, ((0, padding), (0, 0)))
@@ -115,7 +115,7 @@ def _chunks(features, targets, weights, vocab_size):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
 def _chunked(embedding, features, targets, weights, smoothing):
-    """The two sums, for callers that take no gradient."""
+    """Returns both sums, for callers that take no gradient."""
     projection = _projection(embedding, features.dtype)
 
     def chunk_sums(chunk):
@@ -129,9 +129,9 @@ def _chunked(embedding, features, targets, weights, smoothing):
 
 @_chunked.defjvp
 def _chunked_jvp(smoothing, primals, tangents):
-    """The two sums, and the loss's tangent: inner products of its gradients with the tangents.
+    """Returns both sums, and the tangent of the loss from its gradients.
 
-    This serves both modes of differentiation. The likelihood's tangent is 0, by design.
+    This serves both modes of differentiation. The tangent of the likelihood is 0 by design.
     """
     loss, nll, losses, gradients = _sums_and_gradients(primals, smoothing)
     tangent = (losses * tangents[3]).sum()
@@ -141,7 +141,7 @@ def _chunked_jvp(smoothing, primals, tangents):
 
 
 def _sums_and_gradients(primals, smoothing):
-    """The two sums, every row's loss, and the loss's gradients, in one pass over the chunks."""
+    """Returns both sums, the loss of every row and its gradients, in one pass over the chunks."""
     embedding, features, targets, weights = primals
     projection = _projection(embedding, features.dtype)
     kernel = projection.kernel
@@ -158,19 +158,19 @@ def _sums_and_gradients(primals, smoothing):
     kernel_gradient, (losses, nll, features_gradient) = jax.lax.scan(
         chunk_gradients, start, (features, targets, weights)
     )
-    # The barrier keeps XLA from folding the transpose into a product that CPUs have no kernel for.
+    # The barrier keeps XLA from folding the transpose into a matmul that CPUs have no kernel for.
     kernel_gradient = jax.lax.optimization_barrier(kernel_gradient)[:, : len(embedding)].T
     loss = (weights * losses).sum()
     return loss, nll.sum(), losses, (kernel_gradient, features_gradient)
 
 
 class _Projection(NamedTuple):
-    """The embedding as all chunks need it.
+    """The embedding, prepared once for all chunks.
 
     Attributes:
-      kernel: Its rows as columns, in which all three products of a chunk are fast on CPUs, and
-        columns of zeros up to a multiple of 16: GPUs would copy logits of another width. Not
-        where the vocabulary is split.
+      kernel: The transposed embedding, with which all three matmuls of a chunk are fast on CPUs.
+        Columns of zeros pad it to a multiple of 16, unless the vocabulary is sharded: GPUs would
+        copy logits of another width.
       mean: The mean row, float32. Its logit is the mean of the logits.
       vocab_size: V.
     """
@@ -182,16 +182,16 @@ class _Projection(NamedTuple):
 
 def _projection(embedding, dtype):
     rounded, size = embedding.astype(dtype), len(embedding)
-    # Where devices have parts of the vocabulary, padding would move rows from one to another.
+    # With a sharded vocabulary, padding would move rows between devices.
     padding = -size % 16 if shards_of("vocab") == 1 else 0
     kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, padding))))
     return _Projection(kernel, rounded.mean(axis=0, dtype=jnp.float32), size)
 
 
 def _chunk(features, targets, projection, smoothing):
-    """Loss, likelihood, and the loss's gradient by the logits, of every row of a chunk.
+    """Returns the loss, the likelihood, and the gradient with respect to the logits of every row.
 
-    The gradient by the logits of columns that only pad the kernel means nothing.
+    The gradient is undefined for the columns that pad the kernel.
     """
     kernel, mean, vocab_size = projection
     columns = jnp.arange(kernel.shape[1])
@@ -199,10 +199,10 @@ def _chunk(features, targets, projection, smoothing):
     if kernel.shape[1] > vocab_size:
         logits = jnp.where(columns < vocab_size, logits, jnp.finfo(jnp.float32).min)
     log_total = jax.nn.logsumexp(logits, axis=-1)
-    # A sum instead of an index: where the vocabulary is split over devices, none has all of it.
+    # A sum instead of an index: no device has all of a sharded vocabulary.
     is_target = columns == targets[:, None]
     nll = log_total - (logits * is_target).sum(axis=-1)
-    # Not as a product, which accelerators would take in less than float32.
+    # Not a matmul, which accelerators would compute in less than float32.
     uniform_nll = log_total - (features.astype(jnp.float32) * mean).sum(axis=-1)
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
     probabilities = jnp.exp(logits - log_total[:, None])

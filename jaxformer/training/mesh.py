@@ -1,8 +1,8 @@
-"""Devices as a mesh of three axes, and what lies where on it.
+"""The device mesh with its three axes, and the sharding of arrays over it.
 
-"data" splits the batch, and is summed over by hand. "fsdp" splits the batch too, and parameters
-and Adam's moments with it. "tensor" splits heads, the inner layer and the vocabulary. What the
-last two need is left to the compiler, by the rules of this module.
+"data" splits the batch, and is summed over explicitly. "fsdp" splits the batch too, and also the
+parameters and Adam's moments. "tensor" splits the heads, the inner layer and the vocabulary. The
+compiler inserts the communication for the last two, from the rules of this module.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from jaxformer.nn.parameters import ParameterInfo
 
 DATA_AXIS = "data"
 
-# Which axis of the mesh the model's axes lie along; "batch" is what is left of it within "data".
+# Maps axes of the model to axes of the mesh. "batch" is the batch within one shard of "data".
 RULES = {
     "batch": "fsdp",
     "d_model": "fsdp",
@@ -37,15 +37,15 @@ RULES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How many ways devices share the work; the product is the number of devices.
+    """Sizes of the three axes of the mesh; their product is the number of devices.
 
-    The result of a run does not depend on it. ``docs/scaling.md`` says when which is fast.
+    The result of a run does not depend on them. ``docs/scaling.md`` says which sizes are fast.
 
     Attributes:
-      data: Parts of the batch; every one has a whole copy of the parameters. -1: all devices that
-        the other two leave.
-      fsdp: Parts of the batch that also share parameters and Adam's moments among them.
-      tensor: Parts of heads, inner layer and vocabulary.
+      data: Number of batch shards, each with a whole copy of the parameters. -1: all devices that
+        the other two axes leave.
+      fsdp: Number of batch shards that also split the parameters and Adam's moments among them.
+      tensor: Number of shards of the heads, the inner layer and the vocabulary.
     """
 
     data: int = -1
@@ -53,7 +53,6 @@ class MeshConfig:
     tensor: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses sizes that are no sizes."""
         check_types(self, "mesh")
         sizes = {name: getattr(self, name) for name in ("data", "fsdp", "tensor")}
         for name, size in sizes.items():
@@ -64,10 +63,14 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
-    """All devices, or those given, as a mesh with the axes "data", "fsdp" and "tensor".
+    """Arranges devices in a mesh with the axes "data", "fsdp" and "tensor".
 
-    Slices of TPUs, and nodes of GPUs, are laid along the first axes: what "tensor" sums stays
-    within one of them if it can.
+    TPU slices and GPU nodes are laid along the first axes, so that the sums over "tensor" stay
+    within one of them if possible.
+
+    Args:
+      config: Sizes of the axes; by default, all devices along "data".
+      devices: All devices by default.
 
     Raises:
       UserError: The sizes do not multiply to the number of devices, or are not in a MeshConfig.
@@ -94,7 +97,7 @@ def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = 
 
 
 def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
-    """Devices in the order in which they reach one another fastest."""
+    """Orders devices so that neighbors communicate fastest."""
     left = len({getattr(device, "slice_index", 0) for device in devices})
     if left == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
@@ -109,37 +112,37 @@ def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device."""
+    """Returns the sharding of an array that is copied to every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def rows_split(mesh: Mesh) -> NamedSharding:
-    """The layout of batches: rows split over "data" and "fsdp"."""
+    """Returns the sharding of batches: rows split over "data" and "fsdp"."""
     return NamedSharding(mesh, PartitionSpec((DATA_AXIS, "fsdp")))
 
 
 def row_shards(mesh: Mesh) -> int:
-    """How many parts the rows of a batch are split into."""
+    """Returns the number of shards of the rows of a batch."""
     return mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
 
 
 def row_parts(mesh: Mesh) -> list[int]:
-    """Which parts of the rows of every batch, of :func:`row_shards`, this process reads.
+    """Returns the numbers of the row shards that this process reads, ascending.
 
-    Not always neighbors: TPUs are in the order in which they are wired. Processes whose devices
-    only split the tensors of one another read the same rows.
+    They are not always contiguous: TPUs are ordered by their interconnect. Processes whose devices
+    differ only along "tensor" read the same rows.
     """
     process = jax.process_index()
-    parts = mesh.devices.reshape(row_shards(mesh), -1)
-    return [n for n, part in enumerate(parts) if any(d.process_index == process for d in part)]
+    shards = mesh.devices.reshape(row_shards(mesh), -1)
+    return [n for n, shard in enumerate(shards) if any(d.process_index == process for d in shard)]
 
 
 class BatchShards(NamedTuple):
-    """The equal, contiguous shards that the rows of every batch have on a mesh.
+    """Equal, contiguous shards of the rows of every batch on a mesh.
 
     Attributes:
-      row_multiple: Rows of a global batch must be divisible by this: by the number of shards, and
-        within each of them by the micro-batches of a step.
+      row_multiple: Divisor of the rows of every global batch: the number of shards times the number
+        of micro-batches per step.
       local_shards: Numbers of the shards that this process reads, ascending.
       shard_count: Number of all shards.
     """
@@ -150,7 +153,7 @@ class BatchShards(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, gradient_accumulation: int = 1) -> "BatchShards":
-        """The shards of a mesh, for steps of so many micro-batches."""
+        """Returns the shards of a mesh, for steps of ``gradient_accumulation`` micro-batches."""
         count = row_shards(mesh)
         return cls(count * gradient_accumulation, row_parts(mesh), count)
 
@@ -169,12 +172,12 @@ class BatchShards(NamedTuple):
 def split_over(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
     """Returns the sharding of every parameter.
 
-    An axis that cannot be split evenly is not split, nor is an array that nothing is known about.
+    An axis that cannot be split evenly is not split. An array without a description is replicated.
 
     Args:
-      mesh: As :func:`make_mesh` makes it.
+      mesh: Mesh from :func:`make_mesh`.
       params: Arrays or their shapes.
-      info: A :class:`~jaxformer.nn.ParameterInfo` or None in the place of each array.
+      info: A :class:`~jaxformer.nn.ParameterInfo` or None for each array.
     """
 
     def sharding(
@@ -193,17 +196,17 @@ def split_over(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
 
 
 def split_alike(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -> PyTree:
-    """The layout of an optimizer's state.
+    """Returns the sharding of every array of an optimizer's state.
 
-    An array whose path ends with a parameter's path, and that has the parameter's shape, lies like
-    the parameter: Adam's moments. All others are whole on every device: counts, and the rows and
-    columns of Adafactor.
+    An array whose path ends with a parameter's path, and which has the parameter's shape, is
+    sharded like the parameter: Adam's moments, for instance. All others are replicated: counts, and
+    the row and column statistics of Adafactor.
 
     Args:
-      mesh: As :func:`make_mesh` makes it.
+      mesh: Mesh from :func:`make_mesh`.
       opt_state: Arrays or their shapes.
       params: Arrays or their shapes.
-      layout: Of the parameters, from :func:`split_over`.
+      layout: Shardings of the parameters, from :func:`split_over`.
     """
     shardings = {
         path: (leaf.shape, sharding)
@@ -223,27 +226,27 @@ def split_alike(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -
 
 
 def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyTree:
-    """This process's rows of a batch, as its part of the global batch on the devices.
+    """Transfers this process's rows of a batch to its devices, as its shards of the global batch.
 
     Raises:
-      UserError: The rows cannot be divided among the devices, and then into micro-batches.
+      UserError: The rows are not divisible by the number of batch shards times micro-batches.
     """
-    sharding, parts, count = rows_split(mesh), row_parts(mesh), row_shards(mesh)
+    sharding, shards, count = rows_split(mesh), row_parts(mesh), row_shards(mesh)
 
     def place(local: np.ndarray) -> jax.Array:
-        if np.ndim(local) == 0 or local.shape[0] % (len(parts) * gradient_accumulation):
+        if np.ndim(local) == 0 or local.shape[0] % (len(shards) * gradient_accumulation):
             raise UserError(
                 f"expected batches of rows divisible by {count * gradient_accumulation}, for "
                 f"{count} shards of {gradient_accumulation} micro-batches: got an array of shape "
                 f"{np.shape(local)}; add rows that count nothing"
             )
-        share = local.shape[0] // len(parts)
+        rows = local.shape[0] // len(shards)
 
-        def part(index: Any) -> np.ndarray:
-            start = share * parts.index((index[0].start or 0) // share)
-            return local[start : start + share]
+        def shard(index: Any) -> np.ndarray:
+            start = rows * shards.index((index[0].start or 0) // rows)
+            return local[start : start + rows]
 
-        return jax.make_array_from_callback((count * share, *local.shape[1:]), sharding, part)
+        return jax.make_array_from_callback((count * rows, *local.shape[1:]), sharding, shard)
 
     return jax.tree.map(place, batch)
 
@@ -251,34 +254,34 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
 def sum_over_data(
     mesh: Mesh, function: Callable[..., PyTree], in_specs: tuple[PartitionSpec, ...]
 ) -> Callable[..., PyTree]:
-    """Runs ``function`` on each part of the data axis, and sums what it returns over them.
+    """Returns a function that runs ``function`` on each shard of "data" and sums the results.
 
-    Its first argument, the parameters, may differ between the parts as far as autodiff knows:
-    otherwise it would sum gradients over the devices by itself, and everything be counted once
-    per device. The rules of this module hold within.
+    Autodiff must treat the first argument, the parameters, as different on each shard. Otherwise it
+    would sum gradients over the devices by itself, and everything would be counted once per device.
+    The sharding rules of this module apply inside ``function``.
     """
-    parts = mesh.shape[DATA_AXIS]
+    shards = mesh.shape[DATA_AXIS]
 
-    def on_one_part(params: PyTree, *rest: PyTree) -> PyTree:
+    def on_shard(params: PyTree, *rest: PyTree) -> PyTree:
         with _rules_of(mesh):
-            # XLA cannot sum over an axis of one where other axes are left to it.
-            if parts == 1:
+            # XLA cannot sum over an axis of size 1 while it partitions the other axes.
+            if shards == 1:
                 return function(params, *rest)
             return jax.lax.psum(function(_varying(params), *rest), DATA_AXIS)
 
     return jax.shard_map(
-        on_one_part,
+        on_shard,
         mesh=mesh,
         in_specs=(PartitionSpec(), *in_specs),
         out_specs=PartitionSpec(),
         axis_names={DATA_AXIS},
-        check_vma=parts > 1,
+        check_vma=shards > 1,
     )
 
 
 @contextlib.contextmanager
 def _rules_of(mesh: Mesh) -> Iterator[None]:
-    # Before jax 0.8 the mesh is not known within a shard_map unless it is entered.
+    # Before jax 0.8, a shard_map knows its mesh only inside the mesh's context.
     known = contextlib.nullcontext() if hasattr(jax.lax, "pcast") else mesh
     with known, nn.logical_axis_rules(tuple(RULES.items())):
         yield

@@ -1,4 +1,4 @@
-"""Adam and the learning rate of section 5.3, as an optax chain; Muon and a linear schedule."""
+"""Optimizers as optax chains: Adam (section 5.3) and Muon, with their learning rate schedules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ from jaxformer.training.settings import TrainingConfig
 
 
 def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -> optax.Schedule:
-    """The learning rate of equation 3: linear warm-up, then the inverse square root of the step.
+    """Returns the schedule of equation 3: linear warm-up, then the inverse square root of the step.
 
     lrate = scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5). The schedule takes
-    optax's count, which is 0 at the first update; the paper's step is 1 there.
+    optax's count, which is 0 at the first update, where the paper's step is 1.
 
     >>> schedule = inverse_sqrt_schedule(512, 4000)
     >>> round(float(schedule(3999)) * 1e4, 4)  # the peak: (512 * 4000)^-0.5
@@ -38,9 +38,9 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
 
 
 def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedule:
-    """A learning rate that rises linearly to ``peak``, then falls linearly to 0.
+    """Returns a schedule that rises linearly to ``peak``, then falls linearly to 0.
 
-    It is ``peak`` at step ``warmup_steps`` and would be 0 at the step after the last one.
+    The rate is ``peak`` at step ``warmup_steps``, and would be 0 at the step after the last one.
 
     >>> schedule = linear_schedule(1.0, warmup_steps=2, steps=5)
     >>> [float(schedule(count)) for count in range(5)]
@@ -56,7 +56,7 @@ def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedul
 
 
 def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedule:
-    """Returns the schedule of the settings: equation 3, or a linear one with the same peak."""
+    """Returns the schedule of the settings: equation 3, or a linear schedule with the same peak."""
     sizes = (d_model, settings.warmup_steps, settings.learning_rate_scale)
     if settings.schedule == "inverse_sqrt":
         return inverse_sqrt_schedule(*sizes)
@@ -74,16 +74,16 @@ def configured_optimizer(
     ``adam_dtype="bfloat16"``.
 
     Args:
-      settings: Which one.
+      settings: Training settings of the experiment.
       d_model: Width of the model, on which the learning rate depends.
-      describe: Returns facts about the parameters, for Muon and weight decay.
+      describe: Returns a description of the parameters, for Muon and weight decay.
     """
     schedule, decay = configured_schedule(settings, d_model), settings.weight_decay
     parts: list[optax.GradientTransformation] = []
     if settings.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(settings.clip_norm))
     if settings.optimizer == "muon":
-        # An orthogonal matrix times this has updates as large as Adam's usually are (Liu et al.
+        # This factor gives the orthogonal updates the usual size of Adam's updates (Liu et al.
         # 2025), so that one learning rate serves all parameters.
         options = {"weight_decay": decay, "consistent_rms": 0.2, "adam_b2": 0.98}
         return optax.chain(*parts, muon(schedule, describe(), **options))
@@ -101,7 +101,7 @@ def _is_dimensions(node: Any) -> bool:
 
 
 def _kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Rounds the state of ``inner`` between steps; what it computes stays float32."""
+    """Rounds the state of ``inner`` to bfloat16 between steps; it still computes in float32."""
 
     def cast(state: PyTree, dtype: str) -> PyTree:
         return jax.tree.map(
@@ -125,13 +125,14 @@ def muon(
     adam_learning_rate: float | optax.Schedule | None = None,
     **options: Any,
 ) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all other parameters.
+    """Returns Muon (Jordan et al. 2024) for the matrices of the layers, and AdamW for all else.
 
     Args:
-      learning_rate: Of the matrices, whose updates are orthogonal: about 0.02.
-      info: Facts about the parameters, from :func:`~jaxformer.nn.describe` or ``task.describe()``.
-      adam_learning_rate: Of the others; the same one when None.
-      **options: Of ``optax.contrib.muon``, such as ``weight_decay``.
+      learning_rate: Learning rate of the matrices, about 0.02. Their updates are orthogonal.
+      info: Description of the parameters, from :func:`~jaxformer.nn.describe` or
+        ``task.describe()``.
+      adam_learning_rate: Learning rate of all other parameters; ``learning_rate`` when None.
+      **options: Options of ``optax.contrib.muon``, such as ``weight_decay``.
     """
     return optax.contrib.muon(
         learning_rate,
@@ -144,9 +145,9 @@ def muon(
 def matrix_dimensions(info: PyTree) -> PyTree:
     """Returns the dimension numbers of each matrix of a layer, for ``optax.contrib.muon``.
 
-    The axis that the matmul sums over is the input, all after it are the output together, heads and
-    the size of a head for instance. Axes before it, such as the layers of a stack, hold matrices of
-    their own. None in the place of all other parameters: embeddings, biases, norms, positions.
+    The axis that the matmul sums over is the input. All axes after it form the output together,
+    such as heads and head size. Axes before it, such as the layers of a stack, index separate
+    matrices. All other parameters give None: embeddings, biases, norms, positions.
 
     >>> from jaxformer.nn import ParameterInfo
     >>> matrix_dimensions({"query": ParameterInfo((None, "d_model", "heads", None), "matrix")})

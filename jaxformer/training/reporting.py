@@ -1,4 +1,4 @@
-"""Reports of a run: means over the steps since the last one, handed to all writers."""
+"""Reports of a run: means over the steps since the last report, passed to all writers."""
 
 import contextlib
 import math
@@ -16,24 +16,30 @@ from jaxformer.training.task import Sums
 from jaxformer.training.writers import MetricsFile, TensorBoard, Terminal, Writer
 from jaxformer.workdir import Workdir
 
-# How many steps may wait for the device. It must not run out of them; but each is one more to wait
-# for when the run is asked to stop, and a machine that is taken away leaves it only seconds.
+# Steps dispatched ahead of the device. It must not run idle, but a run that is asked to stop waits
+# for all of them, and a preempted machine leaves it only seconds.
 _IN_FLIGHT = 4
-# Sums that are no values per count.
+# Sums that are not reported as means per count.
 _NOT_MEANS = ("count", "tokens", "skipped")
 
 
 class Reporter:
-    """Hands reports to the terminal, ``metrics.jsonl``, TensorBoard, and a user's own writers.
+    """Passes reports to the terminal, ``metrics.jsonl``, TensorBoard and the user's writers.
 
-    Of several processes only the first reports.
+    With several processes, only process 0 reports.
     """
 
     def __init__(
-        self, folder: Workdir, *, start: int, steps: int, writers: Sequence[Writer] = ()
+        self,
+        folder: Workdir,
+        *,
+        start: int,
+        steps: int,
+        writers: Sequence[Writer] = (),
+        formats: Mapping[str, str] | None = None,
     ) -> None:
-        """Resumes the metrics of an earlier part of the run, up to its step ``start``."""
-        self._terminal = Terminal(start, steps)
+        """Opens all writers; a resumed run keeps its reports up to step ``start``."""
+        self._terminal = Terminal(start, steps, formats)
         self._own: list[Any] = [self._terminal]
         self._users: list[Writer] = []
         self._seen: set[tuple[str, float]] = set()
@@ -43,22 +49,19 @@ class Reporter:
             self._users, self._seen = list(writers), metrics.cut
 
     def __enter__(self) -> "Reporter":
-        """Nothing to do: files were opened on construction."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Closes all writers."""
         for writer in self._own:
             writer.close()
         for writer in self._users:
             self._call(writer, writer.close)
 
     def log(self, message: str) -> None:
-        """Prints a message on the terminal."""
         self._terminal.log(message)
 
     def advance(self, step: int) -> None:
-        """Moves the bar."""
+        """Advances the progress bar."""
         self._terminal.advance(step)
 
     def train(self, step: int, values: dict[str, float]) -> None:
@@ -70,7 +73,7 @@ class Reporter:
         self._write(step, "valid", values)
 
     def failed_validation(self, step: int, error: Exception) -> None:
-        """Reports that a validation failed, and why."""
+        """Reports the error of a validation that failed."""
         cause = f"{type(error).__name__}: {error}".split("\n")[0]
         for writer in self._own:
             writer.write(step, "failed_validation", {"error": cause})
@@ -84,7 +87,7 @@ class Reporter:
             self._call(writer, writer.write, step, kind, dict(values))
 
     def _call(self, writer: Writer, method: Any, *arguments: Any) -> None:
-        """Calls a user's writer: if it fails, it is dropped, and the run continues."""
+        """Calls a user's writer; one that fails is dropped, and the run continues."""
         try:
             method(*arguments)
         except Exception as error:
@@ -94,10 +97,9 @@ class Reporter:
 
 
 class Window:
-    """The steps since the last report; their metrics stay on the device until then."""
+    """Steps since the last report; their metrics stay on the device until then."""
 
     def __init__(self, learning_rate: optax.Schedule | None = None) -> None:
-        """Starts an empty window now; the schedule, if there is one, is reported too."""
         self._schedule = learning_rate
         self._clear()
 
@@ -108,7 +110,7 @@ class Window:
         self._began = time.monotonic()
 
     def timed(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
-        """The same batches; counts the time in which the loop waits for them."""
+        """Yields the same batches, and measures the time that the loop waits for them."""
         while True:
             began = time.monotonic()
             batch = next(batches, None)
@@ -118,7 +120,7 @@ class Window:
             yield batch
 
     def add(self, step: int, metrics: Sums) -> None:
-        """Takes up one step; waits only if the device is far behind."""
+        """Adds one step; blocks only if the device is far behind."""
         self._steps.append(step)
         self._metrics.append(metrics)
         if len(self._metrics) > _IN_FLIGHT:
@@ -126,25 +128,25 @@ class Window:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the clock, for work that is not training."""
+        """Stops the clock during work that is not training."""
         jax.block_until_ready(self._metrics)
         began = time.monotonic()
         yield
         self._began += time.monotonic() - began
 
     def skipped(self) -> list[int]:
-        """The steps that were skipped, since their updates were not finite."""
+        """Returns the steps that were skipped because their updates were not finite."""
         flags = jax.device_get([metrics["skipped"] for metrics in self._metrics])
         return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
 
     def means(self, updates: int) -> dict[str, float]:
-        """Means over the window, skipped steps left out; empties it.
+        """Returns means over the window without its skipped steps, and empties it.
 
-        "waiting" is the share of the time in which the loop waited for batches. Devices work on
-        meanwhile: what the data costs is at most that.
+        "waiting" is the fraction of the time in which the loop waited for batches. Devices compute
+        meanwhile, so it is an upper bound of what loading costs.
 
         Args:
-          updates: How often the optimizer has updated the parameters so far.
+          updates: Number of optimizer updates so far.
         """
         every = jax.device_get(self._metrics)
         seconds = time.monotonic() - self._began
@@ -163,7 +165,7 @@ class Window:
 
 
 def mean_values(sums: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means per count, from sums over batches without skipped ones; NaN if nothing is left.
+    """Returns means per count from sums over batches; NaN if all batches were skipped.
 
     >>> mean_values([{"loss": 6.0, "hits": 1, "count": 2}, {"loss": 1.5, "hits": 2, "count": 1}])
     {'loss': 2.5, 'hits': 1.0}

@@ -1,4 +1,4 @@
-"""The run directory: it belongs to one experiment, and one run at a time trains in it."""
+"""The run directory. It belongs to one experiment, and one run at a time trains in it."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ from jaxformer.training.settings import Settings
 from jaxformer.training.task import Task
 from jaxformer.workdir import Workdir, code_digest, read_json, use_compilation_cache
 
-# What may differ when a run is resumed.
+# Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
     *(
         "train",
@@ -31,10 +31,10 @@ _MAY_CHANGE = {
 
 
 def begin(folder: Workdir, settings: Settings) -> None:
-    """Prepares a run before its data are read, which may take long.
+    """Prepares a run before it reads its data, which can take long.
 
     Raises:
-      UserError: As in :func:`check_workdir`, or other hosts run something else.
+      UserError: As in :func:`check_workdir`, or another host runs another config or version.
     """
     use_compilation_cache()
     hosts.check_agreement({"config": _digest(settings), "jaxformer": code_digest()})
@@ -42,13 +42,13 @@ def begin(folder: Workdir, settings: Settings) -> None:
 
 
 def check_workdir(folder: Workdir, settings: Settings) -> None:
-    """Checks that the workdir is free, or belongs to the same experiment and has its checkpoints.
+    """Checks that the workdir is new, or belongs to the same experiment and has its checkpoints.
 
-    How long to train and how often to report may change between the parts of a run, and data may
-    move: what it is like is held to its SHA-256. The rest of the experiment may not change.
+    The number of steps and the intervals of reports may change when a run is resumed. Data may
+    move, since it is identified by its SHA-256. The rest of the experiment may not change.
 
     Raises:
-      UserError: It is a file, or holds another experiment, or its checkpoints are missing.
+      UserError: The workdir is a file, holds another experiment, or lacks its checkpoints.
     """
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
@@ -65,7 +65,7 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
 
 
 def _fields(settings: Settings) -> dict[str, Any]:
-    """Returns the values that a resumed run is held to, by name."""
+    """Returns the values that a resumed run must not change, by name."""
     return {
         f"{section}.{name}": value
         for section, values in settings.to_dict().items()
@@ -75,7 +75,6 @@ def _fields(settings: Settings) -> dict[str, Any]:
 
 
 def _saved(folder: Workdir, settings: Settings) -> Settings:
-    """Returns the settings of the run in the workdir."""
     values = read_json(folder.config)
     if values.keys() - settings.to_dict().keys():
         raise UserError(
@@ -89,13 +88,13 @@ def _saved(folder: Workdir, settings: Settings) -> Settings:
 
 
 def _check_checkpoints(folder: Workdir) -> None:
-    """Checks that a run does not start over because the disk of its checkpoints is not mounted."""
+    """Checks that the checkpoints exist: their disk may not be mounted."""
     if saved_steps(folder.checkpoints):
         return
     step = folder.committed_step()
     if step is None and folder.checkpoints.is_dir():
         return  # stopped before its first checkpoint
-    last = "" if step is None else f", the last of which is of step {step}"
+    last = "" if step is None else f", the last one of step {step}"
     raise UserError(
         f"{folder.checkpoints}: expected the checkpoints of this run{last}, found none; mount or "
         f"bring back the folder that has them, or give another --workdir, or move {folder.path} "
@@ -105,10 +104,10 @@ def _check_checkpoints(folder: Workdir) -> None:
 
 @contextlib.contextmanager
 def only_run_in(folder: Workdir) -> Iterator[None]:
-    """Keeps other runs out of the folder, which it makes if need be.
+    """Locks the folder, and creates it if need be.
 
     Raises:
-      UserError: There is one already, on every process of this run.
+      UserError: Another run holds the lock. Every process of this run raises it.
     """
     lock = lock_folder(folder.path) if hosts.is_primary() else contextlib.nullcontext(True)
     with lock as alone:
@@ -121,10 +120,10 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
 
 
 def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
-    """Checks that data is what the run of a workdir began with, if it has one.
+    """Checks that the data is the same as when the run in this workdir began, if there is one.
 
     Raises:
-      UserError: It is not.
+      UserError: The data differs.
     """
     if not folder.config.exists():
         return
@@ -140,10 +139,10 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
 def check_metadata(folder: Workdir, identity: dict[str, str], metadata: dict[str, Any]) -> None:
     """Checks that a checkpoint was trained with the same tokenizer and data.
 
-    Earlier versions noted the tokenizer alone.
+    Checkpoints of earlier versions record only the tokenizer.
 
     Raises:
-      UserError: It was not.
+      UserError: They differ.
     """
     for name in [name for name in identity if name in metadata] or identity:
         if metadata.get(name) != identity[name]:
@@ -154,10 +153,10 @@ def check_metadata(folder: Workdir, identity: dict[str, str], metadata: dict[str
 
 
 def initialize_workdir(folder: Workdir, settings: Settings, task: Task) -> None:
-    """Writes what the run is made from; the config last, since it makes the folder a workdir.
+    """Writes identity and config. The config comes last, since it makes the folder a workdir.
 
     Raises:
-      UserError: A file is in the way that this run has not begun with.
+      UserError: The folder has a file that would be overwritten.
     """
     if not folder.config.exists():
         task.save(folder)

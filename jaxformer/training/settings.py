@@ -1,4 +1,4 @@
-"""Settings of training: of the loop for any task, and of the paper's optimizer."""
+"""Settings of training: the loop of any task, and the paper's optimizer."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from jaxformer.nn.stack import Remat
 
 @runtime_checkable
 class Settings(Protocol):
-    """What a workdir keeps of an experiment, as JSON: sections of named values."""
+    """Settings of an experiment that a workdir keeps as JSON: sections of named values."""
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns sections of plain values."""
@@ -33,16 +33,17 @@ class Settings(Protocol):
 @understand_old_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """The training loop of any task: how long it runs, and what is written while it does.
+    """Settings of the training loop of any task.
 
     Attributes:
       steps: Optimizer steps of the whole run.
-      gradient_accumulation: Micro-batches of one step. The result does not depend on it.
-      seed: Seeds parameters, dropout and the order of the data; 0 to 2^31 - 1.
+      gradient_accumulation: Micro-batches per step. The result does not depend on it.
+      seed: Seed of the parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
       eval_every: Steps between two validations; a multiple of checkpoint_every.
       checkpoint_every: Steps between two checkpoints.
-      keep_checkpoints: Newest checkpoints kept, for averaging; the best one is kept besides.
+      keep_checkpoints: Number of newest checkpoints to keep, for averaging. The best one is kept
+        too.
     """
 
     steps: int = 100_000
@@ -53,10 +54,9 @@ class FitConfig:
     checkpoint_every: int = 1500
     keep_checkpoints: int = 5
 
-    _section = "fit"  # of the config; no field
+    _section = "fit"  # name of the section in the config, not a field
 
     def __post_init__(self) -> None:
-        """Refuses a run that could not start or would never report."""
         section = self._section
         check_choices(self, section)
         names = ("steps", "gradient_accumulation", "log_every", "eval_every", "checkpoint_every")
@@ -87,23 +87,24 @@ class FitConfig:
 @understand_old_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(FitConfig):
-    """Optimization (sections 5.2 to 5.4), the loop, and what is validated.
+    """Settings of the optimizer (sections 5.2 to 5.4), the loop and validation.
 
     Attributes:
       warmup_steps: Steps of linear warm-up in equation 3.
       learning_rate_scale: Factor on the learning rate of equation 3; 1 is the paper's.
       label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
-      clip_norm: Largest global gradient norm; None, as in the paper, clips nothing.
-      remat: What the backward pass computes again instead of keeping: "none"; "dots", all but the
-        products with parameters; "layer", all but the inputs of layers. Slower, and less memory.
-        The result does not depend on it.
+      clip_norm: Largest global gradient norm; None, as in the paper, turns clipping off.
+      remat: Rematerialization policy. "none" keeps all activations; "dots" recomputes all but the
+        matmuls with parameters; "layer" recomputes all but the inputs of layers. Recomputing is
+        slower and saves memory. The result does not depend on it.
       optimizer: "adam" as in section 5.3, or "muon": Muon for the matrices of the layers, with
         updates of Adam's usual size, and Adam for all other parameters.
-      schedule: Of the learning rate after warm-up: "inverse_sqrt" as in equation 3, or "linear", to
-        0 at the last step.
+      schedule: Learning rate after warm-up: "inverse_sqrt" as in equation 3, or "linear", to 0 at
+        the last step.
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
       adam_dtype: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
-      eval_sentences: Validation sentences translated for BLEU, or parsed for F1; 0 leaves it out.
+      eval_sentences: Number of validation sentences to translate for BLEU, or to parse for F1; 0
+        turns this off.
     """
 
     warmup_steps: int = 4000
@@ -120,7 +121,6 @@ class TrainingConfig(FitConfig):
     _section = "training"
 
     def __post_init__(self) -> None:
-        """Refuses a run that could not start or would never report."""
         super().__post_init__()
         check_positive(self, "training", "warmup_steps", "learning_rate_scale")
         check_fraction(self, "training", "label_smoothing")

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it saves its state first."""
+"""Signals that ask a run to stop; it saves its state first."""
 
 import contextlib
 import os
@@ -10,24 +10,24 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-# A closed terminal sends it, often twice; Windows has none.
+# A terminal that closes sends SIGHUP, often twice; Windows has no such signal.
 _HANG_UP = getattr(signal, "SIGHUP", None)
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[signal.Signals]]:
-    """A list that collects SIGTERM (preemption), SIGINT and SIGHUP instead of ending the process.
+    """Collects SIGTERM (preemption), SIGINT and SIGHUP in a list instead of ending the process.
 
-    A second SIGTERM or SIGINT ends the process all the same. SIGHUP stays ignored where it was, as
-    nohup does. With several processes jax watches for SIGTERM, and lets them agree on a step; the
-    list stays empty, and the other signals are passed on as SIGTERM.
+    A second SIGTERM or SIGINT still ends the process. If SIGHUP was ignored, as under nohup, it
+    stays ignored. With several processes, jax handles SIGTERM and lets them agree on a step. The
+    list then stays empty, and the other signals are forwarded as SIGTERM.
     """
     received: list[signal.Signals] = []
     asked: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
         if number != _HANG_UP and any(earlier != _HANG_UP for earlier in asked):
-            raise KeyboardInterrupt("stopped at once; the same command goes on")
+            raise KeyboardInterrupt("stopped at once; the same command resumes the run")
         if alone:
             received.append(signal.Signals(number))
         elif not asked:
@@ -51,7 +51,7 @@ def stop_signals() -> Iterator[list[signal.Signals]]:
 
 
 def asked_to_stop(received: list[signal.Signals], step: int) -> bool:
-    """Whether the run ends after this step: on several hosts, the same step for all of them."""
+    """Returns whether the run ends after this step, which is the same on all hosts."""
     if jax.process_count() == 1:
         return bool(received)
     return multihost_utils.reached_preemption_sync_point(step)

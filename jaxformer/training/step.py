@@ -1,8 +1,8 @@
 """One training step over all devices: ``jax.jit(jax.shard_map(...))`` along the data axis.
 
-Losses and counts are sums. They are summed over the devices once and divided by the global count
-(of target tokens, for instance) once, so that any number of devices, and any accumulation, computes
-the same step, also on batches whose rows are of uneven length.
+Losses return sums and counts. They are summed over the devices once, and divided by the global
+count (of target tokens, for instance) once. A step therefore does not depend on the number of
+devices or micro-batches, even if the rows of a batch have different lengths.
 """
 
 import functools
@@ -30,13 +30,13 @@ from jaxformer.training.task import Loss, Randomness, Sums
 
 
 class TrainState(NamedTuple):
-    """All that a run needs to resume exactly where it stopped.
+    """Everything that a run needs to resume exactly.
 
     Attributes:
-      step: Steps taken, int32; also the number of the next batch.
+      step: Number of steps taken, int32; also the number of the next batch.
       params: Model parameters, float32.
-      opt_state: The optimizer's state.
-      skipped: Steps skipped so far because their updates were not finite, int32.
+      opt_state: State of the optimizer.
+      skipped: Number of steps skipped because their updates were not finite, int32.
       skipped_in_row: Number of consecutive skipped steps, int32.
     """
 
@@ -47,7 +47,7 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
 
 
-# Creates parameters from a key; describes them. As in a Task.
+# The methods init and describe of a Task.
 Init = Callable[[Array], PyTree]
 Describe = Callable[[], PyTree]
 
@@ -59,17 +59,17 @@ def init_state(
     seed: int = 0,
     describe: Describe | None = None,
 ) -> TrainState:
-    """Returns fresh parameters and optimizer state, split over the mesh.
+    """Returns fresh parameters and optimizer state, sharded over the mesh.
 
     The values do not depend on the mesh.
 
     Args:
       init: Creates the parameters from a key.
-      optimizer: Any transformation of gradients.
-      mesh: As :func:`make_mesh` makes it.
-      seed: Seeds the key.
-      describe: As :meth:`Task.describe`; by default, what parameters say that were created by
-        :func:`~jaxformer.nn.parameter`.
+      optimizer: Any gradient transformation.
+      mesh: Mesh from :func:`~jaxformer.training.mesh.make_mesh`.
+      seed: Seed of the key.
+      describe: See :meth:`~jaxformer.training.task.Task.describe`. By default, the description of
+        the parameters that :func:`~jaxformer.nn.parameter` created.
     """
     create = functools.partial(_create_state, init, optimizer, seed)
     layout = _layout(init, jax.eval_shape(create), mesh, describe)
@@ -82,7 +82,7 @@ def abstract_state(
     mesh: Mesh,
     describe: Describe | None = None,
 ) -> TrainState:
-    """Returns shapes, dtypes and shardings of :func:`init_state`; nothing is computed."""
+    """Returns shapes, dtypes and shardings of :func:`init_state` without computing it."""
     shapes = jax.eval_shape(functools.partial(_create_state, init, optimizer, seed=0))
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
@@ -92,7 +92,7 @@ def abstract_state(
 
 
 def _layout(init: Init, state: TrainState, mesh: Mesh, describe: Describe | None) -> TrainState:
-    """Returns the sharding of every array: parameters are split, and what is alike with them."""
+    """Returns the sharding of every array of the state."""
     info = describe_parameters(init, jax.random.key(0)) if describe is None else describe()
     whole, params = replicated(mesh), split_over(mesh, state.params, info)
     opt_state = split_alike(mesh, state.opt_state, state.params, params)
@@ -107,10 +107,9 @@ def _create_state(init: Init, optimizer: optax.GradientTransformation, seed: int
 
 
 class TrainStep:
-    """A jitted step; call it, or :meth:`lower` it. Made by :func:`make_train_step`."""
+    """A jitted step from :func:`make_train_step`; call it or :meth:`lower` it."""
 
     def __init__(self, function: Callable[[TrainState, PyTree], Any], mesh: Mesh) -> None:
-        """Takes the function to jit; the first state says how all states are laid out."""
         self._function, self._mesh = function, mesh
         self._jitted: Any = None
 
@@ -119,7 +118,7 @@ class TrainStep:
         return self._jit(state)(state, batch)
 
     def lower(self, state: TrainState, batch: PyTree) -> Any:
-        """Lowers the step for these shapes, as ``jax.jit(...).lower`` does."""
+        """Lowers the step for these shapes, like ``jax.jit(...).lower``."""
         return self._jit(state).lower(state, batch)
 
     def _jit(self, state: TrainState) -> Any:
@@ -148,24 +147,26 @@ def make_train_step(
     seed: int = 0,
     gradient_accumulation: int = 1,
 ) -> TrainStep:
-    """The jitted step: forward, backward, one psum, one update. The given state is donated.
+    """Returns the jitted step: forward, backward, one psum, one update. The state is donated.
 
-    The batch's rows must be divisible by the mesh's batch shards (:func:`row_shards`) times
-    ``gradient_accumulation``. It returns the next state, and the sums over the global batch with
-    "skipped": 1 if the step's update was not finite, else 0.
+    The rows of a batch must be divisible by the batch shards of the mesh
+    (:func:`~jaxformer.training.mesh.row_shards`) times ``gradient_accumulation``. The step returns
+    the next state, and the sums over the global batch with "skipped": 1 if the update was not
+    finite, else 0.
 
-    Departs from the paper: a step after which parameters or optimizer state are not finite, as
-    after NaN or Inf in the gradients, leaves both as they were, on all devices alike.
+    Departs from the paper: a step that would make parameters or optimizer state NaN or Inf changes
+    neither, on any device.
 
     Args:
-      loss: Sums by name, of which "loss" over "count" is minimized; see :class:`Task`.
-      optimizer: Any transformation of gradients.
-      mesh: As :func:`make_mesh` makes it.
-      seed: Seeds the key of :class:`Randomness`, together with the number of the step.
-      gradient_accumulation: Micro-batches of one step. The result does not depend on it.
+      loss: Sums by name; "loss" over "count" is minimized. See
+        :class:`~jaxformer.training.task.Task`.
+      optimizer: Any gradient transformation.
+      mesh: Mesh from :func:`~jaxformer.training.mesh.make_mesh`.
+      seed: Seed of the key of :class:`~jaxformer.training.task.Randomness`, together with the step.
+      gradient_accumulation: Micro-batches per step. The result does not depend on it.
 
     Raises:
-      UserError: The loss is no function.
+      UserError: The loss is not callable.
     """
     if not callable(loss):
         raise UserError(
@@ -198,12 +199,12 @@ def make_train_step(
 def _update(
     state: TrainState, gradients: PyTree, value: Array, optimizer: optax.GradientTransformation
 ) -> tuple[TrainState, Int[Array, ""]]:
-    """The next state, and 1 if its update was skipped."""
+    """Returns the next state, and 1 if its update was skipped."""
     optimizer = optax.with_extra_args_support(optimizer)
     # Some transformations adapt to the value of the loss: optax.contrib.reduce_on_plateau.
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, value=value)
     params = optax.apply_updates(state.params, updates)
-    # Not of the gradients: above 1e19 finite ones have squares, Adam's second moment, of Inf.
+    # Not the gradients: the square of a finite gradient above 1e19, Adam's second moment, is Inf.
     finite = _all_finite(params, opt_state)
     params, opt_state = jax.tree.map(
         lambda new, old: jnp.where(finite, new, old),
@@ -222,11 +223,11 @@ def _update(
 
 
 def _all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
-    """Returns whether no floating-point number in any array is NaN or Inf.
+    """Returns whether no floating-point array holds NaN or Inf.
 
-    By sums, which NaN and Inf pass on: on CPUs they take a third of the time of ``isfinite`` and
-    ``all`` (jax 0.10.2; LOG 2026-11-23). Scalars of the optimizer may be infinite by design, as the
-    best loss so far is at first.
+    Sums propagate NaN and Inf. On CPUs they take a third of the time of ``isfinite`` and ``all``
+    (jax 0.10.2; LOG 2026-11-23). Scalars of the optimizer may be infinite by design, such as the
+    initial value of the best loss so far.
     """
     arrays = [*jax.tree.leaves(params), *(a for a in jax.tree.leaves(opt_state) if a.ndim)]
     floats = (a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating))
@@ -236,7 +237,7 @@ def _all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
 def _local_gradients(
     loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness, gradient_accumulation: int
 ) -> tuple[PyTree, Sums]:
-    """Sums of gradients and metrics over this device's micro-batches."""
+    """Sums gradients and metrics over the micro-batches of this device."""
     key, row_ids = randomness
 
     def sums(params: PyTree, batch: PyTree, row_ids: Int[Array, " B"]) -> tuple[Array, Sums]:
@@ -247,21 +248,22 @@ def _local_gradients(
     if gradient_accumulation == 1:
         return gradients_of(params, batch, row_ids)
 
-    def accumulate(total: PyTree, part: tuple[PyTree, Array]) -> tuple[PyTree, Sums]:
-        gradients, sums = gradients_of(params, *part)
+    def accumulate(total: PyTree, micro_batch: tuple[PyTree, Array]) -> tuple[PyTree, Sums]:
+        gradients, sums = gradients_of(params, *micro_batch)
         return jax.tree.map(jnp.add, total, gradients), sums
 
-    # Every so-many-th row, so that each part has rows of every device.
-    parts = jax.tree.map(
+    # Strided, so that each micro-batch has rows of every device.
+    micro_batches = jax.tree.map(
         lambda a: a.reshape(-1, gradient_accumulation, *a.shape[1:]).swapaxes(0, 1),
         (batch, row_ids),
     )
-    total, sums_of_parts = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), parts)
-    return total, jax.tree.map(lambda a: a.sum(0), sums_of_parts)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    total, stacked_sums = jax.lax.scan(accumulate, zeros, micro_batches)
+    return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
 
 
 def make_eval_step(loss: Loss, mesh: Mesh) -> Callable[[PyTree, PyTree], Sums]:
-    """The jitted validation step: sums over a global batch, without randomness."""
+    """Returns the jitted validation step: sums over a global batch, without randomness."""
 
     def sums(params: PyTree, batch: PyTree) -> Sums:
         return _checked(loss(params, batch, None))
@@ -274,10 +276,10 @@ def make_eval_step(loss: Loss, mesh: Mesh) -> Callable[[PyTree, PyTree], Sums]:
 
 
 def _checked(sums: Any) -> Sums:
-    """The sums of a loss function as arrays.
+    """Converts the sums of a loss function to arrays.
 
     Raises:
-      UserError: They are not as :class:`Task` asks.
+      UserError: They are not what :class:`~jaxformer.training.task.Task` requires.
     """
     if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or "skipped" in sums:
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__

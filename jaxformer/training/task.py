@@ -1,7 +1,8 @@
-"""The protocol between the training loop and what it trains."""
+"""The interface between the training loop and what it trains."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -12,20 +13,20 @@ from jaxformer.nn.parameters import describe
 from jaxformer.training.mesh import BatchShards
 from jaxformer.workdir import Workdir
 
-# Sums over the rows of a batch, by name. "loss" is minimized, after it has been divided by "count":
-# both are summed over all devices and micro-batches first. The others are only reported, divided by
-# "count" too: a sum "nll" of negative log likelihoods also as "perplexity", and a sum "tokens" as
-# "tokens_per_second" instead.
+# Sums over the rows of a batch, by name. "loss" over "count" is minimized, after both have been
+# summed over all devices and micro-batches. All others are only reported, divided by "count". A sum
+# "nll" of negative log likelihoods is reported as "perplexity", a sum "tokens" as
+# "tokens_per_second".
 Sums: TypeAlias = dict[str, Array]
 
 
 class Randomness(NamedTuple):
-    """Random numbers that do not depend on how many devices share a batch.
+    """Random numbers that do not depend on the number of devices.
 
     Attributes:
-      key: Of the step, the same on every device.
-      row_ids: Numbers of the rows in the global batch. What is random in a row is drawn from
-        ``jax.random.fold_in(key, row_id)``, so that it is the same on any number of devices.
+      key: Key of the step, the same on every device.
+      row_ids: Numbers of the rows in the global batch. Random numbers of a row are drawn from
+        ``jax.random.fold_in(key, row_id)``, so that they are the same on any number of devices.
     """
 
     key: Array
@@ -38,18 +39,22 @@ Loss: TypeAlias = Callable[[PyTree, PyTree, Randomness | None], Sums]
 
 @runtime_checkable
 class Task(Protocol):
-    """A model, its data and its evaluation: all that :func:`~jaxformer.fit` trains.
+    """A model, its data and its evaluation: everything that :func:`~jaxformer.fit` trains.
 
-    Derive from this class and write the four abstract methods; the others have defaults. What they
-    return must depend on nothing but their arguments and on what :meth:`identity` hashes, so that a
-    run resumes exactly and computes the same on any number of devices.
+    Derive from this class and implement the four abstract methods; the others have defaults.
+    Results must depend only on the arguments and on what :meth:`identity` hashes. A run then
+    resumes exactly, and computes the same on any number of devices.
 
     Attributes:
-      best: Name of the value of :meth:`evaluate` that decides which checkpoint is the best one, and
-        whether that is its least ("min") or greatest ("max").
+      best: Name of the value of :meth:`evaluate` that selects the best checkpoint, and whether its
+        least ("min") or greatest ("max") value is the best.
+      log_formats: Formats of values of :meth:`evaluate` in the log, by name, such as
+        ``{"f1": "F1 {:.2f}"}``. An empty format hides a value; the default is its name and four
+        digits.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("loss", "min")
+    log_formats: Mapping[str, str] = types.MappingProxyType({})
 
     @abc.abstractmethod
     def init(self, key: Array) -> PyTree:
@@ -58,16 +63,16 @@ class Task(Protocol):
 
     @abc.abstractmethod
     def loss(self, params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
-        """Sums the loss, and what it counts, over the rows of a batch or of a part of it.
+        """Sums the loss and other quantities over the rows of a batch or of a micro-batch.
 
         Args:
-          params: As :meth:`init` created them.
+          params: Parameters from :meth:`init`.
           batch: Rows of a global batch.
-          randomness: For dropout and the like; None while evaluating.
+          randomness: Random numbers for dropout and the like; None during evaluation.
 
         Returns:
-          Scalars: "loss", "count", and any others. Sums, not means: rows of uneven size then count
-          alike on one device and on many.
+          Scalars "loss", "count", and any others. They are sums, not means, so that rows of
+          different length have the same weight on one device and on many.
         """
         ...
 
@@ -75,31 +80,32 @@ class Task(Protocol):
     def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
         """Yields batches ``start``, ``start + 1`` and so on, a pure function of their numbers.
 
-        A batch is a pytree of NumPy arrays with rows along their first axes. The rows of a global
-        batch are divisible by ``shards.row_multiple``; of them a process yields its own, which are
-        all of them unless there are several hosts: ``shards.local(batch)`` takes them.
-        :func:`~jaxformer.prefetch` makes batches in threads, ahead of their use.
+        A batch is a pytree of NumPy arrays with rows along their first axes. The number of rows of
+        a global batch is divisible by ``shards.row_multiple``. On several hosts, each process
+        yields only its own rows: ``shards.local(batch)`` takes them. :func:`~jaxformer.prefetch`
+        makes batches ahead in threads.
         """
         ...
 
     @abc.abstractmethod
     def identity(self) -> dict[str, str]:
-        """Returns hashes of all that the task is made from, by name: data, vocabulary, options.
+        """Returns hashes of all inputs of the task, by name: data, vocabulary, options.
 
-        A run is resumed only with the same ones.
+        A run can be resumed only with the same hashes.
         """
         ...
 
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Computes named values, one of them :attr:`best`; empty for no evaluation.
+        """Computes named values, including :attr:`best`; an empty dict means no evaluation.
 
         Args:
-          params: On the devices of the mesh. :func:`~jaxformer.evaluate_loss` takes them so.
-          mesh: The mesh of the run.
-          check_stop: To be called now and then: it raises when the run has been asked to stop, and
-            nobody waits for the values.
+          params: Parameters on the devices of the mesh, as :func:`~jaxformer.evaluate_loss` takes
+            them.
+          mesh: Mesh of the run.
+          check_stop: Call it from time to time. It raises once the run has been asked to stop and
+            the values are no longer needed.
         """
         return {}
 
@@ -107,27 +113,28 @@ class Task(Protocol):
         """Returns a :class:`~jaxformer.nn.ParameterInfo` or None for each parameter.
 
         It names the axes that a mesh may split: "vocab", "d_model", "heads" and "d_ff". The default
-        is what parameters were created with by :func:`~jaxformer.nn.parameter`, as all of this
-        package's parts create theirs; every device has a whole copy of the others. Rows of a table
-        that is split can be taken by number only with :func:`~jaxformer.nn.embed`, or after
-        ``jax.lax.with_sharding_constraint(table, jax.sharding.PartitionSpec())``, or XLA aborts on
-        meshes where "data" and "fsdp" are both above 1 (jax 0.10.2).
+        finds the descriptions that :func:`~jaxformer.nn.parameter` attached, as in all modules of
+        this package. All other parameters are replicated.
+
+        Index the rows of a sharded table only with :func:`~jaxformer.nn.embed`, or after
+        ``jax.lax.with_sharding_constraint(table, jax.sharding.PartitionSpec())``. Otherwise XLA
+        aborts on meshes where "data" and "fsdp" are both above 1 (jax 0.10.2).
         """
         return describe(self.init, jax.random.key(0))
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns every shape of a global batch, as pytrees of ``jax.ShapeDtypeStruct``.
 
-        The step is compiled for them before the first step; another shape is then an error. Empty:
-        compile for each shape when it comes.
+        The step is compiled for them before training starts; any other shape is then an error.
+        Without shapes, the step is compiled for each new shape.
         """
         return ()
 
     def save(self, folder: Workdir) -> None:
-        """Writes files of its own into a new workdir, such as a tokenizer."""
+        """Writes the task's own files, such as a tokenizer, into a new workdir."""
 
     def summary(self) -> str:
-        """Returns what the log says about the data when a run starts; may be several lines."""
+        """Returns what the log says about the data when a run starts, in one or several lines."""
         return ""
 
     def describe_batch(self, step: int) -> str:

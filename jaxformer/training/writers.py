@@ -1,4 +1,4 @@
-"""Writers of reports: the terminal, ``metrics.jsonl``, TensorBoard, and a user's own."""
+"""Writers of reports: the terminal, ``metrics.jsonl``, TensorBoard, and the user's own."""
 
 import json
 import math
@@ -14,44 +14,43 @@ from jaxformer.workdir import Workdir
 
 Values = Mapping[str, Any]
 
-# How the terminal shows a value; any other is shown with its name and four digits.
-_SHOWN = {
+# Formats of values in the log, by name; an empty one hides the value.
+_FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.2f}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
-    "bleu": "sacreBLEU {:.2f}",
-    "f1": "F1 {:.2f}",
-    "exact_match": "exact {:.1f} %",
+    "seconds_per_step": "",
+    "waiting": "",
+    "skipped": "",
 }
-_NOT_SHOWN = ("seconds_per_step", "waiting", "skipped")
 
 
 @runtime_checkable
 class Writer(Protocol):
-    """Takes the reports of a run; :func:`~jaxformer.fit` calls it in the first process only."""
+    """Receives the reports of a run. :func:`~jaxformer.fit` calls it on process 0 only."""
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """Takes one report, each once, also when it comes again after a run was resumed.
+        """Receives one report. Each report comes once, even if a resumed run repeats it.
 
         Args:
-          step: Steps taken.
+          step: Number of steps taken.
           kind: "train", means since the last report, or "valid", one validation.
           values: Numbers by name; NaN and infinity are possible.
         """
         ...
 
     def close(self) -> None:
-        """Called when the run ends, also by an error."""
+        """Called when the run ends, even with an error."""
         ...
 
 
 class Terminal:
-    """A bar on a terminal; plain lines in a file or a pipe."""
+    """A progress bar on a terminal; plain lines in a file or a pipe."""
 
-    def __init__(self, start: int, steps: int) -> None:
-        """Shows a bar that stands at step ``start``."""
+    def __init__(self, start: int, steps: int, formats: Mapping[str, str] | None = None) -> None:
         self._steps = steps
+        self._formats = {**_FORMATS, **(formats or {})}
         self._bar = tqdm(
             total=steps,
             initial=start,
@@ -66,21 +65,21 @@ class Terminal:
             tqdm.write(message, file=sys.stderr)
 
     def advance(self, step: int) -> None:
-        """Moves the bar."""
+        """Advances the bar."""
         self._bar.update(step - self._bar.n)
 
     def write(self, step: int, kind: str, values: Values) -> None:
-        """Shows one report."""
+        """Prints one report."""
         place = f"step {step}/{self._steps}"
         if kind == "failed_validation":
             cause = values["error"]
             self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
             return
-        parts = [
-            _SHOWN.get(name, f"{name} {{:.4g}}").format(value)
+        texts = (
+            self._formats.get(name, f"{name} {{:.4g}}").format(value)
             for name, value in values.items()
-            if name not in _NOT_SHOWN
-        ]
+        )
+        parts = [text for text in texts if text]
         if kind == "valid":
             self.log(f"{place}  validation: {'  '.join(parts)}")
         elif not self._bar.disable:
@@ -91,7 +90,6 @@ class Terminal:
             self.log(f"{place}  {'  '.join(parts)}  {left} left")
 
     def close(self) -> None:
-        """Ends the bar."""
         self._bar.close()
 
 
@@ -99,18 +97,18 @@ class MetricsFile:
     """``metrics.jsonl``: one JSON line for each report.
 
     Attributes:
-      cut: Kind and step of reports from after the step that the run resumes from, of this start and
-        of earlier ones: they will come again.
+      cut: Kind and step of reports after the step that the run resumes from, removed now or by
+        earlier resumptions. The run will report them again.
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        """Resumes the file: reports from after ``start`` are cut from it.
+        """Opens the file, and moves the reports after ``start`` to ``metrics.after-<start>.jsonl``.
 
-        They go to the end of ``metrics.after-<start>.jsonl``. Only a torn last line is dropped.
+        They are appended there. Only an incomplete last line is dropped.
         """
         content = folder.metrics.read_bytes() if folder.metrics.exists() else b""
         *lines, torn = content.split(b"\n")
-        if _report_of(torn) is not None:  # nothing but its end is missing
+        if _report_of(torn) is not None:  # only its line end is missing
             lines.append(torn)
         kept, cut = [], []
         for line in filter(bytes.strip, lines):
@@ -126,7 +124,7 @@ class MetricsFile:
         self._file: IO[str] = folder.metrics.open("a", encoding="utf-8")
 
     def write(self, step: int, kind: str, values: Values) -> None:
-        """Appends a line; JSON has no NaN and no infinity, they become null."""
+        """Appends a line. NaN and infinity become null, since JSON has neither."""
         known = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -134,12 +132,11 @@ class MetricsFile:
         print(json.dumps({"kind": kind, "step": step, **known}), file=self._file, flush=True)
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
 def _report_of(line: bytes) -> tuple[str, float] | None:
-    """Kind and step of a report; None if the line is none."""
+    """Returns kind and step of a report, or None if the line is not one."""
     try:
         report = json.loads(line)
         kind, step = report.get("kind"), report["step"]
@@ -152,13 +149,12 @@ class TensorBoard:
     """TensorBoard's event files, if the extra ``tensorboard`` is installed."""
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        """Opens a file of events from after ``start``."""
         try:
             import tensorboardX  # the extra [tensorboard]
         except ImportError:
             self._events = None
             return
-        # Events from after the step that the run resumes from will be reported again.
+        # Events after the step that the run resumes from will be reported again.
         self._events = tensorboardX.SummaryWriter(str(folder.tensorboard), purge_step=start + 1)
 
     def write(self, step: int, kind: str, values: Values) -> None:
@@ -169,6 +165,5 @@ class TensorBoard:
             self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Closes the file."""
         if self._events is not None:
             self._events.close()

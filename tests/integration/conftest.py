@@ -1,4 +1,4 @@
-"""Small runs that the tests of this folder share."""
+"""Small runs for the tests of this folder."""
 
 import dataclasses
 import fcntl
@@ -13,7 +13,7 @@ import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, TrainingConfig
 
-# Packing has one shape of batch, so one program to compile.
+# With packing, all batches have one shape, so there is one program to compile.
 TINY = Config(
     model=ModelConfig(
         vocab_size=300, d_model=16, d_ff=32, num_heads=2, num_layers=1, max_length=64
@@ -40,9 +40,9 @@ TINY = Config(
 
 @pytest.fixture(scope="module", autouse=True)
 def _cheap_runs() -> Iterator[None]:
-    """Traces a program once for all runs that need it; tracing is most of a tiny run.
+    """Traces each program once for all runs, since tracing is most of a tiny run.
 
-    Runs in processes of their own trace everything themselves, as a user's do.
+    Runs in separate processes trace everything themselves, as a user's runs do.
     """
     with pytest.MonkeyPatch.context() as patch:
         for module, name, function in _cached_functions():
@@ -52,7 +52,7 @@ def _cheap_runs() -> Iterator[None]:
 
 @functools.cache
 def _cached_functions() -> list[tuple[Any, str, Callable]]:
-    """Modules, and what stands in for their functions, with one cache for all tests."""
+    """Returns modules and the cached replacements of their functions, shared by all tests."""
     from jaxformer import experiment
     from jaxformer.data import numerals
     from jaxformer.tasks import translation
@@ -63,14 +63,14 @@ def _cached_functions() -> list[tuple[Any, str, Callable]]:
     make_init = functools.cache(translation.make_init)
 
     def shared(argument: Any) -> Any:
-        """One function in the place of the methods of all tasks that need the same program."""
+        """Returns one function instead of the methods of all tasks with the same program."""
         task = getattr(argument, "__self__", None)
         if not isinstance(task, translation.Translation):
             return argument
         methods = {
             "init": lambda: make_init(task.config.model),
             "loss": lambda: make_loss(_program(task.config)),
-            "describe": lambda: None,  # as the parameters say
+            "describe": lambda: None,  # the descriptions of the parameters themselves
         }
         return methods[argument.__name__]()
 
@@ -90,7 +90,7 @@ def _cached_functions() -> list[tuple[Any, str, Callable]]:
 
 
 def _program(config: Config) -> Config:
-    """The same config but for what bears on no program."""
+    """Returns the config with default values for all fields that no program depends on."""
     if isinstance(config.data, StreamConfig):
         return config
     often = {name: getattr(TINY.training, name) for name in _NOT_COMPILED}
@@ -103,7 +103,7 @@ _NOT_COMPILED = ("steps", "log_every", "checkpoint_every", "eval_every", "eval_s
 
 @pytest.fixture(scope="session")
 def tiny_config():
-    """An experiment of seconds, and a function that changes its training settings."""
+    """Returns a function of training settings to a config that trains in seconds."""
 
     def config(**training):
         return dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, **training))
@@ -113,15 +113,15 @@ def tiny_config():
 
 @pytest.fixture(scope="session")
 def tiny_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of a finished tiny run; not to be changed."""
+    """Returns the workdir of a finished tiny run; tests must not change it."""
     return _trained_once(tmp_path_factory, "tiny", TINY)
 
 
 @pytest.fixture(scope="session")
 def learned_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A run that spells number words, nearly always right; not to be changed.
+    """Returns a copy of a run that spells nearly all number words correctly.
 
-    It is the committed one, which an earlier version has trained.
+    The original is in the repository, and was trained by an earlier version.
     """
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "workdir_8c81d1e" / "run"
     return shutil.copytree(fixture, tmp_path_factory.mktemp("learned") / "run")
@@ -130,7 +130,7 @@ def learned_workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def _trained_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, config: Config
 ) -> pathlib.Path:
-    """The folder of a run that the first process to ask for it has trained."""
+    """Returns the workdir of a run that the first process to request it trains."""
     from jaxformer.experiment import train
 
     folder = tmp_path_factory.getbasetemp()

@@ -1,4 +1,4 @@
-"""A process that saves is killed, or its disk fills up."""
+"""Checkpoints survive a killed process and a full disk."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ from jaxformer.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 
-# Saves step after step: 20 MB each, random so that they do not compress, and different in each.
+# States of 20 MB, different in each step, and random so that they do not compress.
 PROGRAM = """
 import pathlib, sys
 import jax
@@ -60,7 +60,7 @@ import resource, time
 with Checkpoints(directory, keep=1) as checkpoints:
     checkpoints.save(1, state(1), metadata={})
     checkpoints.wait()
-    # No file may grow beyond this: the write fails as on a full disk.
+    # Writes beyond this file size fail as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     checkpoints.save(2, state(2), metadata={})
     while True:
@@ -69,7 +69,7 @@ with Checkpoints(directory, keep=1) as checkpoints:
 """
 
 
-SCORES_ON_AND_ON = """
+KEEPS_SCORING = """
 with Checkpoints(directory, keep=2) as checkpoints:
     checkpoints.save(1, state(1), metadata={})
     for score in range(10**9):
@@ -104,13 +104,13 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def expected_params(step: int) -> dict[str, jax.Array]:
-    """As in the program."""
+    """Returns the parameters that the program saves at a step."""
     key = jax.random.key(step)
     return {str(i): jax.random.normal(key, (500, 1000)) + i for i in range(10)}
 
 
 def assert_good(directory: pathlib.Path, step: int) -> None:
-    """Every step there can be restored, with the values it was saved with; and the next saved."""
+    """Checks that every step can be restored with its values, and that another can be saved."""
     template = {"params": jax.eval_shape(lambda: expected_params(0))}
     with Checkpoints(directory, keep=2) as checkpoints:
         assert checkpoints.restore(template).step == step
@@ -146,7 +146,7 @@ def test_killed_at_any_time(tmp_path: pathlib.Path, delay: float) -> None:
 
 
 def test_killed_while_it_attaches_a_score(tmp_path: pathlib.Path) -> None:
-    process = start(SCORES_ON_AND_ON, tmp_path)
+    process = start(KEEPS_SCORING, tmp_path)
     wait_for(process, "scored")
     kill(process)
     assert Checkpoints(tmp_path).is_scored(1)
@@ -154,7 +154,7 @@ def test_killed_while_it_attaches_a_score(tmp_path: pathlib.Path) -> None:
 
 
 def test_full_disk(tmp_path: pathlib.Path) -> None:
-    # Its own errors go through a pipe, which the limit on files does not concern.
+    # Errors go through a pipe, to which the limit on file sizes does not apply.
     process = start(FILLS_THE_DISK, tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1

@@ -1,4 +1,4 @@
-"""The formula for the bytes of a training step against the collectives of the compiled program."""
+"""The formula for the traffic of a training step equals the collectives of the compiled program."""
 
 import collections
 import math
@@ -16,7 +16,7 @@ from jaxformer.tasks.translation import make_init, make_loss
 from jaxformer.training.mesh import make_mesh, rows_split
 from jaxformer.training.step import abstract_state, make_train_step
 
-# The vocabulary is so large that the loss comes in chunks, of 160 rows.
+# The vocabulary is so large that the loss is computed in chunks, of 160 rows.
 SIZES = {"vocab_size": 52_424, "d_model": 64, "d_ff": 192, "num_heads": 8, "dropout_rate": 0.0}
 ROWS, SOURCE, TARGET = 16, 24, 40
 AXES = ("data", "fsdp", "tensor")
@@ -37,9 +37,9 @@ def compiled_text(config):
 
 
 def exchanged(text, sizes):
-    """Bytes of the arrays of all collectives, by kind and by the axes that their groups lie along.
+    """Returns bytes of the arrays of all collectives, by kind and by the axes of their groups.
 
-    Those in the body of a loop count as often as it is run.
+    Collectives in the body of a loop count once per iteration.
     """
     computations, entry, name = {}, "", ""
     for line in text.splitlines():
@@ -71,7 +71,7 @@ def exchanged(text, sizes):
 
 
 def bytes_of(shapes):
-    """Of "f32[2,3]{1,0}", or of a tuple of those."""
+    """Returns the bytes of arrays such as "f32[2,3]{1,0}", or of a tuple of them."""
     return sum(
         BYTES[dtype] * math.prod(int(size) for size in dims.split(",") if size)
         for dtype, dims in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", shapes)
@@ -79,7 +79,7 @@ def bytes_of(shapes):
 
 
 def axes_of(line, sizes):
-    """Names of the mesh's axes along which the devices of a collective's first group differ.
+    """Returns the axes of the mesh along which the devices of a collective's first group differ.
 
     XLA writes groups as {{0,1},{2,3}}, as [2,2]<=[4], or as mesh['a'=2,'b'=2] {'b'}.
     """
@@ -100,7 +100,7 @@ def axes_of(line, sizes):
 
 
 def in_order(shape, transposed):
-    """All devices as "2,2,2" and, if they are transposed then, "T(0,2,1)" say."""
+    """Returns all devices of a shape such as "2,2,2", transposed by "T(0,2,1)" for instance."""
     devices = np.arange(math.prod(numbers(shape))).reshape(numbers(shape))
     return devices.transpose(numbers(transposed[2:-1]) if transposed else None).ravel()
 
@@ -126,9 +126,9 @@ def numbers(text):
     ids=str,
 )
 def test_the_formula_counts_what_the_compiled_program_exchanges(sizes, model, training):
-    """In float32, since XLA widens all that is bfloat16 before it sends it between CPUs.
+    """Uses float32, since XLA converts bfloat16 to float32 before it sends it between CPUs.
 
-    On CPUs, XLA does not sum in parts: what is scattered is summed, and then cut.
+    On CPUs, XLA replaces a reduce-scatter by an all-reduce and a slice.
     """
     config = Config(
         model=ModelConfig(**{"num_layers": 1} | SIZES | model),

@@ -1,4 +1,4 @@
-"""A language model from the text to the terminal: train, resume, generate, and refuse."""
+"""A language model from training to generation: train, resume, generate, and refuse mistakes."""
 
 import dataclasses
 import io
@@ -24,13 +24,13 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 
-# After "a" comes "b" and so on, until the line ends.
+# Each line is the alphabet.
 TEXT = "abcdefghijklmnopqrstuvwxyz\n" * 40
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A config that learns the alphabet, and the workdir of its run."""
+    """Returns a config that learns the alphabet, and the workdir of its run."""
     folder = tmp_path_factory.mktemp("alphabet")
     (folder / "text.txt").write_text(TEXT)
     config = Config(
@@ -67,7 +67,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def feed(monkeypatch):
-    """Puts text on standard input."""
+    """Returns a function that puts text on standard input."""
 
     def put(text):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
@@ -108,7 +108,7 @@ def test_a_run_keeps_its_text(run, tmp_path):
     data = dataclasses.replace(config.data, file=str(tmp_path / "other.txt"))
     with pytest.raises(UserError, match="the run began with other data: text was"):
         train(dataclasses.replace(config, data=data), workdir)
-    (tmp_path / "other.txt").write_text(TEXT)  # it may move
+    (tmp_path / "other.txt").write_text(TEXT)  # the text may move
     train(dataclasses.replace(config, data=data), workdir)
     shorter = dataclasses.replace(config, data=dataclasses.replace(config.data, length=16))
     with pytest.raises(UserError, match=r"holds a run with data\.length=32, but 16 was given"):
@@ -116,14 +116,14 @@ def test_a_run_keeps_its_text(run, tmp_path):
 
 
 def test_samples_are_drawn_from_the_model_step_by_step(run):
-    """Against the full forward pass after every token, beyond the length of the context."""
+    """The reference is the full forward pass after every token, beyond the context length."""
     config, workdir = run
     generator = Generator.load(workdir)
     model = LanguageModel(config.model)
     apply = jax.jit(model.apply)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
     tokens = generator.encode("xyz\nab")
-    # The context is full when 33 tokens have been seen; then its second half is read again.
+    # The context is full after 33 tokens; then its second half is read again.
     start, window, step, expected = 0, 0, 0, []
     for _ in range(60):
         if len(tokens) - start > 32:
@@ -141,7 +141,7 @@ def test_samples_are_drawn_from_the_model_step_by_step(run):
 
 
 @pytest.mark.slow
-def test_a_sample_depends_on_its_prompt_and_numbers_only(run):
+def test_a_sample_depends_only_on_its_prompt_and_numbers(run):
     generator = Generator.load(run[1], search=Sampling(num_samples=3, temperature=3.0))
     prompts = ["abc", "", "xyzab", "abc"]
     found = generator.continuations(prompts, max_tokens=40)
@@ -212,7 +212,7 @@ def test_command_writes_prompt_and_continuation(run, capsys):
 
 
 def test_command_streams(run, monkeypatch):
-    """What is written comes in several pieces, each of them flushed."""
+    """The output is written in several pieces, each of them flushed."""
     written = []
 
     class Stream(io.StringIO):
@@ -250,7 +250,7 @@ def test_command_searches(run, capsys):
         (["--prompt", "a", "--weights", "7"], "--weights must be averaged, best, latest, auto or"),
     ],
 )
-def test_mistakes_are_one_line(run, capsys, options, words):
+def test_a_mistake_gives_one_line(run, capsys, options, words):
     assert main(["generate", "--workdir", str(run[1]), *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -258,7 +258,7 @@ def test_mistakes_are_one_line(run, capsys, options, words):
     assert "Traceback" not in err
 
 
-def test_models_of_another_kind_are_refused_in_words(run, tiny_workdir, capsys):
+def test_models_of_another_kind_are_refused(run, tiny_workdir, capsys):
     with pytest.raises(UserError, match=r"expected a language model, of data\.corpus=stream"):
         Generator.load(tiny_workdir)
     with pytest.raises(UserError, match="expected a model of sentence pairs, got a language model"):
@@ -269,7 +269,7 @@ def test_models_of_another_kind_are_refused_in_words(run, tiny_workdir, capsys):
     assert "jaxformer generate" in capsys.readouterr().err
 
 
-def test_config_is_plain_values_and_back(run):
+def test_config_round_trip(run):
     values = run[0].to_dict()
     assert values["data"]["corpus"] == "stream"
     assert Config.from_dict(json.loads(json.dumps(values))) == run[0]

@@ -29,7 +29,7 @@ SETTINGS = {
     "training.eval_sentences": 7,
 }
 
-# Devices in another order than that of the processes, as on a pod: 0 and 3 are the first's.
+# As on a pod, devices are not in the order of processes: process 0 has the devices 0 and 3.
 PLACE_ROWS = """
 import sys
 import jax, numpy as np
@@ -42,13 +42,13 @@ jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 order = np.array(jax.devices())[[0, 2, 3, 1]]
 mesh = Mesh(order.reshape(2, 2, 1), ("data", "fsdp", "tensor"))
 assert row_parts(mesh) == [[0, 3], [1, 2]][jax.process_index()]
-parts = np.arange(24, dtype=np.int32).reshape(4, 2, 3)
-batch = to_devices(mesh, Batch(*[parts[row_parts(mesh)].reshape(4, 3)] * 7))
+shards = np.arange(24, dtype=np.int32).reshape(4, 2, 3)
+batch = to_devices(mesh, Batch(*[shards[row_parts(mesh)].reshape(4, 3)] * 7))
 for whole in multihost_utils.process_allgather(batch, tiled=True):
-    np.testing.assert_array_equal(whole, parts.reshape(8, 3))
+    np.testing.assert_array_equal(whole, shards.reshape(8, 3))
 """
 
-# A task of a user's own, each process with the rows of its devices.
+# A task of the user, where each process has the rows of its devices.
 USER_TASK = """
 import sys
 
@@ -76,7 +76,7 @@ def start(folder, devices, *flags, **settings):
 
 
 def pair_flags():
-    """For each of two processes, the flags by which they find one another."""
+    """Returns the flags by which each of two processes finds the other."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
@@ -84,13 +84,13 @@ def pair_flags():
 
 
 def finish(*processes):
-    """Their exit codes and what they said."""
+    """Returns the exit codes and the errors of the processes."""
     said = [process.communicate(timeout=300)[1] for process in processes]
     return [process.returncode for process in processes], said
 
 
 def result(folder):
-    """The final parameters, and what was reported."""
+    """Returns the final parameters and the reports."""
     config = config_lib.load(folder / "config.json")
     mesh = make_mesh(devices=jax.devices()[:1])
     template = abstract_state(make_init(config.model), make_optimizer(config), mesh)
@@ -107,7 +107,7 @@ def test_two_processes_equal_one(tmp_path):
     codes, said = finish(*pair)
     assert codes == [0, 0], said
     assert "on 8 cpu device(s)" in said[0]
-    assert "step 20/20" not in said[1]  # only the first reports
+    assert "step 20/20" not in said[1]  # only process 0 reports
     (params, reports), (others, others_reports) = result(tmp_path / "one"), result(tmp_path / "two")
     for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
@@ -184,7 +184,7 @@ def test_one_process_asked_to_stop_stops_both_after_the_same_step(tmp_path):
 
 
 def test_when_one_process_dies_the_other_ends(tmp_path):
-    """Ctrl-C in one of them stops both, too."""
+    """Ctrl-C in one process stops both, too."""
     folder, settings = tmp_path / "run", {"training.steps": 5000, "training.eval_every": 5000}
     pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
     wait_for_step(folder, 10, pair)

@@ -1,4 +1,4 @@
-"""Any number of devices, and any accumulation, computes the same step: on ragged batches."""
+"""A step does not depend on the number of devices or micro-batches, even on ragged batches."""
 
 import dataclasses
 import functools
@@ -28,12 +28,12 @@ CONFIG = Config(
 )
 DEEP = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, num_layers=2))
 ROWS = 8
-# Plain SGD; a momentum of zero keeps the gradients themselves in the state.
+# Plain SGD; with a momentum of zero, the state holds the gradients themselves.
 OPTIMIZER = optax.sgd(1.0, momentum=0.0)
 
 
 def ragged_batch(seed=0):
-    """Rows of 0 to 6 tokens: the last row is empty, so that one of eight devices has no token."""
+    """Rows of 0 to 6 tokens. The last row is empty, so that one of eight devices has no token."""
     rng = np.random.default_rng(seed)
 
     def side(lengths):
@@ -48,7 +48,7 @@ def ragged_batch(seed=0):
 
 @functools.cache
 def step_on(devices, config, mesh=None):
-    """The mesh and the compiled step."""
+    """Returns the mesh and the compiled step."""
     mesh = make_mesh(mesh, jax.devices()[:devices])
     step = make_train_step(
         make_loss(config),
@@ -60,7 +60,7 @@ def step_on(devices, config, mesh=None):
 
 
 def one_step(devices, gradient_accumulation=1, config=CONFIG, batch=None, mesh=None):
-    """The state after one step on that many devices, its gradients and metrics."""
+    """Returns the state after one step on ``devices`` devices, its gradients and metrics."""
     config = dataclasses.replace(
         config,
         training=dataclasses.replace(config.training, gradient_accumulation=gradient_accumulation),
@@ -79,7 +79,7 @@ def reference():
 
 
 def assert_same(actual, expected):
-    """Within a millionth: each array's difference, in norm, of the array."""
+    """Checks that each array differs by less than a millionth of its norm."""
     distances = jax.tree.map(relative_distance, actual, expected)
     assert all(distance < 1e-6 for distance in jax.tree.leaves(distances)), distances
 
@@ -99,8 +99,8 @@ def test_accumulation_does_not_change_loss_or_gradients(reference, devices, grad
 
 
 @pytest.mark.slow
-def test_rematerialization_changes_memory_and_nothing_else():
-    """Nor does it matter that layers become a loop: without it they are unrolled on CPUs."""
+def test_rematerialization_changes_nothing_but_memory():
+    """It also turns the layers into a loop, which are unrolled on CPUs otherwise."""
     _, expected, expected_metrics = one_step(1, config=DEEP)
     for remat in ("dots", "layer"):
         training = dataclasses.replace(DEEP.training, remat=remat)
@@ -112,7 +112,7 @@ def test_rematerialization_changes_memory_and_nothing_else():
 
 @pytest.mark.slow
 def test_rematerialization_saves_memory():
-    """Of a deep model, whose activations are what fills the memory."""
+    """Activations take most of the memory of a deep model."""
     needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]
     assert needed[0] > 1.3 * needed[1] > 1.5 * needed[2], needed
 
@@ -161,7 +161,7 @@ def test_the_mesh_changes_neither_gradients_nor_weights_after_twenty_steps(mesh)
 
 
 class TwentySteps(NamedTuple):
-    """Metrics and gradients of the first step, and parameters after the last."""
+    """Metrics and gradients of the first step, and parameters after the last step."""
 
     metrics: dict
     gradients: dict
@@ -171,7 +171,7 @@ class TwentySteps(NamedTuple):
 
 @functools.cache
 def twenty_steps(sizes):
-    """Twenty steps of Adam with dropout, on ragged batches."""
+    """Takes twenty steps of Adam with dropout on ragged batches."""
     optimizer = make_optimizer(DIVISIBLE)
     config = MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2])
     mesh = make_mesh(config, jax.devices()[: math.prod(sizes)])
@@ -189,7 +189,7 @@ def twenty_steps(sizes):
 
 
 def relative_distance(actual, expected):
-    """The norm of the difference of two trees over the norm of one of them."""
+    """Returns the norm of the difference of two trees, relative to the norm of one."""
     difference = optax.tree.norm(jax.tree.map(np.subtract, actual, expected))
     return float(difference / optax.tree.norm(expected))
 
@@ -213,8 +213,8 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused():
 @pytest.mark.parametrize(
     ("devices", "gradient_accumulation"), [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)]
 )
-def test_gradient_is_that_of_the_mean_over_all_tokens(devices, gradient_accumulation):
-    """The step's gradient against autodiff of the loss written down in one line, no dropout."""
+def test_gradient_equals_autodiff_of_the_mean_over_all_tokens(devices, gradient_accumulation):
+    """The reference is the loss in one line, without dropout."""
     model_config = dataclasses.replace(CONFIG.model, dropout_rate=0.0)
     config = dataclasses.replace(CONFIG, model=model_config)
     batch = ragged_batch()
@@ -236,7 +236,7 @@ def test_gradient_is_that_of_the_mean_over_all_tokens(devices, gradient_accumula
 
 
 @pytest.mark.slow
-def test_packed_rows_give_the_loss_and_gradients_of_unpacked_ones():
+def test_packing_does_not_change_loss_or_gradients():
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(3, 2), (4, 6), (1, 5)]]
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, dropout_rate=0.0))
@@ -264,7 +264,7 @@ def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     optimizer = optax.adam(1e-3)
     mesh = make_mesh(devices=jax.devices()[:8])
     state = init_state(make_init(CONFIG.model), optimizer, mesh, seed=0)
-    # A poisoned embedding of one token makes the gradients of the row that has it NaN.
+    # NaN in the embedding of one token makes the gradients of its row NaN.
     batch = ragged_batch()
     poisoned = state.params["embedding"].at[int(batch.src[4, 0])].set(jnp.nan)
     params = jax.device_put(
@@ -287,7 +287,7 @@ def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     [(1, "float32"), pytest.param(8, "bfloat16", marks=pytest.mark.slow)],
 )
 def test_step_with_huge_but_finite_gradients_is_skipped(devices, adam_dtype):
-    """Their squares overflow Adam's second moment, which would freeze the weights for good."""
+    """Their squares overflow Adam's second moment, which would freeze the weights forever."""
     training = dataclasses.replace(CONFIG.training, adam_dtype=adam_dtype)
     config = dataclasses.replace(CONFIG, training=training)
     optimizer = optax.chain(optax.scale(1e21), make_optimizer(config))

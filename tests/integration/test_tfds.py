@@ -1,4 +1,4 @@
-"""TensorFlow Datasets without TensorFlow: files as ``download_and_prepare`` leaves them."""
+"""TensorFlow Datasets without TensorFlow: files written by ``download_and_prepare``."""
 
 import dataclasses
 import pathlib
@@ -15,14 +15,14 @@ SENTENCES = {f"sentence {i}": f"Satz {i}, ähnlich" for i in range(2000)}
 
 
 def wmt14(directory: pathlib.Path, file_format: str) -> pathlib.Path:
-    """Prepares a data set with the name, version and features of WMT14's."""
+    """Prepares a dataset with the name, version and features of WMT14."""
 
     class Wmt14Translate(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """Stands in for the real one, which takes gigabytes to download."""
+        """Replaces the real builder, which downloads gigabytes."""
 
         VERSION = tfds.core.Version("1.0.0")
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en", version=VERSION)]  # noqa: RUF012
-        # TFDS would look for files beside the code, with importlib_resources.
+        # Otherwise TFDS searches for files beside the code, with importlib_resources.
         code_path = None
         pkg_dir_path = directory
 
@@ -68,7 +68,7 @@ def test_reads_wmt14(config: DataConfig):
     assert list(open_corpus(turned).pairs("train")) == [(de, en) for en, de in pairs]
 
 
-def test_fingerprint_names_data_set_and_part(config: DataConfig):
+def test_fingerprint_identifies_dataset_and_split(config: DataConfig):
     corpus = open_corpus(config)
     assert corpus.fingerprint("train") == open_corpus(config).fingerprint("train")
     assert corpus.fingerprint("train") != corpus.fingerprint("validation")
@@ -92,7 +92,7 @@ def test_missing_data_says_how_to_get_it(tmp_path: pathlib.Path):
     assert "\n" not in message
     assert "pip install importlib_resources tensorflow-cpu" in message
     assert "--config.data.corpus=text --config.data.train=PREFIX" in message
-    # The advice is a program: it runs as far as the download, and asks for the right files.
+    # The program in the message runs up to the download, and requests the right files.
     code = re.search(r'python -c "(.*?)"', message)
     assert code
     names = {}
@@ -134,9 +134,7 @@ def test_files_of_another_format(tmp_path: pathlib.Path):
         corpus.fingerprint("train")
 
 
-def test_records_that_the_reader_loses_are_missed(
-    config: DataConfig, monkeypatch: pytest.MonkeyPatch
-):
+def test_missing_records_are_detected(config: DataConfig, monkeypatch: pytest.MonkeyPatch):
     corpus = open_corpus(config)
     source = type(tfds.builder(config.builder, data_dir=config.directory).as_data_source("train"))
     monkeypatch.setattr(source, "__iter__", lambda self: iter([self[0], self[1]]))

@@ -1,4 +1,4 @@
-"""``python train.py``: every mistake is one line and exit code 2, and nothing is written."""
+"""``python train.py``: every mistake gives one line and exit code 2, and nothing is written."""
 
 import os
 import pathlib
@@ -82,6 +82,6 @@ def test_mistakes(arguments, words, tmp_path):
     assert not workdir.exists()
 
 
-def test_help_teaches():
+def test_help_shows_an_example():
     result = run("--help")
     assert "python train.py --config=configs/numerals.py --workdir=runs/numerals" in result.stdout

@@ -1,4 +1,4 @@
-"""The loop: interrupted equals uninterrupted, bit for bit; a run is held to what it began with."""
+"""The training loop: a resumed run equals an uninterrupted one, bit for bit."""
 
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted):
 
 
 def test_every_step_is_reported_once(tiny_config, tmp_path, uninterrupted):
-    # The first part reports step 3, but its checkpoint is lost: it is resumed from step 2.
+    # The first run reports step 3, but loses its checkpoint, so that the next resumes from step 2.
     train(tiny_config(steps=3, eval_sentences=0), tmp_path)
     (tmp_path / "checkpoints" / "3").rename(tmp_path / "removed")
     train(tiny_config(eval_sentences=0), tmp_path)
@@ -92,9 +92,9 @@ def wait_for_step(folder, step, process):
 
 @pytest.mark.slow
 def test_kill_and_termination_lose_nothing(tmp_path):
-    """One run killed with -9, then asked to stop, then left to finish; and one run through.
+    """One run is killed, hung up, terminated, and then finished; the other is uninterrupted.
 
-    Nobody reads what one of them says, and its terminal is closed.
+    Nobody reads the output of some of these processes.
     """
 
     def start(folder, steps):
@@ -121,9 +121,9 @@ def test_kill_and_termination_lose_nothing(tmp_path):
     assert stopped.returncode == 130
     assert "resumed from step" in errors
     saved = newest_step(folder)
-    assert f"SIGTERM: step {saved} is saved; the same command goes on there" in errors
+    assert f"SIGTERM: step {saved} is saved; the same command resumes there" in errors
     finished, whole = start(folder, saved + 20), start(tmp_path / "whole", saved + 20)
-    whole.stderr.close()  # to its end without a reader
+    whole.stderr.close()  # nobody reads its output
     _, errors = finished.communicate(timeout=180)
     assert finished.returncode == 0, errors
     assert f"resumed from step {saved}" in errors
@@ -182,10 +182,10 @@ def test_a_second_run_in_the_same_folder_is_refused(tiny_config, tmp_path, unint
     assert_equal_states(train(tiny_config(), tmp_path), uninterrupted[0])
 
 
-def test_who_came_and_went_while_data_was_read_is_noticed(
+def test_a_run_that_took_the_workdir_before_the_lock_is_noticed(
     tiny_config, tmp_path, uninterrupted, monkeypatch
 ):
-    """Between the first look at the folder and the lock."""
+    """Another run began and ended between the first check of the folder and the lock."""
     run = tmp_path / "run"
 
     @contextlib.contextmanager
@@ -198,10 +198,8 @@ def test_who_came_and_went_while_data_was_read_is_noticed(
         train(tiny_config(seed=5), run)
 
 
-def test_who_asks_for_an_end_does_not_wait_for_a_validation(
-    tiny_config, tmp_path, uninterrupted, monkeypatch
-):
-    """It is given up between two batches; the checkpoint is one without a score."""
+def test_a_signal_ends_a_validation(tiny_config, tmp_path, uninterrupted, monkeypatch):
+    """The validation ends between two batches, and the checkpoint has no score."""
     load_batches, often = translation.load_batches, {"eval_every": 2, "eval_sentences": 0}
 
     def interrupted(*arguments, **rest):
@@ -216,7 +214,7 @@ def test_who_asks_for_an_end_does_not_wait_for_a_validation(
     assert [r["kind"] for r in read_metrics(tmp_path)] == ["train"]
     assert Checkpoints(tmp_path / "checkpoints").best_step() is None
     assert_equal_states(train(tiny_config(**often), tmp_path), uninterrupted[0])
-    # Resuming begins with the validation that was cut short.
+    # A resumed run begins with the interrupted validation.
     reports = [r for r in read_metrics(tmp_path) if r["kind"] == "valid"]
     assert [r["step"] for r in reports] == [2, 4, 6]
     best = min(reports, key=lambda r: r["loss"])["step"]
@@ -224,10 +222,10 @@ def test_who_asks_for_an_end_does_not_wait_for_a_validation(
 
 
 @pytest.mark.slow
-def test_a_failing_validation_costs_its_score_and_nothing_else(
+def test_a_failing_validation_costs_only_its_score(
     tiny_config, tmp_path, uninterrupted, monkeypatch, capsys
 ):
-    """The store of the validation split is damaged on the disk while the run reads from it."""
+    """The store of the validation split is damaged on the disk while the run reads it."""
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
     run, often = tmp_path / "run", {"eval_every": 2, "eval_sentences": 0}
 
@@ -251,13 +249,13 @@ def test_a_failing_validation_costs_its_score_and_nothing_else(
     assert "step 2/6  validation failed, the checkpoint has no score: " in capsys.readouterr().err
     checkpoints = Checkpoints(run / "checkpoints")
     assert (checkpoints.steps(), checkpoints.best_step()) == ([2, 4, 6], None)
-    # The same command builds the store anew, and makes up for the last validation.
+    # The same command rebuilds the store, and repeats the last validation.
     train(tiny_config(**often), run)
     assert read_metrics(run)[-1]["loss"] == read_metrics(uninterrupted[1])[-1]["loss"]
     assert checkpoints.best_step() == 6
 
 
-def test_nor_for_translations(tiny_config, tmp_path, monkeypatch):
+def test_a_signal_ends_the_translation_of_a_validation(tiny_config, tmp_path, monkeypatch):
     decode = translation.Translator.translate
 
     def interrupted(self, sentences, **rest):
@@ -283,10 +281,10 @@ def test_a_signal_during_the_last_save_does_not_stop_it(tiny_config, tmp_path, m
 
 
 def write_text_corpus(folder, lines):
-    for part in ("train", "valid"):
+    for split in ("train", "valid"):
         for language in ("en", "de"):
             text = "".join(f"{language} line {n} of {n % 7}\n" for n in range(lines))
-            (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
 
 
 def text_config(tiny_config, folder, **training):
@@ -320,14 +318,14 @@ def test_data_may_move(tiny_config, tmp_path, capsys):
 def test_over_long_pairs_are_skipped_counted_and_reported(tiny_config, tmp_path, capsys):
     write_text_corpus(tmp_path, 200)
     for path in tmp_path.glob("*.*"):
-        # First of all, so that it is among the sentences that validation translates.
+        # First in the file, so that it is among the sentences that validation translates.
         bad = "word " * 100 + "\n" + ("\n" if path.suffix == ".en" else "text\n")
         path.write_text(bad + path.read_text(encoding="utf-8"), encoding="utf-8")
     train(text_config(tiny_config, tmp_path, steps=2), tmp_path / "run")
     said = capsys.readouterr().err
     assert "200 training pairs, 2 skipped (1 longer than 64 tokens, 1 with an empty side)" in said
     assert "200 validation pairs, 2 skipped" in said
-    assert "sacreBLEU" in said
+    assert "(cased, 13a tokenizer)" in said
 
 
 @pytest.mark.slow
@@ -354,7 +352,7 @@ def test_an_epoch_of_several_shapes_compiles_nothing_after_its_first_steps(
         train(config, tmp_path / "run")
     assert len(shapes) > 1
     assert len(counts) == 30
-    assert counts[0] >= len(shapes)  # the listener hears
+    assert counts[0] >= len(shapes)  # the listener works
     assert counts[2:] == [counts[2]] * 28
 
 

@@ -1,4 +1,4 @@
-"""A tiny run of train.py, in a process of its own."""
+"""A tiny run of train.py in a separate process."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def start_training(folder: pathlib.Path, *flags: str, devices: int = 1, **settings: object):
-    """Starts it on so many devices; errors can be read from its ``stderr``."""
+    """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(
         [
             *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),

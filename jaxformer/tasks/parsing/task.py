@@ -13,6 +13,9 @@ from jaxformer.tasks.translation import Report, Translation, percentage_equal
 class Parsing(Translation):
     """Trains a Transformer on words and trees; validates with loss, perplexity and F1."""
 
+    def _log_formats(self) -> dict[str, str]:
+        return {"f1": "F1 {:.2f}", "exact_match": "exact {:.1f}%"}
+
     def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
         """As ``jaxformer parse --trees`` does, whose trees have the right parts of speech."""
         gold = [

@@ -4,7 +4,7 @@ import pathlib
 PROJECT = pathlib.Path(__file__).parents[3]
 
 
-def test_the_table_in_the_docs_is_what_the_formula_gives():
+def test_the_table_in_the_docs_is_up_to_date():
     script = PROJECT / "benchmarks" / "communication.py"
     spec = importlib.util.spec_from_file_location("communication", script)
     module = importlib.util.module_from_spec(spec)

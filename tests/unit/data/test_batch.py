@@ -18,7 +18,7 @@ def test_pairs_in_one_row_by_hand():
     assert all(array.dtype == np.int32 for array in batch)
 
 
-def test_refuses_what_does_not_fit():
+def test_refuses_rows_that_do_not_fit():
     with pytest.raises(ValueError, match=r"at most 1 rows in a batch of shape .*: 2"):
         make_batch([[([A], [B])], [([A], [B])]], (1, 4, 4))
     with pytest.raises(ValueError, match="rows of at most 2 tokens: got 3"):

@@ -9,7 +9,7 @@ from jaxformer.data.buckets import _best_edges, bucket_edges
 
 
 def cost(lengths: list[int], edges: tuple[int, ...], tokens_per_batch: int) -> int:
-    """Tokens in full batches, counted example by example."""
+    """Returns the tokens in full batches, counted example by example."""
     total, low = 0, 0
     for edge in edges:
         examples = [length for length in lengths if low < length <= edge]
@@ -21,7 +21,7 @@ def cost(lengths: list[int], edges: tuple[int, ...], tokens_per_batch: int) -> i
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(9, 30), st.integers(1, 4))
-def test_dynamic_programme_equals_brute_force(lengths: list[int], tokens: int, most: int):
+def test_dynamic_program_equals_brute_force(lengths: list[int], tokens: int, most: int):
     longest = max(lengths)
     every = [
         (*inner, longest)

@@ -27,7 +27,7 @@ def test_only_newlines_end_lines(prefix: pathlib.Path):
     assert list(open_corpus(config).pairs(str(prefix))) == PAIRS
 
 
-def test_packed_files_are_the_same_corpus(prefix: pathlib.Path):
+def test_compressed_files_are_the_same_corpus(prefix: pathlib.Path):
     plain = CORPUS.fingerprint(str(prefix))
     english = prefix.with_suffix(".en")
     prefix.with_suffix(".en.gz").write_bytes(gzip.compress(english.read_bytes()))
@@ -37,15 +37,15 @@ def test_packed_files_are_the_same_corpus(prefix: pathlib.Path):
     assert packed.fingerprint(str(prefix)) == plain
 
 
-def test_fingerprint_tells_content_and_sides_apart(prefix: pathlib.Path):
+def test_fingerprint_depends_on_content_and_sides(prefix: pathlib.Path):
     prints = {CORPUS.fingerprint(str(prefix)), TextCorpus("de", "en").fingerprint(str(prefix))}
     prefix.with_suffix(".en").write_bytes(b"other\n\ntwo\nthree\n")
     prints.add(TextCorpus("en", "de").fingerprint(str(prefix)))
-    # A line moved from the end of one side to the start of the other.
+    # Move a line from the end of one side to the start of the other.
     assert len(prints) == 3
 
 
-def test_pairs_are_read_as_they_are_asked_for(prefix: pathlib.Path):
+def test_pairs_are_read_lazily(prefix: pathlib.Path):
     prefix.with_suffix(".en").write_bytes(b"fine\n" * 100_000 + b"\xff\n")
     assert next(CORPUS.pairs(str(prefix))) == ("fine", "eins")
 

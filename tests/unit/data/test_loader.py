@@ -33,7 +33,7 @@ def assert_equal(one, other) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_batches_are_those_of_the_plan(store: TokenStore, plan: BatchPlan):
+def test_batches_follow_the_plan(store: TokenStore, plan: BatchPlan):
     stop = 2 * plan.batches_per_epoch + 3
     batches = list(load_batches(store, plan, stop=stop))
     assert len(batches) == stop
@@ -51,24 +51,24 @@ def test_resumes_at_any_batch(store: TokenStore, plan: BatchPlan):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
-def test_slices_of_processes_make_the_whole(store: TokenStore, plan: BatchPlan, processes: int):
+def test_shards_of_processes_make_the_whole(store: TokenStore, plan: BatchPlan, processes: int):
     options = {"stop": plan.batches_per_epoch, "row_multiple": 12}
     whole = load_batches(store, plan, **options)
-    slices = [
-        load_batches(store, plan, **options, parts=[p], part_count=processes)
+    loaders = [
+        load_batches(store, plan, **options, local_shards=[p], shard_count=processes)
         for p in range(processes)
     ]
     shapes = set()
-    for batch, *parts in zip(whole, *slices, strict=True):
-        assert_equal(batch, [np.concatenate(arrays) for arrays in zip(*parts, strict=True)])
-        assert len({part.src.shape for part in parts}) == 1
+    for batch, *shards in zip(whole, *loaders, strict=True):
+        assert_equal(batch, [np.concatenate(arrays) for arrays in zip(*shards, strict=True)])
+        assert len({shard.src.shape for shard in shards}) == 1
         shapes.add((*batch.src.shape, batch.tgt_in.shape[1]))
     assert shapes == set(padded_shapes(plan, 12))
     assert all(rows % 12 == 0 for rows, _, _ in shapes)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
-def test_each_process_reads_its_own_rows_alone(
+def test_each_process_reads_only_its_own_rows(
     store: TokenStore, plan: BatchPlan, monkeypatch: pytest.MonkeyPatch, processes: int
 ):
     seen = []
@@ -80,20 +80,20 @@ def test_each_process_reads_its_own_rows_alone(
             plan,
             stop=plan.batches_per_epoch,
             row_multiple=processes,
-            parts=[process],
-            part_count=processes,
+            local_shards=[process],
+            shard_count=processes,
         )
         assert sum(1 for _ in batches) == plan.batches_per_epoch
-    # Every example once an epoch, whatever the number of processes.
+    # Every example is read once per epoch, for any number of processes.
     assert sorted(seen) == list(range(len(store)))
 
 
-def test_parts_that_are_no_neighbors(store: TokenStore, plan: BatchPlan):
+def test_shards_that_are_not_contiguous(store: TokenStore, plan: BatchPlan):
     options = {"stop": plan.batches_per_epoch, "row_multiple": 4}
     whole = load_batches(store, plan, **options)
     outer, inner = (
-        load_batches(store, plan, **options, parts=parts, part_count=4)
-        for parts in ([0, 3], [1, 2])
+        load_batches(store, plan, **options, local_shards=shards, shard_count=4)
+        for shards in ([0, 3], [1, 2])
     )
     for batch, ours, theirs in zip(whole, outer, inner, strict=True):
         halves = [[*np.split(a, 2)] for a in ours], [[*np.split(b, 2)] for b in theirs]
@@ -101,6 +101,6 @@ def test_parts_that_are_no_neighbors(store: TokenStore, plan: BatchPlan):
         assert_equal(batch, joined)
 
 
-def test_rows_that_cannot_be_parted(store: TokenStore, plan: BatchPlan):
-    with pytest.raises(ValueError, match="multiple of the 3 parts: got 4"):
-        load_batches(store, plan, row_multiple=4, part_count=3)
+def test_rows_that_cannot_be_split_evenly(store: TokenStore, plan: BatchPlan):
+    with pytest.raises(ValueError, match="multiple of the 3 shards: got 4"):
+        load_batches(store, plan, row_multiple=4, shard_count=3)

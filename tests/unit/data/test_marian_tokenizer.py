@@ -1,6 +1,6 @@
 """Marian's tokenizer against transformers' MarianTokenizer.
 
-The fixture is made by ``tests/fixtures/make_marian.py``.
+``tests/fixtures/make_marian.py`` makes the fixture.
 """
 
 import base64
@@ -33,7 +33,7 @@ def tokenizer(vocabulary) -> MarianTokenizer:
 
 @pytest.fixture(scope="module")
 def ours(tokenizer, vocabulary) -> list[int]:
-    """For each id of Marian's, ours: looked up by piece."""
+    """Returns our id for each of Marian's ids, found by piece."""
     of_piece = {tokenizer.piece(i): i for i in range(UNK + 1, tokenizer.vocab_size)}
     return [SPECIAL.get(piece, of_piece.get(piece, -1)) for piece in vocabulary]
 
@@ -66,7 +66,7 @@ def test_decodes_as_transformers_does(tokenizer, ours, texts):
     assert len(texts["decode"]) > 60
 
 
-def test_a_language_code_is_one_token_at_the_beginning_only(tokenizer):
+def test_a_language_code_is_one_token_only_at_the_beginning(tokenizer):
     code, *rest = tokenizer.encode(">>deu<< the cat")
     assert tokenizer.piece(code) == ">>deu<<"
     assert rest == tokenizer.encode("the cat")
@@ -135,7 +135,7 @@ def test_hostile_values_are_refused(tokenizer, change, message):
 @pytest.mark.parametrize(
     "content", [b"{", b"{}", b"[]", b'{"a": \xff}', b'{"a":' * 100_000, b"", b"{\x00"]
 )
-def test_files_that_are_no_tokenizer_are_refused(content, tmp_path):
+def test_files_that_are_not_tokenizers_are_refused(content, tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"tokenizer\.model: expected a (Marian|Sentence)"):

@@ -59,7 +59,7 @@ TENS = {
 
 
 def read_english(words: str) -> int:
-    """Left to right: what a reader adds up and multiplies."""
+    """Evaluates the words from left to right."""
     total = group = 0
     for word in re.split(r"[ -]", words):
         if word == "thousand":
@@ -72,7 +72,7 @@ def read_english(words: str) -> int:
 
 
 def read_german(word: str) -> int:
-    """By a grammar of regular expressions, from the largest part down."""
+    """Parses the word by regular expressions, from the largest magnitude down."""
     if word == "null":
         return 0
     thousands, _, rest = word.rpartition("tausend")
@@ -96,14 +96,14 @@ def test_spelled_numbers_read_back():
     assert [read_german(german(n)) for n in sample] == sample
 
 
-def test_eins_stands_at_the_end_of_a_word_only():
+def test_eins_is_only_at_the_end_of_a_word():
     for number in random.Random(1).sample(range(1_000_000), 2000):
         assert "eins" not in german(number)[:-4]
         assert german(number).endswith("eins") == (number % 100 == 1)
         assert re.fullmatch(r"[a-zäöüß]+", german(number))
 
 
-def test_and_stands_before_tens_and_units_of_larger_numbers():
+def test_and_precedes_tens_and_units_of_larger_numbers():
     for number in random.Random(2).sample(range(1_000_000), 2000):
         groups = (number // 1000, number % 1000)
         expected = sum(group > 100 and group % 100 > 0 for group in groups)
@@ -111,17 +111,17 @@ def test_and_stands_before_tens_and_units_of_larger_numbers():
         assert english(number).split().count("and") == expected
 
 
-def test_parts_share_no_number_and_span_all_magnitudes():
+def test_splits_share_no_number_and_span_all_magnitudes():
     train, held_out = numbers("train"), numbers("held_out")
     assert (len(set(train)), len(set(held_out))) == (20_000, 500)
     assert not set(train) & set(held_out)
     assert set(range(100)) <= set(train)
     assert {len(str(n)) for n in held_out} == {3, 4, 5, 6}
-    # The first hundred, which validation translates, span them too.
+    # So do the first hundred, which validation translates.
     assert {len(str(n)) for n in held_out[:100]} == {3, 4, 5, 6}
 
 
-def test_corpus_is_the_same_every_time_and_in_either_direction():
+def test_corpus_is_deterministic_and_symmetric():
     corpus = NumeralsCorpus()
     pairs = list(corpus.pairs("held_out"))
     assert pairs == list(NumeralsCorpus().pairs("held_out"))
@@ -131,7 +131,7 @@ def test_corpus_is_the_same_every_time_and_in_either_direction():
     assert len({*prints, NumeralsCorpus("de", "en").fingerprint("held_out")}) == 3
 
 
-def test_unknown_parts_and_languages():
+def test_unknown_splits_and_languages():
     with pytest.raises(UserError, match="has the splits train and held_out: got 'validation'"):
         NumeralsCorpus().pairs("validation")
     with pytest.raises(UserError, match="is in en and de: got 'fr'"):

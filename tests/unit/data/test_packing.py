@@ -22,7 +22,7 @@ def test_every_pair_has_a_slot_and_every_row_fits(pairs: list[tuple[int, int]], 
 
 
 @given(st.lists(st.tuples(LENGTHS, LENGTHS), min_size=2, max_size=80))
-def test_no_two_rows_could_be_one(pairs: list[tuple[int, int]]):
+def test_no_two_rows_could_be_merged(pairs: list[tuple[int, int]]):
     src, tgt = np.array(pairs).T
     slots, row_starts = pack(src, tgt, 20)
     rows = np.split(slots, row_starts[1:-1])

@@ -67,7 +67,7 @@ def test_every_example_once_an_epoch_and_no_row_over_its_shape(pairs, kind, toke
 
 
 @given(PAIRS, KINDS, st.integers(0, 50), st.integers(-3, 3))
-def test_batch_n_needs_nothing_but_n(pairs, kind, n, seed):
+def test_batch_n_depends_only_on_n(pairs, kind, n, seed):
     walked = plan_for(pairs, kind, 60, seed)
     for before in range(n):
         walked.rows(before)
@@ -75,17 +75,17 @@ def test_batch_n_needs_nothing_but_n(pairs, kind, n, seed):
 
 
 @pytest.mark.parametrize("kind", ["buckets", "packing"])
-def test_epochs_and_seeds_differ_in_order_and_in_company(kind: str):
+def test_epochs_and_seeds_change_the_composition_of_batches(kind: str):
     plan = plan_for(MANY, kind, 120)
     epochs = [epoch_of(plan, 0), epoch_of(plan, 1), epoch_of(plan_for(MANY, kind, 120, 1), 0)]
     for i, one in enumerate(epochs):
         for other in epochs[:i]:
             mates = [{frozenset(ids(batch)) for batch in epoch} for epoch in (one, other)]
-            # Who is in a batch with whom changes, not the order of the batches alone.
+            # Not only the order of the batches changes, but also their examples.
             assert len(mates[0] & mates[1]) < len(one) / 10
 
 
-def test_an_example_meets_every_place_of_its_class():
+def test_an_example_can_take_every_slot_of_its_class():
     plan = plan_for([(5, 5)] * 4, "buckets", 30)
     assert plan.batches_per_epoch == 1
     orders = {tuple(ids(epoch_of(plan, e)[0])) for e in range(400)}
@@ -124,10 +124,10 @@ def test_pairs_that_do_not_fit():
 
 @pytest.mark.parametrize("name", ["multi30k", "newstest-en-de"])
 def test_real_text_wastes_little(name: str, data_directory: pathlib.Path, tmp_path: pathlib.Path):
-    part = str(data_directory / name / "train")
+    split = str(data_directory / name / "train")
     corpus = TextCorpus("en", "de")
-    tokenizer = cached_tokenizer(corpus, part, 8000, tmp_path)
-    store = build_store(corpus, part, tokenizer, 128, tmp_path)
+    tokenizer = cached_tokenizer(corpus, split, 8000, tmp_path)
+    store = build_store(corpus, split, tokenizer, 128, tmp_path)
     buckets = DataConfig(tokens_per_batch=4096, max_length=128)
     packing = dataclasses.replace(buckets, batching="packing")
     for config, least in ((buckets, 0.85), (packing, 0.95)):

@@ -53,7 +53,7 @@ def test_skips_and_counts_long_and_empty_pairs(tokenizer: Tokenizer, tmp_path: p
     (tmp_path / "a.en").write_text("".join(f"{en}\n" for en, _ in PAIRS) + " \none\n", "utf-8")
     (tmp_path / "a.de").write_text("".join(f"{de}\n" for _, de in PAIRS) + "eins\n\n", "utf-8")
     corpus = TextCorpus("en", "de")
-    for _ in range(2):  # the second comes from the cache
+    for _ in range(2):  # the second store is from the cache
         store = build_store(corpus, str(tmp_path / "a"), tokenizer, limit, tmp_path / "cache")
         assert len(store) == sum(length <= limit for length in lengths)
         assert store.skipped_long == len(PAIRS) - len(store) > 0
@@ -69,7 +69,7 @@ def test_no_pair_left(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_fault_in_the_corpus_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_an_error_in_the_corpus_leaves_no_files(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     (tmp_path / "a.en").write_bytes(b"one\n" * 20_000 + b"\xff\n")
     (tmp_path / "a.de").write_bytes(b"eins\n" * 20_001)
     with pytest.raises(UserError, match=r"a\.en:20001: not UTF-8"):
@@ -77,7 +77,7 @@ def test_a_fault_in_the_corpus_leaves_nothing_behind(tokenizer: Tokenizer, tmp_p
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_what_killed_processes_left_is_removed(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_abandoned_folders_are_removed(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     for name in ("partial-old", "partial-held", "partial-new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokens.bin").write_bytes(b"some")
@@ -89,7 +89,7 @@ def test_what_killed_processes_left_is_removed(tokenizer: Tokenizer, tmp_path: p
     assert left == {"partial-held", "partial-new"}
 
 
-def test_damaged_stores_are_built_anew(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_damaged_stores_are_rebuilt(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     def build() -> TokenStore:
         return build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
 
@@ -109,7 +109,7 @@ def test_damaged_stores_are_built_anew(tokenizer: Tokenizer, tmp_path: pathlib.P
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_good_store_is_not_built_again(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_an_undamaged_store_is_not_rebuilt(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     class Unreadable(HeldOut):
         def pairs(self, split: str):
             raise AssertionError("read again")
@@ -120,7 +120,7 @@ def test_a_good_store_is_not_built_again(tokenizer: Tokenizer, tmp_path: pathlib
         build_store(Unreadable(), "held_out", tokenizer, 63, tmp_path)
 
 
-def test_built_by_several_at_once(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_several_threads_can_build_one_store(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         builds = [
             pool.submit(build_store, CORPUS, "held_out", tokenizer, 64, tmp_path) for _ in range(8)
@@ -130,7 +130,7 @@ def test_built_by_several_at_once(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_deleted_by_another_who_had_seen_none(
+def test_a_store_stays_readable_when_another_process_deletes_it(
     tokenizer: Tokenizer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     expected = build_store(CORPUS, "held_out", tokenizer, 64, tmp_path / "alone")

@@ -1,4 +1,4 @@
-"""Text as a stream: exact round trips, rows as a function of the step, windows that count all."""
+"""Text as a stream: exact round trips, rows as a function of the step, complete windows."""
 
 import json
 
@@ -25,7 +25,7 @@ CHARACTERS = CharacterTokenizer(sorted(set(TEXT)))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_byte_pairs_decode_exactly_what_was_encoded(text):
+def test_byte_pairs_round_trip(text):
     assert BYTE_PAIRS.decode(BYTE_PAIRS.encode(text)) == text
 
 
@@ -35,7 +35,7 @@ def test_byte_pairs_keep_spaces_and_line_breaks(text):
 
 
 @given(st.text(sorted(set(TEXT))))
-def test_characters_decode_exactly_what_was_encoded(text):
+def test_characters_round_trip(text):
     ids = CHARACTERS.encode(text)
     assert CHARACTERS.decode(ids) == text
     assert len(ids) == len(text)
@@ -46,7 +46,7 @@ def test_an_unknown_character_is_named():
         CHARACTERS.encode("é")
 
 
-def test_a_line_break_is_a_token_of_its_own():
+def test_a_line_break_is_a_separate_token():
     newline = BYTE_PAIRS.encode("\n")
     assert len(newline) == 1
     assert BYTE_PAIRS.encode("All:\nSpeak").count(newline[0]) == 1
@@ -63,7 +63,7 @@ def test_tokenizers_are_saved_and_loaded(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[", b"\xff\x00", json.dumps({}).encode()])
-def test_what_is_no_tokenizer_is_refused(content, tmp_path):
+def test_files_that_are_not_tokenizers_are_refused(content, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(UserError, match="expected the tokenizer of a language model"):
         load_stream_tokenizer(tmp_path / "tokenizer.model")
@@ -90,7 +90,7 @@ def test_rows_are_consecutive_tokens_and_a_function_of_the_step():
         assert (batch != other).any()
 
 
-def test_every_place_of_the_training_text_comes_up_alike():
+def test_positions_of_the_training_text_are_equally_likely():
     data = TokenStream(CHARACTERS, np.arange(50), np.arange(5), 5, "")
     rows = np.concatenate([data.training_batch(step, 8, 10, seed=0) for step in range(500)])
     np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(11))
@@ -108,13 +108,13 @@ def test_windows_have_every_validation_token_as_a_target_once(rows, length):
     targets = windows[:, 1:].reshape(-1)
     np.testing.assert_array_equal(targets[: len(data.valid)], data.valid)
     assert not targets[len(data.valid) :].any()
-    # The first target of a window follows the last one of the window before.
+    # The first input of a window is the last target of the previous one.
     assert windows[0, 0] == data.train[-1]
     count = -(-len(data.valid) // length)
     np.testing.assert_array_equal(windows[1:count, 0], windows[: count - 1, -1])
 
 
-def test_files_that_are_no_text_are_refused(tmp_path):
+def test_files_that_are_not_text_are_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_text(tmp_path / "none.txt")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 100)
@@ -130,6 +130,6 @@ def test_too_large_a_vocabulary_is_refused():
         train_byte_pairs(TEXT, 5000)
 
 
-def test_half_a_character_is_refused():
+def test_a_lone_surrogate_is_refused():
     with pytest.raises(UserError, match="not UTF-8"):
         ByteFallbackTokenizer(BYTE_PAIRS.serialized).encode("\ud800")

@@ -39,7 +39,7 @@ def test_same_lines_same_bytes(tokenizer: Tokenizer):
         "tab\there, a\u200bb",
     ],
 )
-def test_text_comes_back_as_it_was(tokenizer: Tokenizer, text: str):
+def test_text_round_trips(tokenizer: Tokenizer, text: str):
     ids = tokenizer.encode(text)
     assert min(ids) > UNK
     assert max(ids) < tokenizer.vocab_size == tokenizer.target_vocab_size == 320
@@ -47,7 +47,7 @@ def test_text_comes_back_as_it_was(tokenizer: Tokenizer, text: str):
     assert tokenizer.encode_batch([text, ""]) == [ids, []]
 
 
-def test_special_ids_leave_no_trace(tokenizer: Tokenizer):
+def test_special_ids_are_not_decoded(tokenizer: Tokenizer):
     ids = tokenizer.encode("seven")
     assert tokenizer.decode([BOS, *ids, UNK, EOS, PAD]) == "seven"
     assert [tokenizer.piece(i) for i in (PAD, EOS, BOS, UNK)] == ["<pad>", "</s>", "<s>", "<unk>"]
@@ -67,7 +67,7 @@ def test_save_and_load(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     assert Tokenizer.load(str(path)).sha256 == tokenizer.sha256
 
 
-def test_refuses_what_is_no_tokenizer(tmp_path: pathlib.Path):
+def test_refuses_files_that_are_not_tokenizers(tmp_path: pathlib.Path):
     path = tmp_path / "tokenizer.model"
     with pytest.raises(UserError, match=r"tokenizer.model: cannot be read: No such file"):
         Tokenizer.load(path)
@@ -98,7 +98,7 @@ def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch):
     sample = tokenizer_lib._sample(iter(numbers), 1000)
     assert sample == tokenizer_lib._sample(iter(numbers), 1000)
     assert len(set(sample)) == 1000
-    # Uniform: each tenth of the lines gives about 100 of 1000, standard deviation 9.5.
+    # A uniform sample has about 100 of 1000 lines from each tenth, standard deviation 9.5.
     tenths = [sum(int(line) // 1000 == tenth for line in sample) for tenth in range(10)]
     assert all(50 < count < 150 for count in tenths)
     assert tokenizer_lib._sample(iter(numbers[:7]), 7) == numbers[:7]
@@ -115,7 +115,7 @@ class CountingCorpus(NumeralsCorpus):
         return f"fingerprint of {split}"
 
 
-def test_cache_is_used_checked_and_mended(tmp_path: pathlib.Path):
+def test_cache_is_used_verified_and_repaired(tmp_path: pathlib.Path):
     corpus = CountingCorpus()
     first = cached_tokenizer(corpus, "held_out", 320, tmp_path)
     assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256

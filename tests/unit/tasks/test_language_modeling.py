@@ -1,4 +1,4 @@
-"""The task: loss and gradients against a second implementation, evaluation by hand, sharding."""
+"""The language modeling task: loss, gradients, evaluation and sharding against references."""
 
 import dataclasses
 import math
@@ -38,19 +38,19 @@ CONFIG = Config(
 )
 
 
-def change(config=CONFIG, **parts):
+def change(config=CONFIG, **sections):
     return dataclasses.replace(
         config,
         **{
             name: dataclasses.replace(getattr(config, name), **fields)
-            for name, fields in parts.items()
+            for name, fields in sections.items()
         },
     )
 
 
 @pytest.fixture
 def opened(tmp_path):
-    """A function that opens the task of a config whose text lies in the folder of the test."""
+    """Returns a function that opens the task of a config with the text of this test."""
     (tmp_path / "text.txt").write_text(TEXT)
 
     def task(config=CONFIG):
@@ -87,7 +87,7 @@ def test_gradients_are_finite_and_reach_every_parameter(opened, biases):
     gradients = jax.grad(lambda params: task.loss(params, batch, randomness)["loss"])(params)
     for path, leaf in jax.tree.leaves_with_path(gradients):
         assert np.isfinite(leaf).all(), path
-        # A constant added to every key changes no softmax.
+        # The softmax is invariant to a constant added to every key.
         assert leaf.any() or path[-1].key == "key_bias", path
 
 
@@ -95,7 +95,7 @@ def test_gradients_are_finite_and_reach_every_parameter(opened, biases):
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 @pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(fsdp=2, tensor=2)])
 def test_eight_devices_equal_one(opened, optimizer, mesh):
-    """Also with six rows, of which two are padding on eight devices."""
+    """On eight devices, two empty rows pad the six rows."""
     task = opened(change(training={"optimizer": optimizer, "weight_decay": 0.1}))
     results = []
     for where in (make_mesh(devices=jax.devices()[:1]), make_mesh(mesh)):
@@ -130,7 +130,7 @@ def test_evaluation_counts_every_character_of_the_last_tenth(opened):
     }
 
 
-def test_nats_are_by_characters_where_tokens_are_several(tmp_path):
+def test_nats_are_per_character_with_byte_pairs(tmp_path):
     text = "All:\nSpeak, speak.\n\nFirst Citizen:\nWe know.\n" * 30
     (tmp_path / "text.txt").write_text(text)
     data = {"file": str(tmp_path / "text.txt"), "tokens": "bpe"}
@@ -159,7 +159,7 @@ def test_sizes_that_do_not_fit_the_text_are_refused(opened):
         change(data={"length": 17})
 
 
-def test_identity_is_that_of_text_and_vocabulary(opened, tmp_path):
+def test_identity_hashes_text_and_vocabulary(opened, tmp_path):
     identity = opened().identity()
     assert set(identity) == {"tokenizer", "text"}
     (tmp_path / "text.txt").write_text(TEXT[:-1] + ("b" if TEXT[-1] == "a" else "a"))

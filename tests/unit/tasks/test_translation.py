@@ -1,4 +1,4 @@
-"""BLEU while training is the figure that sacreBLEU gives for the target language."""
+"""Scores of validation: BLEU equals sacreBLEU's, and the log shows the score of each task."""
 
 import dataclasses
 from unittest import mock
@@ -8,22 +8,47 @@ from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config
 from jaxformer.tasks.dataset import Dataset
+from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.translation import Translation
 from jaxformer.training.mesh import make_mesh
+from jaxformer.training.writers import Terminal
 
 REFERENCES = ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
 TRANSLATIONS = ["我喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
 
 
-def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
+def make_task(task_class, **data):
     config = Config()
-    config = dataclasses.replace(
-        config, data=dataclasses.replace(config.data, target_language="zh")
-    )
-    data = mock.create_autospec(Dataset, instance=True)
-    data.valid_text = [("source", reference) for reference in REFERENCES]
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data))
+    dataset = mock.create_autospec(Dataset, instance=True)
+    dataset.valid_text = [("source", reference) for reference in REFERENCES]
+    return task_class(config, dataset)
+
+
+def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
     monkeypatch.setattr(Translation, "_decode", lambda self, params, mesh, decode: TRANSLATIONS)
-    found = Translation(config, data).score_decoded({}, make_mesh(), lambda finished: None)
+    task = make_task(Translation, target_language="zh")
+    found = task.score_decoded({}, make_mesh(), lambda finished: None)
     expected = BLEU(trg_lang="zh").corpus_score(TRANSLATIONS, [REFERENCES]).score
     assert 20 < expected < 100
     assert found == {"bleu": pytest.approx(expected), "exact_match": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("task_class", "data", "score", "expected"),
+    [
+        (Translation, {"corpus": "numerals"}, {"bleu": 0.0}, "exact 87.0%"),
+        (Translation, {}, {"bleu": 31.4}, "sacreBLEU 31.40 (cased, 13a tokenizer)"),
+        (
+            Translation,
+            {"target_language": "zh"},
+            {"bleu": 31.4},
+            "sacreBLEU 31.40 (cased, zh tokenizer)",
+        ),
+        (Parsing, {"corpus": "trees"}, {"f1": 81.254}, "F1 81.25  exact 87.0%"),
+    ],
+)
+def test_the_log_shows_the_score_of_the_task(task_class, data, score, expected, capsys):
+    terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)
+    terminal.write(10, "valid", {"loss": 2.0} | score | {"exact_match": 87.0})
+    assert capsys.readouterr().err == f"step 10/10  validation: loss 2.000  {expected}\n"

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy against its one-hot definition, values and gradients."""
+"""Label-smoothed cross-entropy against its one-hot definition: values and gradients."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from jaxformer.training.losses import cross_entropy
 
 
 def by_definition(features, embedding, targets, weights, smoothing):
-    """-sum q' log p with q' = (1 - eps) one_hot + eps / V, whole and plain."""
+    """-sum q' log p with q' = (1 - eps) one_hot + eps / V, not in chunks."""
     log_p = jax.nn.log_softmax(features @ embedding.T)
     one_hot = jax.nn.one_hot(targets, embedding.shape[0])
     smoothed = (1 - smoothing) * one_hot + smoothing / embedding.shape[0]
@@ -34,7 +34,7 @@ def example():
 
 @pytest.fixture
 def three_chunks():
-    """Logits for 130 rows at a time, of 300; the last chunk is padded."""
+    """Splits 300 rows into chunks of 130; the last chunk is padded."""
     with use_backend(dataclasses.replace(backend(), logits_per_chunk=23 * 130)):
         yield
 
@@ -79,7 +79,7 @@ def test_a_target_outside_the_vocabulary_gives_nan_unless_its_weight_is_0(exampl
     assert (gradient[5] == 0).all()
 
 
-def test_the_gradient_by_the_weights_is_the_loss_of_each_row(example):
+def test_the_gradient_of_the_weights_is_the_loss_of_each_row(example):
     features, embedding, targets, weights = example
     found = jax.grad(lambda w: cross_entropy(features, embedding, targets, w, 0.1)[0])(weights)
     expected = jax.grad(lambda w: by_definition(features, embedding, targets, w, 0.1)[0])(weights)

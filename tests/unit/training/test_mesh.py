@@ -1,4 +1,4 @@
-"""Meshes over TPUs and GPUs that are not there: stand-ins with their coordinates."""
+"""Meshes over TPUs and GPUs, simulated by objects with their coordinates."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def mesh_config(data, fsdp, tensor):
 
 
 def tpu_slice(rows, columns, slice_index=0, first_id=0, first_process=0):
-    """A v5e slice, a host for each 2 x 2 chips, in the order of ids: row by row."""
+    """A v5e slice with one host per 2 x 2 chips, in the order of ids: row by row."""
     hosts = columns // 2
     return [
         Device(
@@ -51,7 +51,7 @@ def tpu_slice(rows, columns, slice_index=0, first_id=0, first_process=0):
 
 
 def gpu_nodes(nodes, gpus):
-    """As jax has them: a node is a slice; in the order of processes, one for each GPU."""
+    """Nodes as in jax: one slice per node, in the order of processes, one process per GPU."""
     return [
         Device(id=n, platform="gpu", device_kind="H100", process_index=n, slice_index=n // gpus)
         for n in range(nodes * gpus)
@@ -75,8 +75,8 @@ def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch)
     needed = {process: set() for process in read}
     for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
         needed[device.process_index].add(data * mesh.shape["fsdp"] + fsdp)
-    assert read == {process: sorted(parts) for process, parts in needed.items()}
-    assert {part for parts in read.values() for part in parts} == set(range(row_shards(mesh)))
+    assert read == {process: sorted(shards) for process, shards in needed.items()}
+    assert {shard for shards in read.values() for shard in shards} == set(range(row_shards(mesh)))
 
 
 def test_a_process_takes_its_own_rows_of_a_global_batch():
@@ -93,8 +93,8 @@ def test_shards_of_a_mesh(monkeypatch):
     assert BatchShards.of(mesh, gradient_accumulation=3) == BatchShards(12, [2], 4)
 
 
-def test_an_optimizer_state_is_laid_out_by_path_and_shape():
-    """Shapes alone would not do: two parameters have one shape and other names."""
+def test_an_optimizer_state_is_sharded_by_path_and_shape():
+    """Shapes alone are ambiguous: two parameters have the same shape."""
     mesh = make_mesh(mesh_config(1, 2, 4), jax.devices()[:8])
     shape = jax.ShapeDtypeStruct((8, 8), np.float32)
     row = jax.ShapeDtypeStruct((8,), np.float32)
@@ -121,18 +121,18 @@ def test_an_optimizer_state_is_laid_out_by_path_and_shape():
                 },
                 "count": (),
             },
-            {"inner": (), "a": ()},  # no whole path
+            {"inner": (), "a": ()},  # not the whole path of a parameter
         ),
-        "factored": {"a": {"inner": ()}},  # another shape
+        "factored": {"a": {"inner": ()}},  # not the shape of the parameter
     }
 
 
-def test_hosts_of_a_pod_do_not_own_neighboring_parts(monkeypatch):
-    # What the test above would not notice if every cluster were in the order of its hosts.
+def test_row_shards_of_a_host_in_a_pod_are_not_contiguous(monkeypatch):
+    # If every cluster were in the order of its hosts, the test above would prove little.
     monkeypatch.setattr(jax, "process_index", lambda: 0)
-    parts = row_parts(make_mesh(devices=POD))
-    assert len(parts) == 4
-    assert np.ptp(parts) > 3
+    shards = row_parts(make_mesh(devices=POD))
+    assert len(shards) == 4
+    assert np.ptp(shards) > 3
 
 
 @pytest.mark.parametrize("devices", [TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)])

@@ -1,4 +1,4 @@
-"""The schedule of equation 3 and the paper's Adam, against hand-written ones."""
+"""The schedule of equation 3 and the paper's Adam, against plain implementations."""
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def test_moments_in_bfloat16_take_half_the_memory():
             make_optimizer(Config(training=TrainingConfig(adam_dtype=moments))).init(params)
         ]
     }
-    assert sizes == {"float32": 808, "bfloat16": 408}  # and two int32 counts
+    assert sizes == {"float32": 808, "bfloat16": 408}  # both include two int32 counts
 
 
 def test_clipping_scales_large_gradients_only():
@@ -128,9 +128,9 @@ def test_muons_updates_are_as_large_as_adams():
     rate = 4**-0.5
     inner = updates["decoder"]["layers"]["feed_forward"]["inner"]
     for matrix in np.asarray(inner, np.float64) / rate:
-        # Newton-Schulz leaves singular values between 0.7 and 1.2 times what they should be.
+        # After Newton-Schulz, singular values are between 0.7 and 1.2 times their ideal value.
         singular = np.linalg.svd(matrix, compute_uv=False) / (0.2 * np.sqrt(8))
         assert 0.6 < singular.min() < singular.max() < 1.3
-    # The first update of Adam with Nesterov's momentum, which looks one step ahead.
+    # The first update of Adam with Nesterov's momentum.
     ahead = 0.9 * 0.1 / (1 - 0.9**2) + 0.1 / (1 - 0.9)
     np.testing.assert_allclose(np.abs(updates["embedding"]), ahead * rate, rtol=1e-3)

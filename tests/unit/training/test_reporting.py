@@ -1,4 +1,4 @@
-"""Reports: plain lines or a bar, and metrics.jsonl that a resumed run goes on with."""
+"""Reports: plain lines or a bar, and metrics.jsonl, which a resumed run continues."""
 
 import io
 import json
@@ -44,21 +44,23 @@ def folder(tmp_path):
 def test_plain_lines_without_a_terminal(folder, capsys):
     with Reporter(folder, start=0, steps=10) as reporter:
         reporter.train(5, VALUES)
-        reporter.valid(10, {"loss": 2.0, "perplexity": 7.39, "bleu": 31.4, "exact_match": 2.5})
+        reporter.valid(10, {"loss": 2.0, "perplexity": 7.39})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step 5/10  loss 2.500  ppl 9.87  lr 1.00e-03  12,346 tokens/s")
     assert lines[0].endswith("  01:00 left")  # five steps of 12 seconds
-    assert lines[1] == "step 10/10  validation: loss 2.000  ppl 7.39  sacreBLEU 31.40  exact 2.5 %"
+    assert lines[1] == "step 10/10  validation: loss 2.000  ppl 7.39"
 
 
-def test_trees_have_an_f1(folder, capsys):
-    with Reporter(folder, start=0, steps=10) as reporter:
-        reporter.valid(10, {"loss": 2.0, "perplexity": 7.39, "f1": 81.254, "exact_match": 2.5})
-    expected = "step 10/10  validation: loss 2.000  ppl 7.39  F1 81.25  exact 2.5 %\n"
-    assert capsys.readouterr().err == expected
+def test_formats_of_a_task(folder, capsys):
+    """An empty format hides a value in the log, but not in the metrics."""
+    formats = {"f1": "F1 {:.2f}", "hidden": ""}
+    with Reporter(folder, start=0, steps=10, formats=formats) as reporter:
+        reporter.valid(10, {"loss": 2.0, "f1": 81.254, "hidden": 3.0})
+    assert capsys.readouterr().err == "step 10/10  validation: loss 2.000  F1 81.25\n"
+    assert json.loads(folder.metrics.read_text(encoding="utf-8"))["hidden"] == 3.0
 
 
-def test_values_of_ones_own_are_shown_by_name(folder, capsys):
+def test_values_without_a_format_are_shown_by_name(folder, capsys):
     with Reporter(folder, start=0, steps=10) as reporter:
         reporter.valid(10, {"loss": 2.0, "accuracy": 0.51239, "rank": 3.0})
     expected = "step 10/10  validation: loss 2.000  accuracy 0.5124  rank 3\n"
@@ -66,7 +68,7 @@ def test_values_of_ones_own_are_shown_by_name(folder, capsys):
 
 
 def test_means_are_per_count_without_skipped_steps():
-    """Perplexity of the sum of likelihoods; NaN where nothing is left."""
+    """Perplexity is computed from the sum of likelihoods; NaN if all batches were skipped."""
     good = {"loss": 3.0, "nll": 2.0, "hits": 1, "count": 2, "tokens": 5, "skipped": 0}
     bad = {name: float("nan") for name in good} | {"skipped": 1}
     means = reporting.mean_values([good, bad, good | {"count": 6}])
@@ -89,19 +91,19 @@ def test_bar_on_a_terminal(folder, monkeypatch):
 def test_every_report_is_a_json_line(folder):
     with Reporter(folder, start=0, steps=10) as reporter:
         reporter.train(5, VALUES)
-        assert steps(folder) == [("train", 5)]  # at once, not when the run ends
+        assert steps(folder) == [("train", 5)]  # before the run ends
     record = json.loads(folder.metrics.read_text(encoding="utf-8"))
     assert record == {"kind": "train", "step": 5, **VALUES}
 
 
-def test_what_is_not_a_number_is_null(folder):
+def test_nan_is_null_in_json(folder):
     with Reporter(folder, start=0, steps=10) as reporter:
         reporter.train(5, VALUES | {"loss": float("nan")})
     text = folder.metrics.read_text(encoding="utf-8")
     assert json.loads(text, parse_constant=pytest.fail)["loss"] is None
 
 
-def test_resuming_drops_what_came_after_the_checkpoint_and_a_torn_line(folder):
+def test_resuming_removes_later_reports_and_an_incomplete_line(folder):
     with Reporter(folder, start=0, steps=10) as reporter:
         for step in (2, 4, 6):
             reporter.train(step, VALUES)
@@ -112,8 +114,8 @@ def test_resuming_drops_what_came_after_the_checkpoint_and_a_torn_line(folder):
     assert steps(folder) == [("train", 2), ("train", 4), ("train", 6)]
 
 
-def test_what_resuming_drops_is_kept_beside(folder):
-    """Every cut once; a torn line is no report."""
+def test_removed_reports_are_kept_in_another_file(folder):
+    """Each removed report is kept once; an incomplete line is not a report."""
     with Reporter(folder, start=0, steps=10) as reporter:
         for step in (2, 4, 6):
             reporter.train(step, VALUES)
@@ -124,7 +126,7 @@ def test_what_resuming_drops_is_kept_beside(folder):
         with Reporter(folder, start=4, steps=10):
             assert folder.metrics.read_bytes() == b"".join(lines[:2])
             assert cut.read_bytes() == lines[2]
-    # Again from the same step: a report without its end, and a line that a disk has damaged.
+    # Resume from the same step again, with a report without its line end and a damaged line.
     folder.metrics.write_bytes(lines[0] + b'{"step": 5\x00}\n' + lines[2].rstrip())
     with Reporter(folder, start=4, steps=10):
         assert folder.metrics.read_bytes() == lines[0]
@@ -168,7 +170,7 @@ def test_time_spent_waiting_for_batches(monkeypatch):
 
 
 def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
-    """Otherwise who presses Ctrl-C waits for all steps until the next report."""
+    """Otherwise Ctrl-C would wait for all steps until the next report."""
 
     @jax.jit
     def slow(x):
@@ -184,8 +186,8 @@ def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
     assert 1 <= max(behind) <= 4
 
 
-def test_tensorboard_keeps_the_point_that_a_run_goes_on_from(folder, monkeypatch):
-    """TensorBoard hides what an earlier run wrote from the step to purge on, that included."""
+def test_tensorboard_keeps_the_point_that_a_run_resumes_from(folder, monkeypatch):
+    """TensorBoard hides the events of earlier runs from ``purge_step`` on, inclusive."""
     purged = []
     writer = types.SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
     fake = types.SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Real signals: they are collected, or end the process, or stay ignored."""
+"""Real signals are collected, end the process, or stay ignored."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from jaxformer.training.signals import asked_to_stop, stop_signals
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """The process's own handlers, before and after."""
+    """Restores the handlers of the process, and checks that the test left them unchanged."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     old = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -31,7 +31,7 @@ def test_a_signal_is_collected(number):
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_one_ends_the_process(first, second):
+def test_a_second_signal_ends_the_process(first, second):
     with stop_signals():
         signal.raise_signal(first)
         with pytest.raises(KeyboardInterrupt, match="stopped at once"):
@@ -41,19 +41,19 @@ def test_a_second_one_ends_the_process(first, second):
 @pytest.mark.parametrize(
     "numbers",
     [
-        (signal.SIGHUP, signal.SIGHUP),  # a closed terminal: from the kernel and from the shell
-        (signal.SIGHUP, signal.SIGTERM),  # the end of a login
+        (signal.SIGHUP, signal.SIGHUP),  # a closed terminal: the kernel and the shell send one each
+        (signal.SIGHUP, signal.SIGTERM),  # a logout
         (signal.SIGTERM, signal.SIGHUP),  # systemd with SendSIGHUP
     ],
 )
-def test_a_hang_up_insists_on_nothing(numbers):
+def test_sighup_with_another_signal_does_not_end_the_process(numbers):
     with stop_signals() as received:
         for number in numbers:
             signal.raise_signal(number)
     assert tuple(received) == numbers
 
 
-def test_a_hang_up_that_nohup_ignores_stays_ignored():
+def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with stop_signals() as received:
         signal.raise_signal(signal.SIGHUP)

@@ -209,7 +209,7 @@ def test_a_mistake_in_a_file_shows_before_any_work(refused, tmp_path, monkeypatc
         ("--n-best 2 --scores", "--scores is not needed with --n-best, which prints them"),
         ("--alignment-layer 1", "--alignment-layer needs --alignments FILE"),
         ("--input a --output a", "--output a is an input; name another file"),
-        ("--output a --alignments a", "--alignments a is that of --output; name another file"),
+        ("--output a --alignments a", "--alignments a is also --output; name another file"),
         ("--top-k 3", "--top-k 3 works with --sampling only"),
     ],
 )

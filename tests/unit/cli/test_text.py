@@ -206,5 +206,5 @@ def test_outputs_are_not_inputs(tmp_path, monkeypatch):
     check_outputs([here, None], {"--output": there, "--alignments": None})
     with pytest.raises(UserError, match="--output a is an input; name another file"):
         check_outputs([None, here], {"--output": relative})
-    with pytest.raises(UserError, match="--alignments a is that of --output; name another file"):
+    with pytest.raises(UserError, match="--alignments a is also --output; name another file"):
         check_outputs([None], {"--output": here, "--alignments": relative})

@@ -71,14 +71,14 @@ _PAIRS = {"EQ_LABEL": "equal_labels", "EQ_WORD": "equal_words"}
 
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
-    """The parameters in a ``.prm`` file; nothing is deleted or taken for equal unless it says so.
+    """Parses a ``.prm`` file; lists of labels and words that it lacks are empty.
 
     Args:
-      lines: Its lines: ``DELETE_LABEL TOP``, say. Those that begin with ``#`` are comments.
-      name: What to call it in messages.
+      lines: Lines such as ``DELETE_LABEL TOP``; lines that begin with ``#`` are comments.
+      name: Name of the file in error messages.
 
     Raises:
-      UserError: A keyword is unknown, or its value missing or of the wrong kind.
+      UserError: A keyword is unknown, or its value is missing or malformed.
     """
     fields: dict[str, Any] = {field: () for field in (*_LISTS.values(), *_PAIRS.values())}
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""The figures of EVALB: of each sentence, of all, and of the short ones; and the official table."""
+"""EVALB's figures of each sentence, of all and of the short ones, and its official table."""
 
 import dataclasses
 import enum
@@ -49,7 +49,7 @@ class Counts:
         return _percent(self.correct_tags, self.words)
 
     def numbers(self) -> dict[str, Any]:
-        """All counts and percentages by name."""
+        """Returns all counts and percentages by name."""
         return {
             **dataclasses.asdict(self),
             "recall": self.recall,
@@ -106,11 +106,10 @@ class Summary(Counts):
 
     @property
     def valid_sentences(self) -> int:
-        """How many sentences the other figures are about."""
+        """Number of sentences that could be compared."""
         return self.sentences - self.error_sentences - self.skipped_sentences
 
     def numbers(self) -> dict[str, Any]:
-        """All counts and percentages by name."""
         return {**super().numbers(), "valid_sentences": self.valid_sentences}
 
 

@@ -25,8 +25,8 @@ class Parser:
     >>> parser.parse([["It", "works", "."]])  # doctest: +SKIP
     [<Tree (S (NP (PRP It)) (VP (VBZ works)) (. .))>]
 
-    Departs from the paper: :func:`best_hypothesis` may choose another hypothesis than the best of
-    the search, and parts of speech are aligned with words by attention.
+    Departs from the paper: ``best_hypothesis`` may choose another hypothesis than the best of the
+    search, and parts of speech are aligned with words by attention.
 
     Attributes:
       translator: Translates words into linearized trees.

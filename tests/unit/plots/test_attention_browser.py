@@ -131,15 +131,15 @@ def ink(page) -> int:
     )
 
 
-def test_pointing_at_a_token_says_where_it_looks(visit):
+def test_pointing_at_a_query_shows_its_attention(visit):
     page = visit(PAGE)
     everything = ink(page)
     token(page, "queries", 2).hover()
     mean = CROSS[-1, :, 2].mean(axis=0)
     best = int(mean.argmax())
     words = said(page)
-    assert f"“Hund”, token 3, to write “{plain(TARGET[3])}” next, looks at: " in words
-    assert f"looks at: “{plain(SOURCE[best])}” {percent(mean[best])}" in words
+    assert f"“Hund”, token 3, predicting “{plain(TARGET[3])}”, attends to: " in words
+    assert f"attends to: “{plain(SOURCE[best])}” {percent(mean[best])}" in words
     for head in range(HEADS):
         key = int(CROSS[-1, head, 2].argmax())
         assert f"{head + 1} “{plain(SOURCE[key])}” {percent(CROSS[-1, head, 2, key])}" in words
@@ -149,14 +149,14 @@ def test_pointing_at_a_token_says_where_it_looks(visit):
     assert ink(page) == everything
 
 
-def test_pointing_at_a_key_says_who_looks_at_it(visit):
+def test_pointing_at_a_key_shows_the_queries_that_attend_to_it(visit):
     page = visit(PAGE)
     page.click("label[for=head-0]")
     token(page, "keys", 1).hover()
     assert "heads 2, 3 and 4" in page.locator(".panel h2").inner_text().lower()
     mean = CROSS[-1, 1:, :, 1].mean(axis=0)
     best = int(mean.argmax())
-    assert f"is looked at by: “{plain(TARGET[best])}” {percent(mean[best])}" in said(page)
+    assert f"is attended to by: “{plain(TARGET[best])}” {percent(mean[best])}" in said(page)
 
 
 def test_a_click_keeps_a_token_until_escape(visit):
@@ -179,7 +179,7 @@ def test_everything_can_be_done_from_the_keyboard(layout: str, visit):
     page.locator(f"#layout-{layout}").focus()
     page.keyboard.press("Space")
     on, over = ("ArrowDown", "ArrowRight") if layout == "columns" else ("ArrowRight", "ArrowDown")
-    page.keyboard.press("Tab")  # to the tokens that look
+    page.keyboard.press("Tab")  # to the queries
     assert "“<s>”" in said(page)
     page.keyboard.press(on)
     assert "“der”" in said(page)
@@ -195,7 +195,7 @@ def test_everything_can_be_done_from_the_keyboard(layout: str, visit):
     assert token(page, "queries", 0).get_attribute("aria-pressed") == "true"
     page.keyboard.press(over)  # along the strongest line
     best = int(CROSS[-1, :, 0].mean(axis=0).argmax())
-    assert f"“{plain(SOURCE[best])}”, token {best + 1} is looked at by" in said(page)
+    assert f"“{plain(SOURCE[best])}”, token {best + 1} is attended to by" in said(page)
     # One stop for each side, however many tokens.
     assert page.locator(".token[tabindex='0']").count() == 2
     page.keyboard.press("Tab")
@@ -213,7 +213,7 @@ def test_layers_kinds_and_heads_are_radio_buttons_and_boxes(visit):
     page.keyboard.press("Space")
     assert "Decoder self-attention, layer 2 of 3, heads 1, 3 and 4" in said(page)
     token(page, "queries", 0).hover()
-    assert "looks at: “<s>” 100% (mean of 3 heads)" in said(page)
+    assert "attends to: “<s>” 100% (mean of 3 heads)" in said(page)
     page.get_by_role("button", name="None").click()
     assert "No head is chosen" in said(page)
     assert ink(page) == 0
@@ -229,7 +229,7 @@ def test_presets_show_what_the_figures_do(visit):
         words = said(page)
         assert button.get_attribute("aria-pressed") == "true"
         assert "Encoder self-attention, layer 2 of 3" in words
-        assert ("looks at: " in words) == (figure != 5)
+        assert ("attends to: " in words) == (figure != 5)
         assert page.locator(".panel").count() == panels
         assert page.locator("#caption").inner_text().startswith(f"As figure {figure}: ")
     page.locator("label[for=layer-0]").click()

@@ -15,9 +15,10 @@ function fillTable() {
       const [w, key] = ranked({ side: "from", index }, [head])[0];
       return make("td", {}, `${plain(tokens("to")[key])} ${percent(w)}`);
     })));
-  const direction = token?.side === "to" ? "Attention of each token to" : "Attention to each token of";
-  const caption = token ? `${direction} ${quoted(token.side, token.index)}`
-    : "Key with the largest weight for each query; choose a token for all its weights";
+  const name = token && quoted(token.side, token.index);
+  let caption = "Key with the largest weight for each query; choose a token for all its weights";
+  if (token?.side === "from") caption = `Attention of ${name} to each key`;
+  if (token?.side === "to") caption = `Attention of each query to ${name}`;
   byId("table").replaceChildren(make("table", {}, make("caption", {}, caption),
     make("thead", {}, header), make("tbody", {}, ...rows)));
 }

@@ -133,7 +133,7 @@ def test_no_pair_counts_for_the_bleu_alone(tmp_path, data, trained, sides):
     for language, text in zip(("en", "de"), sides, strict=True):
         with (other / f"valid.{language}").open("a", encoding="utf-8") as valid:
             print(text, file=valid)
-    with pytest.raises(UserError, match="those of 1 pairs are others, the first in line 401"):
+    with pytest.raises(UserError, match="1 pairs are shorter or longer, the first in line 401"):
         run(tmp_path, other, "C1")
     assert trained == []
 

@@ -48,7 +48,7 @@ def test_a_row_stands_beside_the_papers():
         *("1,234,567", "", "1", "1.5 + 0.1"),
     ]
     assert cells(text, "base")[-3] == "65"
-    assert "on the validation part of a corpus;" in text
+    assert "of the validation split of a corpus;" in text
     assert "warm-up of 400 steps, to a learning rate of 4.4e-03;" in text  # 1 / sqrt(128 * 400)
     assert "nrefs:1" in text
     assert "an abacus" in text

@@ -19,9 +19,9 @@ gives the variants that papers quote, each with its exact method:
 * **Exact match**: percentage of lines that equal their reference.
 
 Chinese, Japanese and Korean do not separate words by spaces. sacreBLEU splits them with the
-tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``. The Perl scripts cannot, so their three metrics are
-omitted. ``ja-mecab`` and ``ko-mecab`` need extra packages; without them, single characters are
-scored, ``tok:char``, and the report says what to install.
+tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``. The Perl scripts cannot, so their three metrics
+are omitted. ``ja-mecab`` and ``ko-mecab`` need extra packages; without them, single characters are
+scored, ``tok:char``, and the report names the package to install.
 
 The Perl scripts are the ports in ``sacremoses``. Unlike the scripts, we do not escape quotation
 marks as ``&quot;``; the score is the same, since both are one token.

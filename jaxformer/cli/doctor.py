@@ -51,7 +51,7 @@ def _measure(options: argparse.Namespace) -> None:
     devices = jax.devices()
     limit = limit or _memory(devices[0])
     print(
-        f"A step of {data.tokens_per_batch:,} tokens a side in sentences of "
+        f"A step of {data.tokens_per_batch:,} tokens per side in sentences of "
         f"{data.max_length}, on {len(devices)} {devices[0].device_kind} device(s). "
         f"Each has {limit / 1e9:.2f} GB and needs:",
         flush=True,
@@ -70,7 +70,7 @@ def _measure(options: argparse.Namespace) -> None:
             return
         least = memory.total
     raise UserError(
-        f"{options.config} needs {least / 1e9:.2f} GB on each device whatever the settings, "
+        f"{options.config} needs {least / 1e9:.2f} GB on each device with any settings, "
         f"more than {limit / 1e9:.2f} GB; use more devices, or lower data.tokens_per_batch or "
         "data.max_length"
     )

@@ -195,7 +195,7 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
         if partial.is_file() and not partial.stat().st_size:
             partial.unlink()
         elif partial.is_file():
-            print(f"{partial}: what was finished so far", file=sys.stderr)
+            print(f"{partial}: finished lines", file=sys.stderr)
         raise
 
 

@@ -40,7 +40,7 @@ def quantize(
     folder, target = Workdir(local_path(workdir)), Workdir(local_path(output))
     config = config_lib.load_run(folder)
     if config.model.compute_dtype == "int8":
-        raise UserError(f"{workdir}: expected a model to round to int8, but this one is already")
+        raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
     if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
     target.check_unused(_COMMAND)
@@ -48,14 +48,15 @@ def quantize(
     kind = config_lib.model_of(config)
     params, name = load_params(folder, config.model, weights, kind)
     model = dataclasses.replace(config.model, compute_dtype="int8")
-    rounded = prepare_params(model, params, kind)
+    quantized = prepare_params(model, params, kind)
     identity = read_json(folder.identity)
     metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
     target.begin(_COMMAND, identity)
-    write_single(target.checkpoints, 0, {"params": rounded}, metadata)
+    write_single(target.checkpoints, 0, {"params": quantized}, metadata)
     write_file(target.tokenizer, folder.tokenizer.read_bytes())
-    config_lib.save(dataclasses.replace(config, model=model), target.config)  # now it is a workdir
-    return _bytes(params), _bytes(rounded)
+    # Last, since the config marks a complete workdir.
+    config_lib.save(dataclasses.replace(config, model=model), target.config)
+    return _bytes(params), _bytes(quantized)
 
 
 def _bytes(params: PyTree) -> int:

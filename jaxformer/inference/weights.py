@@ -52,7 +52,7 @@ def override(
     if compute_dtype is not None:
         if config.model.compute_dtype == "int8" != compute_dtype:
             raise UserError(
-                f"{workdir}: its parameters are rounded to int8: expected to compute in int8, "
+                f"{workdir}: its parameters are quantized to int8: expected to compute in int8, "
                 f"got {compute_dtype}; use the workdir that it was made from"
             )
         model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
@@ -151,8 +151,8 @@ def average(folder: Workdir, last: int) -> list[int]:
     config = run.model
     if config.compute_dtype == "int8":
         raise UserError(
-            f"{folder.path}: is rounded to int8; average the run that it was made from, then round "
-            "the average with jaxformer quantize"
+            f"{folder.path}: is quantized to int8; average the run that it was made from, then "
+            "quantize the average with jaxformer quantize"
         )
     template = abstract_params(config, model_of(run))
     with _open(folder.checkpoints, "train.py") as checkpoints:

@@ -153,7 +153,7 @@ def report(results: Sequence[Result]) -> str:
             f'# Table 3 at the scale "{first.scale}"\n',
             f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
             f"{first.steps:,} steps of at most {data.tokens_per_batch:,} source and as many "
-            f"target tokens, in pairs of at most {data.max_length} tokens a side; warm-up of "
+            f"target tokens, in pairs of at most {data.max_length} tokens per side; warm-up of "
             f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
             f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n",
             "Each row differs from base in what is named and in nothing else. PPL: perplexity per "

@@ -127,7 +127,7 @@ def test_it_reports_that_an_experiment_fits(capsys):
     assert (code, err) == (0, "")
     first, second = out.splitlines()
     assert first == (
-        "A step of 2,048 tokens a side in sentences of 128, on 8 cpu device(s). "
+        "A step of 2,048 tokens per side in sentences of 128, on 8 cpu device(s). "
         "Each has 1.07 GB and needs:"
     )
     assert second.endswith(" fits: as it is")

@@ -181,7 +181,7 @@ def test_an_interrupted_job_keeps_finished_lines(
     arguments = ["translate", "--workdir", learned_workdir, "--input", source, "--output", output]
     assert main([str(argument) for argument in arguments]) == 130
     partial = tmp_path / f"out.txt.{os.getpid()}.partial"
-    assert f"{partial}: what was finished so far" in capsys.readouterr().err
+    assert f"{partial}: finished lines" in capsys.readouterr().err
     assert partial.read_text(encoding="utf-8") == "".join(f"{h[0].text}\n" for h in best[:2])
     assert not output.exists()
 

@@ -182,11 +182,11 @@ def test_quantized_parameters_translate_like_exact_ones(learned_workdir, tmp_pat
     output = tmp_path / "int8"
     before, after = quantize(learned_workdir, output)
     assert 3.0 < before / after < 4.0
-    exact, rounded = Translator.load(learned_workdir), Translator.load(output)
-    assert rounded.config.model.compute_dtype == "int8"
-    assert rounded.weights == "step 0"
+    exact, quantized = Translator.load(learned_workdir), Translator.load(output)
+    assert quantized.config.model.compute_dtype == "int8"
+    assert quantized.weights == "step 0"
     sentences = SENTENCES[:40]
-    found, expected = rounded.hypotheses(sentences), exact.hypotheses(sentences)
+    found, expected = quantized.hypotheses(sentences), exact.hypotheses(sentences)
     pairs = [(f[0], e[0]) for f, e in zip(found, expected, strict=True)]
     agreeing = [f.log_prob - e.log_prob for f, e in pairs if f.text == e.text]
     assert len(agreeing) >= 30
@@ -200,10 +200,10 @@ def test_invalid_quantizations_are_refused(learned_workdir, tmp_path):
     quantize(learned_workdir, output)
     with pytest.raises(UserError, match="expected the name of a new folder, but it exists"):
         quantize(learned_workdir, output)
-    with pytest.raises(UserError, match="but this one is already"):
+    with pytest.raises(UserError, match="but it is int8 already"):
         quantize(output, tmp_path / "again")
     with pytest.raises(
-        UserError, match="rounded to int8: expected to compute in int8, got float32"
+        UserError, match="quantized to int8: expected to compute in int8, got float32"
     ):
         Translator.load(output, compute_dtype="float32")
 
@@ -224,7 +224,7 @@ def test_a_failed_quantization_can_be_repeated(learned_workdir, tmp_path, monkey
 
 def test_quantized_checkpoints_are_not_averaged(learned_workdir, tmp_path):
     quantize(learned_workdir, tmp_path / "int8")
-    with pytest.raises(UserError, match="rounded to int8; average the run that it was made from"):
+    with pytest.raises(UserError, match="quantized to int8; average the run that it was made from"):
         average(Workdir(tmp_path / "int8"), 1)
 
 

@@ -178,7 +178,7 @@ def test_finished_lines_are_kept_beside_the_old_file(tmp_path, capsys, error):
     with pytest.raises(error):
         fail_after(["eins"])
     partial = tmp_path / f"out.txt.{os.getpid()}.partial"
-    assert capsys.readouterr().err == f"{partial}: what was finished so far\n"
+    assert capsys.readouterr().err == f"{partial}: finished lines\n"
     assert partial.read_text() == "eins\n"
     assert path.read_text() == "from last time\n"
 

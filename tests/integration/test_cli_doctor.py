@@ -146,7 +146,7 @@ def test_it_tries_all_settings_that_save_memory(capsys, monkeypatch):
         "--config.training.gradient_accumulation=8",
         "--config.training.adam_dtype=bfloat16",
     ]
-    assert "base.py:tiny needs 0.03 GB on each device whatever" in err
+    assert "base.py:tiny needs 0.03 GB on each device with any settings" in err
     assert doctor(capsys, "--memory", "30 MB")[0] == 0
 
 

@@ -28,6 +28,7 @@ from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.tasks.parsing.task import Parsing
+from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
@@ -88,7 +89,7 @@ def state(config):
 
 @pytest.fixture(scope="module")
 def data(config, tmp_path_factory):
-    return open_dataset(config, Workdir(tmp_path_factory.mktemp("new")))
+    return open_dataset(config, Workdir(tmp_path_factory.mktemp("new")), TreesCorpus())
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_targets_have_a_separate_vocabulary(config, data, state, tmp_path):
         assert state.params[name].shape == (40, 16)
     model = dataclasses.replace(config.model, target_vocab_size=highest)
     with pytest.raises(UserError, match=f"must be at least {highest + 1}, .*: got {highest}"):
-        open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path))
+        open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path), TreesCorpus())
 
 
 def validate(config, data, state):

@@ -5,8 +5,7 @@ import itertools
 
 import pytest
 
-from jaxformer.config import DataConfig
-from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.data.corpus import Corpus
 from jaxformer.data.store import build_store
 from jaxformer.data.tokenizer import cached_tokenizer
 from jaxformer.errors import UserError
@@ -34,7 +33,7 @@ def part(tmp_path):
 
 
 def test_words_and_trees_of_several_files(part):
-    corpus = open_corpus(DataConfig(corpus="trees"))
+    corpus = TreesCorpus()
     assert isinstance(corpus, Corpus)
     assert list(corpus.pairs(part)) == PAIRS
     assert list(corpus.pairs(part.split(",")[1])) == PAIRS[2:]

@@ -7,8 +7,8 @@ Reads ``$JAXFORMER_DATA/tinyshakespeare/input.txt`` (``../shared/data`` when the
 set), 1.1 million characters of which the last tenth is for validation. The variant
 ``configs/shakespeare.py:bpe`` learns byte pairs, and ``:smoke`` takes a few steps only.
 3.2 million parameters, 3.62e14 training FLOPs as ``language_model_flops`` counts them.
-Measured: not yet. The goal is at most 1.55 nats a character after half an hour on two otherwise
-idle cores of an Intel Xeon with AMX.
+Measured: 1.478 nats a character (2.133 bits); 2,000 steps in 51 minutes on two cores of an Intel
+Xeon with AMX that were shared with other work, 1.14 s a step when they were not.
 """
 
 import dataclasses

@@ -1,9 +1,11 @@
 """Frozen dataclasses of plain values: building them from dictionaries, and checking them."""
 
 import difflib
+import functools
 import math
 import types
 import typing
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
@@ -31,6 +33,22 @@ def build(cls: type[T], values: Any, section: str) -> T:
       UserError: A field is unknown, of the wrong type, or out of range.
     """
     return cls(**typed_values(typing.get_type_hints(cls), values, f"{section}."))
+
+
+def understand_old_names(cls: type[T]) -> type[T]:
+    """Decorates a dataclass with a ``_section`` to take fields by earlier names, with a warning."""
+    init, section = cls.__init__, vars(cls)["_section"]
+
+    @functools.wraps(init)
+    def initialize(self: Any, **values: Any) -> None:
+        for name in list(values):
+            if new := RENAMED.get(f"{section}.{name}"):
+                warnings.warn(f"{section}.{name} is now {section}.{new}", FutureWarning, 2)
+                values[new] = values.pop(name)
+        init(self, **values)
+
+    cls.__init__ = initialize
+    return cls
 
 
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def _own_checks_of_settings() -> None:
 
     for name in config.__all__:
         kind = getattr(config, name)
-        kind.__init__ = kind.__init__.__wrapped__
+        if not hasattr(kind, "_section"):  # they are wrapped already: fields.understand_old_names
+            kind.__init__ = kind.__init__.__wrapped__
 
 
 @pytest.fixture(scope="session", autouse=True)

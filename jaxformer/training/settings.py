@@ -5,7 +5,14 @@ import math
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxformer.errors import UserError
-from jaxformer.fields import build, check_choices, check_fraction, check_known, check_positive
+from jaxformer.fields import (
+    build,
+    check_choices,
+    check_fraction,
+    check_known,
+    check_positive,
+    understand_old_names,
+)
 from jaxformer.nn.stack import Remat
 
 
@@ -23,6 +30,7 @@ class Settings(Protocol):
         ...
 
 
+@understand_old_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
     """The training loop of any task: how long it runs, and what is written while it does.
@@ -76,6 +84,7 @@ class FitConfig:
         return build(cls, values.get(cls._section, {}), cls._section)
 
 
+@understand_old_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(FitConfig):
     """Optimization (sections 5.2 to 5.4), the loop, and what is validated.

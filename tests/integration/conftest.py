@@ -56,7 +56,7 @@ def _cached_functions() -> list[tuple[Any, str, Callable]]:
     from jaxformer import experiment
     from jaxformer.data import numerals
     from jaxformer.tasks import translation
-    from jaxformer.training import evaluation, loop
+    from jaxformer.training import evaluation, fitting
 
     make_optimizer = functools.cache(experiment.make_optimizer)
     make_loss = functools.cache(translation.make_loss)
@@ -82,8 +82,8 @@ def _cached_functions() -> list[tuple[Any, str, Callable]]:
 
     return [
         (experiment, "make_optimizer", lambda config: make_optimizer(_program(config))),
-        (loop, "make_train_step", share(loop.make_train_step)),
-        (loop, "abstract_state", share(loop.abstract_state)),
+        (fitting, "make_train_step", share(fitting.make_train_step)),
+        (fitting, "abstract_state", share(fitting.abstract_state)),
         (evaluation, "_eval_step", share(evaluation.make_eval_step)),
         (numerals, "numbers", functools.cache(numerals.numbers)),
     ]

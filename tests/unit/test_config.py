@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
 
 from jaxformer import config as config_lib
+from jaxformer.cli.config_file import rename_flags
 from jaxformer.config import (
     Config,
     DataConfig,
@@ -598,3 +599,17 @@ def test_settings_of_the_loop_are_those_of_training_and_name_themselves():
         FitConfig(eval_every=10, checkpoint_every=4)
     with pytest.raises(UserError, match=r"fit\.seed must be from 0 to 2147483647: got -1"):
         FitConfig(seed=-1)
+
+
+def test_fields_are_understood_by_their_old_names(capsys):
+    """For one release; workdirs of earlier versions are read without a word."""
+    values = {"training": {"accumulation": 4, "moments": "bfloat16"}}
+    expected = TrainingConfig(gradient_accumulation=4, adam_dtype="bfloat16")
+    assert Config.from_dict(values).training == expected
+    with pytest.warns(FutureWarning, match=r"training\.moments is now training\.adam_dtype"):
+        assert TrainingConfig(gradient_accumulation=4, moments="bfloat16") == expected
+    with pytest.warns(FutureWarning, match=r"fit\.accumulation is now fit\.gradient_acc"):
+        assert FitConfig(accumulation=4) == FitConfig(gradient_accumulation=4)
+    words = rename_flags(["--config.training.accumulation=4", "--config.training.steps=3"])
+    assert words == ["--config.training.gradient_accumulation=4", "--config.training.steps=3"]
+    assert "--config.training.accumulation is now" in capsys.readouterr().err

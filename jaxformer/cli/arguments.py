@@ -94,17 +94,28 @@ def _add_translate(commands) -> None:
         "written as OUTPUT.<process id>.partial and renamed at the end; an interrupted run leaves "
         "its finished lines there.",
     )
-    files.add_argument("--input", type=local_path, metavar="FILE", help="default: standard input")
-    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
+    files.add_argument(
+        "--input",
+        type=local_path,
+        metavar="FILE",
+        help="source text, one sentence per line (default: standard input)",
+    )
+    files.add_argument(
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="file for the translations (default: standard output)",
+    )
     formats = command.add_argument_group(
         "format", "A score is the log probability divided by the length penalty."
     )
     how = formats.add_mutually_exclusive_group()
-    how.add_argument("--scores", action="store_true", help="lines of score, tab, translation")
+    how.add_argument("--scores", action="store_true", help="print lines of score, tab, translation")
     how.add_argument(
         "--json",
         action="store_true",
-        help="lines of JSON: the source, and text, score, log_prob and tokens of each hypothesis",
+        help="print lines of JSON: the source, and text, score, log_prob and tokens of each "
+        "hypothesis",
     )
     formats.add_argument(
         "--n-best",
@@ -155,7 +166,12 @@ def _add_score(commands) -> None:
     files.add_argument(
         "--target", type=local_path, required=True, metavar="FILE", help="translation, line by line"
     )
-    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
+    files.add_argument(
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="file for the scores (default: standard output)",
+    )
     files.add_argument(
         "--json",
         action="store_true",
@@ -296,8 +312,18 @@ def _add_parse(commands) -> None:
         "one line of output for each line of input, blank lines included. Every tree has exactly "
         "the words of its line, with ( and ) written as -LRB- and -RRB-.",
     )
-    files.add_argument("--input", type=local_path, metavar="FILE", help="default: standard input")
-    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
+    files.add_argument(
+        "--input",
+        type=local_path,
+        metavar="FILE",
+        help="words, one sentence per line (default: standard input)",
+    )
+    files.add_argument(
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="file for the trees (default: standard output)",
+    )
     treebank = command.add_argument_group("treebank, to evaluate the parser")
     treebank.add_argument(
         "--trees",

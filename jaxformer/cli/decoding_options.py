@@ -63,7 +63,9 @@ def add_search_options(command: argparse.ArgumentParser) -> None:
         help="penalty on a token's log probability, in the choice but not in the score, for each "
         f"hypothesis of an earlier group that chose it {_RUN}",
     )
-    _add_constraints(command.add_argument_group("constraints", "They never change a score."))
+    _add_constraints(
+        command.add_argument_group("constraints", "Scores of allowed hypotheses do not change.")
+    )
     _add_sampling(command.add_argument_group("sampling", "Instead of beam search."))
 
 

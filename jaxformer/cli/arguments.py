@@ -1,6 +1,6 @@
-"""What can be said on the command line: every command, its options, their help.
+"""Argument parser of the command line: every command with its options and help.
 
-Nothing heavy is imported here, so that ``--help`` and mistakes are answered at once.
+The module imports no heavy libraries, so that ``--help`` and error messages appear at once.
 """
 
 import argparse
@@ -16,19 +16,18 @@ from jaxformer.version import __version__
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that says a mistake in one line, without the whole usage."""
+    """A parser that reports errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuses the arguments.
-
-        Raises:
-          UserError: Always.
-        """
         raise UserError(f"{message}; see {self.prog} --help")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of a command; ``run`` names what carries it out: a module and its function.
+    """Parses the arguments of a command.
+
+    Returns:
+      The options; ``run`` is the command's module in ``jaxformer.cli`` and function, such as
+      "plot.attention".
 
     Raises:
       UserError: There is no such command or option, or a value is missing or of the wrong type.
@@ -48,7 +47,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="jaxformer",
-        description="Uses a Transformer that train.py has trained.",
+        description="Translates, generates, parses, scores and plots with models that train.py "
+        "has trained.",
         epilog="Every command has its own --help, with an example.",
     )
     parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
@@ -90,41 +90,53 @@ def _add_translate(commands) -> None:
     )
     files = command.add_argument_group(
         "text",
-        "One line of output for each line of input, blank lines included. --output is written as "
-        "OUTPUT.<process id>.partial and renamed when all is done: what an interrupted run has "
-        "finished stays there.",
+        "One line of output for each line of input, blank lines included. --output is first "
+        "written as OUTPUT.<process id>.partial and renamed at the end; an interrupted run leaves "
+        "its finished lines there.",
     )
-    files.add_argument("--input", type=local_path, metavar="FILE", help="default: standard input")
-    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
+    files.add_argument(
+        "--input",
+        type=local_path,
+        metavar="FILE",
+        help="source text, one sentence per line (default: standard input)",
+    )
+    files.add_argument(
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="file for the translations (default: standard output)",
+    )
     formats = command.add_argument_group(
         "format", "A score is the log probability divided by the length penalty."
     )
     how = formats.add_mutually_exclusive_group()
-    how.add_argument("--scores", action="store_true", help="lines of score, tab, translation")
+    how.add_argument("--scores", action="store_true", help="print lines of score, tab, translation")
     how.add_argument(
         "--json",
         action="store_true",
-        help="lines of JSON: the source, and text, score, log_prob and tokens of each hypothesis",
+        help="print lines of JSON: the source, and text, score, log_prob and tokens of each "
+        "hypothesis",
     )
     formats.add_argument(
         "--n-best",
         type=int,
         metavar="N",
-        help='the N best of the beam, as "line ||| translation ||| score", lines from 0; with '
-        "--json: that many hypotheses in each",
+        help='print the N best hypotheses as "line ||| translation ||| score", lines from 0; with '
+        "--json: N hypotheses in each object",
     )
     formats.add_argument(
         "--alignments",
         type=local_path,
         metavar="FILE",
-        help="write, for each line, the words that the best translation's words come from: "
-        '"source-target" pairs, words from 0',
+        help="write word alignments of the best translations in Pharaoh format: for each line, "
+        '"source-target" pairs of word indices from 0, derived from attention',
     )
     formats.add_argument(
         "--alignment-layer",
         type=int,
         metavar="N",
-        help="decoder layer whose attention aligns, from 1 (default: the last but one)",
+        help="decoder layer whose attention gives the alignments, from 1 (default: the last but "
+        "one)",
     )
     decoding_options.add_model_options(command)
     decoding_options.add_search_options(command)
@@ -136,7 +148,7 @@ def _add_score(commands) -> None:
         commands,
         "score",
         "score.score",
-        "score given translations: log probability divided by the length penalty, line by line",
+        "score given translations: log probability divided by the length penalty, for each line",
         """
         jaxformer score --workdir runs/multi30k --source test.en --target test.de
         -0.512345
@@ -145,8 +157,8 @@ def _add_score(commands) -> None:
     )
     files = command.add_argument_group(
         "text",
-        "A blank target is scored as the empty translation; a blank source is never translated: "
-        "0 if the target is blank, too, else -inf.",
+        "A blank target is scored as the empty translation. A blank source scores 0 if the target "
+        "is blank, too, and else -inf.",
     )
     files.add_argument(
         "--source", type=local_path, required=True, metavar="FILE", help="source text"
@@ -154,11 +166,16 @@ def _add_score(commands) -> None:
     files.add_argument(
         "--target", type=local_path, required=True, metavar="FILE", help="translation, line by line"
     )
-    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
+    files.add_argument(
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="file for the scores (default: standard output)",
+    )
     files.add_argument(
         "--json",
         action="store_true",
-        help="lines of JSON: score, log_prob (null for -inf) and length in tokens",
+        help="print lines of JSON: score, log_prob (null for -inf) and length in tokens",
     )
     decoding_options.add_model_options(command)
     decoding_options.add_penalty_options(command.add_argument_group("score"))
@@ -169,7 +186,7 @@ def _add_evaluate(commands) -> None:
         commands,
         "evaluate",
         "evaluate.evaluate",
-        "translate a file and compare the translations with a reference",
+        "translate a file and score the translations against a reference",
         "jaxformer evaluate --workdir runs/multi30k --source test.en --reference test.de",
     )
     files = command.add_argument_group("text")
@@ -177,10 +194,10 @@ def _add_evaluate(commands) -> None:
         "--source", type=local_path, required=True, metavar="FILE", help="text to translate"
     )
     files.add_argument(
-        "--reference", type=local_path, required=True, metavar="FILE", help="its translation"
+        "--reference", type=local_path, required=True, metavar="FILE", help="reference translation"
     )
     files.add_argument(
-        "--output", type=local_path, metavar="FILE", help="keep the translations here"
+        "--output", type=local_path, metavar="FILE", help="also write the translations to FILE"
     )
     files.add_argument(
         "--language",
@@ -198,11 +215,11 @@ def _add_compare(commands) -> None:
         commands,
         "compare",
         "compare.compare",
-        "score files of translations and say which differences are significant",
+        "score files of translations and test which differences are significant",
         """
         jaxformer compare --reference newstest2014.de base.de big.de
 
-        jaxformer compare --reference newstest2014.de big.de      # one: scores with 95 % intervals
+        jaxformer compare --reference newstest2014.de big.de      # scores with 95 % intervals
         """,
         workdir=False,
     )
@@ -211,7 +228,7 @@ def _add_compare(commands) -> None:
         type=local_path,
         nargs="+",
         metavar="FILE",
-        help="translations as plain text, one a line; all others are compared with the first",
+        help="translations of one system as plain text, one per line; the first is the baseline",
     )
     command.add_argument(
         "--reference",
@@ -223,10 +240,10 @@ def _add_compare(commands) -> None:
     command.add_argument(
         "--language",
         metavar="CODE",
-        help="target language, for the metrics' tokenizers (default: the ending of the reference's "
-        "name)",
+        help="target language, for the metrics' tokenizers (default: the suffix of the reference "
+        "file)",
     )
-    command.add_argument("--json", action="store_true", help="print the figures as JSON")
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_generate(commands) -> None:
@@ -234,7 +251,7 @@ def _add_generate(commands) -> None:
         commands,
         "generate",
         "generate.generate",
-        "continue prompts with a language model: text appears while it is generated",
+        "continue prompts with a language model, printing text as it is generated",
         """
         jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:" --tokens 500
 
@@ -242,11 +259,19 @@ def _add_generate(commands) -> None:
         """,
     )
     text = command.add_argument_group(
-        "text", "The prompt is written, too. Texts are separated by a line of ---."
+        "text", "Each text starts with its prompt. Texts are separated by a line of ---."
     )
-    text.add_argument("--prompt", metavar="TEXT", help="default: each line of standard input")
     text.add_argument(
-        "--tokens", type=int, default=500, metavar="N", help="to generate (default: %(default)s)"
+        "--prompt",
+        metavar="TEXT",
+        help="text to continue (default: continue each line of standard input)",
+    )
+    text.add_argument(
+        "--tokens",
+        type=int,
+        default=500,
+        metavar="N",
+        help="number of tokens to generate (default: %(default)s)",
     )
     model = command.add_argument_group("model")
     model.add_argument(
@@ -256,12 +281,12 @@ def _add_generate(commands) -> None:
         "newest checkpoint is part of the average, else latest)",
     )
     decoding_options.add_dtype_option(model)
-    sampling = command.add_argument_group("sampling", "Defaults are those of the run's config.")
-    sampling.add_argument("--samples", type=int, metavar="N", help="texts for each prompt")
+    sampling = command.add_argument_group("sampling", "Defaults come from the run's config.")
+    sampling.add_argument("--samples", type=int, metavar="N", help="number of texts per prompt")
     decoding_options.add_sampling_options(sampling)
-    search = command.add_argument_group("search, instead of sampling")
+    search = command.add_argument_group("beam search, instead of sampling")
     search.add_argument(
-        "--beam-size", type=int, metavar="N", help="beam search, of which the best is written"
+        "--beam-size", type=int, metavar="N", help="print the best of N hypotheses; 1 is greedy"
     )
 
 
@@ -269,8 +294,8 @@ def _add_parse(commands) -> None:
     command = _command(
         commands,
         "parse",
-        "parsing.parse",
-        "parse sentences with a model that was trained on trees: a line of words in, a tree out",
+        "parse.parse",
+        "parse sentences with a model that was trained on trees; print one tree per line of words",
         """
         jaxformer parse --workdir runs/parsing --input words.txt --output parsed.trees
 
@@ -283,25 +308,35 @@ def _add_parse(commands) -> None:
     )
     files = command.add_argument_group(
         "text",
-        "Words have spaces between them; punctuation is words, as in the treebank. One line of "
-        "output for each line of input, blank lines included; every tree has just the words of "
-        "its line, ( and ) written as -LRB- and -RRB-.",
+        "Words are separated by spaces; punctuation marks are words, as in the treebank. There is "
+        "one line of output for each line of input, blank lines included. Every tree has exactly "
+        "the words of its line, with ( and ) written as -LRB- and -RRB-.",
     )
-    files.add_argument("--input", type=local_path, metavar="FILE", help="default: standard input")
-    files.add_argument("--output", type=local_path, metavar="FILE", help="default: standard output")
-    treebank = command.add_argument_group("treebank, to see how good the parser is")
+    files.add_argument(
+        "--input",
+        type=local_path,
+        metavar="FILE",
+        help="words, one sentence per line (default: standard input)",
+    )
+    files.add_argument(
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="file for the trees (default: standard output)",
+    )
+    treebank = command.add_argument_group("treebank, to evaluate the parser")
     treebank.add_argument(
         "--trees",
         type=local_path,
         metavar="FILE",
-        help="parse the words of these trees; the trees written have their parts of speech, too",
+        help="parse the words of these trees, and copy their parts of speech to the output",
     )
     treebank.add_argument(
         "--gold",
         type=local_path,
         metavar="FILE",
-        help="write the trees of --trees as the parser's should be: on a line each, without empty "
-        "elements, function tags and the top",
+        help="write the trees of --trees, normalized for evalb: one per line, without empty "
+        "elements, function tags and top brackets",
     )
     decoding_options.add_model_options(command)
     decoding_options.add_search_options(command)
@@ -312,7 +347,7 @@ def _add_evalb(commands) -> None:
         commands,
         "evalb",
         "evalb.evalb",
-        "score parse trees, one a line, as the program EVALB does",
+        "score parse trees, one per line, exactly as the program EVALB does",
         """
         jaxformer evalb gold.trees parsed.trees
 
@@ -324,22 +359,22 @@ def _add_evalb(commands) -> None:
         "gold",
         type=local_path,
         metavar="GOLD",
-        help="the right trees; an outermost pair of brackets without a label counts as a "
-        "constituent, one labeled TOP does not",
+        help="gold trees; unlike outermost brackets labeled TOP, unlabeled ones count as a "
+        "constituent",
     )
     command.add_argument(
         "test",
         type=local_path,
         metavar="TEST",
-        help="the parser's, line by line; a blank line for a sentence without a parse",
+        help="the parser's trees, line by line; a blank line for a sentence without a parse",
     )
     command.add_argument(
         "--params",
         type=local_path,
         metavar="FILE",
-        help="what counts, as a .prm file of EVALB (default: as COLLINS.prm)",
+        help="parameter file of EVALB, .prm (default: the settings of COLLINS.prm)",
     )
-    command.add_argument("--json", action="store_true", help="print the figures as JSON")
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_doctor(commands) -> None:
@@ -347,8 +382,8 @@ def _add_doctor(commands) -> None:
         commands,
         "doctor",
         "doctor.doctor",
-        "print everything a bug report needs; with --config, how much memory training needs on "
-        "each device, and what would make it fit",
+        "print everything a bug report needs; with --config, print how much memory training needs "
+        "on each device, and settings that make it fit",
         """
         jaxformer doctor
 
@@ -361,17 +396,19 @@ def _add_doctor(commands) -> None:
     command.add_argument(
         "--config",
         metavar="FILE",
-        help="an experiment, as for train.py, with its overrides: "
+        help="config file of an experiment, as for train.py; add overrides such as "
         "--config.data.tokens_per_batch=8192",
     )
     command.add_argument(
-        "--memory", metavar="SIZE", help="of a device, such as 16GB (default: what this one has)"
+        "--memory",
+        metavar="SIZE",
+        help="memory of a device, such as 16GB (default: the memory of this machine's device)",
     )
     command.add_argument(
         "--devices",
         type=int,
         metavar="N",
-        help="simulate so many, on the CPU (default: the devices of this machine)",
+        help="simulate N devices on the CPU (default: the devices of this machine)",
     )
     command.set_defaults(overrides=[])
 
@@ -380,21 +417,28 @@ def _add_average(commands) -> None:
     command = _command(
         commands,
         "average",
-        "models.average",
+        "convert.average",
         "average the newest checkpoints, as the paper does; other commands then use the average",
         "jaxformer average --workdir runs/multi30k --last 5",
     )
-    command.add_argument("--last", type=int, default=5, help="how many (default: %(default)s)")
+    command.add_argument(
+        "--last",
+        type=int,
+        default=5,
+        metavar="N",
+        help="number of checkpoints; the paper averages 5 of base models and 20 of big models "
+        "(default: %(default)s)",
+    )
 
 
 def _add_attention(commands) -> None:
     command = _command(
         commands,
         "attention",
-        "pictures.attention",
-        "translate a sentence and show where each head looks, as a web page or a picture",
+        "plot.attention",
+        "translate a sentence and plot its attention weights, as a web page or an image",
         """
-        jaxformer attention --workdir runs/multi30k "A dog runs."     # a page, for a browser
+        jaxformer attention --workdir runs/multi30k "A dog runs."     # an interactive web page
 
         jaxformer attention --workdir runs/multi30k "A dog runs." --figure 3 --output figure3.svg
 
@@ -405,14 +449,15 @@ def _add_attention(commands) -> None:
     command.add_argument(
         "--output",
         type=local_path,
-        help="file to write, by its ending: .html, a page of all layers, heads and kinds that "
-        "needs no network; .png or .svg, a picture (default: attention.html in the workdir)",
+        metavar="FILE",
+        help="file to write: .html for an interactive page of all layers, heads and kinds, which "
+        "works offline; .png or .svg for an image (default: attention.html in the workdir)",
     )
-    shown = command.add_argument_group("what to draw, or what the page shows first")
+    shown = command.add_argument_group("selection, which the page shows first")
     shown.add_argument(
         "--kind",
         choices=("encoder", "decoder", "cross"),
-        help="encoder or decoder self-attention, or from decoder to encoder (default: cross)",
+        help="encoder or decoder self-attention, or encoder-decoder attention (default: cross)",
     )
     shown.add_argument("--layer", type=int, help="layer, from 1 (default: the last)")
     shown.add_argument(
@@ -422,10 +467,12 @@ def _add_attention(commands) -> None:
         "--figure",
         type=int,
         choices=(3, 4, 5),
-        help="the counterpart of this figure of the paper: encoder self-attention as lines, layer "
-        "(default: the last but one), heads and word chosen to resemble it",
+        help="draw the counterpart of this figure of the paper: encoder self-attention as lines, "
+        "with layer (default: the last but one), heads and word chosen to resemble it",
     )
-    shown.add_argument("--word", help="the word that looks, in figures 3 and 4: a source token")
+    shown.add_argument(
+        "--word", help="query of figures 3 and 4, a source token (default: chosen automatically)"
+    )
     decoding_options.add_model_options(command)
     decoding_options.add_search_options(command)
 
@@ -434,12 +481,15 @@ def _add_plot(commands) -> None:
     command = _command(
         commands,
         "plot",
-        "pictures.plot",
-        "draw the learning curve of a run, as a PNG",
+        "plot.plot",
+        "plot the learning curves of a run, as a PNG",
         "jaxformer plot --workdir runs/numerals",
     )
     command.add_argument(
-        "--output", type=local_path, help="PNG (default: learning_curve.png in the workdir)"
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="PNG to write (default: learning_curve.png in the workdir)",
     )
 
 
@@ -447,12 +497,12 @@ def _add_quantize(commands) -> None:
     command = _command(
         commands,
         "quantize",
-        "models.quantize",
-        "round a model's parameters to int8, in a new workdir that every command accepts",
+        "convert.quantize",
+        "quantize a model's parameters to int8, in a new workdir that every command accepts",
         "jaxformer quantize --workdir runs/multi30k --output runs/multi30k-int8",
     )
     command.add_argument(
-        "--output", type=local_path, required=True, metavar="DIR", help="folder to make"
+        "--output", type=local_path, required=True, metavar="DIR", help="workdir to create"
     )
     command.add_argument("--weights", default="auto", help="as for translate")
 
@@ -461,12 +511,12 @@ def _add_import(commands) -> None:
     command = _command(
         commands,
         "import",
-        "models.import_model",
-        "turn another system's model into a workdir that every command accepts",
+        "convert.import_model",
+        "convert another system's model to a workdir that every command accepts",
         "jaxformer import marian opus-mt-en-de --workdir runs/opus-mt-en-de",
     )
     command.add_argument(
-        "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face hub"
+        "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
     )
     command.add_argument("directory", type=local_path, help="folder of the model")
 
@@ -480,9 +530,9 @@ def _command(
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.",
         epilog="\n".join(["Example:", *(f"  {line}".rstrip() for line in lines)]),
-        # Argparse would join the lines of the example.
+        # The default formatter would join the lines of the example.
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviation that works today is ambiguous once there is another option.
+        # An abbreviation may become ambiguous when an option is added.
         allow_abbrev=False,
     )
     if workdir:
@@ -491,14 +541,13 @@ def _command(
             type=local_path,
             required=True,
             metavar="DIR",
-            help="folder of a run of train.py",
+            help="run directory of train.py",
         )
     command.set_defaults(run=run, parser=command)
     return command
 
 
 def _numbers(text: str) -> list[int]:
-    """Whole numbers separated by commas, in order, each once."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
     return sorted({int(number) for number in text.split(",")})

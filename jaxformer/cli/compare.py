@@ -1,4 +1,4 @@
-"""The command ``compare``: finished translations of one or more systems against a reference."""
+"""The command ``compare``: significance tests between systems on one reference."""
 
 import argparse
 import re
@@ -12,11 +12,11 @@ from jaxformer.evaluation.significance import compare as compare_systems
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Prints every metric of every file, with intervals and, for two or more, p values.
+    """Prints every metric of every system, with intervals and, for two or more, p-values.
 
     Raises:
       UserError: A file cannot be read, has another number of lines than the reference or is given
-        twice, or the target language is not known.
+        twice, or the target language is unknown.
     """
     language = options.language or options.reference.suffix.removeprefix(".")
     if not re.fullmatch("[a-z]{2}", language):

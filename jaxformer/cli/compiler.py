@@ -1,4 +1,4 @@
-"""Known defects of XLA's compiler for CPUs, looked for by running the programs that show them."""
+"""Checks for known defects of XLA's CPU compiler, by programs that reproduce them."""
 
 import os
 import subprocess
@@ -13,10 +13,10 @@ class Defect(NamedTuple):
     """A defect that has been reported to JAX.
 
     Attributes:
-      issue: Where.
-      name: What comes out wrong.
-      program: Prints how many numbers are wrong; may crash, which is why it runs in a process of
-        its own.
+      issue: URL of the report.
+      name: Description of the operation that goes wrong.
+      program: Program that prints the number of wrong results. It may crash, so it runs in a
+        separate process.
     """
 
     issue: str
@@ -45,8 +45,8 @@ DEFECTS = (
 
 
 def check_compiler() -> Iterator[str]:
-    """Runs the program of every defect, all at once; yields a line for each."""
-    # Not in the cache of compiled programs: another version may have compiled them.
+    """Runs the programs of all defects in parallel and yields a line of results for each."""
+    # The persistent compilation cache could hold programs compiled by another version.
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"}
     running = [
         subprocess.Popen(

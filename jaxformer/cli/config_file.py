@@ -1,4 +1,4 @@
-"""Experiments on the command line: a file in ``configs/`` and ``--config.model.num_layers=3``."""
+"""Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
 import re
 import sys
@@ -12,20 +12,19 @@ from jaxformer.errors import UserError
 from jaxformer.fields import RENAMED
 from jaxformer.files import local_path
 
-# What absl and ml_collections raise for a mistake in a flag, a field or a file.
+# Exceptions that absl and ml_collections raise for a mistake in a flag, a field or a file.
 MISTAKES = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
-    """The experiment of a file, as ``train.py`` would run it.
+    """Loads the config that ``train.py`` would use.
 
     Args:
-      path: The file, with the name of a variant if it has any: ``configs/base.py:tiny``. It is
-        Python, and is executed.
-      overrides: Changes to it, such as ``--config.model.num_layers=3``.
+      path: Python file, which is executed, optionally with a variant: ``configs/base.py:tiny``.
+      overrides: Overrides of fields, such as ``--config.model.num_layers=3``.
 
     Raises:
-      UserError: There is no such file, variant or field, or a value does not fit.
+      UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
     values = flags.FlagValues()
@@ -42,7 +41,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def rename_flags(words: Sequence[str]) -> list[str]:
-    """Replaces the names that config fields had in earlier releases, with a warning for each."""
+    """Replaces names of config fields from earlier releases, with a warning for each."""
     renamed = []
     for word in words:
         flag, equals, value = word.partition("=")
@@ -56,7 +55,7 @@ def rename_flags(words: Sequence[str]) -> list[str]:
 
 
 def explain(error: BaseException) -> str:
-    """The gist of ml_collections' messages, which quote tracebacks and span several lines."""
+    """Shortens messages of ml_collections, which quote tracebacks, to one line."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {error.msg}"
     message = str(error.args[0] if error.args else error).replace("\\n", "\n")

@@ -1,4 +1,4 @@
-"""Commands that make models out of models: ``average``, ``quantize``, ``import``."""
+"""The commands ``average``, ``quantize`` and ``import``, which convert models."""
 
 import argparse
 
@@ -7,14 +7,14 @@ from jaxformer.workdir import Workdir
 
 
 def average(options: argparse.Namespace) -> None:
-    """Averages the newest checkpoints of a run."""
+    """Averages the newest checkpoints of a run (section 6.1)."""
     folder = Workdir(options.workdir)
     steps = weights.average(folder, options.last)
     print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
 
 
 def quantize(options: argparse.Namespace) -> None:
-    """Rounds a model's parameters to int8."""
+    """Quantizes a model's parameters to int8."""
     before, after = quantization.quantize(options.workdir, options.output, weights=options.weights)
     print(
         f"{options.output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
@@ -23,7 +23,7 @@ def quantize(options: argparse.Namespace) -> None:
 
 
 def import_model(options: argparse.Namespace) -> None:
-    """Turns another system's model into a workdir."""
+    """Converts another system's model to a workdir."""
     from jaxformer.interop.marian import import_marian
 
     print(f"{options.workdir}: {import_marian(options.directory, options.workdir)}")

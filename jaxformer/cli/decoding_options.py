@@ -1,4 +1,4 @@
-"""The options of decoding, which several commands share: flags in, a Translator out."""
+"""Decoding options that several commands share."""
 
 import argparse
 import dataclasses
@@ -12,13 +12,13 @@ _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
-    """Which model: checkpoint, ensemble, type of the matrix products."""
+    """Adds options for checkpoint, ensemble and dtype."""
     group = command.add_argument_group("model")
     group.add_argument(
         "--weights",
         default="auto",
-        help="averaged, best (lowest validation loss), latest, or a step; several, with commas "
-        "between, are an ensemble (default: averaged if the newest checkpoint is part of the "
+        help="averaged, best (lowest validation loss), latest, or a step; several, separated by "
+        "commas, form an ensemble (default: averaged if the newest checkpoint is part of the "
         "average, else latest)",
     )
     group.add_argument(
@@ -27,41 +27,50 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="workdirs with the same tokenizer, to average probabilities with",
+        help="workdirs of models with the same tokenizer, whose probabilities are averaged with "
+        "this model's",
     )
     add_dtype_option(group)
 
 
 def add_dtype_option(group: argparse._ArgumentGroup) -> None:
-    """Adds the dtype of matrix multiplications."""
+    """Adds the option for the dtype of matrix multiplications."""
     group.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "int8"),
-        help="type of what goes into matrix products: bfloat16 and int8 are faster and less exact "
-        "(default: the run's)",
+        help="dtype of the inputs of matrix multiplications: bfloat16 and int8 are faster and less "
+        "exact (default: the run's)",
     )
 
 
 def add_search_options(command: argparse.ArgumentParser) -> None:
-    """How to search, or to sample, and what is forbidden."""
+    """Adds options for beam search, sampling and constraints."""
     group = command.add_argument_group("search")
-    group.add_argument("--beam-size", type=int, metavar="N", help=f"1 is greedy {_RUN}")
+    group.add_argument(
+        "--beam-size", type=int, metavar="N", help=f"hypotheses per sentence; 1 is greedy {_RUN}"
+    )
     add_penalty_options(group)
     group.add_argument(
-        "--diversity-groups", type=int, metavar="G", help="search in G groups that differ"
+        "--diversity-groups",
+        type=int,
+        metavar="G",
+        help=f"diverse beam search: split the beam into G groups {_RUN}",
     )
     group.add_argument(
         "--diversity-penalty",
         type=float,
         metavar="X",
-        help="what a token costs for each hypothesis of an earlier group that chose it",
+        help="penalty on a token's log probability, in the choice but not in the score, for each "
+        f"hypothesis of an earlier group that chose it {_RUN}",
     )
-    _add_constraints(command.add_argument_group("constraints", "They never change a score."))
+    _add_constraints(
+        command.add_argument_group("constraints", "Scores of allowed hypotheses do not change.")
+    )
     _add_sampling(command.add_argument_group("sampling", "Instead of beam search."))
 
 
 def add_penalty_options(group: argparse._ArgumentGroup) -> None:
-    """What a log probability is divided by."""
+    """Adds options for the length penalty, which divides log probabilities."""
     group.add_argument(
         "--penalty",
         choices=("gnmt", "power", "none"),
@@ -69,12 +78,15 @@ def add_penalty_options(group: argparse._ArgumentGroup) -> None:
         f"n^alpha, none 1 {_RUN}",
     )
     group.add_argument(
-        "--length-penalty", type=float, metavar="ALPHA", help=f"alpha; more favors length {_RUN}"
+        "--length-penalty",
+        type=float,
+        metavar="ALPHA",
+        help=f"alpha; larger values favor longer translations {_RUN}",
     )
 
 
 def add_prefix_options(command: argparse.ArgumentParser) -> None:
-    """How every translation has to begin."""
+    """Adds options for forced prefixes."""
     group = command.add_argument_group("forced prefix").add_mutually_exclusive_group()
     group.add_argument("--prefix", metavar="TEXT", help="every translation begins with this text")
     group.add_argument(
@@ -87,43 +99,48 @@ def add_prefix_options(command: argparse.ArgumentParser) -> None:
 
 def _add_constraints(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--min-length", type=int, metavar="N", help="least tokens, end of sentence not counted"
+        "--min-length", type=int, metavar="N", help="minimum tokens, without end-of-sentence"
     )
     group.add_argument(
-        "--max-length", type=int, metavar="N", help="most tokens, end of sentence counted"
+        "--max-length", type=int, metavar="N", help="maximum tokens, with end-of-sentence"
     )
     group.add_argument(
-        "--no-repeat-ngram", type=int, metavar="N", help="no N tokens in a row come twice"
+        "--no-repeat-ngram", type=int, metavar="N", help="forbid repeated n-grams of N tokens"
     )
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--sampling", action="store_true", help="draw --beam-size samples, printed best first"
+        "--sampling", action="store_true", help="draw --beam-size samples, and print the best first"
     )
     add_sampling_options(group)
 
 
 def add_sampling_options(group: argparse._ArgumentGroup) -> None:
-    """Adds the cuts and the seed of sampling."""
+    """Adds options for temperature, top-k and top-p truncation, and the seed."""
     group.add_argument(
         "--temperature",
         type=float,
         metavar="X",
-        help="divides the logits: below 1 safer, above 1 more varied",
+        help="divide the logits by X: below 1 is safer, above 1 more varied",
     )
-    group.add_argument("--top-k", type=int, metavar="K", help="only among the K best tokens")
+    group.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens")
     group.add_argument(
-        "--top-p", type=float, metavar="P", help="only among the best tokens of probability P"
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample among the likeliest tokens with a total probability of P",
     )
-    group.add_argument("--seed", type=int, metavar="N", help="same seed, same samples")
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="random seed; the same seed gives the same samples"
+    )
 
 
 def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
-    """The run's search settings, changed by what was asked for.
+    """Returns the run's search settings, overridden by the options.
 
     Raises:
-      UserError: There is no such run; a value is out of range, or would go unused.
+      UserError: There is no such run; a value is out of range or would have no effect.
     """
     from jaxformer.config import load_run
     from jaxformer.search import plain

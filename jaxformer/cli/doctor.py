@@ -1,4 +1,4 @@
-"""The command ``doctor``: what is installed here, and whether an experiment fits into memory."""
+"""The command ``doctor``: reports the environment, or the memory that an experiment needs."""
 
 import argparse
 import os
@@ -11,10 +11,10 @@ _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 
 def doctor(options: argparse.Namespace) -> None:
-    """Prints everything a bug report needs, or what a training step of a config needs.
+    """Prints everything a bug report needs, or the memory that a training step needs.
 
     Raises:
-      UserError: There is no such config, or nothing makes it fit.
+      UserError: There is no such config, or no settings make it fit.
     """
     if options.config is None:
         for flag in ("memory", "devices"):
@@ -28,8 +28,8 @@ def doctor(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """Prints what a step needs on each device, with settings that save memory, until it fits."""
-    # Not above: the report must come out even where a library of the config's is broken.
+    """Prints the memory per device for settings that save more and more, until a step fits."""
+    # Imported late, so that the report works even if a library that these need is broken.
     from jaxformer.cli.config_file import load_config
     from jaxformer.config import sentence_pairs
 
@@ -43,7 +43,7 @@ def _measure(options: argparse.Namespace) -> None:
     if options.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.devices)
-    # Only now: the number of devices has to be known before the first of them is used.
+    # Imported late, since the number of devices must be set before JAX initializes them.
     from jaxformer.analysis.memory import savings, step_memory, with_settings
     from jaxformer.workdir import use_compilation_cache
 
@@ -51,7 +51,7 @@ def _measure(options: argparse.Namespace) -> None:
     devices = jax.devices()
     limit = limit or _memory(devices[0])
     print(
-        f"A step of {data.tokens_per_batch:,} tokens a side in sentences of "
+        f"A step of {data.tokens_per_batch:,} tokens per side in sentences of "
         f"{data.max_length}, on {len(devices)} {devices[0].device_kind} device(s). "
         f"Each has {limit / 1e9:.2f} GB and needs:",
         flush=True,
@@ -70,7 +70,7 @@ def _measure(options: argparse.Namespace) -> None:
             return
         least = memory.total
     raise UserError(
-        f"{options.config} needs {least / 1e9:.2f} GB on each device whatever the settings, "
+        f"{options.config} needs {least / 1e9:.2f} GB on each device with any settings, "
         f"more than {limit / 1e9:.2f} GB; use more devices, or lower data.tokens_per_batch or "
         "data.max_length"
     )
@@ -84,7 +84,7 @@ def _bytes(text: str) -> int:
 
 
 def _memory(device) -> int:
-    """Bytes that programs may use on a device; the machine's memory for a CPU."""
+    """Returns the bytes available to programs on a device; for a CPU, the machine's memory."""
     statistics = device.memory_stats() or {}
     if "bytes_limit" in statistics:
         return statistics["bytes_limit"]

@@ -1,7 +1,7 @@
-"""Everything a bug report needs, as plain text: ``jaxformer doctor`` without ``--config``.
+"""Report of the environment for bug reports: ``jaxformer doctor`` without ``--config``.
 
-A section is a function that yields lines. What fails in one of them is reported there, and the
-next one follows: the report has to work where the rest does not.
+Each section is a function that yields lines. An exception in one section is reported there, and the
+next section follows, since the report must work where other code fails.
 """
 
 import collections
@@ -22,9 +22,9 @@ _PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "jaxtyping"),
     *("sentencepiece", "sacrebleu", "sacremoses", "tensorflow-datasets", "ml_collections"),
 )
-# Backends of JAX, reported only where they are installed.
+# Backends of JAX, reported only if installed.
 _BACKENDS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
-# No other variable is printed: the environment is where people keep passwords.
+# No other variables are printed, since the environment may hold passwords.
 _VARIABLES = (
     *("XLA_FLAGS", "CUDA_VISIBLE_DEVICES"),
     *("JAX_", "JAXFORMER_", "LIBTPU", "TF_CPP"),
@@ -32,12 +32,12 @@ _VARIABLES = (
 
 
 class Extra(NamedTuple):
-    """Packages that jaxformer does without until they are needed.
+    """Optional packages.
 
     Attributes:
       modules: The modules that are imported.
-      requirements: What to give to ``pip install``.
-      purpose: What needs them.
+      requirements: Arguments of ``pip install``.
+      purpose: The feature that needs the packages.
     """
 
     modules: tuple[str, ...]
@@ -60,7 +60,7 @@ EXTRAS = (
 
 
 def versions() -> Iterator[str]:
-    """Versions of jaxformer, Python and the packages it needs."""
+    """Yields the versions of jaxformer, Python and required packages."""
     yield f"jaxformer {__version__} in {_short(pathlib.Path(__file__).parents[1])}"
     yield f"python {platform.python_version()} in {_short(pathlib.Path(sys.prefix))}"
     for name in (*_PACKAGES, *_BACKENDS):
@@ -72,10 +72,10 @@ def versions() -> Iterator[str]:
 
 
 def machine() -> Iterator[str]:
-    """The operating system, the processor and the devices that JAX finds."""
+    """Yields the operating system, the processor and the devices that JAX finds."""
     yield platform.platform()
     yield f"{os.cpu_count()} CPU cores, {platform.machine()}"
-    # JAX may take its time, or fail, to find accelerators: all that is above is printed by then.
+    # Imported after the lines above, since JAX may be slow or fail to find accelerators.
     import jax
 
     kinds = collections.Counter(
@@ -89,7 +89,7 @@ def machine() -> Iterator[str]:
 
 
 def cache() -> Iterator[str]:
-    """The folder of tokenizers, token stores and compiled programs, and its size."""
+    """Yields the folder of tokenizers, token stores and compiled programs, and its size."""
     from jaxformer.workdir import cache_directory
 
     folder = cache_directory()
@@ -101,7 +101,7 @@ def cache() -> Iterator[str]:
 
 
 def extras() -> Iterator[str]:
-    """Optional packages: installed or not, and the purpose of each."""
+    """Yields the state and purpose of each optional package."""
     for extra in EXTRAS:
         installed = all(importlib.util.find_spec(module) for module in extra.modules)
         hint = "" if installed else f": pip install {shlex.join(extra.requirements)}"
@@ -110,7 +110,7 @@ def extras() -> Iterator[str]:
 
 
 def variables() -> Iterator[str]:
-    """The environment variables that change what JAX and jaxformer do."""
+    """Yields the environment variables that affect JAX and jaxformer."""
     found = sorted(name for name in os.environ if name.startswith(_VARIABLES))
     for name in found:
         yield f"{name}={os.environ[name]}"
@@ -121,7 +121,7 @@ def variables() -> Iterator[str]:
 SECTIONS: tuple[tuple[str, Callable[[], Iterator[str]]], ...] = (
     ("versions", versions),
     ("optional packages", extras),
-    # Before JAX is imported, which sets some itself.
+    # This section precedes the import of JAX, which sets some variables itself.
     ("environment variables", variables),
     ("cache", cache),
     ("machine", machine),
@@ -130,13 +130,13 @@ SECTIONS: tuple[tuple[str, Callable[[], Iterator[str]]], ...] = (
 
 
 def print_report() -> None:
-    """Prints each section as soon as it is known."""
+    """Prints the sections, line by line as they are computed."""
     for title, section in SECTIONS:
         _print(f"{title}:")
         try:
             for line in section():
                 _print(f"  {line}")
-        except Exception as error:  # what is broken here is what the report is about
+        except Exception as error:  # Report failures of any kind, and continue.
             _print(f"  failed with {type(error).__name__}: {error}")
 
 
@@ -146,8 +146,8 @@ def _print(line: str) -> None:
 
 
 def _short(path: pathlib.Path) -> str:
-    """The path with ~ for the home folder, whose name need not be in a bug report."""
+    """Replaces the home folder, whose name is private, by ~."""
     try:
         return f"~/{path.relative_to(pathlib.Path.home())}"
-    except (ValueError, RuntimeError):  # elsewhere, or there is no home
+    except (ValueError, RuntimeError):  # The path is elsewhere, or there is no home folder.
         return str(path)

@@ -1,4 +1,4 @@
-"""The command ``evalb``: how good are parse trees?"""
+"""The command ``evalb``: scores parse trees."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from jaxformer.evaluation.evalb import COLLINS, read_parameters, score
 
 
 def evalb(options: argparse.Namespace) -> None:
-    """Prints the table of EVALB or its figures as JSON; says what is wrong with a sentence.
+    """Prints EVALB's table, or its figures as JSON; errors of sentences go to standard error.
 
     Raises:
       UserError: A file cannot be read, the numbers of lines differ, or there are too many errors.

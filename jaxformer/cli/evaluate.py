@@ -1,4 +1,4 @@
-"""The command ``evaluate``: translations of a file against a reference."""
+"""The command ``evaluate``: translates a file and scores it against a reference."""
 
 import argparse
 
@@ -15,7 +15,7 @@ def evaluate(options: argparse.Namespace) -> None:
     """Translates the source and prints the report.
 
     Raises:
-      UserError: A file cannot be read or has another number of lines, or a line is too long.
+      UserError: A file cannot be read, the numbers of lines differ, or a line is too long.
     """
     search = search_settings(options)
     names = (str(options.source), str(options.reference))

@@ -1,4 +1,4 @@
-"""The command ``generate``: prompts in, their continuations out, while they are generated."""
+"""The command ``generate``: prints continuations of prompts during generation."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,7 @@ from jaxformer.inference.generator import Generator
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 
-# Between two texts.
+# Printed between two texts.
 _SEPARATOR = "---"
 _SAMPLING = ("samples", "temperature", "top_k", "top_p", "seed")
 
@@ -33,7 +33,7 @@ def generate(options: argparse.Namespace) -> None:
     if sys.stdout is None:
         raise UserError("standard output is closed: expected a place to write the text to")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # like the prompts, whatever the locale says
+        sys.stdout.reconfigure(encoding="utf-8")  # Prompts are UTF-8 whatever the locale.
     generator = Generator.load(
         options.workdir, weights=options.weights, search=search, compute_dtype=options.dtype
     )
@@ -52,10 +52,10 @@ def generate(options: argparse.Namespace) -> None:
 def search_settings(
     options: argparse.Namespace, run: BeamSearch | Sampling
 ) -> BeamSearch | Sampling:
-    """Returns beam search if its size is given, else sampling as the run's, changed by options.
+    """Returns beam search if ``--beam-size`` is given, else the run's sampling with overrides.
 
     Raises:
-      UserError: A value is out of range, or would go unused.
+      UserError: A value is out of range, or would have no effect.
     """
     given: dict[str, Any] = {
         name: value for name in _SAMPLING if (value := getattr(options, name)) is not None
@@ -73,7 +73,7 @@ def search_settings(
 
 
 def _prompts(given: str | None) -> Iterator[str]:
-    """The prompt given, or each line of standard input."""
+    """Returns the given prompt, or the lines of standard input."""
     if given is not None:
         return iter([given])
     text = Text(None)
@@ -83,7 +83,7 @@ def _prompts(given: str | None) -> Iterator[str]:
 
 
 def _texts(generator: Generator, prompt: str, tokens: int) -> Iterator[Iterator[str]]:
-    """Every text, prompt included, in pieces."""
+    """Yields every text, prompt included, as an iterator of pieces."""
     search = generator.config.search
     if isinstance(search, Sampling) and search.num_samples == 1:
         yield _pieces(prompt, generator.stream(prompt, max_tokens=tokens))
@@ -94,6 +94,6 @@ def _texts(generator: Generator, prompt: str, tokens: int) -> Iterator[Iterator[
 
 
 def _pieces(prompt: str, continuation: Iterator[str]) -> Iterator[str]:
-    # Not before the first piece: a prompt that cannot be continued is not printed.
+    # The prompt is printed with the first piece, so not at all if it cannot be continued.
     for number, piece in enumerate(continuation):
         yield piece if number else prompt + piece

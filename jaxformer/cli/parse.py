@@ -1,4 +1,4 @@
-"""The command ``parse``: a line of words in, a tree out, as they arrive."""
+"""The command ``parse``: parses lines of words as they arrive."""
 
 import argparse
 import contextlib
@@ -24,7 +24,7 @@ from jaxformer.tasks.parsing.trees import normalize, read_tree_file, split_words
 
 
 class Sentence(NamedTuple):
-    """Words to parse; and the right tree's, if that is known: their tags, and the tree itself."""
+    """Words to parse, and the tags and the text of the gold tree if it is known."""
 
     words: list[str]
     tags: list[str] | None = None
@@ -73,7 +73,7 @@ def _check(options: argparse.Namespace) -> None:
 def _arriving(
     parser: Parser, text: Text | None, options: argparse.Namespace
 ) -> tuple[int | None, Iterator[list[Sentence]]]:
-    """How many sentences there are, if that can be known, and the sentences in blocks."""
+    """Returns the number of sentences, None for a stream, and the sentences in blocks."""
 
     def sentences() -> Iterator[Sentence]:
         name = str(options.trees) if text is None else text.name

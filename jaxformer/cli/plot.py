@@ -1,4 +1,4 @@
-"""Commands that draw: ``attention``, ``plot``."""
+"""The commands ``attention`` and ``plot``."""
 
 import argparse
 import pathlib
@@ -15,11 +15,11 @@ from jaxformer.workdir import Workdir
 
 
 def attention(options: argparse.Namespace) -> None:
-    """Shows the attention of every head on one sentence: a page to explore, or a picture.
+    """Plots the attention of every head on one sentence, as an interactive page or an image.
 
     Raises:
       UserError: There is no such model, layer, head or word, the sentence cannot be translated,
-        or the output is neither a page nor a picture.
+        or the output is neither a page nor an image.
     """
     output = options.output or options.workdir / "attention.html"
     suffix = output.suffix.lower()
@@ -48,7 +48,7 @@ def attention(options: argparse.Namespace) -> None:
 def _chosen(
     options: argparse.Namespace, view: AttentionView
 ) -> tuple[int | None, list[int] | None]:
-    """Layer and heads that the options ask for, from 0; None: not said."""
+    """Returns the layer and heads of the options, from 0; None for unset ones."""
     layers, heads = view.encoder.shape[:2]
     if options.layer is not None and not 1 <= options.layer <= layers:
         raise UserError(f"--layer must be from 1 to {layers}: got {options.layer}")
@@ -69,7 +69,7 @@ def _figures(
 
 
 def _word(options: argparse.Namespace, view: AttentionView) -> int | None:
-    """Where the word of ``--word`` is among the source tokens; None: not said."""
+    """Returns the index of ``--word`` among the source tokens; None if unset."""
     if options.word is None:
         return None
     tokens = [token.replace("▁", " ").strip() for token in view.source]
@@ -113,7 +113,7 @@ def _draw_figure(
 
 
 def plot(options: argparse.Namespace) -> None:
-    """Draws the learning curve of a run.
+    """Plots the learning curves of a run.
 
     Raises:
       UserError: The folder has no metrics.

@@ -1,4 +1,4 @@
-"""From options to a Translator, and a bar that shows how far it is."""
+"""Loading of a translator by options, and a progress bar."""
 
 import argparse
 import contextlib
@@ -14,14 +14,15 @@ from jaxformer.search import BeamSearch, Sampling
 
 
 def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = None) -> Translator:
-    """The model or ensemble that the options ask for; says on standard error which it is.
+    """Loads the model or ensemble of the options, and logs its weights to standard error.
 
     Args:
-      options: With those of :func:`~jaxformer.cli.decoding_options.add_model_options`.
-      search: Settings of the search; those that the options ask for when None.
+      options: Options that include
+        :func:`~jaxformer.cli.decoding_options.add_model_options`.
+      search: Settings of the search; None: the settings of the options.
 
     Raises:
-      UserError: A model is missing or damaged, or models do not go together.
+      UserError: A model is missing or damaged, or the tokenizers of an ensemble differ.
     """
     search = search_settings(options) if search is None else search
     folders = [options.workdir, *options.ensemble]
@@ -40,16 +41,16 @@ def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = Non
 
 @contextlib.contextmanager
 def progress(total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar of finished sentences, how many in a second, and the time left.
+    """Shows a progress bar with sentences per second and the remaining time.
 
     Args:
-      total: How many there are; None: not known, and no time left is shown.
-      hidden: Show none even if standard error is a terminal.
+      total: Number of sentences; None if unknown, which hides the remaining time.
+      hidden: Hides the bar even if standard error is a terminal.
 
     Yields:
-      What to call with the number of those that have just been finished.
+      A function to call with the number of newly finished sentences.
     """
-    # smoothing=0 shows the mean rate: batches of long sentences come first and take longer.
+    # smoothing=0 shows the mean rate, since batches of long sentences come first and are slower.
     with tqdm(total=total, unit="sentence", smoothing=0, disable=hidden or None) as bar:
 
         def report(finished: int) -> None:

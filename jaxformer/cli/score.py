@@ -1,4 +1,4 @@
-"""The command ``score``: what the model makes of given translations."""
+"""The command ``score``: scores given translations."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ def score(options: argparse.Namespace) -> None:
     """Writes the score of each target line given its source line.
 
     Raises:
-      UserError: A file cannot be read, has another number of lines, or a line is too long.
+      UserError: A file cannot be read, the numbers of lines differ, or a line is too long.
     """
     check_outputs([options.source, options.target], {"--output": options.output})
     source, target = Text(options.source), Text(options.target)
@@ -40,7 +40,7 @@ def score(options: argparse.Namespace) -> None:
 
 
 def json_line(result: Score) -> str:
-    """One object; an infinite number, which JSON does not have, becomes null.
+    """Formats a score as JSON; infinity, which JSON lacks, becomes null.
 
     >>> json_line(Score(score=-math.inf, log_prob=-math.inf, length=3))
     '{"score": null, "log_prob": null, "length": 3}'
@@ -54,5 +54,5 @@ def _encoded(translator: Translator, source: Text, target: Text) -> Iterator[Pai
     for number, (source_line, target_line) in enumerate(lines, start=1):
         source_ids = translator.encode(source_line, f"{source.name}:{number}")
         target_ids = translator.encode_target(target_line, f"{target.name}:{number}")
-        # The empty translation of a sentence is its end alone.
+        # The empty translation of a sentence is end-of-sentence alone.
         yield source_ids, target_ids or ([EOS] if source_ids else [])

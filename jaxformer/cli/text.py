@@ -1,4 +1,4 @@
-"""Lines of text: from a file or a stream, a block at a time, and to a file or standard output."""
+"""Reading of lines from files or streams in blocks, and writing to files or standard output."""
 
 import contextlib
 import io
@@ -17,10 +17,10 @@ from jaxformer.errors import UserError
 T = TypeVar("T")
 Writer: TypeAlias = Callable[[Iterable[str]], None]
 
-# Lines that are translated together: enough for full batches of every length.
+# Number of lines that are translated together, enough for full batches of every length.
 BLOCK = 4096
-# How long a block waits for another line of a stream, in seconds: less than a person notices, and
-# more than a program needs to write the next.
+# Seconds that a block waits for another line of a stream: less than a person notices, and more
+# than a program needs to write the next line.
 _PATIENCE = 0.05
 
 
@@ -28,13 +28,13 @@ class Text:
     """Lines of a file or of standard input.
 
     Attributes:
-      name: What to call it in messages.
-      stream: Whether it can be read only once, as it arrives: a pipe or a terminal.
-      interactive: Whether a person types it.
+      name: Name in error messages.
+      stream: True for a pipe or a terminal, which can be read only once, as it arrives.
+      interactive: True for a terminal.
     """
 
     def __init__(self, path: pathlib.Path | None) -> None:
-        """Takes a file, or standard input if None; nothing is read yet.
+        """Initializes from a file, or from standard input if None, without reading it.
 
         Raises:
           UserError: Standard input is closed.
@@ -52,7 +52,7 @@ class Text:
         self._start = 0 if self.stream else sys.stdin.buffer.tell()
 
     def lines(self) -> Iterator[str]:
-        """All lines; from the start again at each call, unless this is a stream.
+        """Returns an iterator over all lines; unless this is a stream, each call starts anew.
 
         Raises:
           UserError: The text cannot be read, or is not UTF-8.
@@ -62,17 +62,17 @@ class Text:
         if not self.stream:
             sys.stdin.buffer.seek(self._start)
             return read_lines(sys.stdin.buffer, self.name)
-        # A handle of its own: at exit Python would wait for the one that a thread is reading.
+        # At exit Python would wait for a thread that reads sys.stdin itself.
         return read_lines(_reopened(sys.stdin.buffer), self.name)
 
 
 def is_stream(path: pathlib.Path | None) -> bool:
-    """Whether a file can be read only once: a pipe, as of a shell's ``<(command)``."""
+    """Returns True for a pipe, such as a shell's ``<(command)``, which can be read only once."""
     return path is not None and path.exists() and not path.is_file()
 
 
 def is_on_screen(output: pathlib.Path | None) -> bool:
-    """Whether output, standard output if None, goes to a terminal: a bar would be in its way."""
+    """Returns True if output, by default standard output, goes to a terminal."""
     return output is None and sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -81,7 +81,7 @@ def _reopened(stream: BinaryIO) -> BinaryIO:
 
 
 class Line(NamedTuple):
-    """A line to translate, and how its translation has to begin."""
+    """A line to translate, and the forced prefix of its translation."""
 
     text: str
     prefix: str
@@ -90,10 +90,10 @@ class Line(NamedTuple):
 def lines_with_prefixes(
     text: Text, prefix: str | None, prefixes: pathlib.Path | None
 ) -> Iterator[Line]:
-    """Every line with the one prefix, or with its own from a file.
+    """Returns every line with the one prefix, or with its line of the file ``prefixes``.
 
     Raises:
-      UserError: A file cannot be read, is not UTF-8, or has another number of lines.
+      UserError: A file cannot be read, is not UTF-8, or the numbers of lines differ.
     """
     if prefixes is None:
         return (Line(line, prefix or "") for line in text.lines())
@@ -104,14 +104,14 @@ def lines_with_prefixes(
 def paired(
     first: Iterator[str], second: Iterator[str], first_name: str, second_name: str
 ) -> Iterator[tuple[str, str]]:
-    """Line n of one text with line n of the other.
+    """Zips the lines of two texts.
 
     Raises:
-      UserError: One has more lines than the other.
+      UserError: One text has more lines than the other.
     """
     for number, (one, other) in enumerate(itertools.zip_longest(first, second)):
         if one is None or other is None:
-            # What is left of the longer one, with the line that has just been taken from it.
+            # Counts the line that was just taken from the longer text, and the remaining ones.
             rest = number + 1 + sum(1 for _ in itertools.chain(first, second))
             counts = (number, rest) if one is None else (rest, number)
             raise UserError(
@@ -122,16 +122,16 @@ def paired(
 
 
 def blocks(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """All items in lists of ``size``, the last one shorter."""
+    """Yields all items in lists of ``size``; the last list may be shorter."""
     while block := list(itertools.islice(items, size)):
         yield block
 
 
 def blocks_as_they_arrive(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """What there is so far, at most ``size`` items; waits for the first of each block only.
+    """Yields the items available so far, at most ``size``, waiting only for each block's first.
 
-    Items are taken in a thread, at most ``size`` ahead, while the caller deals with a block. An
-    exception while taking one is raised after the block of those before it.
+    A thread reads at most ``size`` items ahead while the caller processes a block. An exception of
+    ``items`` is raised after the items before it have been yielded.
     """
     arrived: queue.Queue = queue.Queue(maxsize=size)
     end = object()
@@ -163,23 +163,22 @@ def blocks_as_they_arrive(items: Iterator[T], size: int) -> Iterator[list[T]]:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path | None) -> Iterator[Writer]:
-    """A file that gets its name when it is whole; standard output if None.
+    """Opens a file that gets its name once it is complete; None: standard output.
 
-    Until then it is named after the process, ``NAME.123.partial``; if something goes wrong, or the
-    user interrupts, what has been written stays there, and a message says so.
+    Until then its name includes the process id, ``NAME.123.partial``. After an error or an
+    interrupt, the finished lines stay in this file, and a message names it.
 
     Yields:
-      What to call with lines without ends: they are written at once, in UTF-8.
+      A function that writes lines, given without line breaks, at once and in UTF-8.
 
     Raises:
-      UserError: Something other than a file has this name: a folder, a link, a device; or standard
-        output is closed.
+      UserError: The path is a folder, a link or a device, or standard output is closed.
     """
     if path is None:
         if sys.stdout is None:
             raise UserError("standard output is closed: expected --output FILE")
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # like the input, whatever the locale says
+            sys.stdout.reconfigure(encoding="utf-8")  # The input is UTF-8 whatever the locale.
         yield _writer(sys.stdout)
         return
     if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
@@ -188,7 +187,7 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     try:
-        # "x" follows no symbolic link that somebody may have put there.
+        # Mode "x" does not follow a symbolic link that somebody may have put there.
         with partial.open("x", encoding="utf-8", newline="\n") as file:
             yield _writer(file)
         partial.replace(path)
@@ -196,7 +195,7 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
         if partial.is_file() and not partial.stat().st_size:
             partial.unlink()
         elif partial.is_file():
-            print(f"{partial}: what was finished so far", file=sys.stderr)
+            print(f"{partial}: finished lines", file=sys.stderr)
         raise
 
 
@@ -211,14 +210,14 @@ def _writer(file) -> Writer:
 def check_outputs(
     inputs: list[pathlib.Path | None], outputs: dict[str, pathlib.Path | None]
 ) -> None:
-    """Refuses to write over what is read, or twice to one file.
+    """Checks that no output is also an input or another output.
 
     Args:
-      inputs: Files that are read.
+      inputs: Files to read.
       outputs: Files to write, by their options.
 
     Raises:
-      UserError: Names the option and the file.
+      UserError: An output is an input or another output.
     """
     reads = {path.resolve() for path in inputs if path is not None}
     writes = [(option, path) for option, path in outputs.items() if path is not None]
@@ -227,4 +226,4 @@ def check_outputs(
             raise UserError(f"{option} {path} is an input; name another file")
         for other, taken in writes[:n]:
             if path.resolve() == taken.resolve():
-                raise UserError(f"{option} {path} is that of {other}; name another file")
+                raise UserError(f"{option} {path} is also {other}; name another file")

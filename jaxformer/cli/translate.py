@@ -1,4 +1,4 @@
-"""The command ``translate``: lines in, translations out, as they arrive."""
+"""The command ``translate``: translates lines as they arrive."""
 
 import argparse
 import contextlib
@@ -29,15 +29,15 @@ from jaxformer.inference.alignment import align, layer_indices, pharaoh
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.search import Algorithm
 
-# (number of the line from 0, its text, its hypotheses best first) -> lines of output.
+# Maps (number of a line from 0, its text, its hypotheses best first) to lines of output.
 Format: TypeAlias = Callable[[int, str, Sequence[Hypothesis]], list[str]]
 
 
 def translate(options: argparse.Namespace) -> None:
     """Translates every line of the input.
 
-    A file is checked to its end first, so that a mistake in it shows at once and not hours later.
-    Of a stream, what came before a mistake has been translated when it is reported.
+    A file is checked completely first, so that a mistake in it shows at once. In a stream, lines
+    before a mistake are translated before the error is raised.
 
     Raises:
       UserError: Options contradict each other, or a line cannot be read or translated.
@@ -47,7 +47,7 @@ def translate(options: argparse.Namespace) -> None:
     text = Text(options.input)
     translator = load(options, search)
     if options.alignments is not None:
-        layer_indices(translator, options.alignment_layer)  # refuses one that is not there
+        layer_indices(translator, options.alignment_layer)  # Checks that the layer exists.
     total, arriving = _arriving(translator, text, options)
     if text.interactive:
         print("Type a sentence and press Enter; Ctrl-D ends.", file=sys.stderr)
@@ -73,7 +73,7 @@ def translate(options: argparse.Namespace) -> None:
 def _arriving(
     translator: Translator, text: Text, options: argparse.Namespace
 ) -> tuple[int | None, Iterator[list[Line]]]:
-    """How many lines there are, if that can be known, and the lines in blocks."""
+    """Returns the number of lines, None for a stream, and the lines in blocks."""
     prefixes_name = "--prefix" if options.prefixes is None else str(options.prefixes)
 
     def lines() -> Iterator[Line]:
@@ -94,7 +94,7 @@ def _hypotheses(
 
 
 def output_format(options: argparse.Namespace, translator: Translator) -> Format:
-    """How hypotheses are written, by the options."""
+    """Returns the output format that the options select."""
     if options.json:
         return lambda number, source, hypotheses: [
             json_line(source, hypotheses[: options.n_best or 1], translator.tokenizer.piece)
@@ -107,7 +107,7 @@ def output_format(options: argparse.Namespace, translator: Translator) -> Format
 
 
 def scored_line(hypotheses: Sequence[Hypothesis]) -> str:
-    r"""Score and text of the best hypothesis; of a blank line 0 and nothing.
+    r"""Formats score and text of the best hypothesis; for a blank line, 0 and no text.
 
     >>> scored_line([Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.3)])
     '-0.250000\teins'
@@ -118,7 +118,7 @@ def scored_line(hypotheses: Sequence[Hypothesis]) -> str:
 
 
 def n_best_lines(number: int, hypotheses: Sequence[Hypothesis]) -> list[str]:
-    """The format of Moses: number of the line from 0, text and score, with ||| between.
+    """Formats an n-best list as Moses does: line number from 0, text and score.
 
     >>> n_best_lines(7, [Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.3)])
     ['7 ||| eins ||| -0.250000']
@@ -130,7 +130,7 @@ def n_best_lines(number: int, hypotheses: Sequence[Hypothesis]) -> list[str]:
 
 
 def json_line(source: str, hypotheses: Sequence[Hypothesis], piece: Callable[[int], str]) -> str:
-    """One object: the source and its hypotheses, with their tokens as pieces.
+    """Formats the source and its hypotheses, with their tokens as pieces, as one JSON object.
 
     >>> best = Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.5)
     >>> json_line("one", [best], {9: "▁eins", 1: "</s>"}.__getitem__)

@@ -1,1 +1,1 @@
-"""Strings in, numbers out: how good are translations, and how good are parse trees?"""
+"""Evaluation of translations and of parse trees."""

@@ -1,30 +1,30 @@
-"""Scores of translations against one reference, each with its name and how it was computed.
+"""BLEU and other scores of translations against one reference.
 
-"BLEU" alone names no number: it depends on case, tokenization and smoothing, by several points.
-The report therefore gives the variants that papers quote, side by side:
+BLEU differs by several points between cases, tokenizers and smoothing methods. The report therefore
+gives the variants that papers quote, each with its exact method:
 
 * **sacreBLEU**: cased, on plain text, with sacreBLEU's tokenizer for the target language, which is
-  that of WMT's mteval-v13a for most of them. The one to quote.
-* **chrF**: character n-grams; kinder to long German compounds.
-* **Tokenized BLEU**: cased, ``tokenizer.perl`` followed by ``multi-bleu.perl``, as most papers on
-  WMT14 since 2014. Words with hyphens are kept whole.
-* **Compound-split BLEU**: the paper's (Table 2). Its authors' script ``get_ende_bleu.sh`` replaces
-  punctuation with ``replace-unicode-punctuation.perl``, tokenizes, and splits words at hyphens,
-  ``x-y`` into ``x ##AT##-##AT## y``, before ``multi-bleu.perl``; one hyphen more that matches is
-  a word more that does. There the reference had been tokenized by others; here both sides get all.
+  WMT's mteval-v13a for most languages. Quote this one.
+* **chrF**: F-score of character n-grams; more lenient with long German compounds.
+* **Tokenized BLEU**: cased, ``tokenizer.perl`` followed by ``multi-bleu.perl``, as in most papers
+  on WMT14 since 2014. Words with hyphens are kept whole.
+* **Compound-split BLEU**: the paper's metric (Table 2). The authors' script ``get_ende_bleu.sh``
+  applies ``replace-unicode-punctuation.perl``, tokenizes, and splits words at hyphens, ``x-y``
+  into ``x ##AT##-##AT## y``, before ``multi-bleu.perl``. Each matching hyphen thus counts as a
+  matching word. The script expects a tokenized reference; here both sides are processed alike.
 * **Lower-cased tokenized BLEU**: the metric of the Multi30k papers. They train and score on the
   files ``*.lc.norm.tok`` of the data set, made by ``lowercase.perl``,
-  ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order; the same is done here to
-  both sides. On the German reference of ``test_2016_flickr`` the normalization changes nothing.
-* **Exact match**: the share of lines that equal their reference.
+  ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order. We process both sides alike.
+  On the German reference of ``test_2016_flickr`` the normalization changes nothing.
+* **Exact match**: percentage of lines that equal their reference.
 
-Chinese, Japanese and Korean are not split into words at spaces. sacreBLEU splits them with the
-tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``; the Perl scripts cannot, so the three metrics that
-are made with them are left out. ``ja-mecab`` and ``ko-mecab`` need packages of their own. Without
-them single characters are scored, ``tok:char``, and the report says what to install.
+Chinese, Japanese and Korean do not separate words by spaces. sacreBLEU splits them with the
+tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``. The Perl scripts cannot, so their three metrics
+are omitted. ``ja-mecab`` and ``ko-mecab`` need extra packages; without them, single characters are
+scored, ``tok:char``, and the report names the package to install.
 
-The Perl scripts are the ports in ``sacremoses``. They write ``&quot;`` for a quotation mark; we do
-not, which makes no difference, since both are one token.
+The Perl scripts are the ports in ``sacremoses``. Unlike the scripts, we do not escape quotation
+marks as ``&quot;``; the score is the same, since both are one token.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from jaxformer.checks import check_texts
 from jaxformer.errors import UserError
 
-# Languages that sacreBLEU has tokenizers of their own for, by ISO 639's codes and OPUS's "jap".
+# Languages with a sacreBLEU tokenizer, by their ISO 639 codes and OPUS's "jap".
 _LANGUAGES = {
     **{"zh": "zh", "zho": "zh", "chi": "zh", "cmn": "zh"},
     **{"ja": "ja", "jpn": "ja", "jap": "ja"},
@@ -53,9 +53,9 @@ class Metric:
     """One score.
 
     Attributes:
-      name: What the score is called.
+      name: Name of the metric.
       score: Its value, from 0 to 100.
-      method: How it was computed, precisely enough to repeat it.
+      method: Exact, reproducible description of its computation.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measure:
-    """How one of the scores is computed.
+    """Definition of a metric.
 
     Attributes:
-      name: What the score is called.
-      prepare: What is done to the lines of either side first.
+      name: Name of the metric.
+      prepare: Preprocessing of the lines of either side.
       scorer: sacreBLEU's metric, applied to the prepared lines.
-      steps: The Perl scripts that do the same; empty where the scorer's signature says it all.
-      note: What to add to the signature.
+      steps: The equivalent Perl scripts; empty if the scorer's signature describes everything.
+      note: Text to append to the signature.
     """
 
     name: str
@@ -82,15 +82,15 @@ class Measure:
     note: str = ""
 
     def method(self) -> str:
-        """Returns the method of the last score, with sacreBLEU's signature once it has scored."""
+        """Returns a description of the method; sacreBLEU's signature is complete after scoring."""
         return self.steps or f"{self.scorer.get_signature()}{self.note}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationReport:
-    """Everything measured on one set of translations; the module says what each metric is.
+    """All metrics of one set of translations, as defined by the module's docstring.
 
-    The metrics of the Perl scripts are None for languages that those cannot split into words.
+    The metrics of the Perl scripts are None for languages that the scripts cannot tokenize.
     """
 
     target_language: str
@@ -104,16 +104,16 @@ class TranslationReport:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """All metrics there are, in the order of the fields."""
+        """All metrics that are not None, in the order of the fields."""
         values = (getattr(self, field.name) for field in dataclasses.fields(self))
         return tuple(value for value in values if isinstance(value, Metric))
 
     def to_json(self) -> str:
-        """The report as a JSON object: the fields, and name, score and method of each metric."""
+        """Returns the report as a JSON object with name, score and method of each metric."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2)
 
     def table(self) -> str:
-        """The report as aligned text: metric, score, and how it was computed."""
+        """Returns the report as an aligned table of metric, score and method."""
         rows = [
             ("metric", "score", f"lines: {self.lines}, target language: {self.target_language}"),
             *((metric.name, f"{metric.score:.2f}", metric.method) for metric in self.metrics),
@@ -125,7 +125,7 @@ class TranslationReport:
 def corpus_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, target_language: str
 ) -> float:
-    """The sacreBLEU of a report, from 0 to 100: cased, with the target language's tokenizer.
+    """Computes sacreBLEU, from 0 to 100: cased, with the target language's tokenizer.
 
     >>> lines = ["Ein Hund läuft im Schnee."]
     >>> corpus_bleu(lines, lines, target_language="de")
@@ -145,8 +145,8 @@ def translation_report(
 
     Args:
       hypotheses: Translations as plain, cased, detokenized text.
-      references: The reference for each, likewise.
-      target_language: Code such as "de"; chooses sacreBLEU's tokenizer and the rules of Moses'.
+      references: The reference for each translation, also plain, cased and detokenized.
+      target_language: Code such as "de"; selects the rules of sacreBLEU's and Moses' tokenizers.
 
     Raises:
       UserError: The numbers of lines differ, or are 0.
@@ -184,10 +184,10 @@ def sacrebleu(language: str) -> Measure:
 
 
 def measures(language: str) -> dict[str, Measure]:
-    """How each score of a report but the exact matches is computed, by its field of the report.
+    """Returns the definitions of all metrics except exact match, by their fields of the report.
 
     Args:
-      language: Code of the target language, such as "de"; chooses the tokenizers.
+      language: Code of the target language, such as "de"; selects the tokenizers.
     """
     plain = {
         "sacrebleu": sacrebleu(language),
@@ -197,7 +197,7 @@ def measures(language: str) -> dict[str, Measure]:
 
 
 def _without_words(language: str) -> str | None:
-    """Returns sacreBLEU's code of a language whose words it finds by itself; None for all others.
+    """Returns sacreBLEU's code of a language without spaces; None for all others.
 
     >>> _without_words("zh-Hant_TW"), _without_words("de")
     ('zh', None)
@@ -206,7 +206,7 @@ def _without_words(language: str) -> str | None:
 
 
 def _moses_measures(language: str) -> dict[str, Measure]:
-    """The scores that are made with Moses' Perl scripts."""
+    """Returns the definitions of the metrics of Moses' Perl scripts."""
     tokenizer = f"tokenizer.perl -l {language}, hyphens whole"
     multi_bleu = f"multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
     return {
@@ -234,10 +234,10 @@ def _moses_measures(language: str) -> dict[str, Measure]:
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Sees to it that there is a reference for each translation.
+    """Checks that there is a reference for each translation.
 
     Raises:
-      UserError: The numbers of lines differ, or are 0, or one string is given instead of a list.
+      UserError: The numbers of lines differ, or are 0, or a single string is given.
     """
     for side, name in ((hypotheses, "translations"), (references, "references")):
         check_texts(side, name)
@@ -251,12 +251,12 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def _score(scorer: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    # Perfect translations score 100.00000000000004, rounded so by the exponential of the formula.
+    # Perfect translations score 100.00000000000004, a rounding error of the exponential in BLEU.
     return min(scorer.corpus_score(hypotheses, [references]).score, 100.0)
 
 
 def _multi_bleu() -> BLEU:
-    """The score of ``multi-bleu.perl``, which splits at spaces and does not smooth."""
+    """Returns the metric of ``multi-bleu.perl``, which splits at spaces and does not smooth."""
     return BLEU(tokenize="none", smooth_method="none", force=True)
 
 
@@ -270,7 +270,7 @@ def _tokenized(lines: Sequence[str], language: str) -> list[str]:
 
 
 def _lowercased(lines: Sequence[str], language: str) -> list[str]:
-    # perl_parity: the tokenized files of Multi30k come from the Perl script, its quirks included.
+    # perl_parity reproduces the quirks of the Perl script that made Multi30k's tokenized files.
     normalizer = MosesPunctNormalizer(language, perl_parity=True)
     return [normalizer.normalize(line.lower()) for line in lines]
 
@@ -281,7 +281,7 @@ def _ascii_quotes(lines: Sequence[str]) -> list[str]:
 
 
 def _split_compounds(lines: Sequence[str]) -> list[str]:
-    """Splits at hyphens as the paper's script does, which leaves the second one of "a-b-c".
+    """Splits at hyphens as the paper's script does, which keeps the second hyphen of "a-b-c".
 
     >>> _split_compounds(["rich-text format , a-b-c , -"])
     ['rich ##AT##-##AT## text format , a ##AT##-##AT## b-c , -']

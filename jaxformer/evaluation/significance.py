@@ -1,14 +1,14 @@
-"""Is one system better than another, or was it lucky with this test set?
+"""Significance tests between translation systems.
 
-Both tests are sacreBLEU's (Koehn 2004, paired bootstrap resampling; Riezler and Maxwell 2005,
-approximate randomization). Systems are compared with the first, the baseline, on the same lines:
+The tests are sacreBLEU's. Every system is compared with the first, the baseline, on the same lines:
 
-* **Paired bootstrap**: how much would the difference vary over other test sets, drawn line by line
-  with replacement from this one? The same draws give a 95 % interval of each score.
-* **Approximate randomization**: how often would a difference as large as this one come about if it
-  were decided at random, line by line, which of the two systems has said what?
+* **Paired bootstrap resampling** (Koehn 2004) draws test sets from the given one, line by line with
+  replacement, and measures how much the difference varies. The same draws give a 95 % interval of
+  each score.
+* **Approximate randomization** (Riezler and Maxwell 2005) swaps the outputs of the two systems at
+  random, line by line, and counts how often the difference is as large as the observed one.
 
-Random numbers are seeded, and the report says with what: same files, same figures.
+Random numbers are seeded, and the report contains the seed, so figures are reproducible.
 """
 
 import dataclasses
@@ -21,24 +21,24 @@ from sacrebleu.significance import PairedTest, Result
 from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import Measure, check_lines, measures
 
-# sacreBLEU's own defaults, and where it looks for another seed.
+# Defaults of sacreBLEU, and the environment variable from which it reads the seed.
 _RESAMPLES, _TRIALS = 1000, 10_000
 _SEED_VARIABLE, _SEED = "SACREBLEU_SEED", "12345"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemScore:
-    """One system by one metric.
+    """Score of one system by one metric.
 
     Attributes:
-      system: Its name.
-      score: From 0 to 100.
-      mean: Mean of the score over the test sets that the bootstrap draws.
-      interval: Half the width of the interval around ``mean`` that holds 95 % of those scores.
-      p_bootstrap: How probable so large a difference from the first system is by the choice of
-        lines alone, by the paired bootstrap; None for the first system.
-      p_randomization: How probable it is if the systems are the same, by approximate
-        randomization; None for the first system.
+      system: Name of the system.
+      score: Its score, from 0 to 100.
+      mean: Mean of the score over the resampled test sets.
+      interval: Half the width of the 95 % interval of the resampled scores around ``mean``.
+      p_bootstrap: p-value of the difference from the baseline by the paired bootstrap; None for
+        the baseline.
+      p_randomization: p-value of the difference from the baseline by approximate randomization;
+        None for the baseline.
     """
 
     system: str
@@ -51,12 +51,12 @@ class SystemScore:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All systems by one metric.
+    """Scores of all systems by one metric.
 
     Attributes:
-      metric: What it is called.
-      method: How it was computed, precisely enough to repeat it.
-      systems: The first is the baseline.
+      metric: Name of the metric.
+      method: Exact, reproducible description of its computation.
+      systems: The scores; the first system is the baseline.
     """
 
     metric: str
@@ -66,15 +66,15 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonReport:
-    """Systems compared by every metric of :mod:`jaxformer.evaluation.bleu_report` but exact matches.
+    """Comparison by every metric of :mod:`jaxformer.evaluation.bleu_report` except exact match.
 
     Attributes:
-      target_language: Chose the tokenizers.
-      lines: How many were compared.
-      resamples: Test sets that the bootstrap drew.
-      trials: Exchanges of lines that approximate randomization tried.
-      seed: Of the random numbers of both.
-      comparisons: One for each metric.
+      target_language: Code that selected the tokenizers.
+      lines: Number of lines.
+      resamples: Number of test sets that the bootstrap drew.
+      trials: Number of trials of approximate randomization.
+      seed: Seed of both tests.
+      comparisons: The comparison by each metric.
     """
 
     target_language: str
@@ -85,11 +85,11 @@ class ComparisonReport:
     comparisons: tuple[Comparison, ...]
 
     def to_json(self) -> str:
-        """The report as a JSON object, with the fields of the dataclasses."""
+        """Returns the report as a JSON object with the fields of the dataclasses."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2)
 
     def table(self) -> str:
-        """The report as aligned text: a block for each metric, a line for each system."""
+        """Returns the report as aligned text, with a block per metric and a line per system."""
         names = [score.system for score in self.comparisons[0].systems]
         lines = [
             f"lines: {self.lines}, target language: {self.target_language}",
@@ -117,14 +117,13 @@ def compare(
     """Scores systems by every metric, with 95 % intervals, and compares all with the first.
 
     Args:
-      systems: Translations by the name of the system, as plain, cased, detokenized text.
-      references: The reference for each line, likewise.
-      target_language: Code such as "de"; chooses sacreBLEU's tokenizer and the rules of Moses'.
+      systems: Translations as plain, cased, detokenized text, by the name of the system.
+      references: The reference for each line, also plain, cased and detokenized.
+      target_language: Code such as "de"; selects the rules of sacreBLEU's and Moses' tokenizers.
       report: Called with 1 after each metric.
 
     Raises:
-      UserError: A system has not as many lines as the reference, there are none, or
-        ``SACREBLEU_SEED`` is no seed.
+      UserError: The numbers of lines differ or are 0, or ``SACREBLEU_SEED`` is not a valid seed.
     """
     for name, hypotheses in systems.items():
         try:
@@ -167,11 +166,11 @@ def _compare(
 
 
 def _system_score(name: str, resampled: Result, exchanged: Result) -> SystemScore:
-    assert resampled.mean is not None  # a bootstrap has mean
-    assert resampled.ci is not None  # and interval
+    assert resampled.mean is not None  # Set by the bootstrap, like ci.
+    assert resampled.ci is not None
     return SystemScore(
         system=name,
-        score=min(resampled.score, 100.0),  # as in a report
+        score=min(resampled.score, 100.0),  # Rounding errors may exceed 100.
         mean=float(resampled.mean),
         interval=float(resampled.ci),
         p_bootstrap=resampled.p_value,
@@ -180,10 +179,10 @@ def _system_score(name: str, resampled: Result, exchanged: Result) -> SystemScor
 
 
 def _seed() -> int:
-    """The seed that sacreBLEU will use.
+    """Returns the seed that sacreBLEU will use.
 
     Raises:
-      UserError: It would use none.
+      UserError: The environment variable does not hold a positive integer.
     """
     text = os.environ.get(_SEED_VARIABLE, _SEED)
     if not (text.isascii() and text.isdigit() and int(text) > 0):

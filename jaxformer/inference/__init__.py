@@ -1,11 +1,11 @@
-"""A trained model in use.
+"""Inference with trained models.
 
-- :mod:`jaxformer.inference.translator`: text in, text out.
-- :mod:`jaxformer.inference.batched_search`: many sentences in few shapes.
-- :mod:`jaxformer.inference.generator`: prompts in, continuations out.
-- :mod:`jaxformer.inference.pair_scores`: what the model makes of given translations.
-- :mod:`jaxformer.inference.alignment`: which words belong together.
-- :mod:`jaxformer.inference.attention_view`: where the heads look.
-- :mod:`jaxformer.inference.weights`: choosing a checkpoint, averaging several.
-- :mod:`jaxformer.inference.quantization`: a workdir of parameters in int8.
+- :mod:`jaxformer.inference.translator`: translation of text.
+- :mod:`jaxformer.inference.batched_search`: batched decoding with few compiled programs.
+- :mod:`jaxformer.inference.generator`: continuation of prompts with a language model.
+- :mod:`jaxformer.inference.pair_scores`: log probabilities of given translations.
+- :mod:`jaxformer.inference.alignment`: word alignment from attention.
+- :mod:`jaxformer.inference.attention_view`: attention weights of one sentence.
+- :mod:`jaxformer.inference.weights`: choice and averaging of checkpoints.
+- :mod:`jaxformer.inference.quantization`: int8 quantization of a trained model.
 """

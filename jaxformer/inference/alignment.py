@@ -1,9 +1,9 @@
-"""Word alignment from attention: which source word each target word looks at.
+"""Word alignment from attention.
 
-The pair is force-decoded and the encoder-decoder attention of one layer, averaged over its heads,
-is recorded. The weights of the pieces of a source word are added up, those of the pieces of a
-target word are averaged, and each target word is aligned to the source word with the most
-(section 3 of Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models").
+Each pair is force-decoded, and the encoder-decoder attention of one layer is averaged over its
+heads. Weights are summed over the pieces of a source word and averaged over the pieces of a target
+word. Each target word is aligned to the source word with the largest weight (section 3 of Garg et
+al. 2019, "Jointly Learning to Align and Translate with Transformer Models").
 """
 
 import codecs
@@ -31,7 +31,7 @@ from jaxformer.models.transformer import Transformer
 # Attention of all layers and heads is recorded, [L, B, H, T, S], so batches are smaller here.
 _TOKENS_PER_BATCH = 1024
 _NO_WORD = -1
-# What aligning in order counts for a word that stays alone, as if it were a weight of attention.
+# Attention weight that align_in_order assigns to leaving a word unaligned.
 GAP_PROBABILITY = 0.05
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
@@ -44,22 +44,25 @@ def align(
     layer: int | None = None,
     report: Callable[[int], None] = lambda finished: None,
 ) -> list[list[tuple[int, int]]]:
-    """The alignment of every pair: a source word for each target word, counted from 0.
+    """Aligns every target word with a source word.
 
-    Words are what whitespace separates. Of an ensemble, the attention of the models is averaged.
+    Words are separated by whitespace and numbered from 0. An ensemble averages the attention of
+    its models.
 
     Args:
       translator: The model or ensemble.
       sources: Source sentences.
-      targets: The translation of each: its text and its token ids, as of a ``Hypothesis``.
-      layer: Decoder layer to look at, from 1; None: the last but one (or the only one).
-      report: Called with the number of pairs of each finished batch.
+      targets: Text and token ids of each translation, as in
+        :class:`~jaxformer.inference.translator.Hypothesis`.
+      layer: Decoder layer, from 1; None: the last but one (or the only one).
+      report: Called with the number of pairs in each finished batch.
 
     Returns:
-      For each pair (source word, target word) pairs, by target word; empty for a blank one.
+      For each sentence, (source word, target word) pairs ordered by target word; empty for a blank
+      sentence.
 
     Raises:
-      UserError: There is no such layer, or the texts and token ids are not what is expected.
+      UserError: There is no such layer, or the texts and token ids are malformed.
     """
     weights = word_attention(translator, sources, targets, layer=layer, report=report)
     return [most_attended(pair) for pair in weights]
@@ -73,14 +76,21 @@ def word_attention(
     layer: int | None = None,
     report: Callable[[int], None] = lambda finished: None,
 ) -> list[Float[np.ndarray, "T S"]]:
-    """The attention that :func:`align` is made from, whose arguments it takes.
+    """Computes the attention of target words over source words.
+
+    Args:
+      translator: As for :func:`align`, like the other arguments.
+      sources: Source sentences.
+      targets: Text and token ids of each translation.
+      layer: Decoder layer, from 1; None: the last but one (or the only one).
+      report: Called with the number of pairs in each finished batch.
 
     Returns:
-      For each pair the weights of each target word over the source words, those of a word without
-      pieces zero.
+      For each sentence, the weights of each target word over the source words, float64; zero for
+      words without pieces.
 
     Raises:
-      UserError: There is no such layer, or the texts and token ids are not what is expected.
+      UserError: There is no such layer, or the texts and token ids are malformed.
     """
     configs = tuple(config for config, _ in translator.models)
     params = tuple(params for _, params in translator.models)
@@ -121,7 +131,11 @@ def _check_targets(targets: Sequence[tuple[str, list[int]]], sources: Sequence[s
 
 
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
-    """Which decoder layer of each model to look at, from 0.
+    """Returns the index, from 0, of the decoder layer that aligns in each model.
+
+    Args:
+      translator: The model or ensemble.
+      layer: Decoder layer, from 1; None: the last but one (or the only one).
 
     Raises:
       UserError: A model has no such layer.
@@ -136,7 +150,7 @@ def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
 
 
 def pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
-    """The alignment in the format of Pharaoh and Moses.
+    """Formats an alignment as Pharaoh and Moses do.
 
     >>> pharaoh([(0, 0), (2, 1)])
     '0-0 2-1'
@@ -150,17 +164,17 @@ def between_words(
     target_words: Sequence[int],
     shape: tuple[int, int],
 ) -> Float[np.ndarray, "T S"]:
-    """Attention between words, from that between their pieces.
+    """Reduces attention between pieces to attention between words.
 
     Args:
       weights: Attention of each target piece over the source pieces, float.
-      source_words: The word of each source piece; -1: of none, as end-of-sentence.
-      target_words: The word of each target piece, likewise.
-      shape: How many target and source words there are.
+      source_words: The word of each source piece; -1 for none, such as end-of-sentence.
+      target_words: The word of each target piece; -1 for none.
+      shape: Numbers of target words and of source words.
 
     Returns:
-      The weights of a source word's pieces added up, those of a target word's averaged; zeros for
-      words without pieces.
+      Weights, summed over the pieces of a source word and averaged over the pieces of a target
+      word, float64; zero for words without pieces.
     """
     of_targets, of_sources = (
         np.equal.outer(words, np.arange(count)).astype(np.float64)
@@ -171,22 +185,24 @@ def between_words(
 
 
 def most_attended(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
-    """(source word, target word) pairs, by target word: the source word with the most attention.
+    """Pairs each target word with the source word of largest weight, the first in case of ties.
 
-    Of equal ones the first. A target word without pieces, all zeros, has no couple.
+    Returns:
+      (source word, target word) pairs ordered by target word. A target word without pieces, whose
+      weights are all zero, has no pair.
     """
     return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
 
 
 def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
-    """The best alignment that crosses nowhere and in which each word has at most one other.
+    """Finds the best monotonic one-to-one alignment (Needleman and Wunsch 1970).
 
-    That of the highest product of weights, of which a word that stays alone has 0.05 (Needleman and
-    Wunsch 1970). Where all words have their likes in the same order, but for a few of them:
-    translations have not, but parts of speech.
+    The alignment maximizes the product of the weights of its pairs and of 0.05 for each unaligned
+    word. It suits sequences in the same order, such as words and their parts of speech, but not
+    translations.
 
     >>> weights = np.array([[0.8, 0.1, 0.1], [0.1, 0.2, 0.7], [0.1, 0.3, 0.6]])
-    >>> align_in_order(weights[:2])  # the source word 1 stays alone
+    >>> align_in_order(weights[:2])  # the source word 1 is unaligned
     [(0, 0), (2, 1)]
 
     Args:
@@ -195,21 +211,21 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     Returns:
       (source word, target word) pairs, in order.
     """
-    costs, alone = -np.log(weights + 1e-6), -math.log(GAP_PROBABILITY)
+    costs, gap = -np.log(weights + 1e-6), -math.log(GAP_PROBABILITY)
     targets, sources = weights.shape
-    least = np.zeros((targets + 1, sources + 1))  # cost of the first words of both
-    least[:, 0] = alone * np.arange(targets + 1)
-    least[0] = alone * np.arange(sources + 1)
+    least = np.zeros((targets + 1, sources + 1))  # least cost of aligning the first t and s words
+    least[:, 0] = gap * np.arange(targets + 1)
+    least[0] = gap * np.arange(sources + 1)
     for t in range(targets):
         for s in range(sources):
-            one_alone = min(least[t, s + 1], least[t + 1, s]) + alone
-            least[t + 1, s + 1] = min(least[t, s] + costs[t, s], one_alone)
+            with_gap = min(least[t, s + 1], least[t + 1, s]) + gap
+            least[t + 1, s + 1] = min(least[t, s] + costs[t, s], with_gap)
     pairs, t, s = [], targets, sources
     while t and s:
         if least[t, s] == least[t - 1, s - 1] + costs[t - 1, s - 1]:
             t, s = t - 1, s - 1
             pairs.append((s, t))
-        elif least[t, s] == least[t - 1, s] + alone:
+        elif least[t, s] == least[t - 1, s] + gap:
             t -= 1
         else:
             s -= 1
@@ -217,59 +233,58 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
 
 
 def word_ids(translator: Translator, ids: Sequence[int], text: str) -> list[int]:
-    """The word of ``text`` that each token spells, from 0; -1 for special ids."""
+    """Returns the index of the word of ``text`` that each token spells; -1 for special ids."""
     pieces: list[str | None] = []
     for token in ids:
-        # What the tokenizer did not know stands for some character of the text.
+        # An unknown token stands for some character of the text.
         known = None if token < UNK else translator.tokenizer.piece(token)
         pieces.append("\ufffd" if token == UNK else known)
     return words_of_pieces(pieces, text)
 
 
 def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
-    """The whitespace-separated word of ``text`` that each piece begins in, from 0.
+    """Returns the index of the whitespace-separated word of ``text`` that each piece begins in.
 
-    A lone "▁" belongs to the word it introduces, and each byte to the word of its character.
+    A lone "▁" belongs to the word that follows, and a byte to the word of its character.
 
     >>> words_of_pieces(["▁Gu", "ten", "▁", "<0xC3>", "<0x84>", "rger", None], "Guten Ärger")
     [0, 0, 1, 1, 1, 1, -1]
 
     Args:
-      pieces: Pieces as the tokenizer writes them, "▁" for a space; None for one that spells
-        nothing.
-      text: What they spell. Spaces and characters may differ, by the tokenizer's normalization.
+      pieces: Pieces of the tokenizer, "▁" for a space; None for one that spells nothing.
+      text: The text that they spell, up to the tokenizer's normalization.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     spelled, starts = "", []
     for piece in pieces:
         starts.append(None if piece is None else len(spelled))
         if piece is not None:
-            # A character of several bytes is added with its last one: all start at its place.
+            # A multi-byte character is appended with its last byte, so all its bytes share a start.
             byte = _BYTE.fullmatch(piece)
             content = bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
             spelled += "".join(decoder.decode(content).split())
     words = text.split()
     word_of = [n for n, word in enumerate(words) for _ in word]
-    place_of = _matching(spelled, "".join(words))
+    position_of = _matching(spelled, "".join(words))
     return [
         _NO_WORD
         if start is None or start >= len(spelled) or not word_of
-        else word_of[place_of[start]]
+        else word_of[position_of[start]]
         for start in starts
     ]
 
 
 def _matching(spelled: str, text: str) -> list[int]:
-    """For each character of ``spelled`` where it is in ``text``, or about where."""
+    """Returns the position in ``text``, exact or interpolated, of each character of ``spelled``."""
     if spelled == text:
         return list(range(len(text)))
-    places = []
+    positions = []
     matcher = difflib.SequenceMatcher(None, spelled, text, autojunk=False)
     for _, start, end, text_start, text_end in matcher.get_opcodes():
         for n in range(end - start):
-            place = text_start + n * (text_end - text_start) // (end - start)
-            places.append(min(place, len(text) - 1))
-    return places
+            position = text_start + n * (text_end - text_start) // (end - start)
+            positions.append(min(position, len(text) - 1))
+    return positions
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -280,17 +295,17 @@ def cross_attention(
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, "B T S"]:
-    """Encoder-decoder attention of one layer of each model, averaged over heads and models.
+    """Computes encoder-decoder attention, averaged over the heads of a layer and over models.
 
     Args:
       configs: Architecture of each model.
-      layers: Index of the layer to look at in each.
+      layers: Index of the decoder layer in each model.
       params: Parameters of each model.
       src: Source ids.
       tgt_in: Target ids shifted right.
 
     Returns:
-      The weights, float32.
+      Attention weights, float32.
     """
     total = jnp.zeros((*tgt_in.shape, src.shape[1]), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Attention of a trained model: the weights of every layer and head on one sentence."""
+"""Attention weights of every layer and head of a trained model on one sentence."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from jaxformer.plots.paper_figures import PaperFigure
 
 @dataclasses.dataclass(frozen=True)
 class AttentionView:
-    """A translation and the attention behind it; in a notebook, a page to explore it.
+    """A translation and its attention weights; a notebook displays it as an interactive page.
 
     Attributes:
       sentence: The source text.
       translation: The translation, as text.
-      source: Source pieces, S, end-of-sentence included.
-      target: Target pieces as the decoder was fed them, T, beginning of sentence included.
-      encoder: Encoder self-attention, float32.
-      decoder: Decoder self-attention, float32.
-      cross: Encoder-decoder attention, float32.
+      source: S source pieces, end-of-sentence included.
+      target: T decoder input pieces, beginning-of-sentence included.
+      encoder: Encoder self-attention weights, float32.
+      decoder: Decoder self-attention weights, float32.
+      cross: Encoder-decoder attention weights, float32.
     """
 
     sentence: str
@@ -39,7 +39,7 @@ class AttentionView:
     cross: Float[np.ndarray, "L H T S"]
 
     def part(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
-        """Query pieces, key pieces and weights of "encoder", "decoder" or "cross"."""
+        """Returns query pieces, key pieces and weights of "encoder", "decoder" or "cross"."""
         queries = self.source if kind == "encoder" else self.target
         keys = self.target if kind == "decoder" else self.source
         return (
@@ -57,10 +57,9 @@ class AttentionView:
         figures: Mapping[int, PaperFigure] | None = None,
         figure: int | None = None,
     ) -> str:
-        """One HTML file, to be explored in a browser.
+        """Returns an interactive HTML page.
 
-        Arguments and errors are those of
-        :func:`~jaxformer.plots.attention_page.attention_page`.
+        See :func:`~jaxformer.plots.attention_page.attention_page` for arguments and errors.
         """
         return attention_page(
             self.source,
@@ -78,7 +77,6 @@ class AttentionView:
         )
 
     def _repr_html_(self) -> str:
-        """The page in a sandboxed frame: how notebooks show a view."""
         return in_frame(self.page())
 
 
@@ -94,7 +92,7 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     tokenizer = translator.tokenizer
     found = translator.search([source])[0].tokens
     translation = found[0] if found else []
-    target = [BOS, *translation[:-1]]  # each at the step that chose the next
+    target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
     config, params = translator.models[0]
     apply = jax.jit(Transformer(config).apply, static_argnames="mutable")
     _, recorded = apply(

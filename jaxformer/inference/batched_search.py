@@ -1,9 +1,9 @@
-"""Decoding many sentences: in few shapes, in bounded memory, without work for what is finished.
+"""Batched decoding of many sentences with few compiled programs and bounded memory.
 
-Sentences are sorted by length and decoded in batches. A batch begins with capacity for about as many
-tokens as its sources have. Sentences that need more go on in smaller batches with capacity up to the
-limit, so neither memory nor time is spent on the limit before it is needed, nor on sentences that
-are over. Every batch has one of a few shapes, two programs each, whatever the input.
+Sentences are sorted by length and decoded in batches. In the first stage, the caches of a batch
+have capacity for about as many tokens as its sources have. Unfinished sentences continue in a
+second stage, in smaller batches with capacity up to the maximum length. Every batch has one of a
+few shapes, with two programs each.
 """
 
 import dataclasses
@@ -37,27 +37,27 @@ from jaxformer.search.step_loop import PrefillFn
 Configs: TypeAlias = tuple[ModelConfig, ...]
 Params: TypeAlias = tuple[PyTree, ...]
 
-# Source lengths that batches are padded to, with their sentences: fewer the longer they are.
+# Source lengths that batches are padded to, and the number of sentences in each.
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
-# A call with few sentences, one that is typed say, does not pay for a whole batch. But on CPUs a
-# matrix product of fewer than four rows takes longer than one of four.
+# Batch sizes for calls with few sentences. On CPUs a matmul of fewer than four rows takes longer
+# than one of four, so a batch has at least four hypotheses.
 _FEW = (1, 4, 8)
 _FEWEST_HYPOTHESES = 4
-# Of a batch, so that wide beams need no more memory than eight hypotheses of 64 sentences.
+# Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MOST_HYPOTHESES = 512
-# Room for forced tokens, up to the longest translation.
+# Capacities for forced tokens; the largest is the longest translation.
 _PREFIXES = (16, 64, 256)
 
 
 class BatchShape(NamedTuple):
-    """What a batch's programs are compiled for.
+    """Static shape of a batch, for which its programs are compiled.
 
     Attributes:
       rows: Sentences in the first stage.
       source: Source tokens.
-      first: Room for target tokens in the first stage.
-      capacity: Room in the second stage: the longest translation.
-      prefix: Room for forced tokens; 0 if nothing is forced.
+      first: Capacity for target tokens in the first stage.
+      capacity: Capacity in the second stage, the maximum length of a translation.
+      prefix: Capacity for forced tokens; 0 if nothing is forced.
     """
 
     rows: int
@@ -73,7 +73,7 @@ class BatchShape(NamedTuple):
 
     @property
     def later_capacities(self) -> list[int]:
-        """Room in the second stage, step by step: attention reads all the capacity there is.
+        """Capacities of the second stage, in order; attention reads the whole capacity.
 
         >>> BatchShape(rows=64, source=64, first=64, capacity=114).later_capacities
         [114]
@@ -81,7 +81,7 @@ class BatchShape(NamedTuple):
         [64, 128, 332]
         """
         capacities, capacity = [], self.first
-        # Every capacity is one more loop to compile: not for the last few tokens.
+        # Every capacity is one more loop to compile, too costly for the last few tokens.
         while 5 * capacity < self.capacity:
             capacity *= 2
             capacities.append(capacity)
@@ -89,7 +89,7 @@ class BatchShape(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The hypotheses of one sentence, best first; those that do not exist are left out."""
+    """Hypotheses of one sentence, best first; there may be fewer than the beam size."""
 
     tokens: list[list[int]]
     scores: list[float]
@@ -106,16 +106,16 @@ def search_batches(
     first: int = 0,
     report: Callable[[int], None] = lambda finished: None,
 ) -> list[Decoded]:
-    """Searches the translations of every source, in the order given; none for an empty one.
+    """Decodes every source, in the order given; an empty source has no hypotheses.
 
     Args:
-      configs: The model's architecture, or those of an ensemble.
-      search: The algorithm.
-      params: The model's parameters, or those of each member of the ensemble.
-      sources: Token ids with end-of-sentence, at most ``max_length`` of each model.
+      configs: Architecture of the model, or of each member of an ensemble.
+      search: The search algorithm.
+      params: Parameters of the model, or of each member of the ensemble.
+      sources: Token ids with end-of-sentence, at most ``max_length`` of every model.
       prefixes: Token ids that each translation starts with.
-      first: Number of the first sentence: samples depend on it, and on nothing else of the batch.
-      report: Called with the number of sentences that are finished.
+      first: Number of the first sentence. Samples depend on it, but not on the batching.
+      report: Called with the number of newly finished sentences.
     """
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
@@ -144,16 +144,16 @@ def batches(
     search: Algorithm,
     forced: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], BatchShape]]:
-    """Numbers of the sentences to decode together, and their shape.
+    """Yields the indices of the sentences of each batch, and its shape, longest first.
 
-    Longest first, so that too little memory shows at once and not after an hour.
+    Starting with the longest batch lets a lack of memory show at once.
 
     Args:
-      lengths: Source tokens of every sentence.
-      longest: The most tokens that the models allow.
-      search: The algorithm.
-      forced: Tokens of every prefix; None without prefixes. Sentences with prefixes of one length
-        are decoded together, as far as can be: what all of them have is read in one pass.
+      lengths: Number of source tokens of every sentence.
+      longest: Maximum length that all models allow.
+      search: The search algorithm.
+      forced: Number of tokens of every prefix; None without prefixes. Sentences with prefixes of
+        similar length share a batch, since prefill covers their common length in one pass.
     """
 
     def order(number: int) -> tuple[int, int]:
@@ -185,24 +185,24 @@ def batches(
 
 
 def _widths(capacity: int) -> list[int]:
-    """Room for prefixes: few sizes, each of which is one more program."""
+    """Returns the capacities for prefixes, few because each needs a program."""
     return [*(width for width in _PREFIXES if width < capacity), capacity]
 
 
 def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
-    """The shapes of all batches that calls with no more and no longer sentences are decoded in.
+    """Returns the shapes of all batches that calls up to this size can need.
 
     >>> from jaxformer.search import BeamSearch
     >>> [shape[:2] for shape in shapes(4, 30, 1024, BeamSearch())]  # rows and source tokens
     [(1, 16), (1, 32), (4, 16), (4, 32)]
 
     Args:
-      sentences: The most sentences of a call.
-      tokens: The most source tokens of a sentence, end-of-sentence included.
-      longest: The most tokens that the models allow.
-      search: The algorithm.
+      sentences: Maximum number of sentences of a call.
+      tokens: Maximum number of source tokens of a sentence, end-of-sentence included.
+      longest: Maximum length that all models allow.
+      search: The search algorithm.
     """
-    # Whatever is more than a few has the same shapes.
+    # All calls with more than the largest of _FEW use the same shapes.
     counts = [*(count for count in _FEW if count < sentences), min(sentences, _FEW[-1] + 1)]
     lengths = [*(length for length, _ in _BUCKETS if length < tokens), tokens]
     found = [batches([length] * count, longest, search) for count in counts for length in lengths]
@@ -212,7 +212,7 @@ def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list
 def compile_programs(
     configs: Configs, search: Algorithm, params: Params, shape: BatchShape, *, prefixes: bool
 ) -> None:
-    """Compiles the programs of a shape, by searching translations of nothing with them."""
+    """Compiles the programs of a shape by running them on an empty batch."""
     constraints, search = as_pytrees(search.constraints), _static(search)
     for width in _widths(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
@@ -232,13 +232,13 @@ def compile_programs(
 
 
 class SourceBatch(NamedTuple):
-    """What a search starts from: rows of sentences, padded.
+    """Padded inputs of a search.
 
     Attributes:
-      src: int32.
-      prefix: int32, or None if nothing is forced.
-      numbers: int32; the number of each sentence in the whole input.
-      seed: int32; of sampling.
+      src: Source ids, int32.
+      prefix: Forced target ids, int32; None if nothing is forced.
+      numbers: Number of each sentence in the whole input, int32.
+      seed: Seed of sampling, int32.
     """
 
     src: Int[np.ndarray, "B S"]
@@ -250,10 +250,10 @@ class SourceBatch(NamedTuple):
 def _search(
     configs: Configs, search: Algorithm, params: Params, shape: BatchShape, batch: SourceBatch
 ) -> Iterator[tuple[int, Decoded]]:
-    """The rows of a batch with their hypotheses, as they are finished."""
+    """Yields the rows of a batch with their hypotheses, as they finish."""
     constraints, search = as_pytrees(search.constraints), _static(search)
-    # Where most translations end: from here on sentences go on in smaller batches. Not if there is
-    # no more capacity to give them, which would be one more program for nothing.
+    # Most translations end before this length; the others continue in smaller batches. If the
+    # first stage has the full capacity already, a second stage would only cost a compilation.
     longest = int((batch.src != PAD).sum(axis=1).max())
     until = shape.first
     if until < shape.capacity:
@@ -266,7 +266,7 @@ def _search(
     left = np.flatnonzero(~done)
     for start in range(0, len(left), shape.rows_left):
         rows = left[start : start + shape.rows_left]
-        # The last sentence fills the batch up: what is over already would need a row to be told.
+        # Unfinished sentences are repeated to fill the batch.
         padded = np.resize(rows, shape.rows_left).astype(np.int32)
         result = jax.device_get(
             _second_stage(configs, search, shape, params, constraints, state, padded)
@@ -285,7 +285,11 @@ def _first_stage(
     batch: SourceBatch,
     until: Int[Array, ""],
 ) -> tuple[Any, Bool[Array, " B"], BeamResult]:
-    """Encodes a batch and decodes ``until`` tokens: the state, what is over, and its result."""
+    """Encodes a batch and decodes ``until`` tokens.
+
+    Returns:
+      The search state, a mask of the finished sentences, and the hypotheses.
+    """
     models = [Transformer(config) for config in configs]
     segments = (batch.src != PAD).astype(jnp.int32)
     caches, half = [], max(1, shape.first // 2)
@@ -301,7 +305,7 @@ def _first_stage(
     state = search.start(tuple(caches), limits, shape.capacity, batch.prefix, keys=keys, rows=rows)
     if shape.prefix:
         state = search.prefill(_prefill_fn(configs, params), state)
-    # Attention reads all the capacity there is, so half is enough for the first half.
+    # Attention reads the whole capacity, so the first half of the steps uses half of it.
     step_fn = _step_fn(configs, params)
     state = search.advance(step_fn, state, jnp.minimum(until, half))
     state = _grow(state, shape.first)
@@ -319,7 +323,7 @@ def _second_stage(
     state: Any,
     rows: Int[Array, " R"],
 ) -> BeamResult:
-    """Decodes some sentences of a batch to their end."""
+    """Decodes the selected sentences of a batch until they finish."""
     search = dataclasses.replace(search, constraints=constraints)
     state, step_fn = take_sentences(state, rows), _step_fn(configs, params)
     for capacity in shape.later_capacities:
@@ -360,7 +364,7 @@ def _prefill_fn(configs: Configs, params: Params) -> PrefillFn:
 
 
 def _static(search: Algorithm) -> Algorithm:
-    """Returns what a program depends on: one serves every seed, and all arrays of constraints."""
+    """Removes the seed and the constraints, which are traced, so that they share a program."""
     seed = {"seed": 0} if isinstance(search, Sampling) else {}
     return dataclasses.replace(search, constraints=(), **seed)
 

@@ -1,4 +1,4 @@
-"""Generation with a trained language model: a prompt in, its continuation out."""
+"""Text generation with a trained language model."""
 
 import dataclasses
 import functools
@@ -25,9 +25,9 @@ from jaxformer.search.constraints import as_pytrees
 from jaxformer.search.sampling import sentence_keys
 from jaxformer.workdir import Workdir, use_compilation_cache
 
-# Rows that are decoded together are padded to one of these, so that few programs serve all calls.
+# Batch sizes. Batches are padded to one of these, so that few programs serve all calls.
 _ROWS = (1, 4, 16, 64)
-# Tokens between two looks at what has been generated: text appears while it is generated.
+# Number of tokens generated between two updates of a stream.
 _CHUNK = 8
 _SMALLEST_CAPACITY = 64
 
@@ -35,26 +35,26 @@ _SMALLEST_CAPACITY = 64
 class Generator:
     """Continues texts with a trained language model.
 
-    ``generator = Generator.load("runs/shakespeare")``, then
-    ``generator.generate(["ROMEO:"], max_tokens=200)`` gives one continuation.
+    >>> generator = Generator.load("runs/shakespeare")  # doctest: +SKIP
+    >>> generator.generate(["ROMEO:"], max_tokens=200)  # doctest: +SKIP
 
-    A text may be longer than the model's context, ``max_length`` tokens: when it is full, the
-    second half of it is read again, and generation continues from there.
+    A text may be longer than the model's context of ``max_length`` tokens. When the context is
+    full, its second half is prefilled into a new cache, and generation continues from there.
 
     Attributes:
       config: The architecture and the search.
-      params: Parameters, in the precision that decoding computes in.
+      params: Parameters, cast or quantized for decoding.
       tokenizer: The tokenizer that the model was trained with.
-      weights: Which checkpoint the parameters are from, in words.
+      weights: Description of the checkpoint, such as "step 2000".
     """
 
     def __init__(
         self, config: Config, params: PyTree, tokenizer: StreamTokenizer, weights: str = "given"
     ) -> None:
-        """Keeps the parts together; :meth:`load` reads them from a workdir.
+        """Initializes a generator; :meth:`load` reads all arguments from a workdir.
 
         Raises:
-          UserError: The config is of another kind of model, or the tokenizer of another size.
+          UserError: The config is not of a language model, or the vocabulary sizes differ.
         """
         check_config(config)
         text_stream(config)
@@ -79,14 +79,14 @@ class Generator:
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
         Args:
-          workdir: The folder given to train.py.
+          workdir: The run directory.
           weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
             averaged if the newest checkpoint is part of the average, else latest.
           search: Replaces the run's search.
-          compute_dtype: Replaces the run's: "float32", "bfloat16" or "int8".
+          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
 
         Raises:
-          UserError: Something is missing or damaged, or the model is no language model.
+          UserError: A file is missing or damaged, or the model is not a language model.
         """
         folder = Workdir(pathlib.Path(workdir))
         config = load_run(folder)
@@ -99,22 +99,22 @@ class Generator:
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[str]:
         """Returns the best continuation of every prompt, without the prompt.
 
-        Arguments and errors are those of :meth:`continuations`.
+        Takes the arguments of :meth:`continuations` and raises the same errors.
         """
         return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
 
     def continuations(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[list[str]]:
         """Returns all continuations of every prompt: the samples, or the beam, best first.
 
-        A sample depends on the seed, the number of its prompt and its own, and on nothing else.
+        The random numbers of a sample depend only on the seed and the indices of prompt and sample.
 
         Args:
           prompts: Texts to continue; an empty one stands for the beginning of a line.
-          max_tokens: Tokens of each continuation.
+          max_tokens: Number of tokens of each continuation.
 
         Raises:
-          UserError: A prompt has characters that the model does not know, or beam search would
-            need more tokens than the model's context has.
+          UserError: A prompt has characters outside the vocabulary, or beam search would exceed
+            the model's context.
         """
         ids = [self.encode(text) for text in check_texts(prompts, "prompts")]
         search, found = self.config.search, [[] for _ in ids]
@@ -127,14 +127,15 @@ class Generator:
         return found
 
     def stream(self, prompt: str, *, max_tokens: int = 256) -> Iterator[str]:
-        """Yields one continuation in pieces, while it is generated: the first sample.
+        """Yields the first sample in pieces, during generation.
 
-        Arguments and errors are those of :meth:`continuations`. Beam search yields all at once.
+        Takes the arguments of :meth:`continuations`, for one prompt, and raises the same errors.
+        Beam search yields the whole continuation at once.
         """
         check_text(prompt, "prompt")
         shown = 0
         for tokens in self._generate([_Row(0, 0, self.encode(prompt))], max_tokens):
-            # The bytes of a character may be several tokens: half of it is not shown.
+            # The bytes of a character may be several tokens, so an incomplete one is held back.
             text = self.tokenizer.decode(tokens[0][0])
             ready = len(text.rstrip("\ufffd")) if len(tokens[0][0]) < max_tokens else len(text)
             if ready > shown:
@@ -142,15 +143,15 @@ class Generator:
                 shown = ready
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt; of an empty one those of a line break.
+        """Returns the token ids of a prompt; an empty prompt stands for a line break.
 
         Raises:
-          UserError: The model does not know one of its characters.
+          UserError: A character is not in the vocabulary.
         """
         return self.tokenizer.encode(text or "\n")
 
     def _generate(self, rows: list["_Row"], max_tokens: int) -> Iterator[Any]:
-        """Yields the tokens generated so far, for every row and hypothesis, chunk by chunk."""
+        """Yields all tokens generated so far [rows, hypotheses, tokens], after each chunk."""
         if max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1: got {max_tokens}")
         search, longest = self.config.search, self.config.model.max_length
@@ -185,7 +186,7 @@ class Generator:
         count: int,
         chunk: int,
     ) -> Iterator[Int[np.ndarray, "B N n"]]:
-        """Yields the tokens so far, after each chunk, of ``count`` tokens after a context."""
+        """Generates ``count`` tokens after a context and yields all tokens after each chunk."""
         config, length = self.config.model, context.shape[1]
         capacity = _capacity(length - 1 + count, config.max_length)
         search, constraints = self._search
@@ -200,7 +201,7 @@ class Generator:
 
     @property
     def _search(self) -> tuple[Algorithm, tuple[Any, ...]]:
-        """The search as programs depend on it, and its constraints, whose arrays are traced."""
+        """Returns the search without what is traced, and the constraints as pytrees."""
         search = self.config.search
         constraints = as_pytrees((*search.constraints, _no_special_tokens))
         one = {"num_samples": 1, "seed": 0} if isinstance(search, Sampling) else {}
@@ -210,7 +211,7 @@ class Generator:
 def _no_special_tokens(
     logits: Float[Array, "B N V"], context: SearchContext
 ) -> Float[Array, "B N V"]:
-    """Forbids padding, end of sentence and the like, which no text has."""
+    """Forbids special tokens such as padding and end-of-sentence, which no text contains."""
     return logits.at[:, :, : UNK + 1].set(-jnp.inf)
 
 
@@ -226,12 +227,12 @@ def _read(
     count: Int[Array, ""],
     keys: Key[Array, " B"] | None,
 ) -> Any:
-    """Reads contexts of ``length`` tokens in one pass: the state before the first new token."""
+    """Prefills contexts of ``length`` tokens and returns the state before the first new token."""
     variables: Any = {"params": params}
     model: Any = LanguageModel(config)
     sizes = {"num_beams": search.num_hypotheses, "max_length": capacity}
     cache = model.apply(variables, context, **sizes, method="start")
-    # All but the last token, which the first step feeds.
+    # The first step feeds the last token.
     _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
     search = dataclasses.replace(search, constraints=constraints)
     limits = jnp.broadcast_to(count, context.shape[:1])
@@ -248,14 +249,14 @@ def _advance(
     state: Any,
     until: Int[Array, ""],
 ) -> tuple[Any, Int[Array, "B N T"]]:
-    """Generates until hypotheses have so many tokens: the state, and the tokens, best first."""
+    """Generates until hypotheses have ``until`` tokens; returns the state and the tokens."""
     search = dataclasses.replace(search, constraints=constraints)
     state = search.advance(step_fn(LanguageModel(config), params), state, until)
     return state, search.finalize(state).tokens
 
 
 def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Array, " B"]:
-    """Random keys of the rows, and of as many more as there are to ``size``."""
+    """Returns the random keys of the rows, padded to ``size`` keys."""
     prompts, samples = (
         jnp.asarray(np.resize([getattr(row, name) for row in rows], size))
         for name in ("prompt", "sample")
@@ -265,7 +266,7 @@ def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Arra
 
 
 def _capacity(tokens: int, most: int) -> int:
-    """Returns a capacity for so many tokens: one of a few, so that few programs are compiled."""
+    """Rounds a number of tokens up to one of a few capacities, to compile few programs."""
     capacity = _SMALLEST_CAPACITY
     while capacity < tokens:
         capacity *= 2
@@ -276,9 +277,9 @@ class _Row(NamedTuple):
     """A continuation to generate.
 
     Attributes:
-      prompt: Number of its prompt.
-      sample: Its own number among those of the prompt.
-      tokens: The prompt.
+      prompt: Index of its prompt.
+      sample: Index among the samples of the prompt.
+      tokens: Token ids of the prompt.
     """
 
     prompt: int
@@ -287,7 +288,7 @@ class _Row(NamedTuple):
 
 
 def _batches(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Rows to decode together: those with prompts of the same length, not too many at once."""
+    """Yields batches of rows with prompts of the same length."""
     by_length = sorted(rows, key=lambda row: len(row.tokens))
     for _, group in itertools.groupby(by_length, key=lambda row: len(row.tokens)):
         while batch := list(itertools.islice(group, _ROWS[-1])):

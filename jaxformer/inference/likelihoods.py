@@ -1,4 +1,4 @@
-"""Log probabilities of given tokens, without the logits of all of them in memory."""
+"""Log probabilities of given tokens, computed in chunks to bound the memory for logits."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-# Logits that exist at once, 16 MB of them: never those of all tokens of a batch.
+# Number of logits per chunk, 16 MB in float32.
 _LOGITS_AT_ONCE = 1 << 22
 
 
@@ -23,7 +23,7 @@ def token_log_probs(
       logits_fns: The output projection of each model.
       features: The decoder outputs of each model, at the positions that predict the targets.
       targets: Token ids.
-      vocab_size: The largest number of logits of a model.
+      vocab_size: The largest vocabulary size among the models.
     """
 
     def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:

@@ -1,8 +1,8 @@
-"""Scoring given translations: the log probability of a target under the model, by force-decoding.
+"""Scores of given translations, by force-decoding.
 
 The score of a target is its log probability divided by the length penalty of the search settings,
-so that it is what the search itself would have printed for the same tokens. The whole target is
-decoded in one pass, without cache, which makes it a check on the search as well.
+as the search itself would report for the same tokens. The whole target is decoded in one pass,
+without a cache.
 """
 
 import functools
@@ -24,13 +24,13 @@ from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 from jaxformer.search.penalties import length_penalties
 
-# Source, and target, tokens of a batch, padding included.
+# Tokens per side of a batch, padding included.
 _TOKENS_PER_BATCH = 4096
 _SHORTEST = 16
 
 
 class Score(NamedTuple):
-    """What a model makes of one given translation.
+    """Score of one given translation.
 
     Attributes:
       score: ``log_prob`` divided by the length penalty of the search settings.
@@ -47,10 +47,10 @@ class PairBatch(NamedTuple):
     """Pairs to force-decode together.
 
     Attributes:
-      numbers: Which pairs these are; rows beyond them are padding.
+      numbers: Indices of the pairs; rows beyond them are padding.
       src: Source ids, int32.
-      tgt_in: Target ids shifted right: beginning of sentence first.
-      tgt_out: Target ids.
+      tgt_in: Target ids shifted right, beginning-of-sentence first, int32.
+      tgt_out: Target ids, int32.
     """
 
     numbers: list[int]
@@ -65,20 +65,20 @@ def score_pairs(
     *,
     report: Callable[[int], None] = lambda finished: None,
 ) -> list[Score]:
-    """The score of each target given its source, in the order given.
+    """Returns the score of each target given its source, in the order of ``pairs``.
 
-    An ensemble averages the probabilities of its models at every token. Nothing is translated from
-    a source without tokens, as of a blank line: there, a target without tokens is certain, and
-    every other one impossible.
+    An ensemble averages the probabilities of its models at every token. A source without tokens,
+    such as a blank line, is never translated: an empty target has log probability 0 there, and
+    every other target -inf.
 
     Args:
       translator: The model or ensemble, and the length penalty.
-      pairs: Source ids as of :meth:`Translator.encode`, and target ids, end-of-sentence included;
-        each at most ``model.max_length`` of them.
-      report: Called with the number of pairs of each finished batch.
+      pairs: Source ids from :meth:`~jaxformer.inference.translator.Translator.encode`, and target
+        ids with end-of-sentence; at most ``model.max_length`` ids each.
+      report: Called with the number of pairs in each finished batch.
 
     Raises:
-      UserError: A token id is none of the models', or there are too many of them.
+      UserError: A token id is out of range, or there are too many.
     """
     configs = tuple(config for config, _ in translator.models)
     params = tuple(params for _, params in translator.models)
@@ -104,11 +104,11 @@ def score_pairs(
 def check_pairs(
     configs: Sequence[ModelConfig], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> None:
-    """Refuses pairs of token ids that the models cannot force-decode.
+    """Checks that the models can force-decode the pairs.
 
     Raises:
-      UserError: An id is out of range, a side is longer than ``model.max_length``, or this is not
-        a list of pairs of token ids.
+      UserError: An id is out of range, a side is longer than ``model.max_length``, or ``pairs`` is
+        not a list of pairs of token ids.
     """
     longest = min(config.max_length for config in configs)
     sizes = [min(c.vocab_size for c in configs), min(c.output_size for c in configs)]
@@ -124,12 +124,12 @@ def check_pairs(
 def pair_batches(
     pairs: Sequence[tuple[list[int], list[int]]], max_length: int, tokens_per_batch: int
 ) -> Iterator[PairBatch]:
-    """The pairs that have tokens on both sides, in batches of few shapes, longest first.
+    """Batches the pairs with tokens on both sides, in few shapes, longest first.
 
     Args:
       pairs: Source ids and target ids.
-      max_length: The longest side there can be.
-      tokens_per_batch: Most tokens of one side in a batch, padding included; a single pair may
+      max_length: Maximum tokens of a side.
+      tokens_per_batch: Maximum tokens per side of a batch, padding included; a single pair may
         have more.
     """
 
@@ -159,10 +159,10 @@ def log_probabilities(
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
     tgt_out: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, " B"]:
-    """Log probability of each row of ``tgt_out``, float32; padding counts nothing.
+    """Returns the log probability of each row of ``tgt_out``, float32, ignoring padding.
 
-    Several models are averaged as :func:`score_pairs` says. Decoder outputs are projected to
-    the vocabulary a few tokens at a time.
+    The probabilities of several models are averaged, as in :func:`score_pairs`. Decoder outputs
+    are projected to the vocabulary in chunks.
     """
     models = [
         functools.partial(Transformer(config).apply, {"params": weights})

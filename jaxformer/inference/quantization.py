@@ -1,4 +1,4 @@
-"""Rounding the parameters of a trained model to eight bits: a quarter of the size, faster."""
+"""Quantization of a trained model's parameters to int8, a quarter of their float32 size."""
 
 import dataclasses
 import pathlib
@@ -19,27 +19,28 @@ _COMMAND = "jaxformer quantize"
 def quantize(
     workdir: str | pathlib.Path, output: str | pathlib.Path, *, weights: str = "auto"
 ) -> tuple[int, int]:
-    """Writes a workdir with the parameters rounded to int8, which every command accepts.
+    """Quantizes the parameters of a run to int8 and writes them to a new workdir.
 
-    Each matrix keeps 8 bits a weight, and a float32 scale for each of its outputs. Biases and
-    layer norms stay as they are. Inputs of the products are rounded while decoding, row by row.
+    Every command accepts the new workdir. Matrices are stored as int8 with one float32 scale per
+    output; biases and layer norms are unchanged. The inputs of matrix multiplications are
+    quantized during decoding, row by row.
 
     Args:
-      workdir: The folder of a run.
-      output: The folder to write, new or empty; one that was not finished is written again.
-      weights: Which parameters, as for :meth:`Translator.load`.
+      workdir: The run directory.
+      output: The workdir to write, new or empty; an unfinished one is overwritten.
+      weights: As for :meth:`~jaxformer.inference.translator.Translator.load`.
 
     Returns:
       Bytes of the parameters before and after.
 
     Raises:
-      UserError: The run is damaged or rounded already, or ``output`` is a workdir or a file, or
-        holds files that this command would write over.
+      UserError: The run is damaged or quantized already, or ``output`` is a workdir or a file, or
+        holds files that this command would overwrite.
     """
     folder, target = Workdir(local_path(workdir)), Workdir(local_path(output))
     config = config_lib.load_run(folder)
     if config.model.compute_dtype == "int8":
-        raise UserError(f"{workdir}: expected a model to round to int8, but this one is already")
+        raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
     if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
     target.check_unused(_COMMAND)
@@ -47,14 +48,15 @@ def quantize(
     kind = config_lib.model_of(config)
     params, name = load_params(folder, config.model, weights, kind)
     model = dataclasses.replace(config.model, compute_dtype="int8")
-    rounded = prepare_params(model, params, kind)
+    quantized = prepare_params(model, params, kind)
     identity = read_json(folder.identity)
     metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
     target.begin(_COMMAND, identity)
-    write_single(target.checkpoints, 0, {"params": rounded}, metadata)
+    write_single(target.checkpoints, 0, {"params": quantized}, metadata)
     write_file(target.tokenizer, folder.tokenizer.read_bytes())
-    config_lib.save(dataclasses.replace(config, model=model), target.config)  # now it is a workdir
-    return _bytes(params), _bytes(rounded)
+    # Last, since the config marks a complete workdir.
+    config_lib.save(dataclasses.replace(config, model=model), target.config)
+    return _bytes(params), _bytes(quantized)
 
 
 def _bytes(params: PyTree) -> int:

@@ -1,4 +1,4 @@
-"""Translation with a trained model: text in, text out (section 6.1)."""
+"""Translation of text with a trained model (section 6.1)."""
 
 import copy
 import dataclasses
@@ -26,9 +26,9 @@ class Hypothesis(NamedTuple):
 
     Attributes:
       text: The translation.
-      tokens: Its token ids; the last is end-of-sentence, unless it was cut at the limit.
-      score: ``log_prob`` divided by the length penalty: what hypotheses are compared by.
-      log_prob: Natural logarithm of the probability that the model gives the tokens.
+      tokens: Its token ids; the last is end-of-sentence, unless it was cut at the maximum length.
+      score: ``log_prob`` divided by the length penalty; hypotheses are ranked by it.
+      log_prob: Natural log of the probability that the model assigns to the tokens.
     """
 
     text: str
@@ -40,30 +40,28 @@ class Hypothesis(NamedTuple):
 class Translator:
     """Translates sentences with a trained Transformer.
 
-    ``translator = Translator.load("runs/numerals")``, then
-    ``translator.translate(["two hundred and forty-seven"])`` gives
-    ``["zweihundertsiebenundvierzig"]``.
+    >>> translator = Translator.load("runs/numerals")  # doctest: +SKIP
+    >>> translator.translate(["two hundred and forty-seven"])  # doctest: +SKIP
+    ['zweihundertsiebenundvierzig']
 
     Attributes:
-      config: The search, and the architecture of the first model; other parts are not
-        used.
-      models: Architecture and parameters, in the precision it computes in, of the model, or of
-        each member of an ensemble.
-      tokenizer: The tokenizer that the model was trained with.
-      weights: Which checkpoint the parameters are from, in words.
+      config: The config of the first model; ``config.search`` is the search of the ensemble.
+      models: Architecture and parameters, cast or quantized for decoding, of the model or of each
+        member of an ensemble.
+      tokenizer: The tokenizer that the models were trained with.
+      weights: Description of the checkpoints, such as "step 2000".
     """
 
     def __init__(
         self, config: Config, params: PyTree, tokenizer: Tokenizer, weights: str = "given"
     ) -> None:
-        """Keeps the parts together; :meth:`load` reads them from a workdir.
+        """Initializes a translator; :meth:`load` reads all arguments from a workdir.
 
-        Programs are kept on disk from now on, in JAX's cache of compiled programs, as the command
-        line keeps them: in ``$JAXFORMER_CACHE``, unless JAX has been told another folder.
+        Enables JAX's persistent compilation cache, in ``$JAXFORMER_CACHE`` unless JAX is already
+        configured with another directory.
 
         Raises:
-          UserError: The tokenizer has another vocabulary than the model, or an argument is not what
-            is expected.
+          UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
         check_config(config)
         sentence_pairs(config)
@@ -101,16 +99,16 @@ class Translator:
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
         Args:
-          workdir: The folder given to train.py.
+          workdir: The run directory.
           weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
             averaged if the newest checkpoint is part of the average, else latest. Several,
-            separated by commas, are an ensemble.
+            separated by commas, form an ensemble.
           search: Replaces the run's search.
-          compute_dtype: Replaces the run's: "float32", "bfloat16", or "int8", which rounds the
-            parameters.
+          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16", or "int8", which
+            quantizes the parameters.
 
         Raises:
-          UserError: Something is missing or damaged.
+          UserError: A file is missing or damaged, or there are no such weights.
         """
         folder = Workdir(pathlib.Path(workdir))
         config = load_run(folder)
@@ -123,10 +121,10 @@ class Translator:
         return members[0].ensemble_with(*members[1:])
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
-        """The ensemble of this translator's models and others', whose probabilities it averages.
+        """Returns an ensemble with other translators, which averages the models' probabilities.
 
         Raises:
-          UserError: Another has another tokenizer.
+          UserError: The tokenizers differ.
         """
         for other in others:
             if other.tokenizer.sha256 != self.tokenizer.sha256:
@@ -149,10 +147,10 @@ class Translator:
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[str]:
-        """The best translation of every sentence, in the order given.
+        """Returns the best translation of every sentence, in the order given.
 
-        Arguments and errors are those of :meth:`hypotheses`. A blank sentence, or one that the
-        settings leave without any translation, gives an empty one.
+        Takes the arguments of :meth:`hypotheses` and raises the same errors. The translation of a
+        sentence without hypotheses, such as a blank one, is empty.
         """
         found = self.hypotheses(
             sentences,
@@ -174,25 +172,24 @@ class Translator:
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[list[Hypothesis]]:
-        """The n-best translations of every sentence, best first, in the order given.
+        """Returns the n-best list of every sentence, best first, in the order given.
 
-        Sentences are sorted by length and decoded in batches of a few fixed shapes; what comes
-        out does not depend on how they were batched. A blank sentence has no hypothesis.
+        Sentences are sorted by length and decoded in batches of a few fixed shapes. Results do not
+        depend on the batching. A blank sentence has no hypotheses.
 
         Args:
           sentences: Source sentences.
-          prefixes: What each translation must start with; what is too long for the search's
-            limits is cut there.
-          constraints: What else is forbidden, besides the constraints of the search: see
+          prefixes: Text that each translation must start with, cut at the maximum length.
+          constraints: Constraints in addition to ``config.search.constraints``; see
             :mod:`jaxformer.search.constraints`.
-          name: What to call the sentences in messages: a file, say.
-          first: Number of the first sentence, in messages; samples depend on it, and constraints
-            find it in ``context.rows``.
-          report: Called with the number of sentences of each finished batch.
+          name: Name of the sentences in error messages, such as a file name.
+          first: Number of the first sentence. It appears in messages and in ``context.rows`` of
+            constraints, and samples depend on it.
+          report: Called with the number of sentences in each finished batch.
 
         Raises:
-          UserError: A sentence is longer than the model allows, this is one string instead of a
-            list, or there is not one prefix for each sentence; nothing has been translated then.
+          UserError: A sentence is longer than the model allows, ``sentences`` is a single string,
+            or the number of prefixes differs. Raised before any translation.
         """
         sentences, targets = check_texts(sentences, "sentences"), None
         sources = [self.encode(text, f"{name}:{n}") for n, text in enumerate(sentences, first)]
@@ -210,17 +207,17 @@ class Translator:
         ]
 
     def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
-        """Compiles ahead of time what calls of :meth:`translate` up to this size will run.
+        """Compiles the programs for calls of :meth:`translate` up to this size ahead of time.
 
-        A server calls it before it answers: the first call would compile otherwise. Programs are
-        kept on disk, too, so that the next process loads them. There are two for each size of
-        batch; a few sizes serve all calls.
+        A server calls it on startup, so that no request waits for compilation. Programs also go to
+        the persistent cache, from which the next process loads them. Each of a few batch shapes
+        has two programs.
 
         Args:
-          sentences: The most sentences of a call.
-          tokens: The most source tokens of a sentence, end-of-sentence included; more than
-            ``model.max_length`` counts as that.
-          prefixes: Whether the calls will give prefixes, which other programs decode.
+          sentences: Maximum number of sentences of a call.
+          tokens: Maximum number of source tokens of a sentence, end-of-sentence included; clipped
+            at ``model.max_length``.
+          prefixes: Compile the programs for calls with prefixes instead.
 
         Raises:
           UserError: A size is less than 1.
@@ -243,11 +240,18 @@ class Translator:
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[Decoded]:
-        """Like :meth:`hypotheses`, from the ids of :meth:`encode` to ids with end-of-sentence.
+        """Works as :meth:`hypotheses` does, on token ids instead of text.
+
+        Args:
+          sources: Token ids from :meth:`encode`.
+          prefixes: Token ids that each translation must start with.
+          constraints: Constraints in addition to ``config.search.constraints``.
+          first: Number of the first sentence.
+          report: Called with the number of sentences in each finished batch.
 
         Raises:
-          UserError: A token id is none of the model's, a source is longer than the model allows,
-            or there is not one prefix for each source.
+          UserError: A token id is out of range, a source is longer than the model allows, or the
+            number of prefixes differs.
         """
         configs, params = zip(*self.models, strict=True)
         longest = min(config.max_length for config in configs)
@@ -267,26 +271,26 @@ class Translator:
         )
 
     def encode(self, text: str, place: str = "sentence") -> list[int]:
-        """Token ids with end-of-sentence; empty for a sentence without any visible character.
+        """Returns token ids with end-of-sentence; none for a sentence without visible characters.
 
         Args:
           text: A sentence.
-          place: Where it stands, for messages.
+          place: Location of the sentence for error messages.
 
         Raises:
-          UserError: The sentence is longer than the model allows, or holds half a character.
+          UserError: The sentence is longer than the model allows, or is not valid Unicode.
         """
         return self._checked(text, self.tokenizer.encode, place)
 
     def encode_target(self, text: str, place: str = "translation") -> list[int]:
-        """Like :meth:`encode`, for a translation."""
+        """Works as :meth:`encode` does, for a translation."""
         return self._checked(text, self.tokenizer.encode_target, place)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of token ids, on one line: byte pieces can spell a line break.
+        """Returns the text of token ids; line breaks, which byte pieces can spell, become spaces.
 
         Raises:
-          UserError: An id is none of the tokenizer's.
+          UserError: An id is out of range.
         """
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 

@@ -1,4 +1,4 @@
-"""Parameters of a trained model: choosing a checkpoint, and averaging several."""
+"""Parameters of a trained model: choice of a checkpoint, and averaging (section 6.1)."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from jaxformer.workdir import Workdir, read_json
 
 
 def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
-    """Shapes and dtypes of the parameters that a workdir holds; nothing is computed."""
+    """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
     params = abstract_model_params(config, model)
     if config.compute_dtype != "int8":
         return params
@@ -31,7 +31,7 @@ def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def prepare_params(config: ModelConfig, params: PyTree, model: Model = Transformer) -> PyTree:
-    """Returns the parameters of ``model(config)`` in the format that decoding computes in.
+    """Casts or quantizes the parameters of ``model(config)`` for decoding.
 
     See :func:`~jaxformer.nn.precision.cast_params`.
     """
@@ -44,15 +44,15 @@ def override(
     search: BeamSearch | Sampling | None,
     compute_dtype: str | None,
 ) -> Config:
-    """Returns the config of a run with another search, or another precision, if they are given.
+    """Replaces the search and the compute dtype of a run's config where they are not None.
 
     Raises:
-      UserError: The parameters are quantized to int8, and the dtype is another one.
+      UserError: The parameters are quantized to int8, and ``compute_dtype`` is not int8.
     """
     if compute_dtype is not None:
         if config.model.compute_dtype == "int8" != compute_dtype:
             raise UserError(
-                f"{workdir}: its parameters are rounded to int8: expected to compute in int8, "
+                f"{workdir}: its parameters are quantized to int8: expected to compute in int8, "
                 f"got {compute_dtype}; use the workdir that it was made from"
             )
         model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
@@ -68,12 +68,12 @@ def load_params(
     Args:
       folder: The workdir.
       config: The architecture that the parameters must fit.
-      model: The class of the model.
       weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
         if the newest checkpoint is part of the average, else latest.
+      model: The class of the model.
 
     Returns:
-      The parameters, and in words which ones they are.
+      The parameters, and a description of their origin, such as "step 2000".
 
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
@@ -107,7 +107,7 @@ def load_model(
     >>> logits = model.apply({"params": params}, src, tgt_in)  # doctest: +SKIP
 
     Args:
-      workdir: The run directory of a training, an import or a quantization.
+      workdir: The run directory of a training run, an import or a quantization.
       weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
         if the newest checkpoint is part of the average, else latest.
 
@@ -135,15 +135,15 @@ def _check_vocabulary(folder: Workdir, directory: pathlib.Path, metadata: dict[s
 
 
 def average(folder: Workdir, last: int) -> list[int]:
-    """Averages the parameters of the newest checkpoints (section 6.1) into ``folder.averaged``.
+    """Averages the ``last`` newest checkpoints (section 6.1) and writes ``folder.averaged``.
 
-    Sums are float64, so that the order does not matter.
+    Parameters are summed in float64.
 
     Returns:
       The steps that were averaged.
 
     Raises:
-      UserError: There are fewer checkpoints, one of them is damaged, or they are rounded to int8.
+      UserError: There are fewer checkpoints, one of them is damaged, or they are quantized.
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
@@ -151,8 +151,8 @@ def average(folder: Workdir, last: int) -> list[int]:
     config = run.model
     if config.compute_dtype == "int8":
         raise UserError(
-            f"{folder.path}: is rounded to int8; average the run that it was made from, then round "
-            "the average with jaxformer quantize"
+            f"{folder.path}: is quantized to int8; average the run that it was made from, then "
+            "quantize the average with jaxformer quantize"
         )
     template = abstract_params(config, model_of(run))
     with _open(folder.checkpoints, "train.py") as checkpoints:

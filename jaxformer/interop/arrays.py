@@ -1,4 +1,4 @@
-"""Named arrays of another system, looked at before they are used."""
+"""Named arrays of another system, with checks of names, shapes and dtypes."""
 
 import pathlib
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ _FLOATS = {"F16", "BF16", "F32", "F64"}
 
 
 class Linear(NamedTuple):
-    """PyTorch's ``nn.Linear`` as a product with ``kernel`` from the right, plus ``bias``."""
+    """Parameters of PyTorch's ``nn.Linear``, transposed to compute ``x @ kernel + bias``."""
 
     kernel: Float[np.ndarray, "in out"]
     bias: Float[np.ndarray, " out"]
 
 
 class NamedArrays:
-    """Arrays by name, handed out in float32, with the axes that are expected, in our order.
+    """Arrays by name, checked, cast to float32 and permuted to our order of indices.
 
-    Axes are letters: ``array("fc1.weight", "FD")`` has the sizes of F and of D, and what stands
-    along D is taken in the order given for D. So a renumbered vocabulary, or features in another
-    order, is written down once and holds for every array.
+    Axes are letters: ``array("fc1.weight", "FD")`` checks the sizes of F and D and permutes both
+    axes by their ``orders``. A renumbered vocabulary, or features in another order, is thus
+    declared once for all arrays.
 
     Attributes:
-      place: Where the arrays are from, for messages.
+      place: Origin of the arrays, for error messages.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class NamedArrays:
         orders: Mapping[str, Int[np.ndarray, " indices"]],
         place: str,
     ) -> None:
-        """Takes the arrays as they are.
+        """Initializes the collection.
 
         Args:
           arrays: The arrays by name.
-          sizes: How long each axis is in ``arrays``.
-          orders: For some of the axes, which of the old indices stand where; all axes else stay.
-          place: Where the arrays are from, for messages.
+          sizes: Size of each axis in ``arrays``.
+          orders: Permutations of axes: the old index at each new index. Other axes are unchanged.
+          place: Origin of the arrays, for error messages.
         """
         self._arrays = arrays
         self._sizes = sizes
@@ -53,14 +53,17 @@ class NamedArrays:
         self._unread = set(arrays)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is an array of this name."""
         return name in self._arrays
 
     def array(self, name: str, axes: str) -> Float[np.ndarray, "..."]:
-        """The array of this name, float32.
+        """Returns an array, float32, with its axes permuted.
+
+        Args:
+          name: Name of the array.
+          axes: Letters of its axes.
 
         Raises:
-          UserError: There is none, or it has other axes or no floats.
+          UserError: There is no such array, or its shape differs.
         """
         expected = tuple(self._sizes[axis] for axis in axes)
         if name not in self._arrays:
@@ -78,7 +81,7 @@ class NamedArrays:
         return array
 
     def linear(self, name: str, axes: str) -> Linear:
-        """Kernel and bias of a linear layer; ``axes`` are those of its weight, [out, in].
+        """Returns a linear layer, given the axes [out, in] of its weight.
 
         Raises:
           UserError: As in :meth:`array`.
@@ -86,7 +89,7 @@ class NamedArrays:
         return Linear(self.array(f"{name}.weight", axes).T, self.array(f"{name}.bias", axes[0]))
 
     def norm(self, name: str) -> dict[str, Float[np.ndarray, " D"]]:
-        """Parameters of a layer norm.
+        """Returns the parameters of a layer norm.
 
         Raises:
           UserError: As in :meth:`array`.
@@ -94,14 +97,14 @@ class NamedArrays:
         return {"scale": self.array(f"{name}.weight", "D"), "bias": self.array(f"{name}.bias", "D")}
 
     def skip(self, name: str) -> None:
-        """Says that an array of this name, if there is one, need not be read."""
+        """Exempts an array, which need not exist, from :meth:`check_all_read`."""
         self._unread.discard(name)
 
     def check_all_read(self) -> None:
-        """Makes sure that nothing was left out: the model would not be the same without it.
+        """Checks that every array was read, since a model without one would differ.
 
         Raises:
-          UserError: Names an array that nobody asked for.
+          UserError: An array was not read.
         """
         if self._unread:
             name, others = min(self._unread), len(self._unread) - 1
@@ -112,11 +115,11 @@ class NamedArrays:
 
 
 def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """All arrays of a safetensors file.
+    """Reads all arrays of a safetensors file.
 
     Raises:
-      UserError: The file cannot be read, is damaged or holds other than floats, or the package
-        safetensors is missing.
+      UserError: The file cannot be read, is damaged or holds arrays that are not floats, or the
+        package safetensors is missing.
     """
     try:
         import safetensors

@@ -1,4 +1,4 @@
-"""PyTorch's linear layers as parameters of our layers."""
+"""Conversion of PyTorch's linear layers to parameters of our layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Params = dict[str, Any]
 
 
 def attention(query: Linear, key: Linear, value: Linear, output: Linear, num_heads: int) -> Params:
-    """Parameters of our MultiHeadAttention with biases: heads get an axis of their own."""
+    """Returns parameters of :class:`~jaxformer.nn.attention.MultiHeadAttention` with biases."""
     params: Params = {"output": output.kernel, "output_bias": output.bias}
     for name, (kernel, bias) in (("query", query), ("key", key), ("value", value)):
         params[name] = kernel.reshape(kernel.shape[0], num_heads, -1)
@@ -21,7 +21,7 @@ def attention(query: Linear, key: Linear, value: Linear, output: Linear, num_hea
 
 
 def feed_forward(inner: Linear, outer: Linear) -> Params:
-    """Parameters of our FeedForward."""
+    """Returns parameters of :class:`~jaxformer.nn.feed_forward.FeedForward` with biases."""
     return {
         "inner": inner.kernel,
         "inner_bias": inner.bias,
@@ -31,6 +31,6 @@ def feed_forward(inner: Linear, outer: Linear) -> Params:
 
 
 def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
-    """Parameters of a stack: those of its layers, along a new first axis."""
+    """Stacks the parameters of ``layer(0)``, ``layer(1)``, ... along a new first axis."""
     layers = [layer(number) for number in range(num_layers)]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *layers)

@@ -1,15 +1,15 @@
-"""Marian models (OPUS-MT) in the Hugging Face layout, as a workdir of ours.
+"""Import of Marian models (OPUS-MT) in the Hugging Face layout.
 
-A Marian model is the Transformer of the paper with biases in its attention and its logits,
-"swish" for an activation as a rule, and a layout of its own:
+A Marian model is the paper's Transformer with biases in attention and logits, usually a swish
+activation, and three differences in layout:
 
-- its translations begin with the padding token. Our beginning of sentence is a copy of that row,
-  and neither can be generated, since their bias is -inf: probabilities are those of transformers
-  with ``bad_words_ids=[[pad]]`` and ``renormalize_logits=True``, as OPUS-MT has it, and of Marian
-  itself, which has no padding to generate;
-- its positions have all sines before all cosines, where ours alternate as in section 3.5. A
-  permutation of the features of every layer makes them ours;
-- its vocabulary is numbered otherwise.
+- Its translations begin with the padding token. Our beginning-of-sentence embedding is a copy of
+  the padding row, and a bias of -inf keeps both from being generated. The transformers library
+  gives the same probabilities with ``bad_words_ids=[[pad]]`` and ``renormalize_logits=True``, as in
+  OPUS-MT's configs, and so does Marian itself, which cannot generate padding.
+- Its position encodings have all sines before all cosines, whereas ours alternate as in section
+  3.5. We permute the features of every layer accordingly.
+- Its vocabulary is numbered differently.
 """
 
 import pathlib
@@ -37,19 +37,19 @@ _COMMAND = "jaxformer import"
 
 
 def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
-    """Makes a workdir, which every command accepts, of a Marian model.
+    """Converts a Marian model to a workdir, which every command accepts.
 
     Args:
-      directory: Has config.json, model.safetensors, source.spm, target.spm and vocab.json; its
-        generation_config.json and tokenizer_config.json are read if it has them.
-      workdir: A new or empty folder; one that was not finished is written again.
+      directory: Folder with config.json, model.safetensors, source.spm, target.spm and vocab.json,
+        and optionally generation_config.json and tokenizer_config.json.
+      workdir: The workdir to write, new or empty; an unfinished one is overwritten.
 
     Returns:
-      One line about the model.
+      A one-line summary of the model.
 
     Raises:
-      UserError: A file is missing or damaged, the model is not one that ours can be, or the
-        workdir has a run already, or files that this command would write over.
+      UserError: A file is missing or damaged, the model has features that ours lacks, or the
+        workdir holds a run or files that this command would overwrite.
     """
     directory, folder = local_path(directory), Workdir(local_path(workdir))
     folder.check_unused(_COMMAND)
@@ -64,13 +64,13 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     folder.begin(_COMMAND, identity)
     tokenizer.save(folder.tokenizer)
     write_single(folder.checkpoints, 0, {"params": params}, identity)
-    config_lib.save(config, folder.config)  # last: without it this is no workdir
+    config_lib.save(config, folder.config)  # Last, since the config marks a complete workdir.
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
 
 
 def _languages(path: pathlib.Path) -> tuple[str, str]:
-    """Codes of source and target, the defaults of DataConfig for a model that does not say."""
+    """Returns the codes of source and target language, with DataConfig's as defaults."""
     settings = read_object(path) if path.exists() else {}
     if settings.get("separate_vocabs"):
         raise UserError(
@@ -105,7 +105,7 @@ def _weights_file(directory: pathlib.Path) -> pathlib.Path:
 def _vocabulary(
     path: pathlib.Path, marian: MarianConfig
 ) -> tuple[list[str], Int[np.ndarray, " V"]]:
-    """Our pieces from id 4, and for every id of ours Marian's."""
+    """Returns our pieces from id 4 on, and the Marian id for each of our ids."""
     ids = read_object(path)
     if sorted(map(repr, ids.values())) != sorted(map(repr, range(marian.vocab_size))):
         raise UserError(
@@ -131,7 +131,7 @@ def _vocabulary(
 def _read_params(
     path: pathlib.Path, marian: MarianConfig, config: ModelConfig, vocabulary: Int[np.ndarray, " V"]
 ) -> Params:
-    """The parameters of our Transformer, float32 numpy arrays."""
+    """Reads the parameters of our Transformer as float32 numpy arrays."""
     width = config.d_model
     features = np.arange(width).reshape(2, -1).T.ravel()  # 0, D/2, 1, D/2 + 1, ...
     arrays = NamedArrays(
@@ -190,7 +190,7 @@ def _layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
 
 
 def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params:
-    """Embeddings under our names. A file has those that are tied under one name or several."""
+    """Returns the embeddings under our names; a file has tied ones under one name or several."""
     shared = [_SHARED] if marian.shared else []
     names = {
         "src_embedding": [_SOURCE, *shared],
@@ -201,7 +201,7 @@ def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params
         names = {name: [_SHARED, _SOURCE, _TARGET, _OUTPUT] for name in names}
     elif marian.output_tied:
         names["tgt_embedding"] = names["output_embedding"] = [_TARGET, _OUTPUT]
-    else:  # transformers then saves a "shared" one too, and uses it where there is no other
+    else:  # The transformers library saves a shared embedding, too, but only uses it as a fallback.
         arrays.skip(_SHARED)
     tables = {name: _first(arrays, found, marian.output_tied) for name, found in names.items()}
     if marian.all_tied:
@@ -213,7 +213,7 @@ def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params
 
 
 def _first(arrays: NamedArrays, names: list[str], tied: bool) -> Float[np.ndarray, "V D"]:
-    """The first of the arrays that exists; if they are tied, the others must be the same."""
+    """Returns the first array that exists; if they are tied, all others must be equal."""
     found = [name for name in names if name in arrays] or names[:1]
     first, *others = (arrays.array(name, "VD") for name in (found if tied else found[:1]))
     if not all(np.array_equal(first, other) for other in others):
@@ -224,7 +224,7 @@ def _first(arrays: NamedArrays, names: list[str], tied: bool) -> Float[np.ndarra
 
 
 def _check_positions(arrays: NamedArrays, config: ModelConfig) -> None:
-    """Old files hold the sinusoids; anything else would be learned positions."""
+    """Checks that position embeddings, which old files hold, are sinusoids and not learned."""
     for which in ("encoder", "decoder"):
         name = f"model.{which}.embed_positions.weight"
         if name not in arrays:

@@ -1,7 +1,7 @@
-"""The configuration of a Marian model in the Hugging Face layout, in our words.
+"""Conversion of the configuration of a Marian model in the Hugging Face layout.
 
-Fields that are missing have the defaults of transformers' ``MarianConfig``, which leaves out of
-its files what has them. Whatever our Transformer does not do is refused by name.
+Missing fields take the defaults of the transformers library's ``MarianConfig``, which does not
+write fields with default values. Features that our Transformer lacks are refused by name.
 """
 
 import json
@@ -36,7 +36,7 @@ _ACTIVATIONS: dict[str, Literal["relu", "swish"]] = {
     "swish": "swish",
     "silu": "swish",
 }
-# What a model may say of itself, and the one value that our layers stand for.
+# Fields of the model, and the only value of each that our layers support.
 _ONLY = {
     "model_type": "marian",
     "normalize_before": False,
@@ -45,7 +45,7 @@ _ONLY = {
     "static_position_embeddings": True,
     "is_encoder_decoder": True,
 }
-# Of the settings of a search, those that would change its result; None stands for "not set".
+# Search settings that our search lacks, with the values that leave results unchanged; None: unset.
 _ONLY_IN_SEARCH = {
     "do_sample": (False, None),
     "num_beam_groups": (1, None),
@@ -58,23 +58,23 @@ _ONLY_IN_SEARCH = {
 
 
 class MarianConfig:
-    """A config.json, and the generation_config.json beside it.
+    """A Marian model's config.json, and the generation_config.json beside it.
 
     Attributes:
-      place: The config.json, for messages.
-      pad: Id of the padding, which also starts every translation.
-      eos: Id of the end of sentence.
+      place: Path of the config.json, for error messages.
+      pad: Id of the padding token, which also starts every translation.
+      eos: Id of the end-of-sentence token.
       vocab_size: Number of pieces.
-      scaled: Whether embeddings are multiplied by sqrt(d_model).
-      shared: Whether encoder and decoder have one embedding.
-      output_tied: Whether the output projection is the decoder's embedding.
+      scaled: True if embeddings are multiplied by sqrt(d_model).
+      shared: True if encoder and decoder share an embedding.
+      output_tied: True if the output projection is the decoder's embedding.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
         """Reads both files.
 
         Raises:
-          UserError: A file is missing or damaged, or describes a model that ours cannot be.
+          UserError: A file is missing or damaged, or the model has features that ours lacks.
         """
         self.place = directory / "config.json"
         self._values = _DEFAULTS | read_object(self.place)
@@ -91,7 +91,7 @@ class MarianConfig:
         self._check()
 
     def config(self, languages: tuple[str, str]) -> Config:
-        """Ours, for source and target of these languages.
+        """Returns our config, given the codes of source and target language.
 
         Raises:
           UserError: A value is out of range.
@@ -110,7 +110,7 @@ class MarianConfig:
     def _model(self) -> ModelConfig:
         try:
             return ModelConfig(
-                # Beginning of sentence is one token more: Marian starts with its padding.
+                # Marian starts translations with padding; our beginning-of-sentence is one more.
                 vocab_size=self.vocab_size + 1,
                 d_model=self._integer("d_model"),
                 d_ff=self._integer("encoder_ffn_dim"),
@@ -128,11 +128,11 @@ class MarianConfig:
 
     @property
     def all_tied(self) -> bool:
-        """Whether our one embedding, which is scaled on its way in, can be all of theirs."""
+        """True if our tied embedding, which is scaled at the input, can represent all of theirs."""
         return self.shared and self.output_tied and self.scaled
 
     def _search_config(self, longest: int) -> BeamSearch:
-        """Their lengths count the token that starts a translation; ours do not."""
+        """Converts the search settings; unlike ours, their lengths count the start token."""
         max_length = min(longest, int(self._number("max_length", longest + 1)) - 1)
         try:
             return BeamSearch(
@@ -206,7 +206,7 @@ class MarianConfig:
         return float(value)
 
     def _number(self, name: str, default: float) -> float:
-        """A setting of the search."""
+        """Returns a search setting, or a default if it is unset."""
         value = self._search.get(name)
         if value is None:
             return default

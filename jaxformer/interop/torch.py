@@ -1,4 +1,4 @@
-"""Weights of ``torch.nn.Transformer`` for our encoder and decoder (section 3.1)."""
+"""Conversion of ``torch.nn.Transformer`` weights to our encoder and decoder (section 3.1)."""
 
 import re
 from collections.abc import Mapping
@@ -11,22 +11,24 @@ from jaxformer.interop.layers import Params, attention, feed_forward, stack
 
 
 def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -> Params:
-    """The parameters of :class:`~jaxformer.models.transformer.Encoder` and ``Decoder``.
+    """Converts a ``torch.nn.Transformer`` to parameters of our encoder and decoder stacks.
 
-    ``state = {name: array.numpy() for name, array in model.state_dict().items()}`` of a
-    ``torch.nn.Transformer`` gives ``params``, and ``Encoder(config).apply({"params":
-    params["encoder"]}, x, mask, rows=None, deterministic=True)`` what ``model.encoder`` does. The
-    config needs ``biases=True`` and ``norm_epsilon=1e-5``; its ``norm_position`` is "pre" for
-    ``norm_first=True``, and its ``activation`` is "swish" for ``torch.nn.functional.silu``.
+    >>> state = {k: v.numpy() for k, v in model.state_dict().items()}  # doctest: +SKIP
+    >>> params = from_torch_transformer(state, num_heads=8)  # doctest: +SKIP
+    >>> encoder = make_stack(config, cross_attention=False)  # doctest: +SKIP
+    >>> memory = encoder.apply({"params": params["encoder"]}, x, None, mask)  # doctest: +SKIP
 
-    PyTorch ends both stacks with a layer norm of their own, after post-norm layers too, which the
-    paper does not have: then the caller applies ``LayerNorm(1e-5)`` with
-    ``params["encoder"]["norm"]``, which our Encoder has no use for.
+    The config needs ``biases=True`` and ``norm_epsilon=1e-5``, ``norm_position="pre"`` for
+    ``norm_first=True``, and ``activation="swish"`` for ``torch.nn.functional.silu``; see
+    :func:`~jaxformer.models.assembly.make_stack`.
+
+    Unlike the paper, PyTorch ends both stacks with a layer norm even if layers are post-norm. Our
+    post-norm stacks ignore its parameters; the caller applies ``LayerNorm(1e-5)`` with
+    ``params["encoder"]["norm"]`` and ``params["decoder"]["norm"]``.
 
     Args:
-      state: Arrays of a state dictionary, by name. Embeddings are not a part of
-        ``torch.nn.Transformer``.
-      num_heads: Its ``nhead``, which the arrays do not tell.
+      state: Arrays of the state dictionary, by name. ``torch.nn.Transformer`` has no embeddings.
+      num_heads: The model's ``nhead``, which the shapes do not determine.
 
     Returns:
       {"encoder": {"layers": ..., "norm": ...}, "decoder": {"layers": ..., "norm": ...}}, float32
@@ -96,7 +98,7 @@ def _decoder_layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
 
 
 def _attention(arrays: NamedArrays, name: str, num_heads: int) -> Params:
-    """PyTorch keeps the three input projections as one."""
+    """Converts attention, splitting PyTorch's fused projection of queries, keys and values."""
     kernels = np.split(arrays.array(f"{name}.in_proj_weight", "QD").T, 3, axis=1)
     biases = np.split(arrays.array(f"{name}.in_proj_bias", "Q"), 3)
     query, key, value = map(Linear, kernels, biases)

@@ -1,4 +1,4 @@
-"""What the commands of this room share: options, Markdown, the machine's name."""
+"""Options, Markdown tables and machine names for the commands of this package."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ import jax
 
 
 def parser(name: str, description: str | None, example: str) -> argparse.ArgumentParser:
-    """A parser for ``python -m jaxformer.paper.NAME``, whose help ends with an example."""
+    """Returns a parser for ``python -m jaxformer.paper.NAME`` with an example in its help."""
     return argparse.ArgumentParser(
         prog=f"python -m jaxformer.paper.{name}",
         description=description,
@@ -22,10 +22,10 @@ def parser(name: str, description: str | None, example: str) -> argparse.Argumen
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers separated by commas, in order, each once: a type of options.
+    """Parses whole numbers separated by commas; sorts them and removes duplicates.
 
     Raises:
-      ArgumentTypeError: The text is not that.
+      ArgumentTypeError: The text has another form.
 
     >>> numbers("8,1,2")
     [1, 2, 8]
@@ -36,7 +36,7 @@ def numbers(text: str) -> list[int]:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, with a line break at its end.
+    """Formats a table in Markdown, with a line break at the end.
 
     >>> print(markdown_table(["row", "BLEU"], [["base", "25.8"]]), end="")
     | row | BLEU |
@@ -50,7 +50,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """The device that jax computes on, to print with what was measured on it."""
+    """Returns a description of the device that JAX uses, and JAX's version."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         cores = _usable_cores()
@@ -61,14 +61,14 @@ def machine() -> str:
 
 
 def _usable_cores() -> int:
-    """How many this process may use: fewer than there are under taskset and some batch systems."""
+    """Returns the number of cores available to this process, which taskset may limit."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def processor() -> str:
-    """The name of the CPU."""
+    """Returns the name of the CPU."""
     try:
         names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
     except OSError:

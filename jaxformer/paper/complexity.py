@@ -1,6 +1,6 @@
-"""Table 1: what a layer costs, and how far signals travel in it, for four types of layers.
+"""Table 1: complexity and maximum path length of four types of layers.
 
-Each is the argument of an O(...): constant factors are left out, as in the paper.
+All values omit constant factors, as the O(...) of the paper do.
 """
 
 import math
@@ -11,9 +11,9 @@ class Complexity(NamedTuple):
     """A row of Table 1.
 
     Attributes:
-      operations: Per layer.
-      sequential: Operations that must wait for one another.
-      path: Longest path of a signal between any two positions, in layers (recurrent: in steps).
+      operations: Operations per layer.
+      sequential: Minimum number of sequential operations.
+      path: Maximum path length between any two positions, in layers (recurrent: in steps).
     """
 
     operations: float
@@ -36,10 +36,10 @@ def recurrent(n: int, d: int) -> Complexity:
 
 
 def convolutional(n: int, d: int, k: int) -> Complexity:
-    """A convolution of kernel width k, dilated so that layers reach k times as far each (row 3)."""
+    """Dilated convolutions of kernel width k, each reaching k times as far (Table 1, row 3)."""
     return Complexity(k * n * d * d, 1, math.log(n, k))
 
 
 def restricted_self_attention(n: int, d: int, r: int) -> Complexity:
-    """Self-attention that sees a neighborhood of r positions (row 4)."""
+    """Self-attention restricted to a neighborhood of r positions (Table 1, row 4)."""
     return Complexity(r * n * d, 1, n / r)

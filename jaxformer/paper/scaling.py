@@ -1,8 +1,8 @@
-"""Why dot products are divided by sqrt(d_k) (section 3.2.1): one picture and one table.
+"""Effect of dividing dot products by sqrt(d_k) (section 3.2.1), as a plot and a table.
 
-Components of queries and keys are independent, with mean 0 and variance 1. Their dot product then
-has variance d_k: with growing d_k the softmax puts all weight on one key, and its gradient
-vanishes. Divided by sqrt(d_k) the variance is 1; additive attention, whose matrices start with
+Components of queries and keys are independent, with mean 0 and variance 1, so their dot product has
+variance d_k. With growing d_k the softmax puts all weight on one key, and its gradient vanishes.
+Division by sqrt(d_k) makes the variance 1. Additive attention, whose matrices are initialized with
 variance 1 / d_k, needs no such factor. Writes scaling.md and scaling.png.
 """
 
@@ -35,12 +35,13 @@ _LOOKS = {
 
 
 class Saturation(NamedTuple):
-    """How far the softmax over random scores is from choosing a single key: means over queries.
+    """Saturation of the softmax over random scores.
 
     Attributes:
-      variance: Of the scores; like the others a float32 scalar.
-      largest: The largest weight.
-      gradient: Trace of the Jacobian of the softmax, sum of d weight_i / d score_i.
+      variance: Variance of the scores, float32.
+      largest: Largest weight, averaged over queries, float32.
+      gradient: Trace of the softmax's Jacobian, the sum of d weight_i / d score_i, averaged over
+        queries, float32.
     """
 
     variance: Float[Array, ""]
@@ -56,7 +57,7 @@ _PANELS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draws the scores and writes table and picture.
+    """Samples the scores and writes table and plot.
 
     Raises:
       UserError: A number is out of range.
@@ -74,16 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def measure(d_k: int, keys: int, queries: int) -> dict[str, Saturation]:
-    """Saturation by kind of score, for random queries, each with random keys of its own."""
+    """Computes the saturation for each kind of score, with separate random keys per query."""
     scores = random_scores(d_k, keys, queries)
     return {name: saturation(scores[name]) for name in _LOOKS}
 
 
 def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "Q S"]]:
-    """Scores of random queries with random keys, by kind.
+    """Computes scores of random queries with random keys, for each kind of score.
 
-    Every group of queries has an additive network of its own: a single one, of few units, would
-    say more about itself than about d_k.
+    Every group of queries has a separate additive network, since the result of a single network
+    with few units would vary too much.
     """
     groups = -(-queries // _QUERIES_PER_NETWORK)
 
@@ -118,7 +119,6 @@ def saturation(scores: Float[Array, "Q S"]) -> Saturation:
 
 
 def report(found: Mapping[int, Mapping[str, Saturation]], keys: int, queries: int) -> str:
-    """The figures as a table."""
     shown = ("variance", "largest", "gradient")
     lines = [
         [str(d_k), *(_figure(float(getattr(kinds[name], m))) for m in shown for name in _LOOKS)]
@@ -146,7 +146,7 @@ def _figure(value: float) -> str:
 
 
 def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> None:
-    """Draws every measure against d_k, as a PNG or SVG; dashed: the variances d_k and 1."""
+    """Plots every measure against d_k, as a PNG or SVG, with dashed lines at d_k and 1."""
     sizes = list(found)
     with figure.style():
         page = Figure(figsize=(7.2, 2.4), layout="constrained")
@@ -183,8 +183,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N,N,...",
         help="values of d_k (default: 1 to 1024)",
     )
-    add("--keys", type=int, default=32, metavar="N", help="of each query (default: %(default)s)")
-    add("--queries", type=int, default=512, metavar="N", help="default: %(default)s")
+    add("--keys", type=int, default=32, metavar="N", help="keys per query (default: %(default)s)")
+    add("--queries", type=int, default=512, metavar="N", help="queries (default: %(default)s)")
     options = parser.parse_args(arguments)
     if options.sizes[0] < 1 or options.queries < 1 or options.keys < 2:
         raise UserError("expected --sizes and --queries of 1 or more, --keys of 2 or more")

@@ -1,7 +1,7 @@
-"""Table 1: complexity of four types of layers, and the time that each takes on this machine.
+"""Table 1: complexity of four types of layers, and their run times on this machine.
 
-One layer, forward, float32, a batch of one sequence of n positions; the fastest of several runs,
-in which all layers take turns. Writes table1.md and table1.png.
+Measures the forward pass of one layer in float32 on one sequence of n positions. Each round runs
+all layers in turn; the fastest round counts. Writes table1.md and table1.png.
 """
 
 import argparse
@@ -38,10 +38,10 @@ Times = dict[str, dict[int, float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, and writes the table and the picture.
+    """Measures run times, and writes table and plot.
 
     Raises:
-      UserError: Sizes do not go together.
+      UserError: A size is out of range, or sizes are incompatible.
     """
     options = _options(arguments)
     times = measure(options)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def complexities(options: argparse.Namespace, n: int) -> dict[str, complexity.Complexity]:
-    """Table 1 for n positions."""
+    """Returns the rows of Table 1 for n positions."""
     d = options.width
     return {
         "self-attention": complexity.self_attention(n, d),
@@ -65,7 +65,7 @@ def complexities(options: argparse.Namespace, n: int) -> dict[str, complexity.Co
 
 
 def measure(options: argparse.Namespace) -> Times:
-    """Seconds by layer and length, the fastest of all rounds."""
+    """Measures the fastest of all rounds, in seconds, by layer and length."""
     compiled = {}
     for n in options.lengths:
         print(f"compiling for n = {n}", file=sys.stderr)
@@ -101,13 +101,13 @@ def _layers(options: argparse.Namespace) -> Mapping[str, Callable[[Array], Array
 
 
 def growth(times: Mapping[int, float]) -> float:
-    """Exponent of n by which time grows from the second longest length to the longest."""
+    """Returns the exponent of n in the growth of time between the two largest lengths."""
     before, last = sorted(times)[-2:]
     return math.log(times[last] / times[before]) / math.log(last / before)
 
 
 def report(options: argparse.Namespace, times: Times) -> str:
-    """Table 1, and the milliseconds measured."""
+    """Formats Table 1 and the measured times."""
     formulas = command.markdown_table(
         ["layer type", "operations", "sequential", "longest path"],
         [[name, *(f"O({cell})" for cell in cells)] for name, cells in _FORMULAS.items()],
@@ -136,7 +136,7 @@ def report(options: argparse.Namespace, times: Times) -> str:
 
 
 def draw(options: argparse.Namespace, times: Times, path: pathlib.Path) -> None:
-    """Draws time against n, measured and with the slope of the formula, as a PNG or SVG."""
+    """Plots time against n, with dashed lines of the formulas' slopes, as a PNG or SVG."""
     last = options.lengths[-1]
     largest = complexities(options, last)
     with figure.style():
@@ -177,16 +177,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="values of n, two or more (default: 32 to 2048)",
     )
     add("--width", type=int, default=512, metavar="D", help="d (default: %(default)s)")
-    add("--heads", type=int, default=8, metavar="H", help="of attention (default: %(default)s)")
-    add("--kernel", type=int, default=3, metavar="K", help="k (default: %(default)s)")
+    add("--heads", type=int, default=8, metavar="H", help="heads (default: %(default)s)")
+    add("--kernel", type=int, default=3, metavar="K", help="kernel width k (default: %(default)s)")
     add(
         "--neighborhood",
         type=int,
         default=65,
         metavar="R",
-        help="r, an odd number (default: %(default)s)",
+        help="size r of the neighborhood, odd (default: %(default)s)",
     )
-    add("--rounds", type=int, default=20, metavar="N", help="default: %(default)s")
+    add("--rounds", type=int, default=20, metavar="N", help="rounds (default: %(default)s)")
     options = parser.parse_args(arguments)
     if len(options.lengths) < 2 or options.lengths[0] < 2:
         raise UserError(f"--lengths: expected two or more from 2 on: got {options.lengths}")

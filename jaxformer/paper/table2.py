@@ -1,8 +1,8 @@
 """Training cost (Table 2): operations counted from the sizes, beside the paper's estimate.
 
-The paper multiplies the time that training took by the number of GPUs and by what one of them is
-estimated to sustain. Here all matrix products of a training run are counted. The quotient is the
-share of that sustained speed that went into matrix products. Writes Markdown to standard output.
+The paper multiplies the training time by the number of GPUs and their estimated sustained speed.
+Here all matrix multiplications of a training run are counted. The quotient is the fraction of the
+sustained speed that went into matrix multiplications. Writes Markdown to standard output.
 """
 
 import sys
@@ -16,8 +16,8 @@ from jaxformer.paper.table3_rows import row_config
 
 _EXAMPLE = "python -m jaxformer.paper.table2 --tokens 25 > table2.md"
 GPUS = 8
-SUSTAINED = 9.5e12  # floating point operations a second of one P100, as the paper estimates
-_TOKENS_PER_BATCH = 25_000  # source, and as many target tokens
+SUSTAINED = 9.5e12  # floating-point operations per second of a P100, as the paper estimates
+_TOKENS_PER_BATCH = 25_000  # source tokens, and as many target tokens
 
 
 class PublishedRun(NamedTuple):
@@ -25,8 +25,8 @@ class PublishedRun(NamedTuple):
 
     Attributes:
       row: Its row in Table 3.
-      hours: How long it took.
-      flops: What Table 2 prints.
+      hours: Training time in hours.
+      flops: Floating-point operations in Table 2.
     """
 
     row: str
@@ -45,13 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=int,
         choices=[n for n in range(1, 501) if _TOKENS_PER_BATCH % n == 0],
         default=25,
-        help="of every sentence, on either side: it matters little (default: %(default)s)",
+        help="tokens per sentence on either side; the result hardly depends on it "
+        "(default: %(default)s)",
     )
     print(report(parser.parse_args(arguments).tokens), end="")
 
 
 def report(length: int) -> str:
-    """The table, for sentences of ``length`` tokens."""
+    """Returns the table, for sentences of ``length`` tokens."""
     lines = []
     for run in RUNS:
         counted = run_flops(run.row, length)
@@ -81,14 +82,14 @@ def report(length: int) -> str:
 
 
 def run_flops(row: str, length: int) -> int:
-    """Operations of a whole training run, in sentences of ``length`` tokens on either side."""
+    """Counts the operations of a training run with sentences of ``length`` tokens per side."""
     config = row_config(row)
-    a_step = training_flops(config.model, _TOKENS_PER_BATCH // length, length, length)
-    return config.training.steps * a_step
+    per_step = training_flops(config.model, _TOKENS_PER_BATCH // length, length, length)
+    return config.training.steps * per_step
 
 
 def estimate(hours: float) -> float:
-    """The paper's own way: GPUs times seconds times sustained operations a second."""
+    """Computes the paper's estimate: GPUs times seconds times sustained operations per second."""
     return GPUS * hours * 3600 * SUSTAINED
 
 

@@ -1,9 +1,9 @@
-"""Table 3 in one command: variations of the model, trained, decoded, and set beside the paper's.
+"""Table 3: trains and evaluates variations of the model, and compares them with the paper.
 
-Every row is the ordinary ``train`` and the ordinary ``Translator``, on the last checkpoint, without
-averaging as in the paper. A finished row is a ``result.json`` in its folder, DIR/rows/ROW-SEED: the
-same command goes on with the others, and inside a row where it was interrupted. Rows may run on
-several machines: put their folders into one DIR/rows, then ask for the table with --report.
+Every row runs the usual training and decoding, on the last checkpoint without averaging, as in the
+paper. A finished row has a result.json in its folder, DIR/rows/ROW-SEED. The same command resumes
+an interrupted row and skips finished ones. To train rows on several machines, collect their folders
+in one DIR/rows and run --report.
 """
 
 import argparse
@@ -39,11 +39,11 @@ python -m jaxformer.paper.table3 --scale small --data ../shared/data/tatoeba-en-
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains what is missing and writes the table.
+    """Trains the unfinished rows and writes the table.
 
     Raises:
-      UserError: A row, scale or folder is not as expected, or there is no finished row.
-      FloatingPointError: A row did not converge; all others are finished.
+      UserError: A row, scale or folder is invalid, or there is no finished row.
+      FloatingPointError: A row diverged; all others are finished.
     """
     options = _options(arguments)
     folder = options.workdir / "rows"
@@ -68,13 +68,13 @@ def _write_table(results: Sequence[Result], output: pathlib.Path) -> None:
 
 
 def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
-    """Trains and decodes the rows that are not finished; says which did not converge."""
+    """Trains and decodes the unfinished rows, and returns a message for each diverged row."""
     configs = {
         (row, seed): _configure(options, row, seed)
         for seed in options.seeds
         for row in options.rows
     }
-    # Before any is trained: a mistake in the last row should not show after the others' hours.
+    # All rows are checked before training, so that a mistake in the last row shows at once.
     finished = _check(configs, folder, options.scale)
     failures = []
     for number, ((row, seed), config) in enumerate(configs.items(), 1):
@@ -84,7 +84,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
             continue
         try:
             run_row(config, _place(folder, row, seed), row, options.scale)
-        except FloatingPointError as error:  # the others should not wait for it
+        except FloatingPointError as error:  # Continue with the other rows.
             failures.append(f"{row}, seed {seed}: {error}")
             print(failures[-1], file=sys.stderr)
         jax.clear_caches()
@@ -94,13 +94,13 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
 def _check(
     configs: dict[tuple[str, int], Config], folder: pathlib.Path, scale: str
 ) -> set[tuple[str, int]]:
-    """Checks that the rows can be run, and belong to those that are finished.
+    """Checks that all rows can run, with the same settings and data as the finished rows.
 
     Returns:
-      The finished ones, which need not be run again.
+      The finished rows with their seeds.
 
     Raises:
-      UserError: A row has other settings or data than a finished one, or could not be finished.
+      UserError: A row has other settings or data than a finished row, or cannot be finished.
     """
     results = load_results(folder)
     (row, _), config = next(iter(configs.items()))
@@ -128,7 +128,7 @@ def _check(
 
 
 def _check_progress(config: Config, folder: Workdir, row: str) -> None:
-    """Checks that a row which takes no more steps ended with a validation, or will get it."""
+    """Checks that a row at its last step was validated, or will be."""
     steps = config.training.steps
     with Checkpoints(folder.checkpoints) as checkpoints:
         step = max(checkpoints.steps(), default=0)
@@ -138,18 +138,19 @@ def _check_progress(config: Config, folder: Workdir, row: str) -> None:
 
 
 def _check_sentences(config: Config, tokenizer: Tokenizer) -> None:
-    """Checks that all of the validation part counts: for the perplexity as for BLEU."""
+    """Checks that perplexity and BLEU can include every pair of the validation split."""
     data = sentence_pairs(config)
-    part, most = data.valid, config.model.max_length - 1
-    others = []
-    for number, (source, target) in enumerate(open_corpus(data).pairs(part), 1):
+    split, longest = data.valid, config.model.max_length - 1
+    invalid = []
+    for number, (source, target) in enumerate(open_corpus(data).pairs(split), 1):
         lengths = len(tokenizer.encode(source)), len(tokenizer.encode_target(target))
-        if not all(1 <= length <= most for length in lengths):
-            others.append(number)
-    if others:
+        if not all(1 <= length <= longest for length in lengths):
+            invalid.append(number)
+    if invalid:
         raise UserError(
-            f"{part}: expected sentences of 1 to {most} tokens (model.max_length), but those of "
-            f"{len(others)} pairs are others, the first in line {others[0]}; take these pairs out"
+            f"{split}: expected sentences of 1 to {longest} tokens (model.max_length), but "
+            f"{len(invalid)} pairs are shorter or longer, the first in line {invalid[0]}; remove "
+            "these pairs"
         )
 
 
@@ -158,24 +159,23 @@ def _place(folder: pathlib.Path, row: str, seed: int) -> Workdir:
 
 
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
-    """Trains and decodes a row, or goes on with it where it was interrupted.
+    """Trains and decodes a row, resuming it if it was interrupted.
 
     Args:
-      config: The row's.
-      folder: Its own; the result is written there, too.
-      row: Its name.
-      scale: The scale of ``config``.
+      config: Config of the row.
+      folder: Workdir of the row; the result is written to its result.json.
+      row: Name of the row.
+      scale: Name of the scale of ``config``.
 
     Raises:
-      UserError: The folder holds another experiment or a longer one, or data is missing or
-        malformed.
-      FloatingPointError: It does not converge.
+      UserError: The folder holds another or a longer experiment, or data is missing or malformed.
+      FloatingPointError: Training diverges.
     """
     state = train(config, folder.path)
     perplexity, training_seconds = _training(config, folder, row, int(state.step))
     began = time.monotonic()
     scores = _translate(config, folder)
-    assert scores.compound_split_bleu is not None  # every row of the table is into German
+    assert scores.compound_split_bleu is not None  # The target language is German in every row.
     result = Result(
         row=row,
         scale=scale,
@@ -199,16 +199,16 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
 
 
 def count_parameters(config: Config) -> int:
-    """Numbers that a model learns; counted from shapes alone."""
+    """Counts the parameters of a model from their shapes."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config.model)))
 
 
 def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[float, float]:
-    """Perplexity after the last step, and the seconds that all steps took.
+    """Returns the perplexity after the last step, and the seconds of all steps.
 
     Raises:
-      UserError: The row, which is at ``step``, went on after its last step, or was not validated.
-      FloatingPointError: It did not converge.
+      UserError: The row, now at ``step``, continued after its last step, or was not validated.
+      FloatingPointError: Training diverged.
     """
     steps, records = config.training.steps, read_metrics(folder.metrics)
     valid = [r for r in records if r["kind"] == "valid" and r["step"] == steps]
@@ -229,14 +229,14 @@ def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[flo
 
 
 def _corpus_name(data: DataConfig) -> str:
-    """What the data is called: of files, their folder, since the table may travel."""
+    """Returns the name of the corpus; for files, the name of their folder without its path."""
     if data.corpus == "text":
         return pathlib.Path(data.train).absolute().parent.name
     return data.builder if data.corpus == "tfds" else data.corpus
 
 
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
-    """Translates the validation part and scores it; the folder keeps translations and scores."""
+    """Translates the validation split, and writes translations and scores to the folder."""
     data = sentence_pairs(config)
     pairs = open_corpus(data).pairs(data.valid)
     sources, references = zip(*pairs, strict=True)
@@ -276,31 +276,36 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--scale",
         choices=SCALES,
         default="paper",
-        help="paper, WMT14; small, widths divided by 4 and layers by 2; smoke, a few steps of "
-        "number words (default: %(default)s)",
+        help="paper: the paper's sizes on WMT14; small: widths divided by 4 and layers by 2; "
+        "smoke: a few steps on number words (default: %(default)s)",
     )
     add(
         "--data",
         type=local_path,
         metavar="DIR",
-        help="train.en, train.de, valid.en, valid.de (default: what the scale has)",
+        help="folder with train.en, train.de, valid.en, valid.de (default: the scale's data)",
     )
-    add("--steps", type=int, metavar="N", help="of every row but big, which takes three times N")
+    add(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="training steps of every row except big, which takes 3 N (default: the scale's)",
+    )
     add(
         "--rows",
         type=lambda text: text.split(","),
         default=list(ROWS),
         metavar="ROW,ROW,...",
-        help=f"which rows, in this order (default: {','.join(ROWS)})",
+        help=f"rows to train, in this order (default: {','.join(ROWS)})",
     )
     add(
         "--seeds",
         type=command.numbers,
         default=[0],
         metavar="N,N,...",
-        help="train every row with each of these (default: 0)",
+        help="random seeds; every row is trained with each (default: 0)",
     )
-    add("--report", action="store_true", help="train nothing: write the table of what is finished")
+    add("--report", action="store_true", help="only write the table of the finished rows")
     add(
         "--output",
         type=local_path,

@@ -1,4 +1,4 @@
-"""Finished rows of Table 3 as a table beside the paper's, and as a picture."""
+"""Comparison of finished rows of Table 3 with the paper, as a table and a plot."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from jaxformer.plots import figure
 from jaxformer.training.optimizer import inverse_sqrt_schedule
 from jaxformer.workdir import read_json
 
-# What the paper says of the rows, as pairs: the first is the worse of the two.
+# The paper's claims about pairs of rows, the worse row first.
 _CLAIMS = (
     ("one head is worse than eight", "A1", "base"),
     ("one head is worse than four", "A1", "A2"),
@@ -46,21 +46,21 @@ class Result:
     """A finished row.
 
     Attributes:
-      row: Its name.
-      scale: The scale it was trained at.
-      steps: Steps of the row "base" at this scale.
-      seed: Of the training.
-      corpus: What it was trained and validated on, by name.
-      perplexity: Per word piece, on the validation part.
-      bleu: Cased detokenized sacreBLEU on the validation part.
-      bleu_signature: How it was computed.
-      compound_split_bleu: Of the same translations, as the paper computed it.
-      parameters: Exact count.
-      training_seconds: Of the steps alone.
-      decoding_seconds: Of translating the validation part, compilation included.
-      machine: What it was trained on.
-      data: SHA-256 of the tokenizer and of both parts of the corpus.
-      settings: Those of ``table3_rows.settings``.
+      row: Name of the row.
+      scale: Name of the scale.
+      steps: Training steps of the row "base" at this scale.
+      seed: Random seed of the training.
+      corpus: Name of the corpus.
+      perplexity: Perplexity per word piece on the validation split.
+      bleu: Cased detokenized sacreBLEU on the validation split.
+      bleu_signature: sacreBLEU's signature.
+      compound_split_bleu: BLEU of the same translations, computed as in the paper.
+      parameters: Exact number of parameters.
+      training_seconds: Duration of the training steps alone.
+      decoding_seconds: Duration of translating the validation split, compilation included.
+      machine: Description of the device and JAX's version.
+      data: SHA-256 of the tokenizer and of both splits of the corpus.
+      settings: Result of :func:`~jaxformer.paper.table3_rows.settings`.
     """
 
     row: str
@@ -80,21 +80,21 @@ class Result:
     settings: dict[str, Any]
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes it as JSON, whole or not at all."""
+        """Writes the result as JSON, atomically."""
         write_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: pathlib.Path) -> "Result":
-        """Reads it.
+        """Reads a result.
 
         Raises:
-          UserError: The file is damaged or another's, or the row now has other settings.
+          UserError: The file is damaged or not a result, or the row's settings have changed.
         """
         values = read_json(path)
         try:
             result = cls(**values)
             config = row_config(result.row, result.scale, steps=result.steps, seed=result.seed)
-            # Settings that the project did not know yet had what is now their default.
+            # Settings that did not exist in the version of the result had their current defaults.
             before = {**settings(Config()), **result.settings}
         except (TypeError, UserError) as error:
             raise UserError(
@@ -112,10 +112,10 @@ class Result:
 
 
 def load_results(folder: pathlib.Path) -> list[Result]:
-    """All finished rows below a folder, in the order of the table.
+    """Reads all finished rows below a folder, in the order of the table.
 
     Raises:
-      UserError: One is damaged, or they do not belong together.
+      UserError: A result is damaged, or results differ in scale, steps or data.
     """
     paths = sorted(folder.glob("*/result.json"))
     results = [Result.load(path) for path in paths]
@@ -137,7 +137,7 @@ def load_results(folder: pathlib.Path) -> list[Result]:
 
 
 def report(results: Sequence[Result]) -> str:
-    """The page: how it was measured, the table, and which of the paper's claims hold."""
+    """Formats a page with method, table, and comparison with the paper's claims."""
     first = results[0]
     base = row_config("base", first.scale, steps=first.steps)
     data = sentence_pairs(base)
@@ -153,13 +153,13 @@ def report(results: Sequence[Result]) -> str:
             f'# Table 3 at the scale "{first.scale}"\n',
             f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
             f"{first.steps:,} steps of at most {data.tokens_per_batch:,} source and as many "
-            f"target tokens, in pairs of at most {data.max_length} tokens a side; warm-up of "
+            f"target tokens, in pairs of at most {data.max_length} tokens per side; warm-up of "
             f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
             f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n",
             "Each row differs from base in what is named and in nothing else. PPL: perplexity per "
             f"word piece; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU "
-            "with compounds split, as the paper's. All on the validation part of "
-            f"{corpora}; the paper's are of newstest2013, in its own word pieces: compare "
+            "with compounds split, as in the paper. All figures are of the validation split of "
+            f"{corpora}; the paper's are of newstest2013, with other word pieces: compare "
             "differences between rows, not levels. ±: sample standard deviation over seeds. "
             "Minutes: the training steps of one seed, and decoding.\n",
             f"Machine: {machines}.\n",
@@ -201,7 +201,7 @@ def _table(results: Sequence[Result]) -> str:
 
 
 def _claims(results: Sequence[Result]) -> str:
-    """Differences between rows, worse minus better, beside the paper's."""
+    """Tabulates differences between rows, worse minus better, beside the paper's."""
     rows = _by_row(results)
     lines = []
     for claim, worse, better in _CLAIMS:
@@ -220,10 +220,10 @@ def _claims(results: Sequence[Result]) -> str:
 
 
 def draw(results: Sequence[Result], path: pathlib.Path) -> None:
-    """Draws how far each row is from base, ours and the paper's, as a PNG or SVG.
+    """Plots the difference between each row and base, ours and the paper's, as a PNG or SVG.
 
     Raises:
-      UserError: There is no row "base", or no other.
+      UserError: There is no row "base", or no other row.
     """
     rows = _by_row(results)
     if not {"base"} < set(rows):
@@ -287,7 +287,7 @@ def _mean(measure: Callable[[Result], float], results: Iterable[Result]) -> floa
 
 
 def _spread(values: Iterable[float]) -> float:
-    """Sample standard deviation; 0 for a single value."""
+    """Returns the sample standard deviation; 0 for a single value."""
     values = list(values)
     return statistics.stdev(values) if len(values) > 1 else 0.0
 

@@ -1,4 +1,4 @@
-"""The 20 rows of Table 3: what each changes, and what the paper measured."""
+"""The 20 rows of Table 3: changes of each to the base model, and the paper's results."""
 
 import dataclasses
 import os
@@ -11,15 +11,16 @@ from jaxformer.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of Table 3, with the figures that the paper prints.
+    """A row of Table 3, with the results in the paper.
 
     Attributes:
-      model: What it changes in ``ModelConfig``, in the paper's sizes; sizes of heads follow.
-      training: What it changes in ``TrainingConfig``.
-      longer: How many times as many steps it takes as the other rows.
-      perplexity: Per word piece, on newstest2013.
-      bleu: On newstest2013.
-      parameters: In millions; None where the paper prints nothing, since they are those of base.
+      model: Changed fields of ``ModelConfig``, in the paper's sizes; unset head sizes follow.
+      training: Changed fields of ``TrainingConfig``.
+      longer: Factor on the number of training steps.
+      perplexity: Perplexity per word piece on newstest2013.
+      bleu: BLEU on newstest2013.
+      parameters: Number of parameters in millions; None if the paper prints none, as for rows with
+        the size of base.
     """
 
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -62,12 +63,12 @@ ROWS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the rows are.
+    """Size of the rows relative to the paper.
 
     Attributes:
-      base: The row "base".
-      width: What d_model, d_ff, d_k and d_v of the paper are divided by; heads stay as many.
-      depth: What the number of layers is divided by.
+      base: Config of the row "base".
+      width: Divisor of the paper's d_model, d_ff, d_k and d_v; the number of heads is unchanged.
+      depth: Divisor of the number of layers.
     """
 
     base: Config
@@ -75,19 +76,18 @@ class Scale:
     depth: int = 1
 
     def __post_init__(self) -> None:
-        """Checks that the base is the paper's, divided."""
         paper, ours = ModelConfig(), self.base.model
         assert (ours.d_model, ours.d_ff) == (paper.d_model // self.width, paper.d_ff // self.width)
         assert ours.num_layers == paper.num_layers // self.depth
 
     def change(self, name: str, value: Any) -> Any:
-        """The value of a model's field, from the paper's."""
+        """Scales the paper's value of a field of ``ModelConfig``."""
         if name in ("d_model", "d_ff", "d_k", "d_v"):
             return value // self.width
         return value // self.depth if name == "num_layers" else value
 
 
-# Data that is not the project's own lies where this says, as for the files in configs/.
+# Folder of external data, as for the files in configs/.
 _DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
 
 _PAPER = Config(
@@ -142,14 +142,14 @@ _SMOKE = Config(
     ),
 )
 
-# Of a config, what its figures do not depend on: where data lies (what is in it is compared by its
-# hash), memory, and how often is reported.
+# Fields of a config that do not affect results: the location of data (its contents are compared by
+# hash), memory settings, and intervals of logging, validation and checkpoints.
 _INDIFFERENT = {
     *("corpus", "builder", "directory", "train", "valid", "gradient_accumulation", "remat"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "keep_checkpoints"),
 }
 
-# The paper's, one for hours of a CPU, and one to see that all works.
+# The paper's scale, one for a few hours on a CPU, and one for smoke tests.
 SCALES = {
     "paper": Scale(base=_PAPER),
     "small": Scale(base=_SMALL, width=4, depth=2),
@@ -160,13 +160,13 @@ SCALES = {
 def row_config(
     row: str, scale: str = "paper", *, steps: int | None = None, seed: int = 0
 ) -> Config:
-    """The experiment of a row: that of "base" with the paper's change, and nothing else.
+    """Returns the config of a row: the config of "base" with exactly the paper's changes.
 
     Args:
       row: A name of ``ROWS``.
       scale: A name of ``SCALES``.
-      steps: Of the row "base"; None: as many as the scale has.
-      seed: Of the training.
+      steps: Training steps of the row "base"; None: the scale's default.
+      seed: Random seed of the training.
 
     Raises:
       UserError: There is no such row or scale.
@@ -186,7 +186,7 @@ def row_config(
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """All of a row's config that its figures depend on, by name.
+    """Returns all fields of a config that affect results, by name.
 
     >>> settings(row_config("A1"))["model.num_heads"]
     1
@@ -200,7 +200,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def describe(row: str, scale: str) -> str:
-    """What a row changes, in the paper's symbols and in the scale's sizes.
+    """Describes the changes of a row, in the paper's symbols and the scale's sizes.
 
     >>> describe("A1", "paper")
     'h 1, d_k 512, d_v 512'

@@ -1,1 +1,1 @@
-"""Arrays in, a PNG out: learning curves and attention maps."""
+"""Plots of learning curves and of attention weights."""

@@ -1,4 +1,4 @@
-"""Attention as figures 3 to 5 draw it: a sentence above itself, and a line for each look."""
+"""Attention as lines between two copies of a sentence, as in figures 3 to 5 of the paper."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ from jaxformer.plots import figure
 from jaxformer.plots.attention_maps import readable
 from jaxformer.plots.paper_figures import PaperFigure
 
-# Dark enough on paper, told apart with any color vision (after Okabe and Ito); then again.
+# Dark enough for print, distinct for color-blind readers (after Okabe and Ito), reused cyclically.
 _COLORS = (
     *("#0072B2", "#D55E00", "#00805C", "#B0508A"),
     *("#946200", "#2B88BD", "#5A5A5A", "#7A3FD0"),
@@ -25,16 +25,16 @@ _TOKEN = 0.19  # inches from token to token
 _NARROWEST, _WIDEST = 4.0, 14.0  # inches
 _GAP = 1.2  # inches between the two rows of tokens
 _LETTER = 0.082  # inches
-_FAINT = 0.01  # no line for less
+_FAINT = 0.01  # smallest weight that is drawn
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One panel: some heads, of which all lines are drawn or those of one token.
+    """One panel: the attention of some heads, for all queries or for one.
 
     Attributes:
-      heads: The heads, from 0.
-      token: The token that looks, from 0; None: all.
+      heads: Indices of the heads, from 0.
+      token: Index of the query, from 0; None: all queries.
     """
 
     heads: list[int]
@@ -42,7 +42,7 @@ class Panel:
 
 
 def figure_panels(number: int, choice: PaperFigure) -> list[Panel]:
-    """The panels of figure 3, 4 or 5, from the top, as the paper arranges them."""
+    """Returns the panels of figure 3, 4 or 5 from top to bottom, as the paper arranges them."""
     if number == 3:
         return [Panel(choice.heads, choice.token)]
     if number == 4:
@@ -57,20 +57,20 @@ def attention_lines(
     path: pathlib.Path,
     title: str,
 ) -> None:
-    """Draws self-attention of one layer as lines from the tokens above to those below.
+    """Draws self-attention of one layer as lines from the queries above to the keys below.
 
-    A color for each head; a line is the stronger the larger the weight, and none is drawn for
-    less than 0.01. Where one token looks, squares below show what each head sees, in their order.
+    Each head has a color, and opacity and width of a line grow with the weight. Weights below 0.01
+    are not drawn. In a panel of one query, squares below show the weights of each head, in order.
 
     Args:
-      weights: Of all heads of the layer, queries before keys.
+      weights: Weights of all heads of the layer, queries before keys.
       tokens: S labels.
-      panels: What to draw, from the top.
-      path: The picture, an SVG if it ends in ``.svg``, else a PNG; replaced as a whole.
-      title: Written above; may have several lines.
+      panels: The panels, from top to bottom.
+      path: The image, an SVG if it ends in ``.svg``, else a PNG; replaced atomically.
+      title: Title of the figure; may have several lines.
 
     Raises:
-      ValueError: The labels do not fit the weights.
+      ValueError: The number of labels differs from the weights' shape.
     """
     if weights.shape[1] != len(tokens):
         raise ValueError(
@@ -120,7 +120,7 @@ def _draw(
 
 
 def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> None:
-    """The tokens above and below, and which color is which head."""
+    """Writes the tokens above and below, and a legend of the heads."""
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_yticks([])
@@ -129,7 +129,7 @@ def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> No
     )
     axes.tick_params(length=0, labeltop=True, labelbottom=True, pad=2)
     if panel.token is not None:
-        # One token looks: the others above are only there to be counted.
+        # Grays out all tokens above except the query.
         for index, tick in enumerate(axes.xaxis.get_major_ticks()):
             if index != panel.token:
                 tick.label2.set_color("#767676")
@@ -147,5 +147,5 @@ def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> No
 
 
 def _opacity(weight: float, panel: Panel) -> float:
-    """Of one token, small weights can be seen; of all, they would hide the large ones."""
+    """Raises the opacity of small weights for one query; for all, they would hide large ones."""
     return weight if panel.token is None else weight**0.5

@@ -1,4 +1,4 @@
-"""Attention maps: where each head of a layer looks."""
+"""Attention maps: heatmaps of the weights of each head of a layer."""
 
 import math
 import pathlib
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from jaxformer.plots import figure
 
 _ACROSS = 4  # panels in a row
-_CELL = 0.17  # inches, with room for a label of 7 points
+_CELL = 0.17  # inches, enough for a label of 7 points
 _SHORTEST = 1.2  # inches, the side of a panel
 _PAGE = 12.0  # inches, the width of all panels at most
 _LONGEST_LABEL = 16  # characters
@@ -30,20 +30,20 @@ def attention_map(
 ) -> None:
     """Draws the attention weights of one layer as a PNG or SVG, one panel for each head.
 
-    Rows are the positions that look, columns those that are looked at. All heads share one color
-    scale, from 0 to the largest weight. SentencePiece's mark for a space, U+2581, is shown as a
-    middle dot, and a character that no font at hand can draw as a box.
+    Rows are queries, columns are keys. All heads share one color scale, from 0 to the largest
+    weight. SentencePiece's mark for a space, U+2581, is shown as a middle dot, and a character that
+    no installed font contains as a box.
 
     Args:
-      weights: Probabilities over keys for each query.
+      weights: Attention weights over keys for each query.
       queries: T labels, from the top.
       keys: S labels, from the left.
-      path: The picture, an SVG if it ends in ``.svg``, else a PNG; replaced as a whole.
-      title: Written above; may have several lines.
-      names: Numbers of the heads, for the titles of the panels; None: from 1.
+      path: The image, an SVG if it ends in ``.svg``, else a PNG; replaced atomically.
+      title: Title of the figure; may have several lines.
+      names: Numbers of the heads in the titles of the panels; None: from 1.
 
     Raises:
-      ValueError: The labels do not fit the weights.
+      ValueError: The numbers of labels differ from the weights' shape.
     """
     if weights.shape[1:] != (len(queries), len(keys)) or not weights.size:
         raise ValueError(
@@ -74,15 +74,15 @@ def attention_map(
 
 
 def _side(labels: int, across: int) -> float:
-    """Side of a panel, in inches."""
+    """Returns the side of a panel, in inches."""
     return min(max(_CELL * labels, _SHORTEST), _PAGE / max(across, 2))
 
 
 def _page_size(heads: int, queries: Sequence[str], keys: Sequence[str]) -> tuple[float, float]:
-    """Width and height in inches: the panels, their labels, color bar and title."""
+    """Returns width and height of the page with labels, color bar and title, in inches."""
     across = min(heads, _ACROSS)
     left, below = (_CHARACTER * max(map(len, map(readable, side))) for side in (queries, keys))
-    labeled = 2 if heads % across else 1  # rows with labels below: a short last row bares two
+    labeled = 2 if heads % across else 1  # rows with labels below; two if the last row is short
     return (
         across * (_side(len(keys), across) + 0.1) + left + 1.0,
         math.ceil(heads / across) * (_side(len(queries), across) + 0.3) + labeled * below + 0.6,
@@ -90,7 +90,7 @@ def _page_size(heads: int, queries: Sequence[str], keys: Sequence[str]) -> tuple
 
 
 def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> None:
-    """Labels the cells of an axis that is ``side`` inches long; every n-th if there are many."""
+    """Labels the cells of an axis that is ``side`` inches long, or every n-th if there are many."""
     points = 72 * side / max(1, len(pieces))
     every = math.ceil(5 / points)
     shown = range(0, len(pieces), every)
@@ -105,13 +105,13 @@ def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> Non
 
 
 def readable(piece: str) -> str:
-    """A label that can be drawn, of at most 16 characters; a space is shown as a middle dot."""
+    """Returns a drawable label of at most 16 characters, with a middle dot for a space."""
     label = figure.drawable(piece.replace("▁", "·"))
     return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
 
 
 def _wrapped(title: str, width: float) -> str:
-    """The title in lines that fit a page of ``width`` inches."""
+    """Wraps the title to a page of ``width`` inches."""
     characters = int(width / _CHARACTER)
     lines = [
         textwrap.wrap(line, characters, max_lines=3, placeholder=" …")

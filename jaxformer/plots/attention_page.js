@@ -2,7 +2,7 @@
 "use strict";
 // Controls, pointer, keyboard, and the table.
 
-// ---- The table: what the picture shows, in numbers.
+// ---- The table of the weights that the panels show.
 function fillTable() {
   if (!byId("numbers").open) return;
   const token = chosen();
@@ -15,9 +15,10 @@ function fillTable() {
       const [w, key] = ranked({ side: "from", index }, [head])[0];
       return make("td", {}, `${plain(tokens("to")[key])} ${percent(w)}`);
     })));
-  const verb = token?.side === "to" ? "How much each token looks at" : "How much is looked at by";
-  const caption = token ? `${verb} ${quoted(token.side, token.index)}`
-    : "What each token looks at most; choose a token for all its weights";
+  const name = token && quoted(token.side, token.index);
+  let caption = "Key with the largest weight for each query; choose a token for all its weights";
+  if (token?.side === "from") caption = `Attention of ${name} to each key`;
+  if (token?.side === "to") caption = `Attention of each query to ${name}`;
   byId("table").replaceChildren(make("table", {}, make("caption", {}, caption),
     make("thead", {}, header), make("tbody", {}, ...rows)));
 }
@@ -25,7 +26,7 @@ function cell(tag, text, scope) {
   return make(tag, { scope, dir: "auto" }, text);
 }
 
-// ---- Updates, at most one a frame; what is read aloud waits until the pointer rests.
+// ---- Updates, at most one per frame; the spoken description waits until the pointer rests.
 let frame = 0;
 let spoken = 0;
 function update() {
@@ -99,7 +100,7 @@ function changed({ target }) {
   }
 }
 function set(changes) {
-  // Another kind of attention is between other tokens.
+  // Another kind of attention has other tokens.
   if ("kind" in changes) kept = null;
   Object.assign(state, changes, { figure: null });
   rebuild();
@@ -155,7 +156,7 @@ function listen() {
   byId("theme").addEventListener("click", () => repaint(!isDark()));
   preference.addEventListener("change", () => repaint(preference.matches));
   byId("numbers").addEventListener("toggle", fillTable);
-  // Another zoom, or another screen, has other pixels.
+  // Zooming, or moving to another screen, changes the pixel ratio.
   addEventListener("resize", () => {
     for (const panel of panels) fit(panel);
     update();
@@ -166,7 +167,7 @@ function repaint(dark) {
   for (const panel of panels) outdate(panel);
   update();
 }
-/** One token of a list can be reached by Tab: the last that was. */
+/** Makes a token the only one of its list that Tab reaches. */
 function stopAt(button) {
   for (const other of button.parentElement.children) other.tabIndex = other === button ? 0 : -1;
 }
@@ -185,7 +186,7 @@ function move(event) {
   else if (event.key === "Home") index = 0;
   else if (event.key === "End") index = last;
   else if (event.key === (side === "from" ? second : first)) {
-    // To the other end of the strongest line.
+    // Moves to the other end of the strongest line.
     index = panel.heads.length ? ranked(token, panel.heads)[0][1] : 0;
     side = across(side);
   } else return;

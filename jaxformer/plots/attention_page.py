@@ -1,8 +1,7 @@
-"""Attention as one HTML file: every layer, head and kind, to be explored in a browser.
+"""Interactive HTML page of the attention of every layer, head and kind.
 
-The file needs no network and may not use one: its content security policy allows the scripts and
-the style that are in it, known by their SHA-256, and nothing else. Words of the sentence are data,
-never markup.
+The file works offline. Its content security policy allows only the scripts and the style in the
+file, by their SHA-256, and no network access. Words of the sentence are data, never markup.
 """
 
 import base64
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from jaxformer.errors import UserError
 from jaxformer.plots.paper_figures import PaperFigure, paper_figures
 
-_FINEST = 65535  # weights are written as fractions of this, in 16 bits
+_FINEST = 65535  # Weights are stored as uint16 fractions of this.
 _SCRIPTS = {
     "model": "attention_page_model.js",
     "panels": "attention_page_panels.js",
@@ -43,21 +42,22 @@ def attention_page(
     figures: Mapping[int, PaperFigure] | None = None,
     figure: int | None = None,
 ) -> str:
-    """The page: to be written to a file in UTF-8, or put in a frame by :func:`in_frame`.
+    """Returns the page, to write to a UTF-8 file or to embed with :func:`in_frame`.
 
     Args:
-      source: The encoder's tokens, end of sentence included.
-      target: The tokens that the decoder was fed.
+      source: The encoder's tokens, end-of-sentence included.
+      target: The decoder's input tokens.
       encoder: Weights of encoder self-attention.
       decoder: Weights of decoder self-attention.
       cross: Weights of encoder-decoder attention.
       sentence: The source text, for the heading.
       translation: Its translation, for the heading.
-      kind: What to show first: "encoder", "decoder" or "cross".
-      layer: Its layer, from 0; None: the last.
-      heads: Its heads, from 0; None: all.
-      figures: What the presets show; None: what :func:`paper_figures` chooses.
-      figure: Show the counterpart of this figure of the paper first, 3, 4 or 5.
+      kind: Attention shown first: "encoder", "decoder" or "cross".
+      layer: Layer shown first, from 0; None: the last.
+      heads: Heads shown first, from 0; None: all.
+      figures: Presets for the paper's figures; None: chosen by
+        :func:`~jaxformer.plots.paper_figures.paper_figures`.
+      figure: Figure of the paper, 3, 4 or 5, whose counterpart is shown first.
 
     Raises:
       UserError: Weights are not finite.
@@ -94,11 +94,11 @@ def attention_page(
 
 
 def in_frame(page: str, height: int = 760) -> str:
-    """The page as a sandboxed frame of HTML, for notebooks: it cannot touch the page around it.
+    """Embeds the page in a sandboxed frame for notebooks, isolated from the page around it.
 
     Args:
-      page: Of :func:`attention_page`.
-      height: In pixels.
+      page: Result of :func:`attention_page`.
+      height: Height in pixels.
     """
     return (
         f'<iframe title="Attention" sandbox="allow-scripts" width="100%" height="{height}" '
@@ -107,7 +107,7 @@ def in_frame(page: str, height: int = 760) -> str:
 
 
 def _filled(**contents: str) -> str:
-    """The template with its parts, each ``{{name}}`` once; what is put in is not read again."""
+    """Fills the template; replaced text is not scanned for ``{{name}}`` again."""
     scripts = {name: _part(file) for name, file in _SCRIPTS.items()}
     style = _part("attention_page.css")
     policy = (
@@ -120,7 +120,7 @@ def _filled(**contents: str) -> str:
 
 
 def _part(file: str) -> str:
-    # As text: newlines are what the browser's hash of the part has, whatever the checkout's are.
+    # Text mode normalizes newlines, as browsers do before they hash a script or style.
     return importlib.resources.files("jaxformer.plots").joinpath(file).read_text(encoding="ascii")
 
 
@@ -129,18 +129,18 @@ def _digest(part: str) -> str:
 
 
 def _packed(weights: Float[np.ndarray, "L H Q K"]) -> str:
-    """Base64 of the weights as little-endian uint16, in C order."""
+    """Encodes the weights as Base64 of little-endian uint16, in C order."""
     fractions = np.rint(np.clip(weights, 0, 1) * _FINEST).astype("<u2")
     return base64.b64encode(fractions.tobytes()).decode()
 
 
 def _json(content: object) -> str:
-    """JSON that no HTML parser takes for markup: it ends at no </script> and opens no comment."""
+    """Encodes JSON for a script element, with escapes for </script> and comments."""
     escapes = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&]", lambda match: escapes[match[0]], text)
 
 
 def _text(text: str) -> str:
-    """The text as HTML; half a surrogate pair, which is no text, as U+FFFD."""
+    """Escapes text for HTML; unpaired surrogates become U+FFFD."""
     return html.escape(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -1,6 +1,6 @@
 
 "use strict";
-// What is shown, and what there is to say about it.
+// State of the page, weights, and descriptions.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const KINDS = {
@@ -12,17 +12,17 @@ const PANELS = { together: "Heads together", apart: "One per head", whole: "All 
 const LAYOUTS = { columns: "columns", rows: "rows, as in the paper" };
 const FIGURES = {
   3: "a distant dependency of one word, all heads",
-  4: "two heads that are sharp for one word: all tokens of the first, then that word alone in both",
-  5: "two heads that do different things",
+  4: "two heads with sharp attention for one word: all tokens of the first, then that word in both",
+  5: "two heads that perform different tasks",
 };
-// Told apart with any color vision (after Okabe and Ito), 3:1 against the page or better.
+// Distinct for color-blind readers (after Okabe and Ito); contrast of at least 3:1 with the page.
 const LIGHT = "#0072b2 #d55e00 #00805c #b0508a #946200 #2b88bd #5a5a5a #7a3fd0".split(" ");
 const DARK = "#4aa8e8 #ff8a3d #2fd0a0 #e79fc8 #f0c040 #a5dcff #c4c4c4 #b99cff".split(" ");
 const STEP = { columns: 22, rows: 20 }; // pixels from token to token
 const GAP = 200; // pixels between rows of tokens
 const [NARROWEST, WIDEST] = [96, 300]; // pixels between columns of tokens
-const STRIP = 64; // pixels at most for the squares of all heads
-const FAINT = 0.01; // no line for less
+const STRIP = 64; // maximum pixels for the squares of all heads
+const FAINT = 0.01; // smallest weight that gets a line
 
 const byId = (id) => document.getElementById(id);
 const make = (tag, properties = {}, ...children) => {
@@ -31,8 +31,8 @@ const make = (tag, properties = {}, ...children) => {
   return element;
 };
 
-// ---- What is shown. A token is {side: "from" or "to", index}; at most one of each kind of
-// interest: pointed at, reached by keyboard, kept by a click.
+// ---- State. A token is {side: "from" or "to", index}, where "from" are queries and "to" are keys.
+// At most one token each is hovered, focused by keyboard, and kept by a click.
 const longest = Math.max(data.source.length, data.target.length);
 const state = {
   kind: data.start.kind,
@@ -64,7 +64,7 @@ function weight(head, query, key) {
   const [queries, keys] = [tokens("from").length, tokens("to").length];
   return weights(state.kind)[((state.layer * data.heads + head) * queries + query) * keys + key];
 }
-/** How strongly a token and one of the other side are tied, whichever of them looks. */
+/** The weight between a token and one of the other side, whichever is the query. */
 const tie = (head, token, other) =>
   token.side === "from" ? weight(head, token.index, other) : weight(head, other, token.index);
 const across = (side) => (side === "from" ? "to" : "from");
@@ -88,19 +88,19 @@ function ranked(token, heads) {
 function describe(token, heads) {
   const where = `${KINDS[state.kind].name}, layer ${state.layer + 1} of ${data.layers}`;
   if (!heads.length) return `${where}. No head is chosen.`;
-  if (!token) return `${where}, ${numbers(heads)}. Choose a token to see where it looks.`;
+  if (!token) return `${where}, ${numbers(heads)}. Choose a token to see its attention.`;
   const other = across(token.side);
   const strongest = (list, count) => ranked(token, list).slice(0, count)
     .filter(([w]) => w >= 0.0005).map(([w, i]) => `${quoted(other, i)} ${percent(w)}`);
   const next = tokens("from")[token.index + 1];
   const purpose = token.side === "from" && KINDS[state.kind].from === "target" && next
-    ? `, to write \u201c\u2068${plain(next)}\u2069\u201d next,` : "";
-  const verb = token.side === "from" ? "looks at" : "is looked at by";
+    ? `, predicting \u201c\u2068${plain(next)}\u2069\u201d,` : "";
+  const verb = token.side === "from" ? "attends to" : "is attended to by";
   const top = strongest(heads, 5).join(", ") || "nothing";
   let text = `${where}. ${quoted(token.side, token.index)}, token ${token.index + 1}${purpose} `;
   text += `${verb}: ${top}`;
   if (heads.length === 1) return `${text} (head ${heads[0] + 1}).`;
-  // More than can be heard, or seen at a glance; the table has them.
+  // A longer list would be hard to follow; the table has the weights of every head.
   if (heads.length > 8) return `${text} (mean of ${heads.length} heads).`;
   const each = heads.map((head) => `${head + 1} ${strongest([head], 1)[0] || "nothing"}`);
   return `${text} (mean of ${heads.length} heads). Strongest in head ${each.join(", ")}.`;

@@ -1,6 +1,6 @@
 
 "use strict";
-// The panels: tokens on two sides, lines and squares between them.
+// The panels: queries and keys, with lines and squares between them.
 
 // ---- Colors.
 const root = document.documentElement;
@@ -8,7 +8,7 @@ const preference = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => root.dataset.theme === "dark";
 function color(head) {
   if (data.heads <= LIGHT.length) return (isDark() ? DARK : LIGHT)[head];
-  // Neighbors differ in lightness too.
+  // Neighbors differ in lightness, too.
   const lightness = (isDark() ? 0.74 : 0.5) + (head % 2) * 0.1;
   return `oklch(${lightness} 0.15 ${Math.round((360 * head) / data.heads)})`;
 }
@@ -50,7 +50,7 @@ function buildPanels() {
     const heading = make("h2", {}, ...panel.heads.map(swatch), panel.title);
     const lists = { from: tokenList("from", panel.title), to: tokenList("to", panel.title) };
     const graph = make("div", { className: `graph ${layout}` }, lists.from, canvas, lists.to);
-    const legend = `${KINDS[state.kind].from} (looks) \u2192 ${KINDS[state.kind].to} (is looked at)`;
+    const legend = `${KINDS[state.kind].from} (queries) \u2192 ${KINDS[state.kind].to} (keys)`;
     const words = make("div", { className: "side", textContent: legend });
     const section = make("section", { className: "panel" }, heading, words, graph);
     section.setAttribute("aria-label", panel.title);
@@ -61,16 +61,16 @@ function buildPanels() {
   byId("panels").replaceChildren(...panels.map((panel) => panel.section));
   for (const panel of panels) fit(panel);
 }
-/** Room for the longest of the pieces, in rem; what is longer still is cut. */
+/** Width of the longest piece in rem, at most 9; longer pieces are truncated. */
 function lengthOf(pieces) {
   return Math.min(9, 1.6 + 0.5 * Math.max(...pieces.map((piece) => [...piece].length)));
 }
-/** Pixels from side to side: of columns what the window has, so that a phone shows both. */
+/** Pixels between the two sides; columns adapt to the window, so that a phone shows both. */
 function gap() {
   if (state.layout === "rows") return GAP;
   const rem = parseFloat(getComputedStyle(root).fontSize);
   const words = rem * (lengthOf(tokens("from")) + lengthOf(tokens("to")));
-  // Of several panels, some fit beside each other.
+  // Narrower panels fit beside each other.
   const widest = panels.length > 1 ? WIDEST / 2 : WIDEST;
   return Math.max(NARROWEST, Math.min(widest, root.clientWidth - words - 4 * rem));
 }
@@ -79,7 +79,7 @@ function tokenList(side, title) {
   const list = make("div", { className: `tokens ${side === "from" ? "queries" : "keys"}` });
   list.setAttribute("role", "toolbar");
   list.setAttribute("aria-orientation", state.layout === "columns" ? "vertical" : "horizontal");
-  const role = side === "from" ? "tokens that look" : "tokens that are looked at";
+  const role = side === "from" ? "queries" : "keys";
   list.setAttribute("aria-label", `${title}: ${KINDS[state.kind][side]}, ${role}`);
   list.style.setProperty("--length", `${lengthOf(pieces).toFixed(2)}rem`);
   const stop = chosen() && chosen().side === side ? chosen().index : 0;
@@ -112,7 +112,7 @@ function outdate(panel) {
   panel.painted = panel.picture = null;
 }
 
-// ---- Painting. Along is where the tokens follow each other, over is from side to side.
+// ---- Painting. "along" runs along a list of tokens, "over" from queries to keys.
 function paint(panel) {
   const token = panel.always === "all" ? null : chosen();
   const now = token ? `${token.side} ${token.index}` : "all";
@@ -123,7 +123,7 @@ function paint(panel) {
   }
   mark(panel);
 }
-/** The lines of all tokens are thousands: they are drawn once and kept as a picture. */
+/** Draws the thousands of lines of all tokens once, and caches them as an image. */
 function drawAll(panel) {
   if (!panel.picture) {
     draw(panel, null);
@@ -164,7 +164,7 @@ function draw(panel, token) {
   if (token) drawSquares(context, panel, token, cell, end - strip + 4);
   context.globalAlpha = 1;
 }
-/** The lines to draw, the strongest last: on top. */
+/** Returns the lines to draw, the strongest last, so that it is on top. */
 function linesOf(heads, token) {
   const lines = [];
   const [queries, keys] = ["from", "to"].map((side) =>
@@ -179,7 +179,7 @@ function linesOf(heads, token) {
   });
   return lines.sort((a, b) => a.w - b.w);
 }
-/** Of one token, small weights can be seen; of all, they would hide the large ones. */
+/** Raises the opacity of small weights for one token; for all, they would hide large ones. */
 const opacity = (w, token) => (token ? Math.sqrt(w) : w);
 function drawSquares(context, panel, token, cell, far) {
   const size = STEP[state.layout] - 6;

@@ -1,4 +1,4 @@
-"""What all figures share: one style, the fonts, and files that are written whole or not at all."""
+"""Style, fonts and atomic file writing for all figures."""
 
 import contextlib
 import functools
@@ -12,12 +12,12 @@ from matplotlib.ft2font import FT2Font
 
 from jaxformer.files import write_file
 
-# Told apart with any color vision (Okabe and Ito).
+# Distinct for color-blind readers (Okabe and Ito).
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 GRAY = "#595959"
 
-# DejaVu Sans comes with matplotlib; it has the scripts of Europe, Arabic and Hebrew. The others
-# are tried in turn for what it lacks, if they are installed.
+# DejaVu Sans comes with matplotlib and covers European scripts, Arabic and Hebrew. For other
+# characters, the fonts below are tried in turn if they are installed.
 _FONT = "DejaVu Sans"
 _MORE_FONTS = (
     "Noto Sans CJK SC",
@@ -50,14 +50,14 @@ _STYLE = {
 
 
 def style() -> contextlib.AbstractContextManager[None]:
-    """The look of all figures, whatever the user's own matplotlib settings are."""
+    """Returns a context with the style of all figures, independent of the user's matplotlibrc."""
     return matplotlib.style.context(["default", _STYLE, {"font.family": _fonts()}])
 
 
 def drawable(text: str) -> str:
-    """The text with a box for every character that no font at hand can draw.
+    """Replaces every character that no installed font contains by a box.
 
-    Characters without a shape of their own, such as controls and joiners, are left out.
+    Unprintable characters, such as controls and joiners, are removed.
 
     >>> drawable("größer\u200d \U0001f9e9")
     'größer □'
@@ -70,13 +70,13 @@ def drawable(text: str) -> str:
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Writes the figure for print, whole or not at all: SVG if the name says so, else PNG.
+    """Writes the figure atomically, as SVG if the name ends in ``.svg``, else as PNG.
 
-    A PNG has 200 dots per inch. The letters of an SVG are outlines, so that it looks the same
-    everywhere, and the same figure gives the same file.
+    A PNG has 200 dots per inch. An SVG has outlines instead of letters, so it looks the same
+    everywhere. The same figure gives the same SVG file.
 
     Raises:
-      OSError: The file cannot be written; an older one stays as it was.
+      OSError: The file cannot be written; an existing file is unchanged.
     """
     content = io.BytesIO()
     if path.suffix.lower() == ".svg":

@@ -1,4 +1,4 @@
-"""The course of a run: loss, scores, learning rate and speed over the optimizer's steps."""
+"""Learning curves: loss, scores, learning rate and speed by optimizer step."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 from jaxformer.errors import UserError
 from jaxformer.plots import figure
 
-# The value that a panel shows, its title, and which value is best.
+# For each metric: the title of its panel, and the function that selects the best value.
 _PANELS = {
     "loss": ("Loss (label-smoothed, nats per token)", min),
     "perplexity": ("Perplexity", min),
@@ -24,7 +24,7 @@ _PANELS = {
     "learning_rate": ("Learning rate (10⁻³)", None),
     "tokens_per_second": ("Tokens per second", None),
 }
-_DIVERGED = 1e9  # from here on, also inf and NaN, a value says nothing and would flatten the rest
+_DIVERGED = 1e9  # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _LOOKS = {
     "train": {"color": figure.BLUE, "label": "training"},
     "valid": {
@@ -39,9 +39,9 @@ _LOOKS = {
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the records of ``metrics.jsonl``, one JSON object a line.
+    """Reads the records of ``metrics.jsonl``, one JSON object per line.
 
-    A last line that was torn when the run was killed is left out.
+    An incomplete last line, left by a killed run, is ignored.
 
     Raises:
       UserError: The file is missing, or a line before the last is not a JSON object.
@@ -60,20 +60,19 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
             record = None
         if isinstance(record, dict):
             records.append(record)
-        elif number < len(lines):  # a whole line ends in "\n", so that only "" follows it
+        elif number < len(lines):  # The last line is "" unless it is incomplete.
             raise UserError(f"{path}:{number}: expected a JSON object, got {line[:50]!r}")
     return records
 
 
 def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Draws a run as a PNG, with one panel for each value that the records hold.
+    """Plots a run as a PNG, with one panel for each metric in the records.
 
     Args:
-      records: Reports as in ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts
-        optimizer steps, and the values are any of "loss", "perplexity", "bleu", "f1",
-        "exact_match", "learning_rate" and "tokens_per_second". Values that are not finite, or
-        beyond 10^9, are left out.
-      path: The PNG; replaced as a whole.
+      records: Records of ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts optimizer
+        steps, and the metrics are any of "loss", "perplexity", "bleu", "f1", "exact_match",
+        "learning_rate" and "tokens_per_second". Values of 10^9 or more, inf and NaN are omitted.
+      path: The PNG; replaced atomically.
 
     Raises:
       UserError: There is nothing to draw.
@@ -99,7 +98,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
 
 
 def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[int, float]:
-    """Values by step; the last counts if a resumed run has reported a step again."""
+    """Returns values by step; if a resumed run logged a step again, its last value."""
     values = {
         record["step"]: record[name]
         for record in records
@@ -120,9 +119,9 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
     for kind, curve in curves.items():
         if curve:
             line = axes.plot(list(curve), list(curve.values()), **_LOOKS[kind])[0]
-            if len(curve) == 1:  # a line through one point cannot be seen
+            if len(curve) == 1:  # A line through one point is invisible.
                 line.set_marker("o")
-    axes.margins(y=0.15)  # room for the value in _mark
+    axes.margins(y=0.15)  # Space for the value that _mark writes.
     axes.set_xlim(left=0)
     if name not in ("loss", "perplexity"):
         largest = max(value for curve in curves.values() for value in curve.values())

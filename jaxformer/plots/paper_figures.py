@@ -1,4 +1,4 @@
-"""Which heads and which word of a sentence come closest to what figures 3, 4 and 5 show."""
+"""Choice of heads and words that resemble figures 3, 4 and 5 of the paper."""
 
 import dataclasses
 import itertools
@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float
 
 @dataclasses.dataclass(frozen=True)
 class PaperFigure:
-    """A choice from encoder self-attention; everything counts from 0.
+    """Layer, heads and query of a figure of encoder self-attention, as indices from 0.
 
     Attributes:
-      layer: The layer: the paper shows layer 5 of 6, this is the last but one.
+      layer: The layer; the paper shows layer 5 of 6, the last but one.
       heads: The heads, at least one.
-      token: The word that looks; None: all of them.
+      token: The query; None: all queries.
     """
 
     layer: int
@@ -31,26 +31,26 @@ def paper_figures(
     heads: Sequence[int] | None = None,
     token: int | None = None,
 ) -> dict[int, PaperFigure]:
-    """The choice for each of the figures 3, 4 and 5.
+    """Chooses layer, heads and query of the figures 3, 4 and 5.
 
-    The last token, end of sentence, and punctuation are neither chosen nor counted as looked at:
-    heads that have nothing to say rest there.
+    Punctuation and the last token, end-of-sentence, are neither chosen nor counted as keys, since
+    heads put unused attention there.
 
     - Figure 3, a long-distance dependency of one word, in all heads: the word with the largest
-      mean distance between it and what it looks at, as a multiple of what evenly spread attention
-      would give it; else the first and last words, far from most, would always win.
-    - Figure 4, anaphora: the two heads and the word that are sharpest together, by the largest
-      weight of each on a single word that is neither the word itself nor beside it. The sharper
-      head comes first.
+      mean distance to the words that it attends to, relative to uniform attention. Without this
+      normalization, the first and last words would always win.
+    - Figure 4, anaphora: the word and the two heads with the largest sum of maximum weights, over
+      keys other than the word itself and its neighbors. The head with the larger weight comes
+      first.
     - Figure 5, heads that perform different tasks: the two heads whose attention differs most,
-      by the mean total variation distance over all words.
+      by the mean total variation distance over all queries.
 
     Args:
       encoder: Weights of encoder self-attention, queries before keys.
-      tokens: S source pieces, end of sentence included.
-      layer: Choose in this layer; None: the last but one.
-      heads: Choose among these heads; None: all.
-      token: The word of figures 3 and 4; None: choose it.
+      tokens: S source pieces, end-of-sentence included.
+      layer: The layer; None: the last but one.
+      heads: Heads to choose from; None: all.
+      token: Query of figures 3 and 4; None: chosen.
     """
     layer = max(0, len(encoder) - 2) if layer is None else layer
     among = list(range(encoder.shape[1]) if heads is None else heads)
@@ -74,7 +74,7 @@ def paper_figures(
 
 
 def _words(tokens: Sequence[str]) -> Bool[np.ndarray, " S"]:
-    """Which tokens have a letter or digit; all if none has."""
+    """Returns a mask of the tokens with a letter or digit; all True if there are none."""
     found = np.array([any(map(str.isalnum, token)) for token in tokens[:-1]] + [False])
     return found if found.any() else np.ones(len(tokens), bool)
 
@@ -85,5 +85,5 @@ def _most_different(weights: Float[np.ndarray, "H S S"]) -> tuple[int, ...]:
 
 
 def _distance(one: Float[np.ndarray, "S S"], other: Float[np.ndarray, "S S"]) -> float:
-    """Mean total variation distance of the rows."""
+    """Returns the mean total variation distance of the rows."""
     return float(np.abs(one - other).sum(axis=1).mean() / 2)

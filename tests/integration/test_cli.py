@@ -1,4 +1,4 @@
-"""The commands on a tiny trained model: what they print, and how they refuse bad input."""
+"""Output and error messages of the commands on a tiny trained model."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from jaxformer.inference.weights import load_model
 
 @pytest.fixture
 def feed(monkeypatch):
-    """Puts bytes on standard input."""
+    """Feeds bytes to standard input."""
 
     def put(content):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
@@ -26,12 +26,12 @@ def feed(monkeypatch):
 
 @pytest.fixture
 def copy(tiny_workdir, tmp_path):
-    """A workdir that may be damaged."""
+    """A copy of a workdir that tests may damage."""
     return shutil.copytree(tiny_workdir, tmp_path / "copy")
 
 
 def refused(capsys, arguments, *words):
-    """Runs a command that must fail with one line that has these words."""
+    """Runs a command that must fail with one line that contains these words."""
     assert main([str(argument) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -43,18 +43,18 @@ def refused(capsys, arguments, *words):
 
 
 @pytest.mark.smoke
-def test_translate_gives_a_line_for_each_line_in_order(tiny_workdir, feed, capsys):
+def test_translate_prints_one_line_per_line_in_order(tiny_workdir, feed, capsys):
     hostile = "one hundred\n\n  \ntwo\r\n\x00\x07 \u0085 \u2028 three\n😀 ünïcode ½…\nlast"
     feed(hostile.encode())
     assert main(["translate", "--workdir", str(tiny_workdir)]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert len(lines) == 8  # seven lines in, seven out, each with its end
+    assert len(lines) == 8  # Seven lines in, seven out, each with a line break.
     assert lines[1] == lines[2] == lines[7] == ""
     alone = Translator.load(tiny_workdir).translate(["two", "one hundred"])
     assert [lines[3], lines[0]] == alone
 
 
-def test_translate_nothing(tiny_workdir, feed, capsys):
+def test_translate_accepts_empty_input(tiny_workdir, feed, capsys):
     feed(b"")
     assert main(["translate", "--workdir", str(tiny_workdir)]) == 0
     assert capsys.readouterr().out == ""
@@ -90,14 +90,14 @@ def test_too_long_a_source_names_the_line_and_writes_nothing(tiny_workdir, feed,
 @pytest.mark.parametrize(
     "arguments", [["translate"], ["average"], ["plot"], ["attention", "one"]], ids=lambda a: a[0]
 )
-def test_folder_that_is_no_workdir(arguments, tmp_path, feed, capsys):
+def test_folder_without_config_is_refused(arguments, tmp_path, feed, capsys):
     feed(b"one\n")
     command, *rest = arguments
     words = "metrics.jsonl: no such file" if command == "plot" else "expected the workdir of a"
     refused(capsys, [command, "--workdir", tmp_path, *rest], str(tmp_path), words)
 
 
-def test_tokenizer_of_another_model(copy, feed, capsys):
+def test_tokenizer_of_another_model_is_refused(copy, feed, capsys):
     feed(b"one\n")
     tokenizer = copy / "tokenizer.model"
     tokenizer.write_bytes(tokenizer.read_bytes() + b"\x00")
@@ -108,7 +108,7 @@ def test_tokenizer_of_another_model(copy, feed, capsys):
     )
 
 
-def test_checkpoint_of_another_model(copy, feed, capsys):
+def test_checkpoint_of_another_model_is_refused(copy, feed, capsys):
     feed(b"one\n")
     config = json.loads((copy / "config.json").read_text())
     config["model"]["d_ff"] = 64
@@ -116,7 +116,7 @@ def test_checkpoint_of_another_model(copy, feed, capsys):
     refused(capsys, ["translate", "--workdir", copy], "inner", "expected")
 
 
-def test_unknown_config_field_in_a_workdir(copy, feed, capsys):
+def test_unknown_config_field_in_a_workdir_is_refused(copy, feed, capsys):
     feed(b"one\n")
     config = json.loads((copy / "config.json").read_text())
     config["model"]["num_layer"] = 1
@@ -124,7 +124,7 @@ def test_unknown_config_field_in_a_workdir(copy, feed, capsys):
     refused(capsys, ["translate", "--workdir", copy], "did you mean model.num_layers?")
 
 
-def test_unknown_weights(tiny_workdir, feed, capsys):
+def test_unknown_weights_are_refused(tiny_workdir, feed, capsys):
     feed(b"one\n")
     refused(
         capsys,
@@ -178,7 +178,7 @@ def test_evaluate_own_translations_scores_100(tiny_workdir, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["exact_match"]["score"] == 100
 
 
-def test_evaluate_sides_of_different_length(tiny_workdir, tmp_path, capsys):
+def test_evaluate_refuses_files_of_different_length(tiny_workdir, tmp_path, capsys):
     files = write_pair(tmp_path, ["one", "two"], ["eins"])
     refused(
         capsys,
@@ -188,7 +188,7 @@ def test_evaluate_sides_of_different_length(tiny_workdir, tmp_path, capsys):
     )
 
 
-def test_evaluate_missing_file(tiny_workdir, tmp_path, capsys):
+def test_evaluate_names_a_missing_file(tiny_workdir, tmp_path, capsys):
     files = write_pair(tmp_path, ["one"], ["eins"])
     files[1] = str(tmp_path / "nowhere.en")
     refused(capsys, ["evaluate", "--workdir", tiny_workdir, *files], "nowhere.en", "cannot be read")
@@ -199,7 +199,7 @@ def embedding(translator):
     return params["embedding"]
 
 
-def test_average_is_the_mean_and_is_used_from_then_on(copy, feed, capsys):
+def test_average_is_the_mean_and_becomes_the_default(copy, feed, capsys):
     parts = [embedding(Translator.load(copy, weights=step)) for step in ("2", "4", "6")]
     model, params = load_model(copy, weights=4)
     assert model.config == Translator.load(copy).config.model
@@ -213,7 +213,7 @@ def test_average_is_the_mean_and_is_used_from_then_on(copy, feed, capsys):
     )
     assert Translator.load(copy, weights="latest").weights == "step 6"
     assert Translator.load(copy, weights="best").weights == "step 6"
-    # An average that training has left behind is no longer the default.
+    # An average is not the default if there is a newer checkpoint.
     shutil.rmtree(copy / "checkpoints" / "6")
     assert Translator.load(copy).weights == (
         "step 4; --weights averaged gives an average of other steps"
@@ -221,8 +221,8 @@ def test_average_is_the_mean_and_is_used_from_then_on(copy, feed, capsys):
     assert Translator.load(copy, weights="averaged").weights == "average of steps 2, 4, 6"
 
 
-def test_best_of_none(copy, capsys):
-    shutil.rmtree(copy / "checkpoints" / "6")  # the only one that was validated
+def test_best_weights_need_a_validation(copy, capsys):
+    shutil.rmtree(copy / "checkpoints" / "6")  # The only step that was validated.
     refused(
         capsys,
         ["attention", "one", "--workdir", copy, "--weights", "best"],
@@ -230,7 +230,7 @@ def test_best_of_none(copy, capsys):
     )
 
 
-def test_source_of_evaluate_that_is_too_long(tiny_workdir, tmp_path, capsys):
+def test_evaluate_refuses_a_source_that_is_too_long(tiny_workdir, tmp_path, capsys):
     files = write_pair(tmp_path, ["one", "nine " * 200], ["eins", "neun"])
     refused(capsys, ["evaluate", "--workdir", tiny_workdir, *files], "in.en:2: expected at most")
 
@@ -251,16 +251,16 @@ def test_evaluate_does_not_overwrite_its_input(tiny_workdir, tmp_path, capsys):
         (["--length-penalty", "1e300"], "search.length_penalty must be 0 to 10"),
     ],
 )
-def test_impossible_searches(option, words, tiny_workdir, feed, capsys):
+def test_invalid_searches_are_refused(option, words, tiny_workdir, feed, capsys):
     feed(b"one\n")
     refused(capsys, ["translate", "--workdir", tiny_workdir, *option], words)
 
 
-def test_half_a_character(tiny_workdir, capsys):
+def test_unpaired_surrogates_are_refused(tiny_workdir, capsys):
     refused(capsys, ["attention", "--workdir", tiny_workdir, "\udcff"], "sentence: not UTF-8")
 
 
-def test_average_of_too_many(tiny_workdir, capsys):
+def test_average_of_too_many_checkpoints_is_refused(tiny_workdir, capsys):
     refused(
         capsys,
         ["average", "--workdir", tiny_workdir, "--last", "7"],
@@ -268,7 +268,7 @@ def test_average_of_too_many(tiny_workdir, capsys):
     )
 
 
-def test_attention_and_plot_draw_pictures(tiny_workdir, tmp_path, capsys):
+def test_attention_and_plot_write_images(tiny_workdir, tmp_path, capsys):
     for command in (["attention", "two hundred"], ["plot"]):
         output = tmp_path / f"{command[0]}.png"
         arguments = [*command, "--workdir", str(tiny_workdir), "--output", str(output)]
@@ -287,7 +287,7 @@ def test_attention_views_are_distributions_over_the_right_pieces(tiny_workdir):
     assert np.triu(view.decoder[0, 0], 1).max() == 0
 
 
-def test_attention_of_a_layer_that_is_not_there(tiny_workdir, capsys):
+def test_attention_of_a_missing_layer_is_refused(tiny_workdir, capsys):
     refused(
         capsys,
         ["attention", "--workdir", tiny_workdir, "one", "--layer", "2"],
@@ -295,7 +295,7 @@ def test_attention_of_a_layer_that_is_not_there(tiny_workdir, capsys):
     )
 
 
-def test_help_teaches_by_example(capsys):
+def test_help_has_examples(capsys):
     for command in ("translate", "evaluate", "average", "attention", "plot"):
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])

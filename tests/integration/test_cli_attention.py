@@ -1,4 +1,4 @@
-"""The attention command: a page, or a picture, of the model's own weights."""
+"""The command ``attention``: pages and images of a model's attention weights."""
 
 import base64
 import json
@@ -39,8 +39,8 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(tiny_workdir, tmp
         np.testing.assert_allclose(read.reshape(weights.shape), weights, rtol=0, atol=1e-5)
 
 
-def test_a_translation_that_was_cut_off(tiny_workdir, monkeypatch):
-    """It does not end with EOS, and is as long as the model allows."""
+def test_a_truncated_translation_is_shown(tiny_workdir, monkeypatch):
+    """The translation has the maximum length and no end-of-sentence."""
     translator = Translator.load(tiny_workdir)
     tokens = [7] * translator.config.model.max_length
     cut = types.SimpleNamespace(tokens=[tokens])
@@ -50,7 +50,7 @@ def test_a_translation_that_was_cut_off(tiny_workdir, monkeypatch):
     assert view.cross.shape[2] == len(tokens)
 
 
-def test_a_page_is_what_is_written_by_default(tiny_workdir, tmp_path, monkeypatch):
+def test_the_default_output_is_a_page(tiny_workdir, tmp_path, monkeypatch):
     written = {}
     monkeypatch.setattr("jaxformer.cli.plot.write_file", written.__setitem__)
     assert attention(tiny_workdir, SENTENCE) == 0
@@ -62,7 +62,7 @@ def test_a_notebook_shows_the_page_in_a_sandbox(tiny_workdir):
     frame = view._repr_html_()
     assert frame.startswith("<iframe ")
     assert 'sandbox="allow-scripts"' in frame
-    assert "<script" not in frame  # escaped, within srcdoc
+    assert "<script" not in frame  # Escaped within srcdoc.
 
 
 @pytest.mark.parametrize("figure", ["3", "4", "5"])
@@ -83,7 +83,7 @@ def test_chosen_heads_and_word(tiny_workdir, tmp_path):
     data = data_of(output.read_text(encoding="utf-8"))
     assert data["start"]["heads"] == data["figures"]["4"]["heads"] == [1]
     assert data["figures"]["3"]["token"] == 1
-    # Without --figure they are for what is shown first: the presets choose for themselves.
+    # Without --figure the options select what is shown first, and do not affect the presets.
     assert attention(tiny_workdir, "two hundred", "--output", output, "--heads", "2") == 0
     data = data_of(output.read_text(encoding="utf-8"))
     assert data["start"]["heads"] == [1]

@@ -1,4 +1,4 @@
-"""The command ``compare``: what sacreBLEU's own command prints, for all of our metrics."""
+"""The command ``compare`` against sacreBLEU's own command."""
 
 import json
 import re
@@ -18,7 +18,7 @@ LINES = [
 
 @pytest.fixture
 def files(tmp_path):
-    """A reference and two systems: one has every fourth word wrong, one every fifth."""
+    """A reference, and two systems with every fourth or every fifth word wrong."""
     texts = {"ref": LINES}
     for name, every in (("four", 4), ("five", 5)):
         words = [line.split() for line in LINES]
@@ -37,7 +37,7 @@ def compare(capsys, reference, *arguments):
 
 
 def sacrebleu(test, reference, *systems):
-    """Rows of numbers of sacreBLEU's own table: BLEU then chrF, a row for each system."""
+    """Returns the numbers of sacreBLEU's table, BLEU then chrF, with a row per system."""
     command = [sys.executable, "-m", "sacrebleu", reference, "-i", *systems, "-m", "bleu", "chrf"]
     result = subprocess.run(
         [*command, f"--paired-{test}", "-f", "text", "-w", "6"],
@@ -51,7 +51,7 @@ def sacrebleu(test, reference, *systems):
     return [[[float(x) for x in re.findall(r"\d+\.\d+", c)] for c in row] for row in rows[1:]]
 
 
-def test_it_prints_what_sacrebleu_prints(files, capsys):
+def test_figures_equal_those_that_sacrebleu_prints(files, capsys):
     code, out, _ = compare(capsys, *files, "--json")
     assert code == 0
     ours = {c["metric"]: c["systems"] for c in json.loads(out)["comparisons"]}

@@ -1,4 +1,4 @@
-"""The command ``doctor``: bug reports, what fits, what would make it fit, and mistakes."""
+"""The command ``doctor``: bug reports, and the memory that an experiment needs."""
 
 import importlib.metadata
 import importlib.util
@@ -18,7 +18,7 @@ import jaxformer
 from jaxformer.analysis import memory
 from jaxformer.cli import environment, main
 
-# ml_collections 1.1 loads config files in a way that Python deprecates (2026-11).
+# ml_collections 1.1 loads config files in a way that Python has deprecated (2026-11).
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 
 PROJECT = pathlib.Path(__file__).parents[2]
@@ -36,12 +36,12 @@ def doctor(capsys, *arguments):
 
 @pytest.fixture
 def report(capsys, monkeypatch):
-    """Runs the bare command; its lines by section."""
+    """Runs the command without options, and returns its lines by section."""
 
     def run(**variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        # The last section starts processes, and has tests of its own.
+        # The last section starts processes; it has separate tests.
         monkeypatch.setattr(environment, "SECTIONS", environment.SECTIONS[:-1])
         assert main(["doctor"]) == 0
         out, err = capsys.readouterr()
@@ -71,7 +71,7 @@ def test_a_bug_report_has_versions_devices_and_the_cache(report, tmp_path):
     ]
 
 
-def test_a_bug_report_has_no_other_variables_than_those_of_jax(report):
+def test_a_bug_report_prints_only_variables_of_jax(report):
     found = report(JAX_ENABLE_X64="0", AWS_SECRET="xyz", MY_JAX_KEY="k")
     names = {line.partition("=")[0] for line in found["environment variables"]}
     assert f"XLA_FLAGS={os.environ['XLA_FLAGS']}" in found["environment variables"]
@@ -79,7 +79,7 @@ def test_a_bug_report_has_no_other_variables_than_those_of_jax(report):
     assert not names & {"AWS_SECRET", "MY_JAX_KEY", "PATH", "HOME"}
 
 
-def test_a_bug_report_comes_out_where_things_are_broken(report, monkeypatch):
+def test_a_bug_report_survives_failing_sections(report, monkeypatch):
     def broken():
         raise RuntimeError("no TPU")
 
@@ -89,7 +89,7 @@ def test_a_bug_report_comes_out_where_things_are_broken(report, monkeypatch):
     assert r"JAXFORMER_NOTE=not UTF-8: \udcf6" in found["environment variables"]
 
 
-def test_optional_packages_are_those_of_the_project(report):
+def test_optional_packages_match_the_project(report):
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = settings["project"]["optional-dependencies"]
     ours = [list(extra.requirements) for extra in environment.EXTRAS]
@@ -108,7 +108,7 @@ def test_optional_packages_are_those_of_the_project(report):
         (["--config.model.d_model=8"], "--config.model.d_model=8 needs --config FILE"),
     ],
 )
-def test_options_of_an_experiment_need_one(capsys, arguments, words):
+def test_memory_options_need_a_config(capsys, arguments, words):
     assert main(["doctor", *arguments]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -122,19 +122,19 @@ def test_the_package_is_a_command_and_has_a_version():
 
 
 @pytest.mark.slow
-def test_it_says_that_an_experiment_fits(capsys):
+def test_it_reports_that_an_experiment_fits(capsys):
     code, out, err = doctor(capsys, "--memory", "1GiB")
     assert (code, err) == (0, "")
     first, second = out.splitlines()
     assert first == (
-        "A step of 2,048 tokens a side in sentences of 128, on 8 cpu device(s). "
+        "A step of 2,048 tokens per side in sentences of 128, on 8 cpu device(s). "
         "Each has 1.07 GB and needs:"
     )
     assert second.endswith(" fits: as it is")
 
 
-def test_it_tries_what_saves_until_nothing_is_left(capsys, monkeypatch):
-    # What it measures with is tested elsewhere, and takes its time.
+def test_it_tries_all_settings_that_save_memory(capsys, monkeypatch):
+    # The measurement itself is slow, and tested elsewhere.
     monkeypatch.setattr(memory, "step_memory", lambda config: memory.StepMemory(10**7, 2 * 10**7))
     code, out, err = doctor(capsys, "--memory", "29 MB", "--config.training.remat=layer")
     assert code == 2
@@ -146,7 +146,7 @@ def test_it_tries_what_saves_until_nothing_is_left(capsys, monkeypatch):
         "--config.training.gradient_accumulation=8",
         "--config.training.adam_dtype=bfloat16",
     ]
-    assert "base.py:tiny needs 0.03 GB on each device whatever" in err
+    assert "base.py:tiny needs 0.03 GB on each device with any settings" in err
     assert doctor(capsys, "--memory", "30 MB")[0] == 0
 
 
@@ -172,14 +172,14 @@ def test_devices_are_simulated():
         (["--memry", "16GB"], "unknown argument --memry; did you mean --memory?"),
     ],
 )
-def test_mistakes_are_one_line(capsys, arguments, words):
+def test_mistakes_are_reported_in_one_line(capsys, arguments, words):
     code, out, err = doctor(capsys, *arguments)
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
 
 
-def test_a_config_that_is_not_there_or_broken(capsys, tmp_path):
+def test_a_missing_or_broken_config_is_refused(capsys, tmp_path):
     for path, words in [
         (tmp_path / "none.py", "No such file or directory"),
         (PROJECT / "configs" / "base.py:huge", "unknown variant 'huge'; known variants: 'tiny'"),

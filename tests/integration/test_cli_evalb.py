@@ -1,4 +1,4 @@
-"""The command ``evalb``: the table or the figures on standard output, errors on standard error."""
+"""The command ``evalb``: table or JSON on standard output, errors on standard error."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ def evalb(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-def test_it_prints_what_the_official_program_prints(capsys):
+def test_the_table_equals_the_official_programs(capsys):
     files = (PRINTED / "random.gld", PRINTED / "random.tst")
     code, out, err = evalb(capsys, *files, "--params", PRINTED / "random.prm")
     assert code == 0
@@ -27,7 +27,7 @@ def test_it_prints_what_the_official_program_prints(capsys):
     assert err == (PRINTED / "random.random.err").read_text()
 
 
-def test_without_parameters_it_is_collins(data_directory, capsys):
+def test_the_default_parameters_are_collins(data_directory, capsys):
     package = data_directory / "trees" / "evalb"
     code, out, err = evalb(capsys, package / "bug.gld", package / "bug.tst")
     assert code == 0

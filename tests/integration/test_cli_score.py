@@ -1,4 +1,4 @@
-"""The command ``score``: the numbers that ``translate`` prints, from force-decoding."""
+"""The command ``score``: scores by force-decoding equal the scores of the search."""
 
 import io
 import json
@@ -18,7 +18,7 @@ SOURCES = ["two hundred and one", "nine", "forty-two thousand", "seven hundred",
 
 @pytest.fixture
 def score(learned_workdir, tmp_path, capsys):
-    """Scores pairs of lines; gives what is printed."""
+    """Scores pairs of lines, and returns the output."""
 
     def run(sources, targets, *flags, code=0):
         files = []
@@ -33,8 +33,8 @@ def score(learned_workdir, tmp_path, capsys):
     return run
 
 
-def test_a_translation_scores_what_the_search_said(learned_workdir):
-    """Of every hypothesis, from the very tokens."""
+def test_force_decoding_gives_the_score_of_the_search(learned_workdir):
+    """Every hypothesis is scored from its tokens."""
     translator = Translator.load(learned_workdir)
     found = translator.hypotheses(SOURCES)
     pairs, hypotheses = [], []
@@ -57,7 +57,7 @@ def test_a_translation_scores_what_the_search_said(learned_workdir):
         pytest.param(["--penalty", "none"], marks=pytest.mark.slow),
     ],
 )
-def test_the_command_gives_the_number_that_translate_prints(
+def test_the_command_prints_the_score_of_translate(
     learned_workdir, score, flags, monkeypatch, capsys
 ):
     sources = [*SOURCES, *map(english, range(60, 100))]
@@ -70,7 +70,7 @@ def test_the_command_gives_the_number_that_translate_prints(
     translator = Translator.load(learned_workdir)
     compared = 0
     for source, (_, words), printed, scored in zip(sources, rows, given, result, strict=True):
-        # The text says neither how the model spelled it nor whether it ended by itself.
+        # Text determines neither the pieces nor whether the translation was truncated.
         tokens = translator.hypotheses([source])[0][0].tokens
         if translator.encode(words) == tokens:
             assert scored == pytest.approx(printed, abs=1e-5)
@@ -78,8 +78,8 @@ def test_the_command_gives_the_number_that_translate_prints(
     assert compared > 2
 
 
-def test_the_formula(score, learned_workdir):
-    """JSON has the parts that the score is made of."""
+def test_score_is_log_probability_over_penalty(score, learned_workdir):
+    """JSON contains the terms of the score."""
     rows = [json.loads(line) for line in score(["one", "two"], ["eins", "zwei drei"], "--json")]
     encode = Translator.load(learned_workdir).encode
     for row, target in zip(rows, ["eins", "zwei drei"], strict=True):
@@ -92,7 +92,7 @@ def test_the_formula(score, learned_workdir):
 def test_blank_lines(score):
     lines = score(["", "one", "", " "], ["", "", "eins", "\t"])
     assert [float(n) for n in lines[:1] + lines[2:]] == [0.0, -math.inf, -math.inf]
-    # One token, end-of-sentence, which has a penalty of 1.
+    # End-of-sentence alone, with a length penalty of 1.
     (empty,) = [json.loads(line) for line in score(["one"], [""], "--json")]
     assert empty["length"] == 1
     assert empty["score"] == empty["log_prob"] == pytest.approx(float(lines[1]), abs=1e-6)
@@ -100,7 +100,7 @@ def test_blank_lines(score):
     assert impossible["score"] is impossible["log_prob"] is None
 
 
-def test_blocks_leave_no_trace(score, monkeypatch):
+def test_results_do_not_depend_on_blocks(score, monkeypatch):
     pairs = (SOURCES, ["zweihunderteins", "neun", "", "siebenhundert", "elf"])
     whole = score(*pairs)
     monkeypatch.setattr(command, "BLOCK", 2)

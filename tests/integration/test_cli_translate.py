@@ -1,4 +1,4 @@
-"""The command ``translate``: formats, files, streams, and what it refuses, on a tiny model."""
+"""The command ``translate`` on a tiny model: formats, files, streams and error messages."""
 
 import io
 import json
@@ -20,7 +20,7 @@ SOURCES = ["two hundred and one", "nine", "", "forty-two thousand", "  ", "seven
 
 @pytest.fixture
 def run(learned_workdir, monkeypatch, capsys):
-    """Translates lines from standard input; gives what is printed."""
+    """Translates lines from standard input, and returns the output."""
 
     def translate(*arguments, lines=SOURCES):
         content = "".join(f"{line}\n" for line in lines).encode()
@@ -33,7 +33,7 @@ def run(learned_workdir, monkeypatch, capsys):
 
 @pytest.fixture
 def refused(learned_workdir, capsys):
-    """Words of the one line that refuses options."""
+    """Returns the one-line error message for options."""
 
     def refuse(*arguments):
         assert main(["translate", "--workdir", str(learned_workdir), *map(str, arguments)]) == 2
@@ -47,7 +47,7 @@ def refused(learned_workdir, capsys):
 
 @pytest.fixture(scope="module")
 def best(learned_workdir):
-    """All hypotheses of every source, best first."""
+    """Returns all hypotheses of every source, best first."""
     return Translator.load(learned_workdir).hypotheses(SOURCES)
 
 
@@ -114,14 +114,14 @@ def test_alignments_point_from_source_words_to_target_words(run, best, learned_w
         words = hypotheses[0].text.split() if hypotheses else []
         assert [target for _, target in pairs] == list(range(len(words)))
         assert all(0 <= s < len(source.split()) for s, _ in pairs)
-        if hypotheses:  # alone as in the batch
+        if hypotheses:  # Alignments do not depend on the batch.
             target = (hypotheses[0].text, hypotheses[0].tokens)
             assert pharaoh(align(translator, [source], [target])[0]) == line
     assert any(lines)
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_blocks_leave_no_trace(run, monkeypatch, tmp_path, size):
+def test_results_do_not_depend_on_blocks(run, monkeypatch, tmp_path, size):
     expected = run("--alignments", tmp_path / "whole")
     monkeypatch.setattr(command, "BLOCK", size)
     assert run("--alignments", tmp_path / "blocks") == expected
@@ -139,7 +139,7 @@ def test_prefixes_may_come_through_a_pipe(run, tmp_path):
 
 
 def test_standard_output_may_be_closed(learned_workdir, tmp_path, monkeypatch, capsys):
-    """As it is for some services; not needed with --output."""
+    """Some services close it, and --output does not need it."""
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("one\n")
     arguments = ["translate", "--workdir", str(learned_workdir), "--input", str(source)]
@@ -150,8 +150,8 @@ def test_standard_output_may_be_closed(learned_workdir, tmp_path, monkeypatch, c
     assert "standard output is closed: expected --output FILE" in capsys.readouterr().err
 
 
-def test_nobody_need_read_standard_error(learned_workdir, tmp_path, run):
-    """The output is written whole all the same."""
+def test_a_closed_standard_error_does_not_matter(learned_workdir, tmp_path, run):
+    """The output is complete nevertheless."""
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
     arguments = ["--workdir", learned_workdir, "--input", source, "--output", output]
@@ -164,7 +164,7 @@ def test_nobody_need_read_standard_error(learned_workdir, tmp_path, run):
     assert output.read_text(encoding="utf-8").split("\n") == [*run(), ""]
 
 
-def test_an_interrupted_job_leaves_what_it_finished(
+def test_an_interrupted_job_keeps_finished_lines(
     learned_workdir, tmp_path, monkeypatch, capsys, best
 ):
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
@@ -181,14 +181,14 @@ def test_an_interrupted_job_leaves_what_it_finished(
     arguments = ["translate", "--workdir", learned_workdir, "--input", source, "--output", output]
     assert main([str(argument) for argument in arguments]) == 130
     partial = tmp_path / f"out.txt.{os.getpid()}.partial"
-    assert f"{partial}: what was finished so far" in capsys.readouterr().err
+    assert f"{partial}: finished lines" in capsys.readouterr().err
     assert partial.read_text(encoding="utf-8") == "".join(f"{h[0].text}\n" for h in best[:2])
     assert not output.exists()
 
 
-def test_a_mistake_in_a_file_shows_before_any_work(refused, tmp_path, monkeypatch):
+def test_mistakes_in_a_file_show_before_translation(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "BLOCK", 1)
-    monkeypatch.delattr(Translator, "hypotheses")  # never reached
+    monkeypatch.delattr(Translator, "hypotheses")  # Never reached.
     source = tmp_path / "in.txt"
     source.write_bytes(b"one\ntwo\ncaf\xe9\n")
     assert f"{source}:3: not UTF-8" in refused("--input", source)
@@ -209,23 +209,23 @@ def test_a_mistake_in_a_file_shows_before_any_work(refused, tmp_path, monkeypatc
         ("--n-best 2 --scores", "--scores is not needed with --n-best, which prints them"),
         ("--alignment-layer 1", "--alignment-layer needs --alignments FILE"),
         ("--input a --output a", "--output a is an input; name another file"),
-        ("--output a --alignments a", "--alignments a is that of --output; name another file"),
+        ("--output a --alignments a", "--alignments a is also --output; name another file"),
         ("--top-k 3", "--top-k 3 works with --sampling only"),
     ],
 )
-def test_combinations_that_make_no_sense(refused, flags, words):
+def test_contradictory_options_are_refused(refused, flags, words):
     assert words in refused(*flags.split())
 
 
-def test_a_layer_that_is_not_there(run, refused, tmp_path, monkeypatch):
+def test_a_missing_alignment_layer_is_refused(run, refused, tmp_path, monkeypatch):
     flags = ["--alignments", tmp_path / "a", "--alignment-layer", 2]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n"), "utf-8"))
     assert "expected a decoder layer from 1 to 1: got 2" in refused(*flags)
 
 
 @pytest.mark.slow
-def test_a_stream_is_answered_line_by_line(learned_workdir):
-    """As a person at the keyboard, or a program at the other end of two pipes, needs it."""
+def test_a_stream_is_translated_line_by_line(learned_workdir):
+    """An interactive user, or a program that waits for each answer, needs this."""
     project = pathlib.Path(__file__).parents[2]
     arguments = [sys.executable, "-m", "jaxformer.cli", "translate", "--workdir", learned_workdir]
     with subprocess.Popen(
@@ -241,7 +241,7 @@ def test_a_stream_is_answered_line_by_line(learned_workdir):
             process.stdin.write(f"{line}\n".encode())
             answers.append(process.stdout.readline().decode())
         process.stdin.write(b"two\n" + b"nine " * 200 + b"\n")
-        # It ends at the mistake, though standard input is still open.
+        # The command ends at the mistake, although standard input is still open.
         assert process.wait(timeout=60) == 2
         answers.append(process.stdout.read().decode())
         error = process.stderr.read().decode()

@@ -1,4 +1,4 @@
-"""Decoding does not depend on batches, costs few compilations, and is what its parts say."""
+"""Decoding is independent of batching and needs few compilations; settings reach the search."""
 
 import dataclasses
 
@@ -42,7 +42,7 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
     shuffled = translator.search([sources[n] for n in order])
     same([shuffled[n] for n in np.argsort(order)], expected)
     for size in (1, 2, 7, 32):
-        # A batch of 7 is what 7 sentences are given; of 32 in rows for 32, padded further.
+        # Seven sentences get a smaller batch shape than 32 sentences.
         buckets = ((32 if size < 32 else 64, size),)
         monkeypatch.setattr(batched_search, "_BUCKETS", buckets)
         monkeypatch.setattr(batched_search, "_FEW", ())
@@ -52,7 +52,7 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
 
 
 def biased_model(longest: int, ending: float):
-    """A random model that ends a translation at any token with some probability."""
+    """A random model that ends a translation with some probability at every token."""
     config = ModelConfig(
         vocab_size=50,
         d_model=16,
@@ -64,13 +64,13 @@ def biased_model(longest: int, ending: float):
     )
     tokens = jnp.ones((1, 1), jnp.int32)
     params = jax.jit(Transformer(config).init)(jax.random.key(0), tokens, tokens)["params"]
-    # Never padding: force-decoding takes it for what it is.
+    # Padding is never generated, since force-decoding would mask it.
     params["logits_bias"] = params["logits_bias"].at[1].set(ending).at[0].set(-1e9)
     return config, prepare_params(config, params)
 
 
 @pytest.mark.slow
-def test_a_thousand_sentences_of_any_length_need_few_compilations():
+def test_a_thousand_sentences_need_few_compilations():
     config, params = biased_model(1024, ending=3.0)
     random = np.random.default_rng(0)
     sources = [[*random.integers(4, 50, n - 1).tolist(), 1] for n in range(1, 1001)]
@@ -78,7 +78,7 @@ def test_a_thousand_sentences_of_any_length_need_few_compilations():
     compilations = Compilations()
     with compilations:
         search_batches((config,), settings, (params,), sources[:10])
-    assert 1 <= compilations.count <= 4  # the listener hears, and the warm-up is no cheating
+    assert 1 <= compilations.count <= 4  # The listener works, and the warm-up compiles.
     compilations.count = 0
     with compilations:
         found = search_batches((config,), settings, (params,), sources)
@@ -86,11 +86,11 @@ def test_a_thousand_sentences_of_any_length_need_few_compilations():
     assert compilations.count <= 8
     with compilations:
         search_batches((config,), settings, (params,), sources[::-7])
-    assert compilations.count <= 8  # of all there have been since the warm-up
+    assert compilations.count <= 8  # All compilations since the warm-up.
 
 
-def test_after_a_warm_up_nothing_is_compiled(tiny_workdir):
-    # No other test has this search, whose programs would be there already.
+def test_nothing_compiles_after_warm_up(tiny_workdir):
+    # No other test uses this search, whose programs would be compiled already.
     search = BeamSearch(beam_size=4, length_penalty=0.123, max_extra_length=9)
     translator = Translator.load(tiny_workdir, search=search)
     compilations = Compilations()
@@ -104,8 +104,8 @@ def test_after_a_warm_up_nothing_is_compiled(tiny_workdir):
     assert compilations.count == 0
 
 
-def test_stages_do_not_change_what_is_found():
-    """Translations longer than the first rooms are those of a search that had all of it at once."""
+def test_stages_do_not_change_translations():
+    """Growing the capacity gives the same translations as full capacity from the start."""
     config, params = biased_model(128, ending=-1.0)
     sources = [[5, 6, 1]] * 3 + [[7, 1]] * 9
     settings = BeamSearch(beam_size=3, max_extra_length=100)
@@ -137,7 +137,7 @@ def test_settings_reach_the_search():
     forced = found(prefixes=[[20, 21], []])
     assert all(tokens[:2] == [20, 21] for tokens in forced[0].tokens)
     assert forced[1] == plain[1]
-    # All together, since every search is a program to compile.
+    # One test for all settings, since every search must be compiled.
     many = found(
         min_length=10,
         no_repeat_ngram=1,
@@ -169,7 +169,7 @@ def test_samples_do_not_depend_on_the_batch():
     )
 
 
-def test_an_ensemble_of_one_model_twice_is_that_model():
+def test_an_ensemble_of_a_model_with_itself_is_the_model():
     config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 1], [], [7, 8, 9, 1]]
     alone = search_batches((config,), BeamSearch(), (params,), sources)
@@ -178,15 +178,15 @@ def test_an_ensemble_of_one_model_twice_is_that_model():
     same([alone[0], alone[2]], [twice[0], twice[2]])
 
 
-def test_rounded_parameters_translate_as_the_exact_ones_do(learned_workdir, tmp_path):
+def test_quantized_parameters_translate_like_exact_ones(learned_workdir, tmp_path):
     output = tmp_path / "int8"
     before, after = quantize(learned_workdir, output)
     assert 3.0 < before / after < 4.0
-    exact, rounded = Translator.load(learned_workdir), Translator.load(output)
-    assert rounded.config.model.compute_dtype == "int8"
-    assert rounded.weights == "step 0"
+    exact, quantized = Translator.load(learned_workdir), Translator.load(output)
+    assert quantized.config.model.compute_dtype == "int8"
+    assert quantized.weights == "step 0"
     sentences = SENTENCES[:40]
-    found, expected = rounded.hypotheses(sentences), exact.hypotheses(sentences)
+    found, expected = quantized.hypotheses(sentences), exact.hypotheses(sentences)
     pairs = [(f[0], e[0]) for f, e in zip(found, expected, strict=True)]
     agreeing = [f.log_prob - e.log_prob for f, e in pairs if f.text == e.text]
     assert len(agreeing) >= 30
@@ -195,20 +195,20 @@ def test_rounded_parameters_translate_as_the_exact_ones_do(learned_workdir, tmp_
     assert on_the_fly == found
 
 
-def test_what_cannot_be_rounded_or_undone_is_refused(learned_workdir, tmp_path):
+def test_invalid_quantizations_are_refused(learned_workdir, tmp_path):
     output = tmp_path / "int8"
     quantize(learned_workdir, output)
     with pytest.raises(UserError, match="expected the name of a new folder, but it exists"):
         quantize(learned_workdir, output)
-    with pytest.raises(UserError, match="but this one is already"):
+    with pytest.raises(UserError, match="but it is int8 already"):
         quantize(output, tmp_path / "again")
     with pytest.raises(
-        UserError, match="rounded to int8: expected to compute in int8, got float32"
+        UserError, match="quantized to int8: expected to compute in int8, got float32"
     ):
         Translator.load(output, compute_dtype="float32")
 
 
-def test_rounding_that_failed_can_be_repeated(learned_workdir, tmp_path, monkeypatch):
+def test_a_failed_quantization_can_be_repeated(learned_workdir, tmp_path, monkeypatch):
     output = tmp_path / "int8"
 
     def full(*_):
@@ -222,9 +222,9 @@ def test_rounding_that_failed_can_be_repeated(learned_workdir, tmp_path, monkeyp
     assert Translator.load(output).translate(SENTENCES[:40]) != [""] * 40
 
 
-def test_what_is_rounded_is_not_averaged(learned_workdir, tmp_path):
+def test_quantized_checkpoints_are_not_averaged(learned_workdir, tmp_path):
     quantize(learned_workdir, tmp_path / "int8")
-    with pytest.raises(UserError, match="rounded to int8; average the run that it was made from"):
+    with pytest.raises(UserError, match="quantized to int8; average the run that it was made from"):
         average(Workdir(tmp_path / "int8"), 1)
 
 

@@ -1,4 +1,4 @@
-"""Imported Marian models against transformers: states, logits and translations of its own.
+"""Imported Marian models against transformers: encoder states, logits and translations.
 
 The fixtures are made by ``tests/fixtures/make_marian.py``.
 """
@@ -28,12 +28,12 @@ from jaxformer.workdir import Workdir
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "marian"
 MODELS = [
-    "swish_tied",  # as those of OPUS-MT
+    "swish_tied",  # As in OPUS-MT.
     "silu_tied_target",
     pytest.param("relu_tied_unscaled", marks=pytest.mark.slow),
     pytest.param("relu_untied", marks=pytest.mark.slow),
 ]
-# Ends as transformers' beam search has them. It counts a start token; our lengths do not.
+# Lengths at which transformers' beam search ends; unlike ours, they count the start token.
 HUGGING_FACE = {
     "length_penalty": 1.0,
     "penalty": "power",
@@ -48,8 +48,8 @@ class Model(NamedTuple):
     folder: Workdir
     config: Config
     params: dict
-    ids: np.ndarray  # for each id of Marian's, ours
-    outputs: dict  # of transformers
+    ids: np.ndarray  # Our id for each id of Marian.
+    outputs: dict  # Results of transformers.
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -74,19 +74,19 @@ def _our_ids(vocabulary: dict[str, int]) -> np.ndarray:
     return ids
 
 
-def test_encoder_states_are_those_of_transformers(model):
+def test_encoder_states_equal_transformers(model):
     expected = model.outputs["encoded"]
     src = jnp.asarray(model.ids[model.outputs["src"][: len(expected)]])
     transformer = Transformer(model.config.model)
     encode = jax.jit(functools.partial(transformer.apply, method="encode"))
     found = np.asarray(encode({"params": model.params}, src))
-    # Our features alternate between what belongs to a sine and to a cosine.
+    # Our features alternate between sines and cosines.
     found = np.concatenate([found[..., 0::2], found[..., 1::2]], axis=-1)
     real = np.asarray(src) != PAD
     np.testing.assert_allclose(found[real], expected[real], atol=1e-5, rtol=0)
 
 
-def test_logits_are_those_of_transformers(model):
+def test_logits_equal_transformers(model):
     expected = model.outputs["logits"]
     tgt_in = model.ids[model.outputs["tgt_in"]]
     assert (tgt_in[:, 0] == PAD).all()
@@ -103,7 +103,7 @@ def test_logits_are_those_of_transformers(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("beam_size", "name"), [(1, "greedy"), (4, "beam")])
-def test_translations_are_those_of_transformers(model, beam_size, name):
+def test_translations_equal_transformers(model, beam_size, name):
     src = model.ids[model.outputs["src"]]
     expected = model.ids[model.outputs[name]]
     expected = np.pad(expected, ((0, 0), (0, MAX_LENGTH - expected.shape[1])))
@@ -117,14 +117,14 @@ def test_translations_are_those_of_transformers(model, beam_size, name):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _search(config, beam_size, params, src):
-    """As ``generate`` with the settings in the fixture's generation_config.json."""
+    """Searches as ``generate`` does with the fixture's generation_config.json."""
     transformer = Transformer(config)
     sizes = {"num_beams": beam_size, "max_length": MAX_LENGTH}
     cache = transformer.apply({"params": params}, src, **sizes, method="start")
 
     def step(tokens, cache):
         logits, after = transformer.apply({"params": params}, tokens, cache, method="step")
-        # forced_eos_token_id: the last token must be the end, and this end costs nothing.
+        # forced_eos_token_id forces end-of-sentence as the last token, with log probability 0.
         forced = jnp.where(jnp.arange(logits.shape[-1]) == EOS, 0.0, -jnp.inf)
         return jnp.where(cache.slots.length == MAX_LENGTH - 1, forced, logits), after
 
@@ -141,7 +141,7 @@ def _search(config, beam_size, params, src):
     )
 
 
-def test_an_import_is_a_workdir_like_any_other(model):
+def test_commands_accept_an_imported_model(model):
     model.folder.check_tokenizer()
     assert jax.tree.map(jnp.shape, model.params) == jax.tree.map(
         jnp.shape, abstract_params(model.config.model)
@@ -155,8 +155,8 @@ def test_an_import_is_a_workdir_like_any_other(model):
 
 
 @pytest.mark.slow
-def test_text_goes_through_the_translator_as_ids_go_through_transformers(model):
-    """The search that the tests above compare with transformers' gives the same tokens."""
+def test_translator_on_text_equals_transformers_on_ids(model):
+    """Text gives the tokens of the search that the tests above compare with transformers."""
     search = dataclasses.replace(model.config.search, beam_size=1)
     translator = Translator.load(model.folder.path, search=search)
     texts = ["the cat sees a dog", ">>deu<< two cats", "a man reads books", "", "she has seen"]
@@ -169,7 +169,7 @@ def test_text_goes_through_the_translator_as_ids_go_through_transformers(model):
     assert found[3] == []
     for n in (0, 1, 2, 4):
         expected = result.tokens[n, 0, : result.lengths[n, 0]].tolist()
-        # At the limit, transformers puts an end in the place of the last token.
+        # At the maximum length, transformers replaces the last token by end-of-sentence.
         assert found[n][0].tokens[: MAX_LENGTH - 1] == expected[: MAX_LENGTH - 1]
 
 
@@ -188,7 +188,7 @@ def test_a_workdir_with_a_run_is_not_overwritten(model):
     assert model.folder.config.read_bytes() == before
 
 
-def test_an_import_that_was_interrupted_can_be_repeated(tmp_path):
+def test_an_interrupted_import_can_be_repeated(tmp_path):
     import_marian(FIXTURES / "swish_tied", tmp_path)
     (tmp_path / "config.json").unlink()
     import_marian(FIXTURES / "swish_tied", tmp_path)

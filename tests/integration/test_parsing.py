@@ -1,4 +1,4 @@
-"""Parsing, from the treebank to the tree: a tiny model knows nothing, but its trees are valid."""
+"""Parsing from the treebank to the tree: even an untrained model gives valid trees."""
 
 import dataclasses
 import io
@@ -28,6 +28,7 @@ from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.tasks.parsing.task import Parsing
+from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
@@ -81,19 +82,19 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def state(config):
-    """What training begins with."""
+    """The initial training state."""
     mesh = make_mesh(devices=jax.devices()[:1])
     return init_state(make_init(config.model), make_optimizer(config), mesh, seed=0)
 
 
 @pytest.fixture(scope="module")
 def data(config, tmp_path_factory):
-    return open_dataset(config, Workdir(tmp_path_factory.mktemp("new")))
+    return open_dataset(config, Workdir(tmp_path_factory.mktemp("new")), TreesCorpus())
 
 
 @pytest.fixture(scope="module")
 def workdir(config, data, state, tmp_path_factory):
-    """The folder of a run that has learned nothing yet."""
+    """The run directory of an untrained model."""
     folder = Workdir(tmp_path_factory.mktemp("run"))
     data.tokenizer.save(folder.tokenizer)
     folder.identity.write_text(json.dumps(data.identity))
@@ -105,7 +106,7 @@ def workdir(config, data, state, tmp_path_factory):
 
 @pytest.fixture
 def run(workdir, monkeypatch, capsys):
-    """Parses lines from standard input; gives what is printed."""
+    """Parses lines from standard input, and returns the output."""
 
     def parse(*arguments, lines=()):
         content = "".join(f"{line}\n" for line in lines).encode()
@@ -117,14 +118,14 @@ def run(workdir, monkeypatch, capsys):
 
 
 def word_ids(line):
-    """As ``split_words``, but for ASCII alone."""
+    """Splits words as ``split_words`` does, for ASCII only."""
     spaced = "".join(" " if character in " \t" else character for character in line)
     return [escape(word) for word in spaced.split(" ") if word]
 
 
-def test_what_is_trained_on(data):
-    """Every word of a sentence but no bracket is text; every bracket and every tag is a token."""
-    assert len(data.train) == 5  # 4 trees with words, and one again
+def test_training_pairs_are_words_and_symbols(data):
+    """Words are text, and every bracket and tag is a single token."""
+    assert len(data.train) == 5  # Four trees with words, one of them twice.
     source, target = data.train[1]
     assert data.tokenizer.encode("It was XX -LRB- so .") == source.tolist()
     linearized = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
@@ -132,7 +133,7 @@ def test_what_is_trained_on(data):
     assert [data.tokenizer.piece(int(token)) for token in target] == linearized.split(" ")
 
 
-def test_targets_have_a_vocabulary_of_their_own(config, data, state, tmp_path):
+def test_targets_have_a_separate_vocabulary(config, data, state, tmp_path):
     linearized = [data.train[i][1] for i in range(len(data.train))]
     highest = int(max(max(target) for target in linearized))
     assert data.tokenizer.target_vocab_size == highest + 1
@@ -140,7 +141,7 @@ def test_targets_have_a_vocabulary_of_their_own(config, data, state, tmp_path):
         assert state.params[name].shape == (40, 16)
     model = dataclasses.replace(config.model, target_vocab_size=highest)
     with pytest.raises(UserError, match=f"must be at least {highest + 1}, .*: got {highest}"):
-        open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path))
+        open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path), TreesCorpus())
 
 
 def validate(config, data, state):
@@ -148,7 +149,7 @@ def validate(config, data, state):
     return Parsing(config, data).evaluate(state.params, mesh, lambda: None)
 
 
-def test_validation_says_f1(config, data, state):
+def test_validation_reports_f1(config, data, state):
     values = validate(config, data, state)
     assert 0 <= values["f1"] <= 100
     assert "bleu" not in values
@@ -181,7 +182,7 @@ def test_every_line_gets_a_tree_over_its_words(run):
 @pytest.mark.parametrize(
     "written", ["", "(S", "XX XX XX XX", ")S )S (NP (X) ▁gene (S", "(DT) (NN)"]
 )
-def test_whatever_the_model_writes(workdir, monkeypatch, written):
+def test_any_model_output_becomes_a_tree(workdir, monkeypatch, written):
     parser = Parser.load(workdir)
     beam = [Hypothesis(written, parser.translator.encode_target(written), 0.0, 0.0)]
     monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [beam for _ in s])
@@ -205,7 +206,7 @@ def test_whatever_the_model_writes(workdir, monkeypatch, written):
         ("", "", ""),
     ],
 )
-def test_parts_of_speech_go_where_the_model_looks(tokens, looks_at, expected):
+def test_parts_of_speech_follow_attention(tokens, looks_at, expected):
     tokens = tokens.split()
     assert len(tokens) == len(looks_at)
     weights = np.full((len(tokens), 4), 0.01)
@@ -219,14 +220,14 @@ def test_parts_of_speech_go_where_the_model_looks(tokens, looks_at, expected):
     ("log_probs", "chosen"),
     [((-5, -6, -3), 0), ((-5, -4, -3), 1), ((-5, -6, -1), 2), ((-8, -6, -3), 2)],
 )
-def test_the_likeliest_hypothesis_if_each_missing_word_costs_three(log_probs, chosen):
+def test_missing_words_are_penalized(log_probs, chosen):
     texts = ["(S (A) (B) )S", "(S XX (B) )S", "(S (A) )S"]  # log 0.05 is -2.996
     beam = [Hypothesis(text, [], 0.0, p) for text, p in zip(texts, log_probs, strict=True)]
     assert best_hypothesis(beam, 2) == beam[chosen]
     assert best_hypothesis([], 2).text == ""
 
 
-def test_a_sentence_for_which_the_search_found_nothing(workdir, monkeypatch):
+def test_a_sentence_without_hypotheses_gets_a_tree(workdir, monkeypatch):
     parser = Parser.load(workdir)
     monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [[] for _ in s])
     assert str(parser.parse([["a", "b"]])[0]) == "(TOP (XX a) (XX b))"
@@ -258,14 +259,14 @@ def test_a_treebank_may_come_through_a_pipe(run, config, tmp_path):
     assert lines == run("--trees", config.data.valid)
 
 
-def test_words_that_no_tree_can_have_are_refused_before_the_search(workdir, monkeypatch):
-    monkeypatch.delattr(Translator, "hypotheses")  # never reached
+def test_invalid_words_are_refused_before_the_search(workdir, monkeypatch):
+    monkeypatch.delattr(Translator, "hypotheses")  # Never reached.
     for word in ("(", "", "a b"):
         with pytest.raises(UserError, match="expected a word without white space and round brack"):
             Parser.load(workdir).parse([["a"], ["b", word]])
 
 
-def test_files_and_what_is_refused(run, config, workdir, tmp_path, capsys):
+def test_files_and_contradictory_options(run, config, workdir, tmp_path, capsys):
     text = tmp_path / "words.txt"
     text.write_text("\n".join(WORDS), encoding="utf-8")
     assert run("--input", text) == run(lines=WORDS)
@@ -282,7 +283,7 @@ def test_files_and_what_is_refused(run, config, workdir, tmp_path, capsys):
     assert "is an input" in refused("--trees", trees, "--gold", trees)
 
 
-def test_only_models_that_were_trained_on_trees(workdir):
+def test_models_not_trained_on_trees_are_refused(workdir):
     translator = Translator.load(workdir)
     data = dataclasses.replace(translator.config.data, corpus="text")
     translator.config = dataclasses.replace(translator.config, data=data)

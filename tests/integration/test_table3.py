@@ -1,4 +1,4 @@
-"""A row of Table 3 that is trained for real, if for a few steps."""
+"""Training of a row of Table 3 for a few steps."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    # A single pair to validate on: one shape, so one program of each kind to compile.
+    # A single validation pair has one shape, so few programs are compiled.
     for part, numbers in (("train", range(400)), ("valid", [400])):
         for language, spell in (("en", english), ("de", german)):
             text = "".join(f"{spell(n)}\n" for n in numbers)
@@ -49,7 +49,7 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     rates = [r["seconds_per_step"] for r in records if r["kind"] == "train"]
     assert found.training_seconds == pytest.approx(2 * sum(rates))
 
-    # Without data or checkpoints nothing but the table can be made.
+    # Without data or checkpoints only the table can be written.
     for path in row.iterdir():
         if path.name != "result.json":
             path.rename(tmp_path / path.name)
@@ -59,7 +59,7 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     assert (
         f"| C1 | N 1 | {STEPS} | {found.perplexity:.2f} |" in (tmp_path / "table3.md").read_text()
     )
-    # With other data or without any, nobody knows whether the row is the one that is asked for.
+    # With other or missing data, the row cannot be verified.
     with pytest.raises(UserError, match="no folder nowhere"):
         main(arguments(pathlib.Path("nowhere"), tmp_path))
     main(arguments(corpus, tmp_path))
@@ -73,5 +73,5 @@ def test_mistakes(corpus, tmp_path):
     with pytest.raises(UserError, match="expected finished rows"):
         main(arguments(corpus, tmp_path, "--report"))
     with pytest.raises(UserError, match="unknown row 'A9' of Table 3"):
-        main([*arguments(corpus, tmp_path), "--rows=C1,A9"])  # before C1 is trained
+        main([*arguments(corpus, tmp_path), "--rows=C1,A9"])  # Before C1 is trained.
     assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,11 @@
-"""What one process computes: losses, gradients and translations at the shapes of a config.
+"""Computes losses, gradients and translations at the shapes of configs, in one process.
 
     python tests/system/compiler_results.py RESULTS.npz CASE ...
 
 A case is a config, ``configs/base.py``, or rows and a dtype, ``33024-float32``. Models have one
-layer of each kind: all others have the same shapes. Run with and without an XLA flag, it shows what
-the flag changes. Gradients are those with "swish" for the activation: at the kink of "relu" a sum
-that is rounded another way changes a gradient by more than rounding.
+layer of each kind, since all layers have the same shapes. Running the script with and without an
+XLA flag shows the effect of the flag. The activation is "swish", because rounding differences at
+the kink of "relu" would be amplified in the gradients.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def experiment(case: str) -> Config:
-    """The config of a case, with one layer."""
+    """Returns the config of a case, with one layer."""
     if case.endswith(".py") or ":" in case:
         config = load_config(case)
     else:
@@ -49,7 +49,7 @@ def experiment(case: str) -> Config:
 
 
 def results_of(config: Config) -> dict[str, np.ndarray]:
-    """Loss, gradients, and the best translations with their scores."""
+    """Computes loss, gradients, and the best translations with their scores."""
     model, key = Transformer(config.model), jax.random.key(0)
     smooth = Transformer(dataclasses.replace(config.model, activation="swish"))
     batch = a_batch(config)
@@ -66,7 +66,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
     arrays = {"loss": np.asarray(jax.jit(functools.partial(loss, model))(params))}
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         arrays[f"gradient {jax.tree_util.keystr(path)}"] = np.asarray(gradient)
-    # Not batches of the search: 20 tokens for each sentence compile in seconds.
+    # The search runs with 20 tokens per sentence, which compiles in seconds.
     sources = [[*map(int, row[:19]), 1] for row in np.resize(batch.src, (SENTENCES, 19))]
     found = search_batches(
         (config.model,), BeamSearch(max_length=20, max_extra_length=4), (params,), sources
@@ -77,7 +77,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
 
 
 def a_batch(config: Config) -> Batch:
-    """Rows full of real tokens, as many as a batch of the config has."""
+    """Returns a batch of the config's size without padding."""
     length = config.data.max_length
     rows = config.data.tokens_per_batch // length
     random = np.random.default_rng(0)

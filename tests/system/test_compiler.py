@@ -1,7 +1,7 @@
-"""Numbers that the compiler gets right, at the shapes that people train with.
+"""Correctness of compiled programs at realistic training shapes.
 
-The fusion that jaxlib 0.10.2 has on CPUs computes some programs wrongly (jax issues
-39103, 40412), and is where bfloat16's speed comes from. Ours are run with it and without it.
+The CPU fusion of jaxlib 0.10.2 computes some programs incorrectly (jax issues 39103, 40412), but
+bfloat16 is fast only with it. The tests compare our programs with and without the fusion.
 """
 
 import os
@@ -14,15 +14,15 @@ import pytest
 
 from jaxformer.cli.config_file import load_config
 
-# ml_collections 1.1 loads config files in a way that Python deprecates (2026-11).
+# ml_collections 1.1 loads config files in a way that Python has deprecated (2026-11).
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 
 PROJECT = pathlib.Path(__file__).parents[2]
 FLAG = "--xla_cpu_experimental_ynn_fusion_type="
-# Loss and gradients in float32 agree to seven digits; bfloat16 rounds inputs, sums in other orders.
+# Loss and gradients in float32 agree to seven digits; bfloat16 rounds inputs and reorders sums.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02}
 
-# A product of so many rows is where issue 39103 begins.
+# Issue 39103 affects matrix multiplications with at least this many rows.
 AROUND_32768 = [f"{rows}-{dtype}" for rows in (32_640, 33_024) for dtype in TOLERANCE]
 SMALL_CONFIGS = ["configs/numerals.py", "configs/multi30k.py", "configs/parsing.py:small"]
 LARGE_CONFIGS = [
@@ -32,7 +32,7 @@ LARGE_CONFIGS = [
 
 
 def results(folder, flags, cases):
-    """What a process of its own computes, compiled as for a user: with all optimizations."""
+    """Computes results in a separate process, with all compiler optimizations."""
     output = folder / f"{len(flags)}.npz"
     settings = {"XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "PYTHONPATH": PROJECT}
     subprocess.run(
@@ -53,7 +53,7 @@ def agree(folder, cases):
         found, expected = with_fusion[name], without[name]
         errors[name] = np.linalg.norm(found - expected) / (np.linalg.norm(expected) + 1e-9)
     largest = max(errors, key=lambda name: errors[name])
-    print(f"largest relative difference: {errors[largest]:.1e}, {largest}")  # shown by -rP
+    print(f"largest relative difference: {errors[largest]:.1e}, {largest}")  # Shown by -rP.
     for name, error in errors.items():
         case = name.split("|")[0]
         dtype = "bfloat16" if case.endswith("-bfloat16") else "float32"
@@ -64,11 +64,11 @@ def agree(folder, cases):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [AROUND_32768, SMALL_CONFIGS], ids=["around 32,768", "small"])
-def test_loss_gradients_and_translations_are_those_without_the_fusion(tmp_path, cases):
+def test_small_configs_compute_the_same_without_the_fusion(tmp_path, cases):
     agree(tmp_path, cases)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", LARGE_CONFIGS)
-def test_large_configs_compute_what_they_compute_without_the_fusion(tmp_path, case):
+def test_large_configs_compute_the_same_without_the_fusion(tmp_path, case):
     agree(tmp_path, [case])

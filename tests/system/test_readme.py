@@ -1,4 +1,4 @@
-"""The README's commands run, in the order of the README, as a newcomer would run them."""
+"""Runs the README's commands in order."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ PROJECT = pathlib.Path(__file__).parents[2]
 
 
 def commands():
-    """Every line of the README's console blocks."""
+    """Returns every line of the README's console blocks."""
     text = (PROJECT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     return [line for block in blocks for line in block.strip().split("\n")]
@@ -28,7 +28,7 @@ def test_make_targets_exist():
 
 @pytest.mark.slow
 def test_commands_run(tmp_path):
-    """All others, with a few steps of training and four lines of text of one's own."""
+    """Runs all other commands, with few training steps and a text of four lines."""
     for part in ("train", "valid"):
         (tmp_path / "my").mkdir(exist_ok=True)
         for language in ("en", "de"):

@@ -1,4 +1,4 @@
-"""Two lines of brackets, compared as EVALB does it."""
+"""Comparison of two bracketed lines as in EVALB."""
 
 import collections
 import dataclasses
@@ -16,13 +16,13 @@ def score(gold: Sequence[str], test: Sequence[str], parameters: ParameterFile = 
     """Compares trees line by line.
 
     Args:
-      gold: The right tree of each sentence, in brackets.
-      test: What the parser makes of it; blank if nothing.
-      parameters: What counts.
+      gold: The gold tree of each sentence, in brackets.
+      test: The parser's tree of each sentence; blank if there is none.
+      parameters: EVALB's parameters.
 
     Raises:
-      UserError: There are more lines in one than in the other, or more errors than allowed, or
-        these are not lists of strings.
+      UserError: The numbers of lines differ, there are more errors than allowed, or an argument is
+        not a list of strings.
 
     >>> report = score(["(S (NP (PRP It)) (VP (VBZ works)))"], ["(S (NP (PRP It)) (VBZ works))"])
     >>> f"{report.all.recall:.2f} {report.all.precision:.2f} {report.all.f1:.2f}"
@@ -54,7 +54,7 @@ def score(gold: Sequence[str], test: Sequence[str], parameters: ParameterFile = 
     )
 
 
-# What became of a word or a bracket, as EVALB numbers it.
+# EVALB's codes for the result of a word or a bracket.
 _WRONG, _RIGHT, _DELETED, _UNDEFINED = 0, 1, 5, 9
 
 
@@ -77,7 +77,7 @@ class _Bracket:
 
 @dataclasses.dataclass(slots=True)
 class _Quote:
-    """A quotation mark: the word that it is or would be, and the brackets that it is in."""
+    """A quotation mark: its word, which may be deleted, and the brackets around it."""
 
     word: _Word
     index: int
@@ -86,7 +86,7 @@ class _Quote:
 
 
 class _Sentence:
-    """A line of brackets, read as EVALB reads it."""
+    """A bracketed line, read as in EVALB."""
 
     def __init__(self, line: str, parameters: ParameterFile) -> None:
         self.words: list[_Word] = []
@@ -121,7 +121,7 @@ class _Sentence:
             self.words.append(word)
 
     def put_back(self, number: int) -> None:
-        """Takes a quotation mark that was deleted for a word after all."""
+        """Restores a deleted quotation mark as a word."""
         quote = self.quotes[number]
         self.words.insert(quote.index, quote.word)
         for bracket in self.brackets[quote.brackets_before :]:
@@ -133,7 +133,7 @@ class _Sentence:
             later.index += 1
 
 
-# An opening bracket with its label, and with all that follows if it is the bracket of a word.
+# An opening bracket with its label; for a word, also the word and the closing bracket.
 _TOKEN = re.compile(r"\(([^()\s]*+)(?:\s++([^()\s]*+)\s*+\))?+|\)|[^()\s]++", re.ASCII)
 _QUOTES = ("'", '"', "/")
 
@@ -159,7 +159,7 @@ def _row(number: int, gold_line: str, test_line: str, parameters: ParameterFile)
 
 
 def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> str | None:
-    """Why two sentences cannot be compared."""
+    """Returns the reason why two sentences cannot be compared, if any."""
     if len(gold.words) != len(test.words):
         _put_back_quotes(gold, test, parameters)
     if len(gold.words) != len(test.words):
@@ -171,9 +171,9 @@ def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> st
 
 
 def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> None:
-    """Restores quotation marks that only one of the sentences has, since the other tags it wrong.
+    """Restores quotation marks that only one sentence deleted, because their tags differ.
 
-    The order matters where there are several, and is that of EVALB.
+    If there are several, the order matters; it is the same as in EVALB.
     """
     deleted = parameters.delete_labels
     for number, in_test in enumerate(test.quotes):
@@ -189,7 +189,7 @@ def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile
 
 def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Counts:
     of_gold, of_test = _counted(gold, parameters), _counted(test, parameters)
-    # Queues: of a thousand equal brackets each takes the first that is left.
+    # Queues keep the time linear if a line has many equal brackets.
     at_span = collections.defaultdict(collections.deque)
     for bracket in of_test:
         at_span[bracket.start, bracket.end].append(bracket)
@@ -214,7 +214,7 @@ def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Cou
 
 
 def _counted(sentence: _Sentence, parameters: ParameterFile) -> list[_Bracket]:
-    """The brackets that count, with labels cut short."""
+    """Returns the brackets that count, with truncated labels."""
     for bracket in sentence.brackets:
         bracket.result = _DELETED
         if bracket.start != bracket.end:
@@ -232,7 +232,7 @@ def _crosses(bracket: _Bracket, spans: set[tuple[int, int]]) -> bool:
 
 
 def _listing(gold: _Sentence, test: _Sentence) -> str:
-    """Words and brackets, gold beside test, each with its number and what became of it."""
+    """Lists words and brackets with their numbers and results, gold beside test."""
     lines = [
         f"-<1>---(wn1={len(gold.words):3d}, bn1={len(gold.brackets):3d})-           "
         f"-<2>---(wn2={len(test.words):3d}, bn2={len(test.brackets):3d})-"

@@ -1,4 +1,4 @@
-"""What EVALB counts, and the ``.prm`` files that say it."""
+"""EVALB's parameters, and their ``.prm`` files."""
 
 import dataclasses
 import difflib
@@ -11,18 +11,18 @@ from jaxformer.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParameterFile:
-    """What counts; the defaults are those of ``COLLINS.prm``, by which papers quote their results.
+    """Parameters of EVALB; the defaults are ``COLLINS.prm``, which published results use.
 
     Attributes:
       debug: 1 to list the words and brackets of each sentence in the table.
-      max_error: As many errors and one more are put up with.
-      cutoff_length: Sentences of at most that many words have a summary of their own.
-      labeled: Whether labels of brackets are compared.
+      max_error: Errors up to this number plus one are tolerated, as in EVALB.
+      cutoff_length: Sentences of at most this many words have a separate summary.
+      labeled: Compare the labels of brackets.
       delete_labels: Words with these tags and brackets with these labels do not count.
       delete_labels_for_length: Words with these tags do not count in the length of a sentence.
-      quote_labels: Tags of quotation marks: one that only one of the files deletes is put back.
-      equal_labels: Pairs of labels and tags that are taken for equal.
-      equal_words: Pairs of words that are taken for equal.
+      quote_labels: Tags of quotation marks; a mark that only one file deletes is restored.
+      equal_labels: Pairs of labels or tags that count as equal.
+      equal_words: Pairs of words that count as equal.
     """
 
     debug: int = 0
@@ -36,16 +36,16 @@ class ParameterFile:
     equal_words: tuple[tuple[str, str], ...] = ()
 
     def same_label(self, one: str, other: str) -> bool:
-        """Whether two labels or tags are taken for equal."""
+        """Returns True if two labels or tags count as equal."""
         return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_labels)
 
     def same_word(self, one: str, other: str) -> bool:
-        """Whether two words are taken for equal."""
+        """Returns True if two words count as equal."""
         return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_words)
 
     @functools.cached_property
     def deleted_brackets(self) -> frozenset[str]:
-        """Labels of brackets that do not count: those deleted, and those taken for equal to one."""
+        """Labels of brackets that do not count: ``delete_labels`` and labels equal to them."""
         labels = {label for pair in self.equal_labels for label in pair} | {*self.delete_labels}
         return frozenset(
             label
@@ -71,14 +71,14 @@ _PAIRS = {"EQ_LABEL": "equal_labels", "EQ_WORD": "equal_words"}
 
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
-    """The parameters in a ``.prm`` file; nothing is deleted or taken for equal unless it says so.
+    """Parses a ``.prm`` file; lists of labels and words that it lacks are empty.
 
     Args:
-      lines: Its lines: ``DELETE_LABEL TOP``, say. Those that begin with ``#`` are comments.
-      name: What to call it in messages.
+      lines: Lines such as ``DELETE_LABEL TOP``; lines that begin with ``#`` are comments.
+      name: Name of the file in error messages.
 
     Raises:
-      UserError: A keyword is unknown, or its value missing or of the wrong kind.
+      UserError: A keyword is unknown, or its value is missing or malformed.
     """
     fields: dict[str, Any] = {field: () for field in (*_LISTS.values(), *_PAIRS.values())}
     for number, line in enumerate(lines, 1):

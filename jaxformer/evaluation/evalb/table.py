@@ -1,4 +1,4 @@
-"""The figures of EVALB: of each sentence, of all, and of the short ones; and the official table."""
+"""EVALB's figures of each sentence, of all and of the short ones, and its official table."""
 
 import dataclasses
 import enum
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Status(enum.IntEnum):
-    """Whether a sentence could be compared."""
+    """Status of a sentence."""
 
     VALID = 0
     ERROR = 1
@@ -18,7 +18,7 @@ class Status(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What was counted in a sentence, or in several; the percentages follow from it."""
+    """Counts of one or several sentences, and the percentages derived from them."""
 
     matched: int = 0
     gold_brackets: int = 0
@@ -29,27 +29,27 @@ class Counts:
 
     @property
     def recall(self) -> float:
-        """Share of gold brackets that are in the test file, in per cent; 0 if there are none."""
+        """Percentage of gold brackets that are in the test file; 0 if there are none."""
         return _percent(self.matched, self.gold_brackets)
 
     @property
     def precision(self) -> float:
-        """Share of test brackets that are in the gold file, in per cent; 0 if there are none."""
+        """Percentage of test brackets that are in the gold file; 0 if there are none."""
         return _percent(self.matched, self.test_brackets)
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of both; 0 if both are, for which the table has ``nan`` as EVALB does."""
+        """Harmonic mean of precision and recall; 0 if both are 0 (``nan`` in EVALB's table)."""
         both = self.precision + self.recall
         return 2 * self.precision * self.recall / both if both else 0.0
 
     @property
     def tagging_accuracy(self) -> float:
-        """Share of words with the right part of speech, in per cent; 0 if there are none."""
+        """Percentage of words with the correct part of speech; 0 if there are none."""
         return _percent(self.correct_tags, self.words)
 
     def numbers(self) -> dict[str, Any]:
-        """All counts and percentages by name."""
+        """Returns all counts and percentages by name."""
         return {
             **dataclasses.asdict(self),
             "recall": self.recall,
@@ -65,14 +65,14 @@ def _percent(part: int, whole: int) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceScores(Counts):
-    """One sentence.
+    """Scores of one sentence.
 
     Attributes:
       number: Its line, from 1.
-      length: How many words the gold line has, without those not to count in it.
-      status: Whether the other figures are about it.
-      errors: What is wrong, in the words of EVALB.
-      listing: Its words and brackets, if the parameters ask for it.
+      length: Number of words of the gold line, without ``delete_labels_for_length``.
+      status: Valid, error or skipped.
+      errors: EVALB's error messages.
+      listing: Words and brackets, if the parameter ``debug`` is set.
     """
 
     number: int
@@ -84,16 +84,16 @@ class SentenceScores(Counts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary(Counts):
-    """All sentences or all short ones; the counts are those of the valid ones.
+    """Summary of all sentences or of all short ones; only valid sentences are counted.
 
     Attributes:
-      sentences: How many there are.
-      error_sentences: How many of them cannot be compared.
-      skipped_sentences: How many of them have no parse.
-      complete_match: Share of valid sentences without any mistake, in per cent.
-      average_crossing: Crossing brackets in a valid sentence.
-      no_crossing: Share of valid sentences without crossing brackets, in per cent.
-      two_or_less_crossing: Likewise with at most two of them.
+      sentences: Number of sentences, valid or not.
+      error_sentences: Number of sentences that cannot be compared.
+      skipped_sentences: Number of sentences without a parse.
+      complete_match: Percentage of valid sentences whose brackets are all correct.
+      average_crossing: Mean number of crossing brackets per valid sentence.
+      no_crossing: Percentage of valid sentences without crossing brackets.
+      two_or_less_crossing: Percentage of valid sentences with at most two crossing brackets.
     """
 
     sentences: int
@@ -106,17 +106,16 @@ class Summary(Counts):
 
     @property
     def valid_sentences(self) -> int:
-        """How many sentences the other figures are about."""
+        """Number of sentences that could be compared."""
         return self.sentences - self.error_sentences - self.skipped_sentences
 
     def numbers(self) -> dict[str, Any]:
-        """All counts and percentages by name."""
         return {**super().numbers(), "valid_sentences": self.valid_sentences}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """The figures of two files: of each sentence, of all, and of the short ones."""
+    """Scores of a file of trees: of each sentence, of all, and of the short ones."""
 
     rows: tuple[SentenceScores, ...]
     all: Summary
@@ -124,7 +123,7 @@ class Report:
     cutoff_length: int
 
     def to_json(self) -> str:
-        """The report as one JSON object."""
+        """Returns the report as one JSON object."""
         rows = [row.numbers() for row in self.rows]
         for row in rows:
             del row["listing"]
@@ -136,7 +135,7 @@ class Report:
         )
 
     def table(self) -> str:
-        """The report as EVALB prints it."""
+        """Returns the report as EVALB prints it."""
         total, rule = self.all, 76 * "="
         lines = [*_HEAD, rule]
         for row in self.rows:
@@ -179,7 +178,7 @@ def _summary_lines(summary: Summary) -> list[str]:
         f"Number of Valid sentence  = {summary.valid_sentences:6d}",
         f"Bracketing Recall         = {summary.recall:6.2f}",
         f"Bracketing Precision      = {summary.precision:6.2f}",
-        # A quotient of zeros in EVALB.
+        # EVALB prints nan for 0 / 0.
         f"Bracketing FMeasure       = {summary.f1 if summary.matched else math.nan:6.2f}",
         f"Complete match            = {summary.complete_match:6.2f}",
         f"Average crossing          = {summary.average_crossing:6.2f}",
@@ -190,7 +189,7 @@ def _summary_lines(summary: Summary) -> list[str]:
 
 
 def summary(rows: Sequence[SentenceScores]) -> Summary:
-    """The figures of some sentences together."""
+    """Summarizes the scores of sentences."""
     valid = [row for row in rows if row.status is Status.VALID]
     complete = sum(row.matched == row.gold_brackets == row.test_brackets for row in valid)
     crossing = sum(row.crossing for row in valid)

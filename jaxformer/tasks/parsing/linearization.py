@@ -1,14 +1,14 @@
-"""Trees as the tokens that a decoder writes (section 6.3), and back.
+"""Conversion between trees and token sequences (section 6.3).
 
-The source of the Transformer is the words, and its target the tree in the tokens of Vinyals et al.,
+The source of the Transformer is the words. Its target is the tree in the tokens of Vinyals et al.,
 2015, "Grammar as a Foreign Language": an opening and a closing token for each constituent, and
-``XX`` for each word, whatever its tag; or, if tags are to be predicted, too, the tag in brackets:
+``XX`` for each word, or the tag in brackets if tags are predicted, too:
 
     (S (NP XX XX )NP (VP XX )VP )S
     (S (NP (DT) (NN) )NP (VP (VBZ) )VP )S
 
-A decoder may write anything. :func:`delinearize` makes a tree over exactly the sentence's words of
-any list of tokens. No function here is recursive, so that no depth of brackets is too much.
+A decoder may generate any sequence; :func:`delinearize` converts each to a tree over exactly the
+sentence's words. No function here is recursive, so the depth of trees is unlimited.
 """
 
 import collections
@@ -19,21 +19,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.trees import TEXT, Event, Leaf, Tree, build, single_root, walk
 
-# Stands for a word in a linearized tree, and for the tag of a word whose tag is not known.
+# Token of a word in a linearized tree without tags, and tag of a word whose tag is unknown.
 XX = "XX"
 
 _TAG = re.compile(r"\(([^()\s]+)\)", re.ASCII)
 
 
 def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
-    """The tokens that the decoder learns to write; they do not say the words.
+    """Converts a tree to the tokens of the decoder, which do not contain the words.
 
     Args:
-      tree: A normalized tree.
-      tags: Whether they say the tag of each word.
+      tree: A tree from :func:`~jaxformer.tasks.parsing.trees.normalize`.
+      tags: Write the tag of each word instead of ``XX``.
 
     Raises:
-      UserError: A constituent has no label, as before :func:`~jaxformer.tasks.parsing.trees.normalize`.
+      UserError: A constituent has no label.
 
     >>> from jaxformer.tasks.parsing.trees import read_trees
     >>> (tree,) = read_trees(["(S (NP (DT The) (NN gene)) (VP (VBZ works)))"], "example")
@@ -57,34 +57,35 @@ def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
 
 
 def is_preterminal(token: str) -> bool:
-    """Whether a token of :func:`linearize` is a word's: ``XX``, or a tag such as ``(NN)``."""
+    """Returns True if a token of :func:`linearize` is ``XX`` or a tag such as ``(NN)``."""
     return token == XX or _TAG.fullmatch(token) is not None
 
 
 def delinearize(
     tokens: Iterable[str], words: Sequence[str], tags: Sequence[str] | None = None
 ) -> Tree:
-    """A tree over exactly these words, whatever the tokens are.
+    """Converts any tokens to a tree over exactly the given words.
 
-    The tokens of :func:`linearize` give the tree that they came from. Others are repaired:
+    The function inverts :func:`linearize`, and repairs all other sequences:
 
-    1. ``XX``, or a tag such as ``(NN)``, is the next word; when all words are used up, it is
-       ignored, as is any token that is not one of the linearization.
-    2. ``)NP`` ends the innermost open ``NP`` and everything that is open within; if no ``NP`` is
-       open, it is ignored.
-    3. Words that are left go to the end of the innermost constituent that is open when the tokens
-       end; if none is, to the end of the whole tree.
-    4. Then all constituents end. Those without words are left out.
-    5. If this is not one constituent, it is put under ``TOP``.
+    1. ``XX``, or a tag such as ``(NN)``, is the next word. It is ignored if no words are left.
+       Tokens that :func:`linearize` never writes are ignored, too.
+    2. ``)NP`` closes the innermost open ``NP`` and all constituents within it. It is ignored if no
+       ``NP`` is open.
+    3. Words that are left after the last token are appended to the innermost open constituent, or
+       to the whole tree if none is open.
+    4. All open constituents are closed, and constituents without words are removed.
+    5. If the result is not a single constituent, it becomes the children of ``TOP``.
 
     Args:
-      tokens: Anything.
-      words: The sentence, at least one word, brackets escaped.
-      tags: The part of speech of each word, whatever the tokens say; if left out, what they say,
-        and ``XX`` where they do not.
+      tokens: Any tokens.
+      words: The sentence, at least one word, with brackets escaped.
+      tags: The part of speech of each word, which overrides the tokens; None: the tags of the
+        tokens, or ``XX`` for words without one.
 
     Raises:
-      UserError: There are no words, or not as many tags, or one has white space or a bracket in it.
+      UserError: There are no words, the number of tags differs, or a word or tag contains white
+        space or a bracket.
 
     >>> delinearize("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
     <Tree (S (NP (XX It) (XX works)))>
@@ -110,10 +111,10 @@ def delinearize(
 def _repaired(
     tokens: Iterable[str], leaves: Iterator[Leaf], *, tagged: bool
 ) -> tuple[list[Event], int]:
-    """Rules 1 and 2; and how many constituents are open at the end."""
+    """Applies rules 1 and 2; returns events and the number of constituents still open."""
     events: list[Event] = []
     labels: list[str] = []
-    count = collections.Counter()  # of each label in labels: a search in them could take long
+    count = collections.Counter()  # Counts the labels, so that rule 2 need not search them.
     for token in tokens:
         label = token[1:]
         tag = _TAG.fullmatch(token)

@@ -1,4 +1,4 @@
-"""Parsing with a trained model: words in, trees out (section 6.3)."""
+"""Parsing with a trained model (section 6.3)."""
 
 import itertools
 import math
@@ -21,18 +21,19 @@ from jaxformer.tasks.parsing.trees import Leaf, Tree
 class Parser:
     """Parses sentences with a Transformer that was trained on trees.
 
-    ``parser = Parser.load("runs/parsing-small")``, then ``parser.parse([["It", "works", "."]])``
-    gives ``[<Tree (S (NP (PRP It)) (VP (VBZ works)) (. .))>]``.
+    >>> parser = Parser.load("runs/parsing-small")  # doctest: +SKIP
+    >>> parser.parse([["It", "works", "."]])  # doctest: +SKIP
+    [<Tree (S (NP (PRP It)) (VP (VBZ works)) (. .))>]
 
-    Departs from the paper: the hypothesis taken is not always the search's best, and parts of
-    speech are matched with words by attention.
+    Departs from the paper: ``best_hypothesis`` may choose another hypothesis than the best of the
+    search, and parts of speech are aligned with words by attention.
 
     Attributes:
       translator: Translates words into linearized trees.
     """
 
     def __init__(self, translator: Translator) -> None:
-        """Takes a model; :meth:`load` reads one from a workdir.
+        """Initializes a parser; :meth:`load` reads the model from a workdir.
 
         Raises:
           UserError: The model was not trained on trees.
@@ -53,10 +54,12 @@ class Parser:
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
     ) -> "Parser":
-        """Reads a model from the workdir of a training run, as :meth:`Translator.load` does.
+        """Reads a model from a workdir.
+
+        See :meth:`~jaxformer.inference.translator.Translator.load` for the arguments.
 
         Raises:
-          UserError: Something is missing or damaged, or the model was not trained on trees.
+          UserError: A file is missing or damaged, or the model was not trained on trees.
         """
         return cls(
             Translator.load(workdir, weights=weights, search=search, compute_dtype=compute_dtype)
@@ -71,31 +74,32 @@ class Parser:
         first: int = 1,
         report: Callable[[int], None] = lambda finished: None,
     ) -> list[Tree | None]:
-        """The tree over the words of each sentence, in the order given.
+        """Returns the tree over the words of each sentence, in the order given.
 
-        It is that of the :func:`best_hypothesis`, made whole: :func:`one_tag_a_word` says which
-        part of speech is which word's, by the model's attention, and
-        :func:`~jaxformer.tasks.parsing.linearization.delinearize` what becomes of brackets.
+        The tree is the :func:`best_hypothesis`, repaired: :func:`one_tag_a_word` aligns parts of
+        speech with words by the model's attention, and
+        :func:`~jaxformer.tasks.parsing.linearization.delinearize` completes the brackets.
 
         Args:
-          sentences: Words as treebanks write them: ``trees.split_words``.
-          tags: Parts of speech for the trees' words; those that the model predicts where None.
-          name: What to call the sentences in messages: a file, say.
-          first: Number of the first sentence, in messages.
-          report: Called with the number of sentences of each finished batch.
+          sentences: Words in the treebank's notation; see
+            :func:`~jaxformer.tasks.parsing.trees.split_words`.
+          tags: Parts of speech of each sentence; None: predicted by the model.
+          name: Name of the sentences in error messages, such as a file name.
+          first: Number of the first sentence in error messages.
+          report: Called with the number of sentences in each finished batch.
 
         Returns:
           Trees; None for a sentence without words.
 
         Raises:
-          UserError: A sentence is longer than the model allows or is no list of words, a word has
-            a round bracket or white space in it, or there are not tags for each sentence.
+          UserError: A sentence is longer than the model allows or not a list of words, a word
+            contains a round bracket or white space, or the number of tags differs.
         """
         _check_words(sentences)
         if tags is not None:
             check_same_length(tags, sentences, "tags", "sentences")
         for word in itertools.chain(*sentences):
-            Leaf(XX, word)  # refuses what no tree could have, before the search
+            Leaf(XX, word)  # Raises an error for invalid words before the search.
         sources = [" ".join(words) for words in sentences]
         found = self.translator.hypotheses(sources, name=name, first=first, report=report)
         parses = [
@@ -125,13 +129,14 @@ def _check_words(sentences: Sequence[Sequence[str]]) -> None:
 
 
 def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
-    """The likeliest hypothesis, if a part of speech too few or too many has a probability of 0.05.
+    """Returns the likeliest hypothesis, with a penalty for a wrong number of parts of speech.
 
-    Some end long before the sentence does, and are likelier than those that go on.
+    Each missing or surplus part of speech multiplies the probability by 0.05. Without the penalty,
+    hypotheses that end long before the sentence may be the likeliest.
 
     Args:
-      beam: What the search found; an empty hypothesis is returned if that is nothing.
-      words: How many the sentence has.
+      beam: Hypotheses of the search; if there are none, an empty hypothesis is returned.
+      words: Number of words of the sentence.
     """
 
     def log_prob(hypothesis: Hypothesis) -> float:
@@ -142,34 +147,36 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
 
 
 def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:
-    """The linearized tree with a part of speech for each word, except for words at the end.
+    """Returns tokens with exactly one part of speech per word, except for trailing words.
 
-    A decoder skips a word now and then, or says one twice; all words after it would be in the wrong
-    place. Its attention shows which word it is at: parts of speech that go with none are left out,
-    and a word that goes with none gets ``XX``, behind the word before it.
+    A decoder sometimes skips or repeats a word, which would shift all words after it. Its attention
+    shows the word of each part of speech (:func:`~jaxformer.inference.alignment.align_in_order`).
+    Unaligned parts of speech are removed. An unaligned word gets ``XX`` right after the previous
+    word.
 
-    >>> weights = np.eye(3)[[0, 0, 2, 2]]  # looks at no brackets, and not at the second word
+    >>> weights = np.eye(3)[[0, 0, 2, 2]]  # no token attends to the second word
     >>> " ".join(one_tag_a_word("(NP (DT) (NN) )NP".split(), weights))
     '(NP (DT) XX (NN) )NP'
 
     Args:
-      tokens: As ``linearization.linearize`` writes them, or anything else.
+      tokens: Tokens as :func:`~jaxformer.tasks.parsing.linearization.linearize` writes them, or any
+        others.
       weights: The attention of each token over the words.
     """
-    places = [place for place, token in enumerate(tokens) if is_preterminal(token)]
-    word_of = {places[n]: word for word, n in align_in_order(weights[places])}
-    result, behind, done = [], 0, 0
-    for place, token in enumerate(tokens):
+    positions = [n for n, token in enumerate(tokens) if is_preterminal(token)]
+    word_of = {positions[n]: word for word, n in align_in_order(weights[positions])}
+    result, after_word, done = [], 0, 0
+    for position, token in enumerate(tokens):
         if not is_preterminal(token):
             result.append(token)
-        elif place in word_of:
-            at = behind or len(result)
-            result[at:at] = [XX] * (word_of[place] - done)
+        elif position in word_of:
+            at = after_word or len(result)
+            result[at:at] = [XX] * (word_of[position] - done)
             result.append(token)
-            behind, done = len(result), word_of[place] + 1
+            after_word, done = len(result), word_of[position] + 1
     return result
 
 
 def _visible(words: Sequence[str]) -> str:
-    """The words, without the white space that they may have inside, of which none is ASCII."""
+    """Joins the words, without the non-ASCII white space that they may contain."""
     return " ".join("".join(word.split()) or "\ufffd" for word in words)

@@ -1,4 +1,4 @@
-"""Constituency parsing (section 6.3): translation of words into trees, with F1 as EVALB scores."""
+"""Constituency parsing (section 6.3): translation of words into trees, validated by EVALB's F1."""
 
 from jax.sharding import Mesh
 from jaxtyping import PyTree
@@ -11,13 +11,13 @@ from jaxformer.tasks.translation import Report, Translation, percentage_equal
 
 
 class Parsing(Translation):
-    """Trains a Transformer on words and trees; validates with loss, perplexity and F1."""
+    """Training of a Transformer on words and trees; validation with loss, perplexity and F1."""
 
     def _log_formats(self) -> dict[str, str]:
         return {"f1": "F1 {:.2f}", "exact_match": "exact {:.1f}%"}
 
     def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
-        """As ``jaxformer parse --trees`` does, whose trees have the right parts of speech."""
+        """Scores trees with gold parts of speech, as ``jaxformer parse --trees`` produces them."""
         gold = [
             delinearize(target.split(" "), source.split(" "))
             for source, target in self._data.valid_text

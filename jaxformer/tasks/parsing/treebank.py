@@ -1,4 +1,4 @@
-"""Treebanks as sentence pairs: the words are the source, the linearized tree is the target."""
+"""Treebanks as corpora: the words are the source, the linearized tree is the target."""
 
 import hashlib
 import pathlib
@@ -9,25 +9,26 @@ from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.linearization import linearize
 from jaxformer.tasks.parsing.trees import normalize, read_tree_file
 
-# Part of every fingerprint: to be raised when other pairs are made of the same files.
+# Part of every fingerprint; increase it when the pairs made from the same files change.
 _FORMAT = 1
 
 
 class TreesCorpus:
-    """Files of trees in the Penn Treebank's brackets.
+    """Corpus of files in the Penn Treebank's bracket notation.
 
-    A split is a path, or several with commas between them; each may be packed with gzip (``.gz``).
-    Trees are taken as :func:`~jaxformer.tasks.parsing.trees.normalize` leaves them.
+    A split is a path, or several separated by commas, optionally compressed with gzip (``.gz``).
+    Trees are normalized by :func:`~jaxformer.tasks.parsing.trees.normalize`.
     """
 
     target_symbols = True
 
     def __init__(self) -> None:
-        """Nothing is read before a split is asked for."""
         self._fingerprints: dict[str, str] = {}
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The words of every tree and its tokens, with spaces between; none of a tree of no words.
+        """Yields the words and the tokens of every tree, joined by spaces.
+
+        Trees without words are skipped.
 
         Raises:
           UserError: A file is missing, damaged, not UTF-8, or has a malformed tree.
@@ -38,7 +39,7 @@ class TreesCorpus:
                     yield " ".join(tree.words()), " ".join(linearize(tree, tags=True))
 
     def fingerprint(self, split: str) -> str:
-        """SHA-256 of the files' unpacked bytes; each split is read once for it.
+        """Returns the SHA-256 of the files' uncompressed bytes; reads each split once.
 
         Raises:
           UserError: A file is missing or damaged.

@@ -1,9 +1,9 @@
-"""Constituency trees (section 6.3): as treebanks write them, and as parsers are scored on them.
+"""Constituency trees (section 6.3): reading of treebanks, and normalization.
 
 A treebank writes a sentence as ``(S (NP-SBJ (DT The) (NN gene)) (VP (VBZ works)))``.
 
-No function here is recursive, so that no depth of brackets is too much. Only ASCII white space
-separates words: text has others, such as the hair space U+200A, inside of words.
+No function here is recursive, so the depth of trees is unlimited. Only ASCII white space separates
+words; other white space, such as the hair space U+200A, occurs inside words.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from typing import TypeAlias
 from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 
-# The constituent above a whole sentence, if there is need of one.
+# The root of a sentence that is not a single constituent.
 TOP = "TOP"
-# What treebanks and parsers call it: nothing (Penn), ROOT (Stanford), S1 (Charniak).
+# Labels of roots: none (Penn), TOP, ROOT (Stanford), S1 (Charniak).
 _TOPS = ("", TOP, "ROOT", "S1")
-# The tag of what is not in the text: traces, dropped subjects and other empty elements.
+# The tag of empty elements, such as traces and dropped subjects.
 _EMPTY = "-NONE-"
 
 _BRACKET_OR_TEXT = re.compile(r"[()]|[^()\s]+", re.ASCII)
@@ -29,17 +29,16 @@ TEXT = re.compile(r"[^()\s]+", re.ASCII)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-    """A word and its part of speech; brackets in the text are written as ``escape`` does.
+    """A word and its part of speech, with brackets escaped by :func:`escape`.
 
     Raises:
-      UserError: One of them is empty, or has white space or a round bracket in it.
+      UserError: The word or the tag is empty, or contains white space or a round bracket.
     """
 
     tag: str
     word: str
 
     def __post_init__(self) -> None:
-        """Refuses what could not be read back."""
         for what, text in (("tag", self.tag), ("word", self.word)):
             if not TEXT.fullmatch(text):
                 raise UserError(
@@ -48,25 +47,23 @@ class Leaf:
                 )
 
     def __str__(self) -> str:
-        """As in a file: ``(NN gene)``."""
         return f"({self.tag} {self.word})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tree:
-    """A constituent: its label, which only the top of a sentence may lack, and what it is made of.
+    """A constituent: its label, empty only for the root of a sentence, and its children.
 
-    Trees are values: they cannot be changed, and are equal if they are written alike.
+    Trees are immutable, and equal if their bracket notation is equal.
 
     Raises:
-      UserError: The label has white space or a round bracket in it, or there are no children.
+      UserError: The label contains white space or a round bracket, or there are no children.
     """
 
     label: str
     children: "tuple[Tree | Leaf, ...]"
 
     def __post_init__(self) -> None:
-        """Refuses what could not be read back."""
         if self.label and not TEXT.fullmatch(self.label):
             raise UserError(
                 f"expected a label without white space and round brackets, got {self.label!r}"
@@ -75,19 +72,19 @@ class Tree:
             raise UserError(f"expected a constituent of words, got an empty one: ({self.label})")
 
     def leaves(self) -> list[Leaf]:
-        """All words with their tags, from left to right."""
+        """Returns all words with their tags, from left to right."""
         return [event for event in walk(self) if isinstance(event, Leaf)]
 
     def words(self) -> list[str]:
-        """All words, from left to right."""
+        """Returns all words, from left to right."""
         return [leaf.word for leaf in self.leaves()]
 
     def tags(self) -> list[str]:
-        """The part of speech of each word."""
+        """Returns the part of speech of each word."""
         return [leaf.tag for leaf in self.leaves()]
 
     def __str__(self) -> str:
-        """The tree in brackets, on one line."""
+        """Returns the tree in bracket notation, on one line."""
         parts = []
         for event in walk(self):
             if isinstance(event, str):
@@ -97,24 +94,21 @@ class Tree:
         return "".join(parts).removeprefix(" ")
 
     def __repr__(self) -> str:
-        """The brackets."""
         return f"<Tree {self}>"
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are written alike."""
         return isinstance(other, Tree) and str(self) == str(other)
 
     def __hash__(self) -> int:
-        """Equal trees have equal hashes."""
         return hash(str(self))
 
 
-# A tree as a sequence: the label of a constituent that begins, a leaf, or None where one ends.
+# Element of a flattened tree: the label of a constituent at its start, a leaf, or None at its end.
 Event: TypeAlias = str | Leaf | None
 
 
 def walk(tree: Tree) -> Iterator[Event]:
-    """The events of a tree, from left to right."""
+    """Yields the events of a tree, from left to right."""
     todo: list[Tree | Leaf | None] = [tree]
     while todo:
         node = todo.pop()
@@ -127,7 +121,7 @@ def walk(tree: Tree) -> Iterator[Event]:
 
 
 def build(events: Iterable[Event]) -> list[Tree | Leaf]:
-    """The trees that events describe; a constituent without words is left out."""
+    """Builds trees from events, without constituents that have no words."""
     labels: list[str] = []
     children: list[list[Tree | Leaf]] = [[]]
     for event in events:
@@ -144,14 +138,14 @@ def build(events: Iterable[Event]) -> list[Tree | Leaf]:
 
 
 def single_root(trees: Sequence[Tree | Leaf]) -> Tree:
-    """A single constituent as it is; anything else under a top of its own."""
+    """Returns a single constituent unchanged, and a ``TOP`` with all trees otherwise."""
     if len(trees) == 1 and isinstance(trees[0], Tree):
         return trees[0]
     return Tree(TOP, tuple(trees))
 
 
 def escape(word: str) -> str:
-    """A word of a text as treebanks write it.
+    """Escapes the brackets of a word as treebanks do.
 
     >>> escape("f(x)")
     'f-LRB-x-RRB-'
@@ -160,7 +154,7 @@ def escape(word: str) -> str:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text that has white space between them, as treebanks write them.
+    """Splits a text at ASCII white space, and escapes the words' brackets.
 
     >>> split_words("It works (so far) .")
     ['It', 'works', '-LRB-so', 'far-RRB-', '.']
@@ -169,7 +163,7 @@ def split_words(text: str) -> list[str]:
 
 
 def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
-    """The trees of a file in the Penn Treebank's brackets, unpacked if it ends in ``.gz``.
+    """Reads the trees of a file in bracket notation, uncompressed if it ends in ``.gz``.
 
     Raises:
       UserError: The file cannot be read, is not UTF-8, or a tree is malformed.
@@ -178,17 +172,17 @@ def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
 
 
 def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
-    """The trees in some lines: one to a line, several, or one over many lines.
+    """Reads the trees in lines; a line may have several trees, and a tree may span several lines.
 
-    A tree may be wrapped in a pair of brackets without a label, as in the Penn Treebank; they are
-    a constituent with an empty label. A sentence of only ``(UH Yes)`` is put under ``TOP``.
+    Outermost brackets without a label, as in the Penn Treebank, are a constituent with an empty
+    label. A sentence that is a single leaf, such as ``(UH Yes)``, becomes the child of ``TOP``.
 
     Args:
-      lines: Text.
-      name: What to call it in messages.
+      lines: Lines of text.
+      name: Name of the text in error messages.
 
     Raises:
-      UserError: A tree is malformed; names the line.
+      UserError: A tree is malformed; the message names the line.
 
     >>> [str(tree) for tree in read_trees(["( (S (NP (PRP It))", "(VP (VBZ works))))"], "example")]
     ['( (S (NP (PRP It)) (VP (VBZ works))))']
@@ -266,16 +260,17 @@ def _close(stack: list[_Open], where: str) -> Tree | Leaf:
 
 
 def normalize(tree: Tree) -> Tree | None:
-    """The tree as parsers are trained and scored on it.
+    """Normalizes a tree for training and scoring of parsers.
 
-    * Empty elements (``-NONE-``) go, and constituents of nothing else with them.
-    * Labels lose function tags and indices: ``NP-SBJ=2`` is ``NP``, ``ADVP|PRT`` is ``ADVP``. A
-      label that begins with a hyphen, ``-LRB-`` say, is one as a whole. Tags of words are kept.
-    * The top (``TOP``, ``ROOT``, ``S1`` or none) goes if there is just one constituent below, else
-      it is ``TOP``.
+    * Empty elements (``-NONE-``), and constituents of only empty elements, are removed.
+    * Function tags and indices of labels are removed: ``NP-SBJ=2`` becomes ``NP``, and
+      ``ADVP|PRT`` becomes ``ADVP``. A label that begins with a hyphen, such as ``-LRB-``, is
+      unchanged. So are the tags of words.
+    * A root labeled ``TOP``, ``ROOT``, ``S1`` or nothing is removed if it has exactly one
+      constituent below, and else labeled ``TOP``.
 
     Returns:
-      The tree; None if it has no words.
+      The normalized tree; None if it has no words.
 
     >>> (tree,) = read_trees(["( (S (NP-SBJ=2 (-NONE- *)) (VP (VB Go))))"], "example")
     >>> normalize(tree)

@@ -1,4 +1,4 @@
-"""What is said on the command line: refused in one line, explained by --help."""
+"""Command-line arguments: one-line error messages, and --help."""
 
 import importlib
 import re
@@ -46,7 +46,7 @@ COMMANDS = [
         ("import torch d --workdir w", "argument system: invalid choice: 'torch'"),
     ],
 )
-def test_mistakes_are_said_in_one_line(arguments, words, capsys):
+def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
     assert main(arguments.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -55,18 +55,18 @@ def test_mistakes_are_said_in_one_line(arguments, words, capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches_by_example(command, capsys):
+def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     text = capsys.readouterr().out
     assert f"\nExample:\n  jaxformer {command} " in text
     examples = re.findall(r"^  (?:.* \| )?jaxformer (.*)$", text, re.MULTILINE)
-    for example in examples:  # each of them is one that the parser accepts
+    for example in examples:  # The parser accepts every example.
         arguments = re.split(r" +#", example)[0]
         parse([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', arguments)])
 
 
-def test_options_of_decoding_stand_under_headings(capsys):
+def test_decoding_options_are_grouped(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["translate", "--help"])
     headings = re.findall(r"^(\w[\w ]*):$", capsys.readouterr().out, re.MULTILINE)
@@ -76,7 +76,7 @@ def test_options_of_decoding_stand_under_headings(capsys):
     ]
 
 
-def test_every_command_is_carried_out_by_a_function():
+def test_every_command_has_a_function():
     needed = {
         "score": ["--source", "f", "--target", "f"],
         "evaluate": ["--source", "f", "--reference", "f"],
@@ -89,7 +89,7 @@ def test_every_command_is_carried_out_by_a_function():
         assert callable(getattr(importlib.import_module(f"jaxformer.cli.{module}"), function))
 
 
-def test_help_does_not_wait_for_jax():
+def test_help_does_not_import_jax():
     code = (
         "import sys, jaxformer.cli\n"
         "try: jaxformer.cli.main(['--help'])\n"
@@ -103,7 +103,7 @@ def test_help_does_not_wait_for_jax():
 
 
 def paths_in(command):
-    """The arguments by which each option of a command that takes a file or folder gets a URL."""
+    """Returns arguments that give a URL to each option for a file or folder."""
     for action in command._actions:
         if action.metavar in ("FILE", "DIR", "GOLD", "TEST") or action.type is local_path:
             system = ["marian"] if action.dest == "directory" else []
@@ -116,7 +116,7 @@ def test_every_option_refuses_a_url():
     assert len(given) > 35
     for arguments in given:
         if arguments[:2] == ["doctor", "--config"]:
-            continue  # refused when it is read
+            continue  # Refused when it is read.
         with pytest.raises(UserError, match="expected a path on a local disk: got gs://bucket/f; "):
             parse(arguments)
     with pytest.raises(UserError, match=r"expected a path on a local disk: got gs://bucket/f\.py"):

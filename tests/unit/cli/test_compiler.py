@@ -1,4 +1,4 @@
-"""The programs that show known defects of the compiler are run, and what they do is reported."""
+"""Checks for known defects of the compiler."""
 
 import platform
 
@@ -15,7 +15,7 @@ def outcomes(monkeypatch, *programs, seconds=60):
     return list(compiler.check_compiler())[:-1]
 
 
-def test_right_and_wrong_numbers_and_crashes_are_told_apart(monkeypatch):
+def test_right_and_wrong_results_and_crashes_are_distinguished(monkeypatch):
     assert outcomes(
         monkeypatch, "print(0)", "print(7232)", "import os; os.kill(os.getpid(), 11)"
     ) == [
@@ -25,7 +25,7 @@ def test_right_and_wrong_numbers_and_crashes_are_told_apart(monkeypatch):
     ]
 
 
-def test_a_program_that_hangs_is_ended(monkeypatch):
+def test_a_hanging_program_is_killed(monkeypatch):
     found = outcomes(monkeypatch, "import time; time.sleep(60)", seconds=0.1)
     assert found == ["sums: HANGS for more than 0.1 s (issue)"]
 

@@ -1,4 +1,4 @@
-"""From flags to search settings: what is asked for, on top of the run's, or refused."""
+"""Decoding options override the run's search settings, or are refused."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ RUN = BeamSearch(beam_size=5, length_penalty=1.0)
 
 @pytest.fixture
 def settings(tmp_path):
-    """The settings that flags of a command lead to."""
+    """Returns the search settings for flags of a command."""
     config_lib.save(Config(search=RUN), tmp_path / "config.json")
 
     def ask(flags, command="translate"):
@@ -78,7 +78,7 @@ def test_flags_change_the_settings_of_the_run(flags, changes, settings):
         ("--sampling --seed -1", "search.seed must be from 0 to 2147483647: got -1"),
     ],
 )
-def test_combinations_that_make_no_sense(flags, words, settings):
+def test_contradictory_options_are_refused(flags, words, settings):
     with pytest.raises(UserError) as error:
         settings(flags)
     assert words in str(error.value)

@@ -1,4 +1,4 @@
-"""Lines in and out: streams are answered as they arrive, and files get their name when whole."""
+"""Lines of streams are read as they arrive, and files get their name when complete."""
 
 import io
 import itertools
@@ -24,7 +24,7 @@ from jaxformer.errors import UserError
 
 @pytest.fixture
 def pipe(monkeypatch):
-    """Standard input that is a pipe; what to write into it."""
+    """Makes standard input a pipe, and returns its writing end."""
     reading, writing_end = os.pipe()
     with open(reading, encoding="utf-8") as stdin, open(writing_end, "wb", buffering=0) as file:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -37,7 +37,7 @@ def test_blocks():
     assert list(blocks(iter([]), 3)) == []
 
 
-def test_a_line_that_is_typed_is_answered_before_the_next(pipe):
+def test_typed_lines_arrive_one_by_one(pipe):
     arriving = blocks_as_they_arrive(Text(None).lines(), 100)
     for line in ("one", "two", ""):
         pipe.write(f"{line}\n".encode())
@@ -47,7 +47,7 @@ def test_a_line_that_is_typed_is_answered_before_the_next(pipe):
     assert list(arriving) == [["the last without its end"]]
 
 
-def test_what_arrives_together_is_one_block(pipe):
+def test_lines_that_arrive_together_are_one_block(pipe):
     lines = [f"{n}" for n in range(1000)]
     pipe.write("".join(f"{line}\n" for line in lines).encode())
     pipe.close()
@@ -56,7 +56,7 @@ def test_what_arrives_together_is_one_block(pipe):
     assert list(itertools.chain.from_iterable(arriving)) == lines
 
 
-def test_no_more_is_taken_than_there_is_room_for():
+def test_reading_ahead_is_bounded():
     taken = 0
 
     def endless():
@@ -69,14 +69,14 @@ def test_no_more_is_taken_than_there_is_room_for():
     for n in range(5):
         block = next(arriving)
         assert block == list(range(10 * n + 1, 10 * n + 11))
-        # The block, the queue, and the one that waits for a place in it.
+        # The block, the queue, and the item that waits for a place in the queue.
         assert taken <= 10 * n + 10 + 10 + 1
     taken_at_the_end = taken
     assert threading.Event().wait(0.1) is False
     assert taken <= taken_at_the_end + 11
 
 
-def test_lines_before_a_mistake_come_first(pipe):
+def test_lines_before_an_error_are_yielded_first(pipe):
     pipe.write(b"one\ntwo\ncaf\xe9\nfour\n")
     pipe.close()
     arriving = blocks_as_they_arrive(Text(None).lines(), 100)
@@ -85,12 +85,12 @@ def test_lines_before_a_mistake_come_first(pipe):
         next(arriving)
 
 
-def test_a_slow_source_does_not_delay_what_is_there():
+def test_a_slow_source_does_not_delay_available_lines():
     source = queue.Queue()
     arriving = blocks_as_they_arrive(iter(source.get, None), 100)
     for item in ("a", "b"):
         source.put(item)
-    # They come together or one by one, without a third being waited for.
+    # They arrive together or one by one, without waiting for a third line.
     seen = next(arriving)
     while len(seen) < 2:
         seen += next(arriving)
@@ -107,7 +107,7 @@ def test_a_file_can_be_read_twice_and_a_pipe_once(tmp_path, monkeypatch, pipe):
     assert not text.stream
     assert list(text.lines()) == list(text.lines()) == ["one", "", "two"]
     with path.open(encoding="utf-8") as stdin:
-        stdin.buffer.readline()  # somebody else has read a line
+        stdin.buffer.readline()  # Another reader has consumed a line.
         monkeypatch.setattr(sys, "stdin", stdin)
         text = Text(None)
         assert not text.stream
@@ -117,7 +117,7 @@ def test_a_file_can_be_read_twice_and_a_pipe_once(tmp_path, monkeypatch, pipe):
     assert Text(named).stream
 
 
-def test_standard_input_that_is_closed(monkeypatch):
+def test_closed_standard_input_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="expected text on standard input, but it is closed"):
         Text(None)
@@ -136,7 +136,7 @@ def test_prefixes(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 5), (5, 3), (0, 2), (2, 0), (4, 5), (5, 4)])
-def test_texts_of_different_length(first, second):
+def test_texts_of_different_length_are_refused(first, second):
     texts = (iter("x" * first), iter("y" * second))
     words = f"expected as many lines in a as in b: got {first} and {second}"
     with pytest.raises(UserError, match=words):
@@ -148,21 +148,21 @@ def test_pairs():
     assert list(paired(iter(""), iter(""), "", "")) == []
 
 
-def test_a_file_gets_its_name_when_it_is_whole(tmp_path):
+def test_a_file_gets_its_name_when_complete(tmp_path):
     path = tmp_path / "new" / "out.txt"
     with writing(path) as write:
         write(["eins", "", "größer"])
         assert not path.exists()
         (partial,) = path.parent.iterdir()
         assert partial.name == f"out.txt.{os.getpid()}.partial"
-        # What a kill would leave behind is there already, in whole lines.
+        # After a kill, the partial file would contain these complete lines.
         assert partial.read_text(encoding="utf-8") == "eins\n\ngrößer\n"
     assert path.read_bytes() == "eins\n\ngrößer\n".encode()
     assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
-def test_what_was_finished_is_kept_beside_the_old_file(tmp_path, capsys, error):
+def test_finished_lines_are_kept_beside_the_old_file(tmp_path, capsys, error):
     path = tmp_path / "out.txt"
     path.write_text("from last time\n")
 
@@ -178,7 +178,7 @@ def test_what_was_finished_is_kept_beside_the_old_file(tmp_path, capsys, error):
     with pytest.raises(error):
         fail_after(["eins"])
     partial = tmp_path / f"out.txt.{os.getpid()}.partial"
-    assert capsys.readouterr().err == f"{partial}: what was finished so far\n"
+    assert capsys.readouterr().err == f"{partial}: finished lines\n"
     assert partial.read_text() == "eins\n"
     assert path.read_text() == "from last time\n"
 
@@ -206,5 +206,5 @@ def test_outputs_are_not_inputs(tmp_path, monkeypatch):
     check_outputs([here, None], {"--output": there, "--alignments": None})
     with pytest.raises(UserError, match="--output a is an input; name another file"):
         check_outputs([None, here], {"--output": relative})
-    with pytest.raises(UserError, match="--alignments a is that of --output; name another file"):
+    with pytest.raises(UserError, match="--alignments a is also --output; name another file"):
         check_outputs([None], {"--output": here, "--alignments": relative})

@@ -33,7 +33,7 @@ def lines_of(path: pathlib.Path) -> list[str]:
 
 
 def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
-    """Papineni et al. (2002), one reference, no smoothing, tokens between spaces; 0 to 100."""
+    """Computes BLEU of Papineni et al. (2002): one reference, no smoothing, split at spaces."""
     matched, proposed, lengths = [0] * 5, [0] * 5, [0, 0]
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         ours, theirs = hypothesis.split(), reference.split()
@@ -79,7 +79,7 @@ def test_report_equals_independent_formulas_on_real_news(data_directory: pathlib
     tokenized = [
         [" ".join(moses.tokenize(line)) for line in lines] for lines in (hypotheses, references)
     ]
-    # The tokens here are escaped (&quot;) and those of the report are not: no difference.
+    # Tokens are escaped here (&quot;) but not in the report, which makes no difference.
     assert found.tokenized_bleu.score == pytest.approx(multi_bleu(*tokenized), rel=1e-12)
     bleu = corpus_bleu(hypotheses, references, target_language="de")
     assert found.sacrebleu.score == bleu
@@ -106,7 +106,7 @@ def test_tokenized_bleu_by_hand():
 
 
 def test_compounds_are_split_as_the_papers_script_does():
-    # "T-Shirts" becomes three words, on both sides; curly quotation marks become straight ones.
+    # "T-Shirts" becomes three words on both sides, and curly quotation marks become straight.
     found = translation_report(
         ["Zwei „Männer“ in T-Shirts spielen Ball"],
         ['Zwei "Männer" in T-Shirts spielen'],
@@ -127,10 +127,10 @@ def test_compounds_are_split_as_the_papers_script_does():
 def test_bleu_of_multi_bleu_is_zero_without_a_common_4_gram():
     found = translation_report(["a b c d e"], ["a b c x e"], target_language="en")
     assert found.tokenized_bleu.score == 0.0
-    assert found.sacrebleu.score > 0.0  # smoothed
+    assert found.sacrebleu.score > 0.0  # Smoothed.
 
 
-def test_lowercasing_touches_the_lower_cased_metric_only():
+def test_only_the_lower_cased_metric_ignores_case():
     shouted = [line.upper().replace("SS", "ß") for line in REFERENCES]
     found = scored(shouted)
     assert found.lowercased_tokenized_bleu.score == 100.0
@@ -138,7 +138,7 @@ def test_lowercasing_touches_the_lower_cased_metric_only():
     assert found.exact_match.score == 0.0
 
 
-def test_punctuation_is_normalized_for_the_lower_cased_metric_only():
+def test_only_the_lower_cased_metric_normalizes_punctuation():
     curly = [line.replace('"Guten Tag!"', "„Guten Tag!“") for line in REFERENCES]
     assert curly != REFERENCES
     found = scored(curly)
@@ -160,13 +160,13 @@ def test_punctuation_is_normalized_for_the_lower_cased_metric_only():
 def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(
     data_directory: pathlib.Path, part: str, language: str, words: int
 ):
-    """The table "Statistics" in the data set's README, of its own files ``*.lc.norm.tok``."""
+    """Word counts equal the table "Statistics" in the data set's README."""
     lines = lines_of(data_directory / "multi30k" / f"{part}.{language}")
     tokenized = bleu_report._tokenized(bleu_report._lowercased(lines, language), language)
     assert sum(len(line.split()) for line in tokenized) == words
 
 
-def test_exact_match_is_the_share_of_equal_lines():
+def test_exact_match_is_the_percentage_of_equal_lines():
     assert scored().exact_match.score == 25.0
 
 
@@ -181,7 +181,7 @@ def test_chrf_by_hand():
     assert found.chrf.score == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
 
 
-def test_every_score_is_named_and_says_how_it_was_computed():
+def test_every_score_has_a_name_and_a_method():
     found = scored()
     assert "tok:13a" in found.sacrebleu.method
     assert "case:mixed" in found.sacrebleu.method
@@ -238,7 +238,7 @@ CHINESE_REFERENCES = [
 
 
 def sacrebleu_command(hypotheses: list[str], references: list[str], pair: str, folder) -> float:
-    """The figure that sacreBLEU's own command prints for a language pair."""
+    """Returns the score that sacreBLEU's command prints for a language pair."""
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     files = [str(folder / "references"), "-i", str(folder / "hypotheses")]
@@ -259,7 +259,7 @@ def test_chinese_is_scored_as_sacrebleu_does(tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize("language", ["zh", "ja", "ko"])
-def test_scripts_that_split_at_spaces_score_no_language_without_them(language: str):
+def test_languages_without_spaces_have_no_perl_metrics(language: str):
     found = translation_report(CHINESE, CHINESE_REFERENCES, target_language=language)
     assert [metric.name for metric in found.metrics] == ["sacreBLEU", "chrF", "exact match"]
     assert found.table().count("\n") == 3
@@ -267,11 +267,11 @@ def test_scripts_that_split_at_spaces_score_no_language_without_them(language: s
 
 
 @pytest.mark.parametrize("language", ["ja", "ko"])
-def test_japanese_and_korean_are_scored_by_words_or_say_what_is_missing(language: str):
+def test_japanese_and_korean_are_scored_by_words_or_characters(language: str):
     found = translation_report(CHINESE, CHINESE_REFERENCES, target_language=language).sacrebleu
     try:
         scorer, note = BLEU(trg_lang=language, force=True), ""
-    except RuntimeError:  # MeCab is not installed
+    except RuntimeError:  # MeCab is not installed.
         scorer = BLEU(tokenize="char", force=True)
         note = f" (characters; pip install 'sacrebleu[{language}]' for words, tok:{language}-mecab)"
     assert found.score == scorer.corpus_score(CHINESE, [CHINESE_REFERENCES]).score
@@ -280,7 +280,7 @@ def test_japanese_and_korean_are_scored_by_words_or_say_what_is_missing(language
 
 
 @pytest.mark.parametrize("language", ["de", "en", "fr", "zh", "xx"])
-def test_odd_lines_are_scored_without_complaint(language: str):
+def test_odd_lines_are_scored(language: str):
     odd = ["", " ", "你好。", "\u00a0\u0085x", "🙂" * 50, "." * 1000, "a" * 5000]
     found = translation_report(odd, odd[::-1], target_language=language)
     assert all(0 <= metric.score <= 100 for metric in found.metrics)

@@ -1,4 +1,4 @@
-"""EVALB: what the official program prints, and an independent count."""
+"""EVALB against the output of the official program and an independent count."""
 
 import collections
 import itertools
@@ -27,7 +27,7 @@ def lines_of(path):
 
 
 def report_of(trees, parameters):
-    """Of files without .gld, .tst and .prm."""
+    """Scores files, given without the suffixes .gld, .tst and .prm."""
     gold, test, lines = (
         lines_of(path.with_suffix(suffix))
         for path, suffix in [(trees, ".gld"), (trees, ".tst"), (parameters, ".prm")]
@@ -36,7 +36,7 @@ def report_of(trees, parameters):
 
 
 def assert_printed(report, name):
-    """The table and the errors are those that the official program has printed."""
+    """Compares table and errors with the output of the official program."""
     assert report.table().split("\n") == lines_of(PRINTED / f"{name}.out")
     errors = [f"{row.number} : {error}" for row in report.rows for error in row.errors]
     assert errors == [line for line in lines_of(PRINTED / f"{name}.err") if line]
@@ -57,7 +57,7 @@ def test_the_official_program_prints_the_same_of_its_own_trees(package):
 
 
 def test_the_results_in_the_package(package):
-    """Printed in 1997: words of sentences that do not count, and another sum of crossings."""
+    """The results of 1997 differ in words of invalid sentences and in the sum of crossings."""
     ours = report_of(package / "sample", package / "sample").table().split("\n")
     ours = [line for line in ours if "FMea" not in line]
     for line, old in zip(ours, lines_of(package / "sample.rsl"), strict=True):
@@ -65,7 +65,7 @@ def test_the_results_in_the_package(package):
             assert re.sub("0     0     0.00$", "4     0     0.00", line) == old
         elif re.match(" +87.76", line):
             columns, old_columns = line.split(), old.split()
-            # The old program gave the number of sentences without crossing brackets.
+            # The old program printed the number of sentences without crossing brackets.
             assert (columns.pop(5), old_columns.pop(5)) == ("1", "16")
             assert columns == old_columns
         else:
@@ -84,13 +84,13 @@ def test_the_results_of_the_quotation_marks_in_the_package(package):
     assert ours[ours.index("-- All --") :] == old[old.index("-- All --") :]
 
 
-# An independent count: other data structures, and no notion of a line that cannot be compared.
+# An independent count with other data structures, for valid lines only.
 
 DELETED = {"TOP", "-NONE-", ",", ":", "``", "''", "."}
 
 
 def read(text):
-    """Tags and words, and brackets as (label, set of positions), punctuation left out."""
+    """Returns tags and words, and brackets as (label, set of positions), without punctuation."""
 
     def parse(at):
         label = tokens[at][1:]
@@ -117,7 +117,7 @@ def expected(gold_text, test_text):
     (gold_leaves, gold), (test_leaves, test) = read(gold_text), read(test_text)
     matched = collections.Counter(gold) & collections.Counter(test)
     apart = [
-        any(a & b and a - b and b - a for _, b in gold)  # neither contains the other
+        any(a & b and a - b and b - a for _, b in gold)  # Neither contains the other.
         for _, a in test
     ]
     tags = [
@@ -132,7 +132,7 @@ TAGS = ["NN", "VB", "DT", "ADVP", "PRT"]
 
 
 def random_tree(rng, leaves):
-    """A random tree over given leaves, unary chains included."""
+    """Returns a random tree over given leaves, with unary chains."""
     if len(leaves) == 1 and rng.random() < 0.7:
         return leaves[0]
     parts = rng.randint(1, min(4, len(leaves)))
@@ -142,11 +142,11 @@ def random_tree(rng, leaves):
 
 
 def random_pair(rng):
-    """A tree, and another over the same words or the same tree with other labels and tags."""
+    """Returns a tree, and another tree or other labels and tags over the same words."""
 
     def retag(leaf):
         tag, word = leaf[1:-1].split(" ")
-        # Punctuation stays: another number of words would be an error.
+        # Punctuation keeps its tags, since another number of words would be an error.
         return f"({rng.choice([tag, tag, rng.choice(TAGS)])} {word})" if tag in TAGS else leaf
 
     leaves = [f"({rng.choice([*TAGS, *TAGS, ',', '.'])} w{n})" for n in range(rng.randint(1, 15))]
@@ -173,7 +173,7 @@ def test_an_independent_count_of_random_trees():
             sums.update(counts)
         else:
             assert counts["words"] == 0
-    assert sums["crossing"] > 100  # the test tests something
+    assert sums["crossing"] > 100  # The test is not vacuous.
     recall = sums["matched"] / sums["gold_brackets"]
     precision = sums["matched"] / sums["test_brackets"]
     assert 0.3 < recall < 0.9
@@ -187,8 +187,8 @@ def test_an_independent_count_of_random_trees():
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 3), (3, 1), (2, 2)])
-def test_equal_brackets_count_as_often_as_they_occur(n, m):
-    """n in the gold file and m in the test file, as section 7.5 of the README of EVALB says."""
+def test_equal_brackets_match_one_to_one(n, m):
+    """See section 7.5 of EVALB's README."""
     gold, test = (k * "(NP " + "(DT the) (NN man)" + k * ")" for k in (n, m))
     figures = score([gold], [test]).all
     assert figures.precision == pytest.approx(100 * min(1, n / m))
@@ -228,7 +228,7 @@ def test_parameter_files():
         ("EQ_LABEL ADVP", "p:2: expected two words after EQ_LABEL, got 'EQ_LABEL ADVP'"),
     ],
 )
-def test_wrong_parameters(line, words):
+def test_malformed_parameter_files_are_refused(line, words):
     with pytest.raises(UserError, match=f"^{re.escape(words)}"):
         read_parameters(["DEBUG 0", line], "p")
 
@@ -243,13 +243,13 @@ def test_wrong_parameters(line, words):
         ("(S (A a) (. b))", ("Length unmatch (2|1)",)),
     ],
 )
-def test_sentences_that_cannot_be_compared(test, errors):
+def test_sentences_with_other_words_are_errors(test, errors):
     gold = "(S (A a) (B b))"
     report = score([gold, gold], [test, gold])
     assert report.rows[0].errors == errors
     assert report.rows[0].status is Status.ERROR
     assert (report.all.error_sentences, report.all.valid_sentences) == (1, 1)
-    assert (report.all.matched, report.all.f1) == (1, 100)  # those of the other one
+    assert (report.all.matched, report.all.f1) == (1, 100)  # Words of the other sentence.
 
 
 def test_a_blank_line_is_skipped():
@@ -259,14 +259,14 @@ def test_a_blank_line_is_skipped():
 
 
 def test_a_bracket_equal_to_a_deleted_one_is_deleted():
-    """But a word is deleted by its very tag."""
+    """Words are deleted by their exact tag only."""
     lines = ["DELETE_LABEL X", "EQ_LABEL Y X"]
     row = score(["(S (Y (Y a)))"], ["(S (Y a))"], read_parameters(lines, "p")).rows[0]
     assert (row.matched, row.gold_brackets, row.test_brackets, row.words) == (1, 1, 1, 1)
 
 
-def test_no_more_errors_than_allowed():
-    """And one more: so does the official program."""
+def test_too_many_errors_are_refused():
+    """One error more than ``MAX_ERROR`` is tolerated, as in the official program."""
     gold, test = ["(S (A a))"] * 9, ["(S (A b))"] * 9
     assert score(gold[:4], test[:4], ParameterFile(max_error=3)).all.error_sentences == 4
     words = (
@@ -277,14 +277,14 @@ def test_no_more_errors_than_allowed():
         score(gold, test, ParameterFile(max_error=3))
 
 
-def test_numbers_of_lines():
+def test_files_of_different_length_are_refused():
     words = "expected as many lines of test trees as of gold trees: got 1 and 2; leave a blank line"
     with pytest.raises(UserError, match=words):
         score(["(S (A a))"] * 2, ["(S (A a))"])
 
 
-def test_nothing_right_is_an_f1_of_zero():
-    """A number to compare by; the table has a quotient of zeros, as the official one."""
+def test_f1_is_zero_without_matches():
+    """The table prints nan, as the official program does."""
     report = score(["(S (A a))"], ["(T (A a))"])
     assert report.all.f1 == 0
     assert "Bracketing FMeasure       =    nan" in report.table()
@@ -302,8 +302,8 @@ def test_json(package):
     assert figures["rows"][0]["errors"] == []
 
 
-def test_hostile_lines():
-    """Depth, and white space that a regular expression could try in many ways."""
+def test_deep_or_blank_lines_take_linear_time():
+    """Deep brackets, and white space that could make a regular expression backtrack."""
     deep = 100_000 * "(A " + "(B b)" + 100_000 * ")"
     assert score([deep], [deep]).all.matched == 100_000
     assert score(["(A" + 100_000 * " " + "b c"], ["(B b)"]).all.error_sentences == 1

@@ -1,4 +1,4 @@
-"""Significance against an implementation of one's own, with the same random draws."""
+"""Significance tests against an independent implementation with the same random draws."""
 
 import json
 import math
@@ -15,7 +15,7 @@ SEED = 12345
 
 
 def corpus(lines: int = 40) -> tuple[dict[str, list[str]], list[str]]:
-    """Random references, and systems that get one word in 5 and one in 6 wrong."""
+    """Random references, and systems with one word in 5 and one in 6 wrong."""
     source = random.Random(1)
     references = [source.choices(WORDS, k=source.randint(4, 12)) for _ in range(lines)]
 
@@ -30,7 +30,7 @@ def corpus(lines: int = 40) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def statistics(hypothesis: str, reference: str) -> list[int]:
-    """Lengths, then n-grams that match and n-grams there are, for n from 1 to 4."""
+    """Returns lengths, then matching and total n-grams, for n from 1 to 4."""
     ours, theirs = hypothesis.split(), reference.split()
     matches, totals = [], []
     for n in range(1, 5):
@@ -42,7 +42,7 @@ def statistics(hypothesis: str, reference: str) -> list[int]:
 
 
 def bleu(sums: np.ndarray) -> np.ndarray:
-    """BLEU, 0 to 100, of sums of statistics [..., 10]; there is always a match."""
+    """Computes BLEU, 0 to 100, from sums of statistics [..., 10] with matches."""
     precision = np.prod(sums[..., 2:6] / sums[..., 6:], axis=-1) ** 0.25
     return 100 * precision * np.minimum(1, np.exp(1 - sums[..., 1] / sums[..., 0]))
 
@@ -60,7 +60,7 @@ def report() -> ComparisonReport:
 
 @pytest.fixture(scope="module")
 def sums() -> np.ndarray:
-    """Statistics by system and line, [2, lines, 10]. The tokenizer leaves such words alone."""
+    """Returns statistics [2, lines, 10]; the tokenizer does not change these words."""
     systems, references = corpus()
     return np.array(
         [[statistics(*pair) for pair in zip(s, references, strict=True)] for s in systems.values()]
@@ -81,7 +81,7 @@ def test_paired_bootstrap(report: ComparisonReport, sums: np.ndarray):
     first, second = scores_of(report, "tokenized BLEU")
     assert first.p_bootstrap is None
     assert second.p_bootstrap == (beyond + 1) / 1001
-    assert 0.05 < second.p_bootstrap < 0.5  # or the test would show little
+    assert 0.05 < second.p_bootstrap < 0.5  # Otherwise the test would show little.
 
 
 def test_approximate_randomization(report: ComparisonReport, sums: np.ndarray):
@@ -91,7 +91,7 @@ def test_approximate_randomization(report: ComparisonReport, sums: np.ndarray):
     difference = abs(np.subtract(*bleu(sums.sum(1))))
     beyond = np.sum(abs(bleu(first) - bleu(sums.sum((0, 1)) - first)) > difference)
     system = scores_of(report, "tokenized BLEU")[1]
-    assert system.p_randomization == pytest.approx((beyond + 1) / 10_001, abs=3e-4)  # ties
+    assert system.p_randomization == pytest.approx((beyond + 1) / 10_001, abs=3e-4)  # Ties.
     assert scores_of(report, "tokenized BLEU")[0].p_randomization is None
 
 
@@ -108,11 +108,11 @@ def test_the_same_system_twice_differs_by_chance_only():
     twice = {"one": systems["five"], "other": systems["five"]}
     for comparison in compare(twice, references, target_language="de").comparisons:
         second = comparison.systems[1]
-        assert second.p_randomization == 1 / 10_001  # no trial's difference exceeds 0
+        assert second.p_randomization == 1 / 10_001  # No trial's difference exceeds 0.
         assert second.score == comparison.systems[0].score
 
 
-def test_one_system_has_intervals_and_no_p():
+def test_one_system_has_intervals_and_no_p_values():
     systems, references = corpus(8)
     report = compare({"five": systems["five"]}, references, target_language="de")
     for comparison in report.comparisons:
@@ -153,7 +153,7 @@ def test_another_seed_gives_other_draws(report: ComparisonReport, monkeypatch: p
 
 
 @pytest.mark.parametrize("seed", ["none", "0", "-1", "x", ""])
-def test_no_seed_is_refused(seed: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_invalid_seed_is_refused(seed: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SACREBLEU_SEED", seed)
     systems, references = corpus(4)
     with pytest.raises(UserError, match=f"SACREBLEU_SEED must be a whole number.*got '{seed}'"):

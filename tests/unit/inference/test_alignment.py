@@ -1,4 +1,4 @@
-"""Word alignment: hand-made attention, hand-split words, and a model that copies."""
+"""Word alignment from hand-made attention, and of words to pieces."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def test_pieces_of_a_source_word_are_added_and_of_a_target_word_averaged():
     weights = np.array(
         [
             # a    b    b    c    </s>
-            [0.30, 0.20, 0.20, 0.25, 0.05],  # x: b by the sum of its pieces, though a is highest
+            [0.30, 0.20, 0.20, 0.25, 0.05],  # x: b by the sum of its pieces
             [0.60, 0.00, 0.00, 0.30, 0.10],  # y, first piece: a
             [0.05, 0.00, 0.00, 0.75, 0.20],  # y, second piece: c; on average c
             [0.00, 0.00, 0.00, 0.00, 1.00],
@@ -48,7 +48,7 @@ def test_end_of_sentence_is_never_aligned_to():
     assert align_words(np.array([[0.5, 0.5]]), [0, -1], [-1]) == []
 
 
-def test_of_equal_source_words_the_first():
+def test_ties_go_to_the_first_source_word():
     assert align_words(np.full((1, 3), 1 / 3), [0, 1, 2], [0]) == [(0, 0)]
 
 
@@ -82,7 +82,7 @@ def all_alignments_in_order(targets, sources):
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (4, 4), (3, 5), (5, 4)])
-def test_in_order_is_the_best_of_all_alignments(shape):
+def test_align_in_order_finds_the_best_alignment(shape):
     random_numbers = np.random.default_rng(1)
     for _ in range(20):
         weights = random_numbers.dirichlet(np.full(max(1, shape[1]), 0.3), size=shape[0])
@@ -103,21 +103,21 @@ def test_in_order_is_the_best_of_all_alignments(shape):
     [
         (["▁Ein", "▁Hu", "nd", "."], "Ein Hund.", [0, 1, 1, 1]),
         (["▁", "a", "▁", "b"], "a b", [0, 0, 1, 1]),
-        (["a", "▁b"], "a b", [0, 1]),  # no dummy space at the beginning
+        (["a", "▁b"], "a b", [0, 1]),  # No dummy space at the beginning.
         (["▁a", None, "▁b", None], "a b", [0, -1, 1, -1]),
-        # Four bytes of one character are one word, and so is what follows them.
+        # The four bytes of a character and the letters after it are one word.
         (["▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "x", "▁y"], "😀x y", [0] * 6 + [1]),
         # A tab is a byte to the tokenizer; whitespace of any kind separates words.
         (["▁a", "<0x09>", "b"], "a\tb", [0, 1, 1]),
         (["▁a", "<0xE3>", "<0x80>", "<0x80>", "b"], "a\u3000b", [0, 1, 1, 1, 1]),
-        # A byte that is no character.
+        # A byte that is not a character.
         (["▁a", "<0xFF>", "▁b"], "a\ufffd b", [0, 0, 1]),
-        # The normalization of an imported tokenizer: another character, other lengths, no space.
+        # Normalization of an imported tokenizer changes characters, lengths and spaces.
         (["▁1/2", "▁pound"], "½ pound", [0, 1]),
         (["▁...", "▁he", "▁said"], "… he said", [0, 1, 2]),
         (["▁foo", "▁bar", "▁baz"], "foo\u200bbar baz", [0, 0, 1]),
         (["▁a", "▁\ufffd", "▁b"], "a 漢字 b", [0, 1, 2]),
-        (["▁a", "▁"], "a", [0, -1]),  # a space that introduces nothing
+        (["▁a", "▁"], "a", [0, -1]),  # A trailing space.
         (["▁"], "", [-1]),
         ([], "", []),
     ],
@@ -127,7 +127,7 @@ def test_words_of_pieces(pieces, text, words):
 
 
 def test_words_of_a_real_tokenizer():
-    """Every word of random text is spelled by its own pieces, in order."""
+    """Every word of random text is spelled by its pieces in order."""
     lines = ["the man and the woman", "a dog jumps over the red fence", "two men are here"] * 50
     tokenizer = train_tokenizer(lines, 300)
     generator = random.Random(0)
@@ -157,7 +157,7 @@ def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
         _, recorded = apply({"params": weights}, src, tgt_in, mutable="intermediates")
         stack = recorded["intermediates"]["decoder"]["layers"]["cross_attention"]["weights"][0]
         expected.append(np.asarray(stack)[layer, 0].mean(axis=0))
-    # Padding takes part in nothing.
+    # Padding has no effect.
     padded = (np.pad(src, ((0, 1), (0, 3))), np.pad(tgt_in, ((0, 1), (0, 2))))
     result = cross_attention((config, config), (0, 1), tuple(params), *padded)
     np.testing.assert_allclose(result[0, :3, :4], np.mean(expected, axis=0), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""How sentences are grouped: every one once, in few shapes, of bounded size."""
+"""Batching of sentences: each in one batch, with few shapes of bounded size."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
 
 
 @pytest.mark.parametrize("longest", [10, 16, 100, 256, 1000, 1024, 2000])
-def test_shapes_are_few_whatever_the_input(longest):
+def test_shapes_are_few_for_any_input(longest):
     shapes = set()
     for size in (9, 70, 999, 3000):
         lengths = [min(n, longest) for n in range(1, size + 1)]
@@ -35,7 +35,7 @@ def test_shapes_are_few_whatever_the_input(longest):
 @pytest.mark.parametrize("beam_size", [1, 4, 30])
 @pytest.mark.parametrize("longest", [10, 100, 1024])
 @pytest.mark.parametrize("sentences", [1, 3, 8, 9, 100])
-def test_all_shapes_of_smaller_calls_are_known_before(beam_size, longest, sentences):
+def test_shapes_lists_all_shapes_of_smaller_calls(beam_size, longest, sentences):
     settings, random = BeamSearch(beam_size=beam_size), np.random.default_rng(sentences)
     for tokens in {1, 16, 33, 900} & set(range(longest + 1)) | {longest}:
         known = set(shapes(sentences, tokens, longest, settings))
@@ -44,10 +44,10 @@ def test_all_shapes_of_smaller_calls_are_known_before(beam_size, longest, senten
             for most in {1, 16, 17, 33, 65, 257} & set(range(tokens)) | {tokens}:
                 lengths = [most, *random.integers(1, most + 1, count - 1).tolist()]
                 needed |= {shape for _, shape in batches(lengths, longest, settings)}
-        assert needed == known  # none is missing, and none is compiled for nothing
+        assert needed == known  # No shape is missing, and none is superfluous.
 
 
-def test_few_sentences_pay_for_few():
+def test_few_sentences_use_small_batches():
     for count, beams, rows in [(1, 4, 1), (1, 1, 4), (2, 4, 4), (5, 4, 8), (8, 1, 8), (9, 4, 64)]:
         ((_, shape),) = batches([5] * count, 1024, BeamSearch(beam_size=beams))
         assert shape.rows == rows
@@ -64,7 +64,7 @@ def test_longest_come_first():
     assert [n for numbers, _ in grouped for n in numbers] == [1, 2, 0]
 
 
-def test_room_is_what_the_settings_allow():
+def test_capacity_is_the_maximum_length_of_the_settings():
     ((_, shape),) = batches([20], 1024, BeamSearch(max_extra_length=5))
     assert (shape.source, shape.first, shape.capacity) == (32, 32, 37)
     ((_, shape),) = batches([20], 1024, BeamSearch(max_length=9))

@@ -1,4 +1,4 @@
-"""Force-decoding against the plain formula: the product of the softmax's entries, in float64."""
+"""Force-decoding against the product of softmax probabilities in float64."""
 
 import functools
 
@@ -31,7 +31,7 @@ def model(config):
 
 
 def probabilities(params, source, target, config=CONFIG):
-    """Of each target token, in float64, without padding, batch or chunks."""
+    """Returns the probability of each target token, in float64, without padding or batching."""
     tgt_in = jnp.array([[BOS, *target[:-1]]])
     logits = model(config)({"params": params}, jnp.array([source]), tgt_in)
     weights = np.exp(np.asarray(logits[0], np.float64))
@@ -46,7 +46,7 @@ def scored(configs, params, pairs, tokens_per_batch=4096):
     return result
 
 
-def test_log_probability_is_that_of_the_formula():
+def test_log_probability_equals_the_formula():
     params = parameters(0)
     expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
     for tokens_per_batch in (1, 4096):
@@ -70,15 +70,15 @@ def test_an_ensemble_averages_probabilities_token_by_token():
 def test_projecting_in_chunks_changes_nothing(monkeypatch):
     params = parameters(0)
     whole = scored((CONFIG,), (params,), PAIRS)
-    # Seven tokens at a time: they divide no batch evenly.
+    # Chunks of seven tokens do not divide the batches evenly.
     monkeypatch.setattr(likelihoods, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
     log_probabilities.clear_cache()
     np.testing.assert_allclose(scored((CONFIG,), (params,), PAIRS), whole, rtol=1e-6)
     log_probabilities.clear_cache()
 
 
-def test_memory_does_not_hold_the_logits_of_a_batch():
-    """64 x 64 tokens of 37,000 words would be 606 MB of logits."""
+def test_logits_of_a_batch_are_never_in_memory_at_once():
+    """The logits of 64 x 64 tokens with a vocabulary of 37,000 would take 606 MB."""
     config = ModelConfig(d_model=8, d_ff=8, num_heads=1, num_layers=1, max_length=64)
     params = jax.eval_shape(lambda: parameters(0, config))
     tokens = jax.ShapeDtypeStruct((64, 64), jnp.int32)
@@ -97,7 +97,7 @@ def test_memory_does_not_hold_the_logits_of_a_batch():
         [(3, 4)] * 500,
     ],
 )
-def test_every_pair_with_two_sides_is_in_one_batch(lengths):
+def test_every_pair_with_two_sides_is_in_exactly_one_batch(lengths):
     pairs = [([3] * source, [4] * target) for source, target in lengths]
     seen, shapes = [], set()
     for batch in pair_batches(pairs, 1000, 4096):

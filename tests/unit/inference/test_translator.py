@@ -1,4 +1,4 @@
-"""What a translator refuses, before any model computes."""
+"""Validation of the arguments of a translator."""
 
 import pathlib
 
@@ -25,7 +25,7 @@ CONFIG = Config(
 
 @pytest.fixture(scope="module")
 def translator() -> Translator:
-    """One without parameters: what gets as far as a model fails otherwise."""
+    """A translator without parameters, so that running the model would fail."""
     return Translator(CONFIG, {}, train_tokenizer(LINES, 300))
 
 
@@ -46,7 +46,7 @@ def translator() -> Translator:
         (lambda t: t.tokenizer.encode_target_batch("ten"), "texts: expected a list of texts"),
     ],
 )
-def test_a_string_is_no_list_of_its_characters(translator, call, words):
+def test_a_string_is_refused_as_a_list_of_sentences(translator, call, words):
     with pytest.raises(UserError, match=words):
         call(translator)
 
@@ -73,7 +73,7 @@ def test_a_string_is_no_list_of_its_characters(translator, call, words):
         (lambda t: t.tokenizer.piece(300), "token id: expected token ids from 0 to 299, got 300"),
     ],
 )
-def test_token_ids_that_the_model_does_not_have_are_refused(translator, call, words):
+def test_token_ids_out_of_range_are_refused(translator, call, words):
     with pytest.raises(UserError, match=words):
         call(translator)
 
@@ -93,7 +93,7 @@ def test_token_ids_that_the_model_does_not_have_are_refused(translator, call, wo
         (lambda t: t.warm_up(tokens=0), "tokens must be at least 1: got 0"),
     ],
 )
-def test_other_mistakes(translator, call, words):
+def test_other_invalid_arguments_are_refused(translator, call, words):
     with pytest.raises(UserError, match=words):
         call(translator)
 
@@ -105,7 +105,7 @@ def test_ids_may_be_of_any_integer_type(translator):
     assert text == translator.decode(np.array(ids)) == translator.decode(jax.numpy.array(ids))
 
 
-def test_programs_are_kept_where_the_command_line_keeps_them(monkeypatch, tmp_path: pathlib.Path):
+def test_programs_are_cached_like_those_of_commands(monkeypatch, tmp_path: pathlib.Path):
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path))
     tokenizer, before = train_tokenizer(LINES, 300), jax.config.values["jax_compilation_cache_dir"]
     try:

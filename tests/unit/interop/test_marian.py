@@ -1,4 +1,4 @@
-"""What an import refuses, and in which words. What it accepts is in tests/integration."""
+"""Error messages of the import; tests/integration covers valid models."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "marian"
 
 @pytest.fixture
 def directory(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A model that may be changed."""
+    """A copy of a model that tests may change."""
     return pathlib.Path(shutil.copytree(FIXTURES / "swish_tied", tmp_path / "model"))
 
 
@@ -103,7 +103,7 @@ def test_settings_of_the_search_are_found_in_both_places(directory):
     assert found.data.target_language == "fi"
     assert found.search.beam_size == 6
     assert (found.search.penalty, found.search.length_penalty) == ("power", 0.5)
-    # Their lengths count the start token, and their minimum the end.
+    # Their lengths count the start token, and their minimum also end-of-sentence.
     assert found.search.min_length == 2
     assert found.search.no_repeat_ngram == 2
     assert found.search.max_length == found.model.max_length == 128
@@ -114,7 +114,7 @@ def test_settings_of_the_search_are_found_in_both_places(directory):
 
 
 def test_missing_and_damaged_files_are_named(directory):
-    (directory / "tokenizer_config.json").unlink()  # may be missing
+    (directory / "tokenizer_config.json").unlink()  # This file is optional.
     for name, message in [
         ("source.spm", "source.spm: cannot be read: No such file"),
         ("model.safetensors", "model.safetensors: no such file; models in several parts"),

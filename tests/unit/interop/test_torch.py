@@ -1,4 +1,4 @@
-"""``torch.nn.Transformer`` against our encoder and decoder.
+"""Our encoder and decoder against ``torch.nn.Transformer``.
 
 The fixture is made by ``tests/fixtures/make_torch.py``.
 """
@@ -28,7 +28,7 @@ def _state(norm_position):
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_outputs_are_those_of_pytorch(norm_position):
+def test_outputs_equal_pytorch(norm_position):
     config = ModelConfig(
         d_model=24,
         d_ff=40,
@@ -58,7 +58,7 @@ def _run(config, params, src, tgt, padding):
         variables = {"params": params[stack]}
         module = make_stack(config, cross_attention=stack == "decoder")
         x = module.apply(variables, *arguments)
-        if config.norm_position == "pre":  # then ours ends with a layer norm too
+        if config.norm_position == "pre":  # Pre-norm stacks end with a layer norm.
             return x
         return LayerNorm(1e-5).apply({"params": params[stack]["norm"]}, x)
 
@@ -70,7 +70,7 @@ def _run(config, params, src, tgt, padding):
     return encoded, apply("decoder", tgt, encoded, self_mask, cross_mask)
 
 
-def test_other_states_are_refused():
+def test_invalid_state_dictionaries_are_refused():
     with pytest.raises(UserError, match=r"a matrix encoder.layers.0.linear1.weight: got weight"):
         from_torch_transformer({"weight": np.zeros((2, 2))}, num_heads=1)
     state = _state("post")

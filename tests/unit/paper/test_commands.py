@@ -1,4 +1,4 @@
-"""The commands of Tables 1 and 2 and of section 3.2.1, on the smallest sizes."""
+"""The commands for Tables 1 and 2 and section 3.2.1, at small sizes."""
 
 import math
 
@@ -45,12 +45,12 @@ def test_table1_report_and_slopes(pages, tmp_path):
     assert "| restricted self-attention | 1,000.00 | 2,000.00 | 1.00 | 1 |" in text
     table1.draw(options, times, tmp_path / "table1.png")
     dashed = [line for line in pages[-1].axes[0].lines if line.get_linestyle() == "--"]
-    # Made-up times that follow the formulas lie on their slopes.
+    # Artificial times that follow the formulas lie on their slopes.
     for line, row in zip(dashed, times.values(), strict=True):
         np.testing.assert_allclose(line.get_ydata(), [1000 * t for t in row.values()])
 
 
-def test_a_list_that_is_none(capsys):
+def test_malformed_lists_of_numbers_are_refused(capsys):
     with pytest.raises(SystemExit):
         table1.main(["--output=unused", "--lengths=32-64"])
     said = capsys.readouterr().err
@@ -72,17 +72,17 @@ def test_table1_mistakes(arguments, words, tmp_path):
         table1.main([f"--output={tmp_path}", *arguments])
 
 
-def test_table2_estimates_are_those_the_paper_prints():
+def test_table2_estimates_equal_the_papers():
     for run in table2.RUNS:
         assert table2.estimate(run.hours) == pytest.approx(run.flops, rel=0.01)
 
 
-def test_table2_counts_are_six_operations_a_parameter_and_token():
-    """The rule of thumb: of 25,000 tokens each parameter sees; the encoder's, the source alone."""
+def test_table2_counts_six_operations_per_parameter_and_token():
+    """Each parameter processes 25,000 tokens; encoder parameters, only source tokens."""
     for row, parameters in (("base", 63_045_632), ("big", 214_171_648)):
         steps = 100_000 if row == "base" else 300_000
         assert table2.run_flops(row, 25) == pytest.approx(6 * parameters * 25_000 * steps, rel=0.02)
-        # Scores are few: sentences four times as long cost hardly more.
+        # Attention scores cost little, so sentences four times as long cost hardly more.
         assert 1 < table2.run_flops(row, 100) / table2.run_flops(row, 25) < 1.06
 
 
@@ -95,7 +95,7 @@ def test_table2_prints_both(capsys):
 
 def test_variance_of_scores():
     expected = {"dot product": 256.0, "dot product / √d_k": 1.0}
-    # Of many units: E[tanh(x)^2] of the sum of two unit normals, by quadrature.
+    # With many units: E[tanh(x)^2] of the sum of two unit normals, by quadrature.
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     tanh = np.tanh(math.sqrt(2) * nodes) ** 2
     expected["additive"] = float(weights @ tanh / weights.sum())
@@ -121,7 +121,7 @@ def test_saturation_of_known_weights():
     assert saturation(scores[None]).gradient == pytest.approx(np.trace(jacobian))
 
 
-def test_scaling_writes_table_and_picture(tmp_path, pages):
+def test_scaling_writes_table_and_plot(tmp_path, pages):
     scaling.main([f"--output={tmp_path}", "--sizes=4,2", "--keys=3", "--queries=5"])
     text = (tmp_path / "scaling.md").read_text()
     variance = float(scaling.measure(4, 3, 5)["dot product"].variance)

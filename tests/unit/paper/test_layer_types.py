@@ -1,4 +1,4 @@
-"""The layers of Table 1 against plain loops, and what they cost against the formulas."""
+"""The layers of Table 1 against plain loops, and their costs against the formulas."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ def random(*shape, seed=0):
 
 
 def attention_by_loops(x, num_heads, reach):
-    """softmax(Q K^T / sqrt(d_k)) V of positions at most ``reach`` away, in float64."""
+    """Computes softmax(Q K^T / sqrt(d_k)) V over positions within ``reach``, in float64."""
     x = x.astype(np.float64)
     out = np.zeros_like(x)
     size = x.shape[2] // num_heads
@@ -40,7 +40,7 @@ def test_restricted_attention_is_masked_full_attention(neighborhood, length):
     np.testing.assert_allclose(restricted, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_self_attention_sees_everything():
+def test_self_attention_attends_to_all_positions():
     x = random(2, 7, 6)
     attended = jax.jit(functools.partial(layer_types.self_attention, num_heads=3))(x)
     np.testing.assert_allclose(attended, attention_by_loops(x, 3, reach=7), rtol=1e-4, atol=1e-5)
@@ -72,7 +72,7 @@ def test_convolution_is_a_sum_of_shifted_products():
 
 
 def multiplications(jaxpr, times=1):
-    """Of all products and convolutions of a jaxpr, those in loops and calls included."""
+    """Counts the multiplications of matmuls and convolutions in a jaxpr, with loops and calls."""
     total = 0
     for equation in jaxpr.eqns:
         results = math.prod(equation.outvars[0].aval.shape)
@@ -104,8 +104,8 @@ def cost(layer, n, d, **settings):
 
 
 @pytest.mark.parametrize(("n", "d"), [(16, 8), (48, 8), (48, 32)])
-def test_costs_are_the_formulas(n, d):
-    """Two products of every pair in attention, one of inputs and one of states in recurrence."""
+def test_costs_equal_the_formulas(n, d):
+    """Attention and recurrence have two matmuls each: scores and sums, or inputs and states."""
     full = cost(layer_types.self_attention, n, d, num_heads=2)
     assert full == 2 * complexity.self_attention(n, d).operations
     steps = cost(layer_types.recurrent, n, d, inputs=(d, d), state=(d, d))
@@ -113,7 +113,7 @@ def test_costs_are_the_formulas(n, d):
     for k in (3, 4):
         convolution = cost(layer_types.convolutional, n, d, kernel=(k, d, d))
         assert convolution == complexity.convolutional(n, d, k).operations
-    for r in (9, 17):  # blocks of (r - 1) / 2 look at 3 / 2 (r - 1) keys
+    for r in (9, 17):  # Blocks of (r - 1) / 2 queries attend to 3 / 2 (r - 1) keys.
         restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighborhood=r)
         formula = complexity.restricted_self_attention(n, d, r - 1).operations
         assert restricted == 2 * 1.5 * formula
@@ -121,7 +121,7 @@ def test_costs_are_the_formulas(n, d):
 
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_path_of_dilated_convolutions(k):
-    """A layer reaches k positions, k^layer apart: how many until the last hears of the first."""
+    """A layer reaches k positions, k^layer apart; counts the layers from first to last position."""
     for n in (k, k**2 - 1, k**3, k**3 + 1):
         reached, layer = {0}, 0
         while n - 1 not in reached:
@@ -132,7 +132,7 @@ def test_path_of_dilated_convolutions(k):
 
 @pytest.mark.parametrize("r", [3, 5, 9])
 def test_path_of_restricted_attention(r):
-    """Half a neighborhood a layer, so twice the n / r of the table at most, give or take one."""
+    """A layer reaches half a neighborhood, so the path is about twice the table's n / r."""
     for n in (50, 100, 400):
         place, layer = 0, 0
         while place < n - 1:

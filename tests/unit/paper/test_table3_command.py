@@ -1,6 +1,6 @@
-"""What is refused before any row is trained, and what is said of rows that cannot be finished.
+"""Checks before training, and reports of rows that cannot be finished.
 
-Nothing is trained: in the place of training and decoding a row stands a function that notes it.
+Training and decoding of a row are replaced by a function that records the row.
 """
 
 import json
@@ -36,7 +36,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The rows that were trained, in order; seed 9 does not converge."""
+    """The rows that were trained, in order; seed 9 diverges."""
     rows = []
 
     def run_row(config, folder, row, scale):
@@ -72,7 +72,7 @@ def run(workdir, data, rows, *more):
 
 def test_each_row_is_run_once(tmp_path, data, trained, capsys):
     run(tmp_path, data, "C1")
-    # As from another machine: what counts is what is in it, not the folder's name.
+    # The contents count, not the name of the folder, which another machine may have chosen.
     (tmp_path / "rows" / "C1-0").rename(tmp_path / "rows" / "another")
     run(tmp_path, data, "C1,A1,A1,big")
     assert trained == ["C1", "A1", "big"]
@@ -105,8 +105,8 @@ def test_rows_of_other_steps_are_refused_before_training(tmp_path, data, trained
 def test_a_sentence_too_long_to_translate_is_refused_before_training(
     tmp_path, data, trained, pieces, fits
 ):
-    # A model of the scale "smoke" takes 128 tokens, end-of-sentence included. A sign that the
-    # training text lacks has one token a byte, and a space before the first is one more.
+    # A model of the scale "smoke" has a maximum of 128 tokens, end-of-sentence included. A
+    # character outside the training text has a token per byte; the leading space is one more.
     other = tmp_path / "other"
     other.mkdir()
     for path in data.iterdir():
@@ -133,26 +133,26 @@ def test_no_pair_counts_for_the_bleu_alone(tmp_path, data, trained, sides):
     for language, text in zip(("en", "de"), sides, strict=True):
         with (other / f"valid.{language}").open("a", encoding="utf-8") as valid:
             print(text, file=valid)
-    with pytest.raises(UserError, match="those of 1 pairs are others, the first in line 401"):
+    with pytest.raises(UserError, match="1 pairs are shorter or longer, the first in line 401"):
         run(tmp_path, other, "C1")
     assert trained == []
 
 
-def test_if_no_row_converges_that_is_what_is_said(tmp_path, data, trained):
+def test_divergence_of_all_rows_is_reported(tmp_path, data, trained):
     with pytest.raises(FloatingPointError, match="C1, seed 9: gradients were NaN; A1, seed 9: gra"):
         run(tmp_path, data, "C1,A1", "--seeds=9")
     assert trained == ["C1", "A1"]
     assert not (tmp_path / "table3.md").exists()
 
 
-def test_a_row_that_does_not_converge_leaves_the_others_table(tmp_path, data, trained):
+def test_a_diverged_row_does_not_prevent_the_table(tmp_path, data, trained):
     with pytest.raises(FloatingPointError, match=r"^C1, seed 9: gradients were NaN$"):
         run(tmp_path, data, "C1", "--seeds=0,9")
     assert "| C1 | N 1 | 4 | 10.00 |" in (tmp_path / "table3.md").read_text()
 
 
 def interrupted(folder, step, *validated):
-    """What matters here of a row's folder that training left at a step."""
+    """Writes the relevant files of a row's folder whose training stopped at a step."""
     (folder / "checkpoints" / str(step)).mkdir(parents=True)
     records = [{"kind": "train", "step": step, "seconds_per_step": 1.0}]
     records += [{"kind": "valid", "step": at, "perplexity": 7.0} for at in validated]
@@ -164,10 +164,10 @@ def interrupted(folder, step, *validated):
     ("row", "step", "validated", "more"),
     [("A1", 6, [], 6), ("A1", 6, [4], 6), ("big", 14, [12], 4)],
 )
-def test_a_row_that_cannot_end_as_it_should_is_refused_before_training(
+def test_a_row_past_its_last_step_is_refused_before_training(
     tmp_path, data, trained, row, step, validated, more
 ):
-    """Its perplexity would be missing, or not that of the weights that are decoded."""
+    """Its perplexity would be missing, or belong to other weights than the translations."""
     interrupted(tmp_path / "rows" / f"{row}-0", step, *validated)
     steps = 3 * STEPS if row == "big" else STEPS
     message = f"row {row} is at step {step}, but was to end with step {steps} .* above {more},"
@@ -176,15 +176,15 @@ def test_a_row_that_cannot_end_as_it_should_is_refused_before_training(
     assert trained == []
 
 
-def test_a_row_at_or_before_its_end_goes_on(tmp_path, data, trained):
+def test_a_row_at_or_before_its_last_step_resumes(tmp_path, data, trained):
     interrupted(tmp_path / "rows" / "A1-0", 4, 2, 4)
     interrupted(tmp_path / "rows" / "A2-0", 2)
-    interrupted(tmp_path / "rows" / "A3-0", 4, 2)  # training gives it its last validation
+    interrupted(tmp_path / "rows" / "A3-0", 4, 2)  # Training runs the last validation.
     run(tmp_path, data, "A1,A2,A3")
     assert trained == ["A1", "A2", "A3"]
 
 
-def test_a_row_without_its_last_validation(tmp_path, monkeypatch):
+def test_a_row_without_its_last_validation_is_refused(tmp_path, monkeypatch):
     config = row_config("C1", "smoke", steps=STEPS)
     interrupted(tmp_path, STEPS, 2)
     monkeypatch.setattr(table3, "train", lambda *_: types.SimpleNamespace(step=STEPS))
@@ -192,7 +192,7 @@ def test_a_row_without_its_last_validation(tmp_path, monkeypatch):
         table3.run_row(config, Workdir(tmp_path), "C1", "smoke")
 
 
-def test_a_row_whose_validation_is_not_a_number(tmp_path, monkeypatch):
+def test_a_row_with_a_nan_validation_has_diverged(tmp_path, monkeypatch):
     config = row_config("C1", "smoke", steps=STEPS)
     interrupted(tmp_path, STEPS, STEPS)
     metrics = tmp_path / "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""The table's text and picture, from rows that were never trained."""
+"""The table's text and plot, from artificial results."""
 
 import dataclasses
 import json
@@ -41,14 +41,14 @@ def cells(text, start):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_row_stands_beside_the_papers():
+def test_a_row_is_printed_beside_the_papers():
     text = report([result(), result("A1", perplexity=12.345, bleu=18.5)])
     assert cells(text, "A1") == [
         *("A1", "h 1, d_k 128, d_v 128", "3,000", "12.35", "5.29", "18.50", "20.50", "24.9"),
         *("1,234,567", "", "1", "1.5 + 0.1"),
     ]
     assert cells(text, "base")[-3] == "65"
-    assert "on the validation part of a corpus;" in text
+    assert "of the validation split of a corpus;" in text
     assert "warm-up of 400 steps, to a learning rate of 4.4e-03;" in text  # 1 / sqrt(128 * 400)
     assert "nrefs:1" in text
     assert "an abacus" in text
@@ -68,14 +68,14 @@ def test_big_takes_three_times_the_steps():
     assert cells(report([result("big")]), "big")[2] == "9,000"
 
 
-def test_claims_are_differences_of_rows_that_are_there():
+def test_claims_are_differences_of_finished_rows():
     text = report([result(), result("A1", perplexity=12.5, bleu=18.0)])
     expected = ["one head is worse than eight", "A1 - base", "+2.50", "+0.37", "-2.00", "-0.90"]
     assert cells(text, expected[0]) == expected
     assert "one head is worse than four" not in text
 
 
-def test_rows_of_several_machines_are_put_together_in_order(tmp_path):
+def test_rows_of_several_machines_are_sorted(tmp_path):
     save(tmp_path, result("big"), result("A1", machine="another"), result(seed=1), result())
     results = load_results(tmp_path)
     assert [(r.row, r.seed) for r in results] == [("base", 0), ("base", 1), ("A1", 0), ("big", 0)]
@@ -86,20 +86,20 @@ def test_rows_of_several_machines_are_put_together_in_order(tmp_path):
 @pytest.mark.parametrize(
     "change", [{"scale": "paper"}, {"steps": 4000}, {"data": {"train": "other"}}]
 )
-def test_rows_that_do_not_belong_together(tmp_path, change):
+def test_rows_of_different_experiments_are_refused(tmp_path, change):
     save(tmp_path, result(), result("A1", **change))
     with pytest.raises(UserError, match=f"base-0/result.json: has another {next(iter(change))}"):
         load_results(tmp_path)
 
 
-def test_a_row_twice_is_no_second_seed(tmp_path):
+def test_a_duplicate_row_is_refused(tmp_path):
     save(tmp_path, result())
     result(machine="another").save(tmp_path / "copy" / "result.json")
     with pytest.raises(UserError, match=r"copy/result.json: the same row and seed as .*base-0/"):
         load_results(tmp_path)
 
 
-def test_no_rows_and_damaged_rows(tmp_path):
+def test_damaged_rows_are_refused(tmp_path):
     assert load_results(tmp_path) == []
     path = tmp_path / "F-0" / "result.json"
     path.parent.mkdir()
@@ -117,21 +117,21 @@ def test_no_rows_and_damaged_rows(tmp_path):
         ("model.gone", "yes", "model.gone='yes', but row C1 at the scale small now has None;"),
     ],
 )
-def test_a_row_of_other_settings_is_not_taken_for_todays(tmp_path, name, then, message):
+def test_a_row_with_outdated_settings_is_refused(tmp_path, name, then, message):
     old = result("C1")
     save(tmp_path, dataclasses.replace(old, settings={**old.settings, name: then}))
     with pytest.raises(UserError, match=f"C1-0/result.json: was run with {message}"):
         load_results(tmp_path)
 
 
-def test_a_setting_that_was_not_known_yet_had_its_default(tmp_path):
+def test_missing_settings_take_their_defaults(tmp_path):
     old = result("C1")
     known = {name: value for name, value in old.settings.items() if name != "search.top_p"}
     save(tmp_path, dataclasses.replace(old, settings=known))
     assert [found.row for found in load_results(tmp_path)] == ["C1"]
 
 
-def test_picture_shows_differences_to_base(tmp_path, pages):
+def test_plot_shows_differences_to_base(tmp_path, pages):
     results = [result(), result("A1", perplexity=10.1, bleu=18), result("A1", seed=1, bleu=19)]
     draw(results, tmp_path / "table3.png")
     left, right = pages[-1].axes

@@ -36,7 +36,7 @@ PRINTED = {
 
 
 def closed_formula(row, vocabulary, positions=0):
-    """A tied embedding, bias-free attention, biases in the inner layers and the layer norms."""
+    """Counts a tied embedding, bias-free attention, feed-forward biases, and layer norms."""
     n, d, d_ff, h, d_k, d_v, *_ = PRINTED[row]
     attention = 2 * d * h * (d_k + d_v)
     feed_forward = 2 * d * d_ff + d_ff + d
@@ -45,7 +45,7 @@ def closed_formula(row, vocabulary, positions=0):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_sizes_are_those_printed(row):
+def test_sizes_equal_the_papers(row):
     n, d, d_ff, h, d_k, d_v, dropout, smoothing, millions = PRINTED[row]
     model, training = row_config(row).model, row_config(row).training
     assert (model.num_layers, model.d_model, model.d_ff) == (n, d, d_ff)
@@ -57,24 +57,24 @@ def test_sizes_are_those_printed(row):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_counts_are_those_of_the_formula(row):
+def test_counts_equal_the_formula(row):
     positions = row_config(row).model.max_length if row == "E" else 0
     assert count_parameters(row_config(row)) == closed_formula(row, 37_000, positions)
 
 
-def test_differences_are_those_printed():
-    """Where the vocabulary's size, which the paper does not give, does not matter."""
+def test_differences_equal_the_papers():
+    """Differences do not depend on the vocabulary size, which the paper does not state."""
     for row in ("B1", "B2", "C1", "C2", "C3", "C6", "C7"):
         difference = (closed_formula(row, 37_000) - closed_formula("base", 37_000)) / 1e6
         printed = PRINTED[row][-1] - PRINTED["base"][-1]
-        assert abs(difference - printed) < 1, row  # two roundings of a half each
+        assert abs(difference - printed) < 1, row  # The sum of two rounding errors of 1/2.
 
 
-def test_all_printed_counts_but_that_of_big_are_those_of_one_vocabulary():
+def test_all_printed_counts_except_big_fit_one_vocabulary():
     for row, (*_, millions) in PRINTED.items():
         if millions is not None and row != "big":
             assert round(closed_formula(row, 41_100) / 1e6) == millions, row
-    # 213 million are those of 36,000, with which base would have 63, and C5 163.
+    # 213 million fits a vocabulary of 36,000, with which base would have 63 and C5 163 million.
     assert round(closed_formula("big", 41_100) / 1e6) == 218
     assert [round(closed_formula(row, 36_000) / 1e6) for row in ("big", "base", "C5")] == [
         213,
@@ -111,13 +111,13 @@ def test_a_row_changes_what_the_paper_says_and_nothing_else(scale):
         assert (config.data, config.search) == (base.data, base.search)
 
 
-def test_base_is_the_papers():
+def test_base_equals_the_papers():
     base = row_config("base")
     assert dataclasses.replace(base.model, compute_dtype="float32") == Config().model
     assert (base.data, base.search) == (Config().data, Config().search)
 
 
-def test_settings_are_all_that_bears_on_the_figures():
+def test_settings_contain_all_fields_that_affect_results():
     base = row_config("base")
     moved = dataclasses.replace(
         base,
@@ -144,7 +144,7 @@ def test_descriptions():
     assert describe("big", "paper") == "d_model 1024, d_ff 4096, h 16, P_drop 0.3"
 
 
-def test_unknown_names():
+def test_unknown_names_are_refused():
     with pytest.raises(UserError, match="unknown row 'F' of Table 3; known rows: base, A1"):
         row_config("F")
     with pytest.raises(UserError, match="unknown scale 'huge'; known scales: paper, small, smoke"):

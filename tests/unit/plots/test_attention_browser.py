@@ -1,4 +1,4 @@
-"""The page in a real browser: what is seen, said and reached by keyboard, and how fast.
+"""The page in a real browser: display, descriptions, keyboard control and speed.
 
 Needs playwright and a Chromium: its own, or the one that JAXFORMER_BROWSER names.
 """
@@ -69,7 +69,7 @@ def browser() -> Iterator:
 
 @pytest.fixture
 def visit(browser, tmp_path: pathlib.Path) -> Iterator:
-    """Opens a page; at the end, nothing may have gone wrong in any of them."""
+    """Opens pages, and checks at the end that none had an error."""
     troubles = []
 
     def note(page) -> None:
@@ -96,7 +96,7 @@ def visit(browser, tmp_path: pathlib.Path) -> Iterator:
 
 
 def rest(page) -> None:
-    """Waits until the page has painted and said what it has to."""
+    """Waits until the page has painted and updated its description."""
     page.wait_for_timeout(150)
 
 
@@ -118,7 +118,7 @@ def plain(piece: str) -> str:
 
 
 def ink(page) -> int:
-    """Number of painted pixels of all canvases."""
+    """Returns the number of painted pixels of all canvases."""
     rest(page)
     return page.evaluate(
         """[...document.querySelectorAll("canvas")].map((canvas) => {
@@ -131,15 +131,15 @@ def ink(page) -> int:
     )
 
 
-def test_pointing_at_a_token_says_where_it_looks(visit):
+def test_pointing_at_a_query_shows_its_attention(visit):
     page = visit(PAGE)
     everything = ink(page)
     token(page, "queries", 2).hover()
     mean = CROSS[-1, :, 2].mean(axis=0)
     best = int(mean.argmax())
     words = said(page)
-    assert f"“Hund”, token 3, to write “{plain(TARGET[3])}” next, looks at: " in words
-    assert f"looks at: “{plain(SOURCE[best])}” {percent(mean[best])}" in words
+    assert f"“Hund”, token 3, predicting “{plain(TARGET[3])}”, attends to: " in words
+    assert f"attends to: “{plain(SOURCE[best])}” {percent(mean[best])}" in words
     for head in range(HEADS):
         key = int(CROSS[-1, head, 2].argmax())
         assert f"{head + 1} “{plain(SOURCE[key])}” {percent(CROSS[-1, head, 2, key])}" in words
@@ -149,21 +149,21 @@ def test_pointing_at_a_token_says_where_it_looks(visit):
     assert ink(page) == everything
 
 
-def test_pointing_at_a_key_says_who_looks_at_it(visit):
+def test_pointing_at_a_key_shows_the_queries_that_attend_to_it(visit):
     page = visit(PAGE)
     page.click("label[for=head-0]")
     token(page, "keys", 1).hover()
     assert "heads 2, 3 and 4" in page.locator(".panel h2").inner_text().lower()
     mean = CROSS[-1, 1:, :, 1].mean(axis=0)
     best = int(mean.argmax())
-    assert f"is looked at by: “{plain(TARGET[best])}” {percent(mean[best])}" in said(page)
+    assert f"is attended to by: “{plain(TARGET[best])}” {percent(mean[best])}" in said(page)
 
 
-def test_a_click_keeps_a_token_until_escape(visit):
+def test_a_click_selects_a_token_until_escape(visit):
     page = visit(PAGE)
     token(page, "queries", 1).click()
     page.mouse.move(5, 5)
-    assert "“der”" in said(page)  # which waits, too
+    assert "“der”" in said(page)  # The selection is kept.
     assert token(page, "queries", 1).get_attribute("aria-pressed") == "true"
     token(page, "queries", 2).hover()
     assert "“Hund”" in said(page)
@@ -174,12 +174,12 @@ def test_a_click_keeps_a_token_until_escape(visit):
 
 
 @pytest.mark.parametrize("layout", ["columns", "rows"])
-def test_everything_can_be_done_from_the_keyboard(layout: str, visit):
+def test_everything_works_from_the_keyboard(layout: str, visit):
     page = visit(PAGE)
     page.locator(f"#layout-{layout}").focus()
     page.keyboard.press("Space")
     on, over = ("ArrowDown", "ArrowRight") if layout == "columns" else ("ArrowRight", "ArrowDown")
-    page.keyboard.press("Tab")  # to the tokens that look
+    page.keyboard.press("Tab")  # to the queries
     assert "“<s>”" in said(page)
     page.keyboard.press(on)
     assert "“der”" in said(page)
@@ -195,8 +195,8 @@ def test_everything_can_be_done_from_the_keyboard(layout: str, visit):
     assert token(page, "queries", 0).get_attribute("aria-pressed") == "true"
     page.keyboard.press(over)  # along the strongest line
     best = int(CROSS[-1, :, 0].mean(axis=0).argmax())
-    assert f"“{plain(SOURCE[best])}”, token {best + 1} is looked at by" in said(page)
-    # One stop for each side, however many tokens.
+    assert f"“{plain(SOURCE[best])}”, token {best + 1} is attended to by" in said(page)
+    # One tab stop per side, for any number of tokens.
     assert page.locator(".token[tabindex='0']").count() == 2
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
@@ -213,7 +213,7 @@ def test_layers_kinds_and_heads_are_radio_buttons_and_boxes(visit):
     page.keyboard.press("Space")
     assert "Decoder self-attention, layer 2 of 3, heads 1, 3 and 4" in said(page)
     token(page, "queries", 0).hover()
-    assert "looks at: “<s>” 100% (mean of 3 heads)" in said(page)
+    assert "attends to: “<s>” 100% (mean of 3 heads)" in said(page)
     page.get_by_role("button", name="None").click()
     assert "No head is chosen" in said(page)
     assert ink(page) == 0
@@ -221,7 +221,7 @@ def test_layers_kinds_and_heads_are_radio_buttons_and_boxes(visit):
     assert ink(page) > 0
 
 
-def test_presets_show_what_the_figures_do(visit):
+def test_presets_show_the_papers_figures(visit):
     page = visit(PAGE)
     for figure, panels in ((3, 1), (4, 2), (5, 2)):
         button = page.get_by_role("button", name=f"Figure {figure}")
@@ -229,7 +229,7 @@ def test_presets_show_what_the_figures_do(visit):
         words = said(page)
         assert button.get_attribute("aria-pressed") == "true"
         assert "Encoder self-attention, layer 2 of 3" in words
-        assert ("looks at: " in words) == (figure != 5)
+        assert ("attends to: " in words) == (figure != 5)
         assert page.locator(".panel").count() == panels
         assert page.locator("#caption").inner_text().startswith(f"As figure {figure}: ")
     page.locator("label[for=layer-0]").click()
@@ -254,7 +254,7 @@ def test_the_table_has_the_weights(visit):
     assert rows == expected
 
 
-def test_words_are_words_and_not_markup(visit):
+def test_words_are_not_markup(visit):
     page = visit(PAGE)
     assert page.title().endswith('</script><script>document.title = "broken"</script>')
     assert page.locator("dd").nth(1).inner_text() == "<b>der Hund</b>"
@@ -351,7 +351,7 @@ def test_a_notebook_s_frame_works_in_its_sandbox(visit, browser):
 
 
 def painting_times(page, numbers: list[int], act: str) -> list[float]:
-    """Milliseconds from each act, a function of JavaScript, to the end of painting, on a CPU."""
+    """Measures milliseconds from each JavaScript action to the end of painting, on a CPU."""
     return page.evaluate(
         f"""async (numbers) => {{
           const act = {act};
@@ -374,7 +374,7 @@ def painting_times(page, numbers: list[int], act: str) -> list[float]:
 
 @pytest.mark.parametrize("panels", ["together", "apart"])
 def test_sixty_tokens_stay_fluid(panels: str, visit):
-    """Six layers of eight heads: from pointing at a token to the end of painting, on a CPU."""
+    """Measures the time from pointing at a token to painting, with six layers of eight heads."""
     page = visit(long_page())
     page.locator(f"label[for=panels-{panels}]").click()
     rest(page)
@@ -390,8 +390,8 @@ def test_sixty_tokens_stay_fluid(panels: str, visit):
 
 
 @pytest.mark.parametrize("panels", ["together", "apart", "whole"])
-def test_another_layer_of_sixty_tokens_is_there_at_once(panels: str, visit):
-    """With the table of all weights open, and a token chosen."""
+def test_another_layer_of_sixty_tokens_paints_fast(panels: str, visit):
+    """The table of all weights is open, and a token is selected."""
     page = visit(long_page())
     page.locator(f"label[for=panels-{panels}]").click()
     page.get_by_text("The weights as a table").click()

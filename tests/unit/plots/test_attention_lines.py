@@ -22,7 +22,7 @@ TOKENS = ["▁a", "b", "</s>"]
 
 
 def drawn(axes) -> list[list[tuple[int, int, float]]]:
-    """Query, key and opacity of the lines of each head."""
+    """Returns query, key and opacity of the lines of each head."""
     lines = [c for c in axes.collections if hasattr(c, "get_segments") and len(c.get_segments())]
     return [
         [
@@ -33,7 +33,7 @@ def drawn(axes) -> list[list[tuple[int, int, float]]]:
     ]
 
 
-def test_all_lines_of_a_head_and_those_of_one_token(tmp_path: pathlib.Path, pages: list[Figure]):
+def test_lines_of_all_queries_and_of_one(tmp_path: pathlib.Path, pages: list[Figure]):
     panels = [Panel([0], None), Panel([0, 1], 0)]
     attention_lines(WEIGHTS, TOKENS, panels, tmp_path / "a.png", "title")
     above, below = pages[-1].axes
@@ -84,6 +84,6 @@ def test_sentences_of_any_length_fit_a_page(
     assert max(pages[-1].get_size_inches()) < 16
 
 
-def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path):
+def test_labels_of_another_number_are_refused(tmp_path: pathlib.Path):
     with pytest.raises(ValueError, match="expected 3 labels to fit the weights: got 2"):
         attention_lines(WEIGHTS, TOKENS[:2], [Panel([0], None)], tmp_path / "a.png", "")

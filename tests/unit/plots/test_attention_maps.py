@@ -15,7 +15,7 @@ def softmax(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
 
 
 def draw(weights, queries, keys, path: pathlib.Path, pages: list[Figure], title: str = "title"):
-    """Draws, and returns the panels of the heads; the color bar comes last."""
+    """Draws a map, and returns the axes of the heads and, last, of the color bar."""
     attention_map(weights, queries, keys, path / "map.png", title)
     assert imread(path / "map.png").ndim == 3
     return pages[-1].axes[:-1]
@@ -32,19 +32,19 @@ def test_each_head_shows_its_weights_on_one_scale(tmp_path: pathlib.Path, pages:
     for axes, head in zip(panels, weights, strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), head)
         assert axes.images[0].get_clim() == (0.0, pytest.approx(weights.max()))
-        assert axes.images[0].origin == "upper"  # the first query is on top
+        assert axes.images[0].origin == "upper"  # The first query is at the top.
 
 
-def test_labels_stand_at_the_outer_panels(tmp_path: pathlib.Path, pages: list[Figure]):
+def test_only_outer_panels_have_labels(tmp_path: pathlib.Path, pages: list[Figure]):
     queries, keys = ["·der", "Hund"], ["·the", "·dog", "s"]
     panels = draw(softmax((6, 2, 3)), ["▁der", "Hund"], ["▁the", "▁dog", "s"], tmp_path, pages)
     assert [labels(axes.yaxis) for axes in panels] == [queries, [], [], [], queries, []]
-    # Four panels in a row: heads 3 and 4 have nothing below them.
+    # With four panels per row, heads 3 and 4 have no panels below them.
     assert [labels(axes.xaxis) for axes in panels] == [[], [], keys, keys, keys, keys]
 
 
 @pytest.mark.parametrize("count", [30, 60, 200, 1000])
-def test_labels_of_long_sentences_stand_at_their_cells(
+def test_labels_of_long_sentences_align_with_their_cells(
     count: int, tmp_path: pathlib.Path, pages: list[Figure]
 ):
     names = [f"p{i}" for i in range(count)]
@@ -63,13 +63,13 @@ PIECES = [
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_any_piece_can_be_a_label(piece: str, tmp_path: pathlib.Path, pages: list[Figure]):
-    """Warnings are errors here, those about missing glyphs too."""
+def test_every_piece_can_be_a_label(piece: str, tmp_path: pathlib.Path, pages: list[Figure]):
+    """Warnings are errors here, including warnings about missing glyphs."""
     panels = draw(softmax((2, 2, 2)), [piece, "a"], ["b", piece], tmp_path, pages, title=piece)
     assert len(labels(panels[0].yaxis)[0]) <= 16
 
 
-def test_titles_are_wrapped_and_taken_literally(tmp_path: pathlib.Path, pages: list[Figure]):
+def test_titles_are_wrapped_and_not_parsed(tmp_path: pathlib.Path, pages: list[Figure]):
     title = "It costs $5 and not $6.\ncross attention, layer 1 of 1"
     draw(softmax((4, 3, 3)), list("abc"), list("abc"), tmp_path, pages, title=title)
     assert pages[-1].get_suptitle() == title
@@ -113,14 +113,14 @@ def test_odd_weights_are_drawn(value: float, tmp_path: pathlib.Path, pages: list
         ((0, 2, 3), r"at least one of each: got \[0, 2, 3\]"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(shape, match: str, tmp_path: pathlib.Path):
+def test_labels_of_another_number_are_refused(shape, match: str, tmp_path: pathlib.Path):
     with pytest.raises(ValueError, match=match):
         attention_map(np.zeros(shape, np.float32), ["a", "b"], ["x", "y", "z"], tmp_path / "m", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_window_system_is_touched(tmp_path: pathlib.Path):
-    """The global state of pyplot stays out of it: its figures would pile up in a notebook."""
+def test_pyplot_is_not_used(tmp_path: pathlib.Path):
+    """The figures of pyplot's global state would accumulate in a notebook."""
     import matplotlib.pyplot as plt
 
     attention_map(softmax((1, 2, 2)), ["a", "b"], ["c", "d"], tmp_path / "map.png", "")

@@ -1,4 +1,4 @@
-"""The page as text: whole, closed to the network, and deaf to what a sentence may say."""
+"""The page as text: complete, offline, and safe for any sentence."""
 
 import base64
 import hashlib
@@ -39,7 +39,7 @@ def page_of(source: list[str], target: list[str], **settings) -> str:
 
 
 class Reader(html.parser.HTMLParser):
-    """What a browser finds: elements with their attributes, and the text in each."""
+    """A parser that collects elements with their attributes and texts."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Reader(html.parser.HTMLParser):
 
     @property
     def policy(self) -> dict[str, list[str]]:
-        """Sources of each directive of the content security policy."""
+        """Returns the sources of each directive of the content security policy."""
         (meta,) = (a for a in self.attributes("meta") if "http-equiv" in a)
         assert meta["http-equiv"] == "Content-Security-Policy"
         directives = [part.split() for part in str(meta["content"]).split(";")]
@@ -113,7 +113,7 @@ def test_the_policy_comes_before_what_it_guards():
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_text_stays_text(text: str):
+def test_text_is_escaped(text: str):
     harmless = Reader(page_of(["a", "b"], ["c"]))
     page = Reader(page_of([text, "b"], [text], sentence=text, translation=text))
     assert page.data["source"] == [text, "b"]
@@ -125,7 +125,7 @@ def test_text_stays_text(text: str):
     assert page.policy == harmless.policy
 
 
-def test_half_a_surrogate_pair_can_be_written():
+def test_unpaired_surrogates_can_be_written():
     text = page_of(["\ud800", "b"], ["c"], sentence="a\ud800b\udc00", translation="🙂")
     assert text.encode()
     assert Reader(text).texts("title") == ["Attention: a\ufffdb\ufffd"]
@@ -145,7 +145,7 @@ def test_weights_are_kept_to_16_bits():
         np.testing.assert_allclose(read, weights, rtol=0, atol=0.5001 / 65535)
 
 
-def test_what_is_shown_first():
+def test_initial_selection():
     data = Reader(page_of(["a", "b"], ["c"])).data
     assert data["start"] == {"kind": "cross", "layer": 1, "heads": [0, 1, 2], "figure": None}
     assert (data["layers"], data["heads"]) == (2, 3)
@@ -156,18 +156,18 @@ def test_what_is_shown_first():
     assert data["figures"]["4"] == {"layer": 1, "heads": [2, 1], "token": 0}
 
 
-def test_weights_that_are_no_numbers_are_refused():
+def test_weights_that_are_not_finite_are_refused():
     cross = np.full((1, 1, 1, 1), np.nan, np.float32)
     ones = np.ones((1, 1, 1, 1), np.float32)
     with pytest.raises(UserError, match=r"finite weights of cross attention, got NaN .* --weights"):
         attention_page(["a"], ["b"], ones, ones, cross, sentence="", translation="")
 
 
-def test_a_frame_holds_the_page_and_cannot_leave_its_sandbox():
+def test_a_frame_sandboxes_the_page():
     page = page_of(HOSTILE, ["c"], sentence=" ".join(HOSTILE))
     ((tag, attributes, text),) = Reader(in_frame(page, height=500)).elements
     assert (tag, text) == ("iframe", [])
     assert attributes["srcdoc"] == page
-    assert attributes["sandbox"] == "allow-scripts"  # not allow-same-origin
+    assert attributes["sandbox"] == "allow-scripts"  # allow-same-origin would break the isolation.
     assert attributes["height"] == "500"
     assert attributes["title"]

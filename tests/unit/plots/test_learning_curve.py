@@ -121,7 +121,7 @@ def test_nothing_to_draw_is_refused(records, tmp_path: pathlib.Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_of_the_user_neither_matter_nor_change(tmp_path: pathlib.Path):
+def test_user_settings_have_no_effect_and_are_unchanged(tmp_path: pathlib.Path):
     records = [train(1), train(2), valid(2, bleu=3.0)]
     learning_curve(records, tmp_path / "plain.png")
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "figure.dpi": 33}):
@@ -138,7 +138,7 @@ def test_metrics_are_read_back(tmp_path: pathlib.Path):
     assert read_metrics(path) == records
 
 
-def test_every_torn_last_line_is_left_out(tmp_path: pathlib.Path):
+def test_every_incomplete_last_line_is_ignored(tmp_path: pathlib.Path):
     path = tmp_path / "metrics.jsonl"
     whole, last = json.dumps(train(1)) + "\n", json.dumps(train(2)).encode()
     for length in range(len(last)):
@@ -148,13 +148,13 @@ def test_every_torn_last_line_is_left_out(tmp_path: pathlib.Path):
     assert read_metrics(path) == [train(1)]
 
 
-def test_damage_before_the_last_line_is_named(tmp_path: pathlib.Path):
+def test_damage_before_the_last_line_is_reported(tmp_path: pathlib.Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "train"}\nnonsense\n{"kind": "train"}\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"metrics\.jsonl:2: expected a JSON object, got 'nonsens"):
         read_metrics(path)
 
 
-def test_missing_metrics_are_named(tmp_path: pathlib.Path):
+def test_missing_metrics_are_reported(tmp_path: pathlib.Path):
     with pytest.raises(UserError, match=r"metrics\.jsonl: no such file; expected the metrics of"):
         read_metrics(tmp_path / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""The heads and words chosen for figures 3 to 5, against choices made by hand and by loops."""
+"""The heads and words chosen for figures 3 to 5, against hand-made examples and plain loops."""
 
 import itertools
 
@@ -13,7 +13,7 @@ WORDS = [0, 1, 2, 4, 5]
 
 
 def looks_at(*places: int) -> np.ndarray:
-    """Weights of a head whose query i looks at place i alone."""
+    """Returns weights of a head whose i-th query attends only to the i-th given position."""
     return np.eye(S, dtype=np.float32)[list(places)]
 
 
@@ -33,14 +33,14 @@ def test_the_layer_is_the_last_but_one():
         assert {choice.layer for choice in choices.values()} == {expected}
 
 
-def test_figure_3_is_the_word_that_looks_far():
-    far = looks_at(0, 1, 2, 3, 0, 5, 6)  # "all" looks at "it"
+def test_figure_3_is_the_word_with_distant_attention():
+    far = looks_at(0, 1, 2, 3, 0, 5, 6)  # "all" attends to "it".
     choice = paper_figures(np.stack([far, SELF])[None], TOKENS)[3]
     assert choice == PaperFigure(layer=0, heads=[0, 1], token=4)
 
 
-def test_rest_at_the_end_or_at_a_comma_is_no_dependency():
-    # All look at the end or the comma but "made", which looks at "them", right beside it.
+def test_attention_to_the_end_or_a_comma_is_ignored():
+    # All attend to the end or the comma except "made", which attends to its neighbor "them".
     end, comma = END.copy(), COMMA.copy()
     end[1] = comma[1] = np.eye(S)[2]
     choices = paper_figures(np.stack([end, comma])[None], TOKENS)
@@ -48,7 +48,7 @@ def test_rest_at_the_end_or_at_a_comma_is_no_dependency():
     assert choices[4].token in WORDS
 
 
-def test_figure_4_is_the_word_on_which_two_heads_are_sharp():
+def test_figure_4_is_the_word_with_two_sharp_heads():
     glad_at_them = looks_at(0, 1, 2, 3, 4, 2, 6)
     less = 0.75 * glad_at_them + 0.25 * SELF
     neighbors = looks_at(1, 2, 3, 4, 5, 6, 6)
@@ -57,7 +57,7 @@ def test_figure_4_is_the_word_on_which_two_heads_are_sharp():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_choices_are_those_of_plain_loops(seed: int):
+def test_choices_equal_plain_loops(seed: int):
     weights = random_layers(2, 4, seed)
     layer = weights[0].astype(np.float64)
     heads = range(4)
@@ -81,7 +81,7 @@ def test_choices_are_those_of_plain_loops(seed: int):
     assert choices[5] == PaperFigure(layer=0, heads=list(pair), token=None)
 
 
-def test_what_is_asked_for_is_kept():
+def test_given_layer_heads_and_token_are_kept():
     choices = paper_figures(random_layers(3, 4, 0), TOKENS, layer=2, heads=[1, 3], token=6)
     for number in (3, 4):
         assert (choices[number].layer, choices[number].token) == (2, 6)
@@ -89,7 +89,7 @@ def test_what_is_asked_for_is_kept():
 
 
 @pytest.mark.parametrize("tokens", [["</s>"], [".", "</s>"], ["a", "</s>"]])
-def test_the_smallest_of_sentences_and_models(tokens: list[str]):
+def test_the_smallest_sentences_and_models_work(tokens: list[str]):
     weights = np.full((1, 1, len(tokens), len(tokens)), 1 / len(tokens), np.float32)
     for choice in paper_figures(weights, tokens).values():
         assert (choice.layer, choice.heads) == (0, [0])

@@ -1,12 +1,11 @@
-"""Treebanks as a corpus: words and trees of the files, and tokens that no text can be."""
+"""Treebanks as a corpus: pairs of words and trees, and tokens for brackets and tags."""
 
 import gzip
 import itertools
 
 import pytest
 
-from jaxformer.config import DataConfig
-from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.data.corpus import Corpus
 from jaxformer.data.store import build_store
 from jaxformer.data.tokenizer import cached_tokenizer
 from jaxformer.errors import UserError
@@ -34,14 +33,14 @@ def part(tmp_path):
 
 
 def test_words_and_trees_of_several_files(part):
-    corpus = open_corpus(DataConfig(corpus="trees"))
+    corpus = TreesCorpus()
     assert isinstance(corpus, Corpus)
     assert list(corpus.pairs(part)) == PAIRS
     assert list(corpus.pairs(part.split(",")[1])) == PAIRS[2:]
     assert list(corpus.pairs(part + "," + part.split(",")[1])) == PAIRS + PAIRS[2:]
 
 
-def test_packed_files_are_the_same_corpus(part, tmp_path):
+def test_compressed_files_are_the_same_corpus(part, tmp_path):
     plain = TreesCorpus().fingerprint(part)
     (tmp_path / "first.trees.gz").write_bytes(gzip.compress(FIRST.encode()))
     (tmp_path / "first.trees").unlink()
@@ -49,7 +48,7 @@ def test_packed_files_are_the_same_corpus(part, tmp_path):
     assert TreesCorpus().fingerprint(part) == plain
 
 
-def test_fingerprint_tells_files_apart(part, tmp_path):
+def test_fingerprints_of_different_files_differ(part, tmp_path):
     prints = {TreesCorpus().fingerprint(p) for p in (part, *part.split(","))}
     (tmp_path / "first.trees").write_text("(S (NN a))", encoding="utf-8")
     assert len({*prints, TreesCorpus().fingerprint(part)}) == 4
@@ -67,8 +66,8 @@ def test_mistakes_name_the_file(part, tmp_path):
         list(corpus.pairs(part))
 
 
-def test_every_bracket_is_a_token_and_no_text_is_one(part, tmp_path):
-    """Also for a word such as XX, or one that looks like a bracket."""
+def test_brackets_are_tokens_and_text_is_not(part, tmp_path):
+    """Words such as XX, or that look like a bracket, are text, too."""
     corpus = TreesCorpus()
     tokenizer = cached_tokenizer(corpus, part, 300, tmp_path / "cache")
     targets = [target for _, target in PAIRS]
@@ -78,12 +77,12 @@ def test_every_bracket_is_a_token_and_no_text_is_one(part, tmp_path):
     symbols = set(itertools.chain.from_iterable(rows))
     text = "The (NP (DT) XX )NP a(S)b <s> (S ▁(S"
     assert symbols.isdisjoint(tokenizer.encode(text))
-    # What the treebank does not have is not known, and text is no symbol.
+    # Symbols that the treebank lacks are unknown, and text is not a symbol.
     assert tokenizer.encode_target("(S (X The )S") == [rows[0][0], 3, 3, rows[0][-1]]
     assert tokenizer.decode([2, rows[0][0], *tokenizer.encode("The"), 3, 1, 0]).startswith("(S ▁")
 
 
-def test_too_small_a_vocabulary(part, tmp_path):
+def test_a_vocabulary_that_is_too_small_is_refused(part, tmp_path):
     symbols = {symbol for _, target in PAIRS for symbol in target.split(" ")}
     smallest = 4 + 256 + len(symbols)
     with pytest.raises(UserError, match=f"at least {smallest}, for .* and the symbols: got 270"):
@@ -91,7 +90,7 @@ def test_too_small_a_vocabulary(part, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["wsj-sample", "craft"])
-def test_real_trees_come_back_from_their_ids(data_directory, tmp_path, name):
+def test_real_trees_survive_tokenization(data_directory, tmp_path, name):
     path = data_directory / "trees" / name / "dev.trees"
     if not path.is_file():
         pytest.skip(f"no trees: {path} is missing")

@@ -1,4 +1,4 @@
-"""Trees: read as written, normalized as scored, and any output of a decoder made into one."""
+"""Reading, normalization and linearization of trees, and repair of any decoder output."""
 
 import dataclasses
 import gzip
@@ -13,7 +13,7 @@ from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.linearization import delinearize, linearize
 from jaxformer.tasks.parsing.trees import Leaf, Tree, escape, normalize, read_tree_file, read_trees
 
-# Whatever has no ASCII white space and no round bracket is a word, other white space included.
+# Any text without ASCII white space and round brackets is a word.
 WORDS = st.text(min_size=1, max_size=6).map(lambda text: re.sub(r"[()\s]", "_", text, flags=re.A))
 LABELS = st.sampled_from(["S", "NP", "VP", "XX", "TOP", "-LRB-", "NP-SBJ", "NP=2", "A"])
 LEAVES = st.builds(Leaf, WORDS, WORDS)
@@ -41,9 +41,9 @@ def normal(text):
 
 
 @given(TREES)
-def test_what_is_written_is_read(tree):
+def test_writing_and_reading_are_inverse(tree):
     assert one(str(tree)) == tree
-    assert list(read_trees(str(tree).split(" "), "f")) == [tree]  # over many lines
+    assert list(read_trees(str(tree).split(" "), "f")) == [tree]  # A tree over many lines.
 
 
 @given(st.lists(TREES, max_size=3))
@@ -52,34 +52,34 @@ def test_several_trees_on_a_line(trees):
 
 
 @given(TREES)
-def test_linearized_and_back(tree):
+def test_linearize_and_delinearize_are_inverse(tree):
     assert delinearize(linearize(tree), tree.words(), tree.tags()) == tree
     assert delinearize(linearize(tree, tags=True), tree.words()) == tree
 
 
 @given(TOKENS, st.lists(LEAVES, min_size=1, max_size=8))
-def test_any_tokens_make_a_tree_over_the_words(tokens, leaves):
+def test_any_tokens_become_a_tree_over_the_words(tokens, leaves):
     words, tags = [leaf.word for leaf in leaves], [leaf.tag for leaf in leaves]
     tree = delinearize(tokens, words, tags)
     assert tree.leaves() == leaves
     assert one(str(tree)) == tree
     assert delinearize(linearize(tree), words, tags) == tree
-    # Nothing is made up but the top, if need be.
+    # Only a root may be added.
     opened = {token[1:] for token in tokens if token.startswith("(")}
     labels = {token[1:] for token in linearize(tree) if token.startswith("(")}
     assert labels - opened <= {"TOP"}
 
 
 @given(TREES, st.data())
-def test_a_cut_off_tree_keeps_what_was_right(tree, data):
-    """Of the first tokens alone, every constituent that was closed is there."""
+def test_a_truncated_tree_keeps_its_closed_constituents(tree, data):
+    """A prefix of the tokens keeps every constituent that it closes."""
     tokens = linearize(tree)
     end = data.draw(st.integers(0, len(tokens)))
     assert spans(tokens[:end]) <= spans(linearize(delinearize(tokens[:end], tree.words())))
 
 
 def spans(tokens):
-    """Label, first and last word of each constituent that is closed."""
+    """Returns label, first and last word of each closed constituent."""
     found, open_, words = set(), [], 0
     for token in tokens:
         if token == "XX":
@@ -96,17 +96,17 @@ def spans(tokens):
     [
         ("(S (NP XX )NP (VP XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
         ("(S (NP XX )NP (VP XX XX XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
-        ("(S (NP XX )NP )S", "(S (NP (XX a)) (XX b) (XX c))"),  # left words: to the whole
-        ("(S (NP XX )NP (VP XX", "(S (NP (XX a)) (VP (XX b) (XX c)))"),  # to what is open
-        ("(S XX )NP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # no NP is open
-        ("(S (NP (NP XX )S XX XX", "(TOP (S (NP (NP (XX a)))) (XX b) (XX c))"),  # ends the NPs
-        ("(S (NP )NP XX (VP (PP )PP )VP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # empty ones
+        ("(S (NP XX )NP )S", "(S (NP (XX a)) (XX b) (XX c))"),  # no open bracket
+        ("(S (NP XX )NP (VP XX", "(S (NP (XX a)) (VP (XX b) (XX c)))"),  # open brackets
+        ("(S XX )NP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # no open NP
+        ("(S (NP (NP XX )S XX XX", "(TOP (S (NP (NP (XX a)))) (XX b) (XX c))"),  # closes both NPs
+        ("(S (NP )NP XX (VP (PP )PP )VP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # empty
         ("(NP XX )NP (VP XX )VP", "(TOP (NP (XX a)) (VP (XX b)) (XX c))"),
         ("(NP XX )NP (VP XX", "(TOP (NP (XX a)) (VP (XX b) (XX c)))"),
         ("<unk> ( ) (S XX XX hello XX )S </s>", "(S (XX a) (XX b) (XX c))"),
         ("", "(TOP (XX a) (XX b) (XX c))"),
         ("(S (NP )S", "(TOP (XX a) (XX b) (XX c))"),
-        ("((S XX (S)) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # not a label
+        ("((S XX (S)) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # no label
         ("(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S", "(S (NP (DT a) (NN b)) (VP (VBZ c)))"),
         ("(S (DT) (DT) (DT) (DT) )S", "(S (DT a) (DT b) (DT c))"),
         ("(S XX (DT) )S", "(S (XX a) (DT b) (XX c))"),
@@ -116,7 +116,7 @@ def test_repair(tokens, tree):
     assert str(delinearize(tokens.split(), ["a", "b", "c"])) == tree
 
 
-def test_sentences_that_have_no_tree():
+def test_sentences_without_a_tree_are_refused():
     words = "expected at least one word, and a tag for each: got "
     with pytest.raises(UserError, match=f"{words}0 words and 0 tags"):
         delinearize(["(S", "XX", ")S"], [])
@@ -131,14 +131,14 @@ def test_sentences_that_have_no_tree():
         ("(TOP (S (NN a)))", "(S (NN a))"),
         ("(ROOT (S1 (S (NN a))))", "(S (NN a))"),
         ("(S (ADVP|PRT (RP up)) (X-Y=1-3 (NN a)))", "(S (ADVP (RP up)) (X (NN a)))"),
-        # Tags and labels with a hyphen in front are whole; so are the tags of words.
+        # Labels with a leading hyphen, and the tags of words, are unchanged.
         ("(S (-LRB- -LRB-) (NN-X b))", "(S (-LRB- -LRB-) (NN-X b))"),
         ("(S (-LRB- (-LRB- -LRB-)))", "(S (-LRB- (-LRB- -LRB-)))"),
-        # Traces, and what holds nothing else.
+        # Traces, and constituents of only traces.
         ("(S (SBAR (-NONE- 0) (S (-NONE- *T*-1))) (NN a))", "(S (NN a))"),
         ("(S (NP (-NONE- *)) (VP (VB go) (NP (-NONE- *-1))))", "(S (VP (VB go)))"),
         ("( (-NONE- *) (S (NN a)))", "(S (NN a))"),
-        # A top that is needed.
+        # A root that is needed.
         ("( (S (NN a)) (. .))", "(TOP (S (NN a)) (. .))"),
         ("(S1 (NN a))", "(TOP (NN a))"),
         ("(UH Yes)", "(TOP (UH Yes))"),
@@ -151,7 +151,7 @@ def test_normalize(raw, expected):
 
 
 @given(TREES)
-def test_normalized_once_is_normalized(tree):
+def test_normalization_is_idempotent(tree):
     normalized = normalize(tree)
     kept = [leaf for leaf in tree.leaves() if leaf.tag != "-NONE-"]
     if normalized is None:
@@ -182,7 +182,7 @@ def test_normalized_once_is_normalized(tree):
         ),
     ],
 )
-def test_malformed_trees(text, words):
+def test_malformed_trees_are_refused(text, words):
     with pytest.raises(UserError, match=f"^{re.escape(words)}"):
         list(read_trees(text.split("\n"), "f"))
 
@@ -196,7 +196,7 @@ def test_files(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a\n", "(", "a)"])
-def test_what_could_not_be_read_back_cannot_be_made(text):
+def test_invalid_trees_cannot_be_created(text):
     with pytest.raises(UserError, match=f"word without white space .* got {re.escape(repr(text))}"):
         Leaf("NN", text)
     with pytest.raises(UserError, match="expected a tag without white space"):
@@ -206,7 +206,7 @@ def test_what_could_not_be_read_back_cannot_be_made(text):
             Tree(text, (Leaf("NN", "a"),))
 
 
-def test_no_tree_without_words():
+def test_constituents_without_words_are_refused():
     with pytest.raises(
         UserError, match=r"expected a constituent of words, got an empty one: \(S\)"
     ):
@@ -218,11 +218,11 @@ def test_only_normalized_trees_are_linearized():
         linearize(one("( (S (NN a)))"))
 
 
-def test_brackets_in_a_text():
+def test_brackets_in_words_are_escaped():
     assert Leaf("NN", escape("(x)")).word == "-LRB-x-RRB-"
 
 
-def test_trees_are_values():
+def test_trees_are_immutable_and_comparable():
     tree, same, other = one("(S (NN a))"), one("(S(NN a) )"), one("(S (NN b))")
     assert tree == same
     assert len({tree, same, other}) == 2
@@ -232,8 +232,8 @@ def test_trees_are_values():
         tree.label = "NP"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_no_depth_is_too_much():
-    depth = 10_000  # ten times the limit of recursion
+def test_depth_is_unlimited():
+    depth = 10_000  # Ten times the recursion limit.
     deep = "( " + depth * "(NP-SBJ " + "(NN a)" + depth * ")" + ")"
     tree = normalize(one(deep))
     assert tree == one(depth * "(NP " + "(NN a)" + depth * ")")

@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".pyi", ".md", ".toml", ".yml", ".cff", ".html", ".js", ""}
 
 # Repeat the noun, or use the technical word.
 PHRASES = re.compile(
-    r"\b(that of|those of|as there|goes on|going on|went on|go on|of which|the latter|the former)\b",
+    r"\b(that of|those of|as there|go(?:es|ing)? on|went on|of which|the (?:latter|former))\b",
     re.IGNORECASE,
 )
 # British spellings by their stems; identifiers of JAX and its libraries are American.
@@ -26,7 +26,8 @@ STEMS = (
     "materialis maximis memoris minimis normalis optimis organis orthogonalis parallelis(?!m) "
     "penalis quantis randomis realis(?=e|ing) recognis regularis serialis specialis standardis "
     "summaris synchronis tokenis utilis vectoris visualis labell modell travell "
-    "analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour centre licence grey judgement learnt spelt whilst"
+    "analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour centre licence grey "
+    "judgement learnt spelt whilst"
 )
 BRITISH = re.compile(rf"(?<![a-z])\w*?(?:{'|'.join(STEMS.split())})\w*", re.IGNORECASE)
 OPENINGS = re.compile(r"(What|Which|How|Whether|Who|Where)\b")

@@ -34,7 +34,7 @@ def references(path: pathlib.Path) -> list[tuple[str, str]]:
 
 
 def resolves(name: str, module: Any, owner: str) -> bool:
-    """Whether a name is one of the module, of the class around it, or a full path."""
+    """Returns True for a name of the module, of the class around it, or a full path."""
     if name.startswith("jaxformer"):
         parts = name.split(".")
         for i in range(len(parts), 0, -1):

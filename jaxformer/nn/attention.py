@@ -13,7 +13,7 @@ from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.kernels import dot_product_attention, fused_attention, has_fused_kernel
 from jaxformer.nn.parameters import parameter
-from jaxformer.nn.precision import ComputeDtype, Int8Matrix
+from jaxformer.nn.precision import ComputeDtype, Int8Matrix, matmul_dtype
 from jaxformer.nn.projection import project
 
 _Projection = tuple[Array | Int8Matrix, Array | None]  # matrix and bias
@@ -158,7 +158,9 @@ class MultiHeadAttention(nn.Module):
         def dropout(weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
             return self.dropout(weights, deterministic, row_ids=row_ids)
 
-        attended, weights = dot_product_attention(queries, keys, values, mask, dropout)
+        attended, weights = dot_product_attention(
+            queries, keys, values, mask, dropout, matmul_dtype(self.compute_dtype)
+        )
         self.sow("intermediates", "weights", weights)
         return attended
 

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.nn.backend import backend
+from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
 from jaxformer.nn.sharding import shards_of
 
 
@@ -22,22 +24,24 @@ def dot_product_attention(
     values: Float[Array, "B S H V"],
     mask: Bool[Array, "#B #H #T #S"],
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
+    dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1) and the attention weights.
 
     Args:
-      queries: Q, in the compute dtype.
+      queries: Q.
       keys: K.
       values: V.
       mask: True where a query may attend. A query that may attend nowhere, which is padding, gets
         the average of all values; nothing may depend on it.
       dropout: Applied to the weights that multiply the values; no dropout when None.
+      dtype: Dtype to multiply in; the dtype of the arrays when None.
 
     Returns:
       The attended values in the dtype of ``values``, and the float32 weights before dropout.
     """
-    scores = jnp.einsum("bthk,bshk->bhts", queries, keys, preferred_element_type=jnp.float32)
-    return _weighted_sum(scores / math.sqrt(queries.shape[-1]), values, mask, dropout)
+    scores = einsum(SCORES, queries, keys, dtype)
+    return _weighted_sum(scores / math.sqrt(queries.shape[-1]), values, mask, dropout, dtype)
 
 
 def additive_attention(
@@ -81,14 +85,11 @@ def _weighted_sum(
     values: Float[Array, "B S H V"],
     mask: Bool[Array, "#B #H #T #S"],
     dropout: Callable | None = None,
+    dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     weights = _masked_softmax(scores, mask)
-    attended = jnp.einsum(
-        "bhts,bshv->bthv",
-        (weights if dropout is None else dropout(weights)).astype(values.dtype),
-        values,
-        preferred_element_type=jnp.float32,
-    )
+    kept = weights if dropout is None else dropout(weights)
+    attended = einsum(WEIGHTED_SUM, kept.astype(values.dtype), values, dtype)
     return attended.astype(values.dtype), weights
 
 

@@ -1,9 +1,9 @@
 """Matrix multiplications with fast gradients, under every JAX transformation.
 
 Autodiff of a bfloat16 matmul with float32 results multiplies the float32 gradient with inputs
-converted to float32. On CPUs that does not use the bfloat16 units. Such matmuls therefore have a
-primitive of their own, whose two transposes round the gradient to bfloat16 first. All other matmuls
-are a plain ``dot_general``.
+converted to float32. On CPUs that does not use the bfloat16 units. Such matmuls therefore have
+primitives of their own, whose two transposes round the gradient to bfloat16 first: one with
+parameters, one for attention. All other matmuls are a plain ``dot_general``.
 """
 
 from typing import Any
@@ -55,11 +55,80 @@ def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D
     """Returns ``a.T @ b``, float32.
 
     XLA uses the CPU's bfloat16 units to contract two axes, but not one; so the rows are split in
-    two.
+    two. It transposes the first operand in memory, slowly; so that is the smaller one.
     """
+    if a.shape[1] > b.shape[1]:
+        # Without the barrier, XLA exchanges the operands again (jax 0.10.2, CPU).
+        return jax.lax.optimization_barrier(matmul_tn(b, a)).T
     halves = 2 if a.shape[0] % 2 == 0 else 1
     a, b = (m.reshape(halves, -1, m.shape[1]) for m in (a, b))
     return jnp.einsum("hrd,hrf->df", a, b, preferred_element_type=jnp.float32)
+
+
+def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Array:
+    """Returns ``jnp.einsum(spec, x, y)`` in float32, for the two matmuls of attention.
+
+    Args:
+      spec: The matmul: :data:`SCORES` or :data:`WEIGHTED_SUM`.
+      x: The first operand.
+      y: The second operand.
+      dtype: Dtype to multiply in; the dtype of the operands when None.
+    """
+    if dtype == jnp.bfloat16 and x.dtype == jnp.float32 and not has_explicit_axes(x, y):
+        x, y = vary_alike(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
+        return _bfloat16_einsum.bind(x, y, spec=spec)
+    return _einsum(x, y, spec=spec)
+
+
+SCORES, WEIGHTED_SUM = "bthk,bshk->bhts", "bhts,bshv->bthv"
+# The gradients with respect to the two operands. XLA has bfloat16 kernels for these orders of
+# operands, and raises an error for others (jax 0.10.2, CPU).
+_GRADIENTS = {
+    SCORES: ("bhts,bshk->bthk", "bhts,bthk->bshk"),
+    WEIGHTED_SUM: ("bthv,bshv->bhts", "bhts,bthv->bshv"),
+}
+
+
+def _einsum(x: Array, y: Array, *, spec: str) -> Array:
+    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def _gradient_by_first(gradient: Array, x: Any, y: Array, *, spec: str) -> Array:
+    return _einsum(gradient.astype(y.dtype), y, spec=_GRADIENTS[spec][0]).astype(y.dtype)
+
+
+def _gradient_by_second(gradient: Array, x: Array, y: Any, *, spec: str) -> Array:
+    operands = gradient.astype(x.dtype), x
+    if spec == WEIGHTED_SUM:
+        operands = operands[::-1]
+    return _einsum(*operands, spec=_GRADIENTS[spec][1]).astype(x.dtype)
+
+
+def _batched_einsum(operands: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[Array, int]:
+    """Batches by a plain einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
+
+    def in_float32(x: Array, y: Array) -> Array:
+        return _einsum(x.astype(jnp.float32), y.astype(jnp.float32), spec=spec)
+
+    return jax.vmap(in_float32, axes)(*operands), 0
+
+
+def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
+    shape = jax.eval_shape(
+        lambda x, y: jnp.einsum(spec, x, y),
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+        jax.ShapeDtypeStruct(y.shape, y.dtype),
+    ).shape
+    return x.update(shape=shape, dtype=jnp.dtype("float32"), weak_type=False)
+
+
+# benchmarks/train.py measures the speed (docs/LOG.md, 2026-11-23).
+_bfloat16_einsum = Primitive("bfloat16_einsum")
+_bfloat16_einsum.def_impl(jax.jit(_einsum, static_argnames="spec"))
+_bfloat16_einsum.def_abstract_eval(_abstract_einsum)
+mlir.register_lowering(_bfloat16_einsum, mlir.lower_fun(_einsum, multiple_results=False))
+ad.defbilinear(_bfloat16_einsum, _gradient_by_first, _gradient_by_second)
+batching.primitive_batchers[_bfloat16_einsum] = _batched_einsum
 
 
 def _multiply(x: Float[Array, "R D"], matrix: Float[Array, "D F"]) -> Float[Array, "R F"]:

@@ -75,8 +75,7 @@ def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Arr
       dtype: Dtype to multiply in; the dtype of the operands when None.
     """
     if dtype == jnp.bfloat16 and x.dtype == jnp.float32 and not has_explicit_axes(x, y):
-        x, y = vary_alike(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
-        return _bfloat16_einsum.bind(x, y, spec=spec)
+        return _bfloat16_einsum.bind(*vary_alike(x, y), spec=spec)
     return _einsum(x, y, spec=spec)
 
 
@@ -93,24 +92,29 @@ def _einsum(x: Array, y: Array, *, spec: str) -> Array:
     return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
+# Operands are float32 and rounded inside: on CPUs XLA stacks bfloat16 residuals of all layers in
+# memory, in float32, and then cuts them apart again (jax 0.10.2).
+def _rounded_einsum(x: Array, y: Array, *, spec: str) -> Array:
+    return _einsum(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), spec=spec)
+
+
 def _gradient_by_first(gradient: Array, x: Any, y: Array, *, spec: str) -> Array:
-    return _einsum(gradient.astype(y.dtype), y, spec=_GRADIENTS[spec][0]).astype(y.dtype)
+    return _rounded_einsum(gradient, y, spec=_GRADIENTS[spec][0])
 
 
 def _gradient_by_second(gradient: Array, x: Array, y: Any, *, spec: str) -> Array:
-    operands = gradient.astype(x.dtype), x
-    if spec == WEIGHTED_SUM:
-        operands = operands[::-1]
-    return _einsum(*operands, spec=_GRADIENTS[spec][1]).astype(x.dtype)
+    operands = (x, gradient) if spec == WEIGHTED_SUM else (gradient, x)
+    return _rounded_einsum(*operands, spec=_GRADIENTS[spec][1])
 
 
 def _batched_einsum(operands: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[Array, int]:
     """Batches by a plain einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
 
-    def in_float32(x: Array, y: Array) -> Array:
-        return _einsum(x.astype(jnp.float32), y.astype(jnp.float32), spec=spec)
+    def einsum(x: Array, y: Array) -> Array:
+        x, y = (jax.lax.reduce_precision(a, 8, 7) for a in (x, y))
+        return _einsum(x, y, spec=spec)
 
-    return jax.vmap(in_float32, axes)(*operands), 0
+    return jax.vmap(einsum, axes)(*operands), 0
 
 
 def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
@@ -119,14 +123,14 @@ def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
         jax.ShapeDtypeStruct(x.shape, x.dtype),
         jax.ShapeDtypeStruct(y.shape, y.dtype),
     ).shape
-    return x.update(shape=shape, dtype=jnp.dtype("float32"), weak_type=False)
+    return x.update(shape=shape, weak_type=False)
 
 
 # benchmarks/train.py measures the speed (docs/LOG.md, 2026-11-23).
 _bfloat16_einsum = Primitive("bfloat16_einsum")
-_bfloat16_einsum.def_impl(jax.jit(_einsum, static_argnames="spec"))
+_bfloat16_einsum.def_impl(jax.jit(_rounded_einsum, static_argnames="spec"))
 _bfloat16_einsum.def_abstract_eval(_abstract_einsum)
-mlir.register_lowering(_bfloat16_einsum, mlir.lower_fun(_einsum, multiple_results=False))
+mlir.register_lowering(_bfloat16_einsum, mlir.lower_fun(_rounded_einsum, multiple_results=False))
 ad.defbilinear(_bfloat16_einsum, _gradient_by_first, _gradient_by_second)
 batching.primitive_batchers[_bfloat16_einsum] = _batched_einsum
 

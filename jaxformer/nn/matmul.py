@@ -74,6 +74,7 @@ def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Arr
       y: The second operand.
       dtype: Dtype to multiply in; the dtype of the operands when None.
     """
+    dtype = jnp.dtype(dtype or x.dtype)
     if dtype == jnp.bfloat16 and x.dtype == jnp.float32 and not has_explicit_axes(x, y):
         return _bfloat16_einsum.bind(*vary_alike(x, y), spec=spec)
     return _einsum(x, y, spec=spec)

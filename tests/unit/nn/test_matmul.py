@@ -1,0 +1,39 @@
+"""The matmuls of attention in bfloat16, against float64 with operands rounded by hand."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
+
+SHAPES = {
+    SCORES: ((2, 5, 3, 4), (2, 7, 3, 4), (2, 3, 5, 7)),
+    WEIGHTED_SUM: ((2, 3, 5, 7), (2, 7, 3, 4), (2, 5, 3, 4)),
+}
+
+
+def rounded(a):
+    return np.asarray(a).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+@pytest.mark.parametrize("spec", SHAPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16])
+def test_operands_and_gradients_are_rounded_once(spec, dtype):
+    rng = np.random.default_rng(0)
+    x, y, g = (rng.normal(size=shape).astype("float32") for shape in SHAPES[spec])
+    found, pull = jax.vjp(lambda x, y: einsum(spec, x, y, dtype), x, y)
+    operands, result = spec.split("->")
+    first, second = operands.split(",")
+    expected = {
+        "result": np.einsum(spec, rounded(x), rounded(y)),
+        "first": np.einsum(f"{result},{second}->{first}", rounded(g), rounded(y)),
+        "second": np.einsum(f"{result},{first}->{second}", rounded(g), rounded(x)),
+    }
+    for name, array in zip(expected, (found, *pull(jnp.asarray(g))), strict=True):
+        assert array.dtype == jnp.float32
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    exact = np.einsum(spec, x, y)
+    assert np.abs(found - exact).max() > 1e-3
+    np.testing.assert_allclose(einsum(spec, x, y), exact, rtol=1e-5, atol=1e-5)

@@ -22,7 +22,7 @@ def rounded(a):
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16])
 def test_operands_and_gradients_are_rounded_once(spec, dtype):
     rng = np.random.default_rng(0)
-    x, y, g = (rng.normal(size=shape).astype("float32") for shape in SHAPES[spec])
+    x, y, g = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in SHAPES[spec])
     found, pull = jax.vjp(lambda x, y: einsum(spec, x, y, dtype), x, y)
     operands, result = spec.split("->")
     first, second = operands.split(",")
@@ -31,7 +31,7 @@ def test_operands_and_gradients_are_rounded_once(spec, dtype):
         "first": np.einsum(f"{result},{second}->{first}", rounded(g), rounded(y)),
         "second": np.einsum(f"{result},{first}->{second}", rounded(g), rounded(x)),
     }
-    for name, array in zip(expected, (found, *pull(jnp.asarray(g))), strict=True):
+    for name, array in zip(expected, (found, *pull(g)), strict=True):
         assert array.dtype == jnp.float32
         np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
     exact = np.einsum(spec, x, y)

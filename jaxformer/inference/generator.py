@@ -97,14 +97,14 @@ class Generator:
         return cls(config, params, load_stream_tokenizer(folder.tokenizer), name)
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[str]:
-        """Returns the best continuation of every prompt, without the prompt.
+        """Returns one continuation per prompt: the best of the beam, or the first sample.
 
         Takes the arguments of :meth:`continuations` and raises the same errors.
         """
         return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
 
     def continuations(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[list[str]]:
-        """Returns all continuations of every prompt: the samples, or the beam, best first.
+        """Returns all continuations: the beam, best first, or the samples in the order drawn.
 
         The random numbers of a sample depend only on the seed and the indices of prompt and sample.
 

@@ -3,7 +3,7 @@
 Names are imported on first use: ``import jaxformer`` is instant and loads none of the libraries for
 text, checkpoints and plots.
 
-Config       Config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig, UserError
+Config       Config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
              StackCache, dot_product_attention, sinusoidal_positions, rotary_positions,
@@ -12,8 +12,11 @@ Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gn
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
-Inference    Translator, Hypothesis, Parser, Generator, Tokenizer, Batch, Corpus, score_pairs,
-             Score, record_attention, AttentionView, load_model, quantize, Checkpoints
+Data         Tokenizer, Batch, Corpus
+Inference    Translator, Hypothesis, Parser, Generator, score_pairs, Score, record_attention,
+             AttentionView
+Runs         load_model, quantize, Checkpoints
+Errors       UserError
 """
 
 from jaxformer.lazy import attach

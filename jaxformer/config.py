@@ -52,6 +52,13 @@ __all__ = [  # Users import the sections of a config from here, too.
 class Config:
     """An experiment; by default the paper's base model on WMT14 English-German.
 
+    Attributes:
+      model: Architecture.
+      data: Sentence pairs, or one text for a language model.
+      training: Optimizer, length of the run, reports.
+      mesh: Distribution over devices.
+      search: Search of validation and of all later commands.
+
     Raises:
       UserError: A section has the wrong type, or two sections contradict each other.
     """

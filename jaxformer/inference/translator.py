@@ -242,6 +242,8 @@ class Translator:
     ) -> list[Decoded]:
         """Works as :meth:`hypotheses` does, on token ids instead of text.
 
+        Returns, for each source, the lists ``tokens``, ``scores`` and ``log_probs``, best first.
+
         Args:
           sources: Token ids from :meth:`encode`.
           prefixes: Token ids that each translation must start with.

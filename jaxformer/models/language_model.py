@@ -82,7 +82,7 @@ class LanguageModel(nn.Module):
           segments: n on the n-th text of a packed row, 0 on padding; one text per row when None.
           positions: Position of every token in its text, less than ``config.max_length``; 0, 1, ...
             when None.
-          row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
+          row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
 
         Raises:
           UserError: Tokens are not [batch, length], a text is longer than ``config.max_length``, or

@@ -96,7 +96,7 @@ class Transformer(nn.Module):
             0, 1, ... when None.
           tgt_segments: Segments of the target; ``tgt_in != 0`` when None.
           tgt_positions: Positions of the target; 0, 1, ... when None.
-          row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
+          row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
 
         Raises:
           UserError: Tokens are not [batch, length], a sequence is longer than

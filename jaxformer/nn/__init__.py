@@ -3,6 +3,10 @@
 Layers take sizes, not configs; ``d_model`` is the width of their inputs. They do not depend on
 text, tasks, losses or search. Inputs of matrix multiplications have ``compute_dtype``; sums,
 softmax and layer norm statistics are float32 (:mod:`jaxformer.nn.precision`).
+
+Axes of shapes: B batch, T queries or tokens, S keys, H heads, K = d_k, V = d_v, D = d_model,
+F = d_ff, N beams, M capacity of a cache; V is the vocabulary in embeddings and logits. ``#`` marks
+an axis that may be 1 and is then broadcast.
 """
 
 from jaxformer.nn.attention import MultiHeadAttention

@@ -86,7 +86,7 @@ class MultiHeadAttention(nn.Module):
             slots of the cache, or the prompt during prefill.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``.
           positions: Position of every token of x in its sequence; 0, 1, ... when None.
-          row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
+          row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
           cache: From :meth:`init_cache` or :meth:`cache_memory`, or returned by the previous call;
             requires a mask and slots.
           slots: The slots that the new keys and values are written to.

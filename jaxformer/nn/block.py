@@ -97,7 +97,7 @@ class Block(nn.Module):
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static: with
             ``nn.remat`` pass it by position and name it in ``static_argnums``.
           positions: Position of every token; 0, 1, ... when None.
-          row_ids: Number of each row in the global batch, for dropout; 0, 1, ... when None.
+          row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
           cache: From :meth:`init_cache`, or returned by the previous call.
           slots: The slots of the cache that new tokens are written to.
 

@@ -35,7 +35,7 @@ class Dropout(nn.Module):
         Args:
           x: Activations, or attention weights.
           deterministic: True returns x unchanged.
-          row_ids: Number of each row in the global batch; 0, 1, ... when None.
+          row_ids: Index of each row in the global batch; 0, 1, ... when None.
         """
         if deterministic or self.rate == 0.0:
             return x

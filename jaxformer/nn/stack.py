@@ -45,7 +45,7 @@ class Stack(nn.Module):
     """N blocks in sequence, whose parameters have a leading layer axis.
 
     Attributes:
-      layers: The block that is repeated.
+      layers: The block that is repeated. Its parameters, stacked, are named "layers".
       num_layers: N.
       final_norm: Creates the norm after the last block, which pre-norm needs.
       remat: Rematerialization policy of the backward pass.
@@ -95,7 +95,7 @@ class Stack(nn.Module):
         """Returns an empty cache for ``max_length`` tokens; projects the memory for every block.
 
         Args:
-          rows: Any integers with a batch axis, whose layout on a mesh the cache follows.
+          rows: Integers [B], such as ``tokens[:, 0]``. Only their number and sharding are used.
           d_model: Width of the activations.
           dtype: Dtype of the activations.
           num_beams: Beams per row.

@@ -143,7 +143,8 @@ class Algorithm(SearchSettings, abc.ABC):
 class BeamSearch(BeamSettings, Algorithm):
     """Beam search (section 6.1 of the paper); greedy search with ``beam_size=1``.
 
-    It has the attributes of :class:`~jaxformer.search.settings.BeamSettings` and the methods of
+    ``BeamSearch(beam_size=4, length_penalty=0.6)`` is the paper's, and the default. It has
+    the attributes of :class:`~jaxformer.search.settings.BeamSettings` and the methods of
     :class:`Algorithm`. :mod:`jaxformer.search.beam` describes the search.
     """
 
@@ -157,7 +158,8 @@ class BeamSearch(BeamSettings, Algorithm):
 class Sampling(SamplingSettings, Algorithm):
     """Random sampling of hypotheses from the distribution that the step function defines.
 
-    It has the attributes of :class:`~jaxformer.search.settings.SamplingSettings` and the methods of
+    ``Sampling(num_samples=4, temperature=0.8, top_k=20)``, for instance. It has the
+    attributes of :class:`~jaxformer.search.settings.SamplingSettings` and the methods of
     :class:`Algorithm`. :mod:`jaxformer.search.sampling` describes the sampling.
     """
 
@@ -180,7 +182,14 @@ def beam_search(
     """Returns the best hypotheses that beam search finds: ``BeamSearch(**settings)`` in one call.
 
     :meth:`Algorithm.start` and :meth:`Algorithm.advance` describe arguments and errors; settings
-    are the attributes of :class:`~jaxformer.search.settings.BeamSettings`.
+    are the attributes of :class:`~jaxformer.search.settings.BeamSettings`, such as ``beam_size``,
+    ``length_penalty``, ``min_length``, ``no_repeat_ngram``, ``constraints`` and ``eos_id``.
+
+    >>> import jax.numpy as jnp
+    >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
+    >>> step_fn = lambda tokens, cache: (log_probs[tokens], cache)  # a Markov chain; 1 is EOS
+    >>> beam_search(step_fn, (), limits=[4], max_length=4, beam_size=1, bos_id=0).tokens.tolist()
+    [[[2, 1, 0, 0]]]
     """
     options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn}
     search = BeamSearch(**settings)

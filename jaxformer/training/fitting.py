@@ -68,8 +68,9 @@ def fit(
       settings: Length of the training, and intervals of reports, validations and checkpoints.
       mesh: Devices, from :func:`~jaxformer.training.mesh.make_mesh`. None puts all of them along
         "data".
-      config: The whole experiment, if the settings are only a section of it. A resumed run must
-        match it. When None, a resumed run must match the seed of the settings.
+      config: Your own config, of which the settings are a section: anything with ``to_dict`` and
+        ``from_dict``. It is saved, and a resumed run must match it. When None, a resumed run must
+        match the seed of the settings.
       learning_rate: Schedule of the optimizer, used only in reports.
       hooks: Called after each step, once it is reported and saved, with the step number, the state
         and the sums of the step. The next step donates the state: copy what you keep. An exception

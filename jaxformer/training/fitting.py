@@ -68,7 +68,7 @@ def fit(
       settings: Length of the training, and intervals of reports, validations and checkpoints.
       mesh: Devices, from :func:`~jaxformer.training.mesh.make_mesh`. None puts all of them along
         "data".
-      config: Your own config, of which the settings are a section: anything with ``to_dict`` and
+      config: Your own config that contains the settings: any object with ``to_dict`` and
         ``from_dict``. It is saved, and a resumed run must match it. When None, a resumed run must
         match the seed of the settings.
       learning_rate: Schedule of the optimizer, used only in reports.

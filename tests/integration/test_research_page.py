@@ -114,7 +114,7 @@ def test_all_ways_to_read_a_workdir_give_the_same(run):
     """Ours, plain orbax, and scores: one parameter tree, one log probability."""
     ours, plain = run("Parameters of a trained model"), run("Parameters with plain orbax")
     jax.tree.map(np.testing.assert_array_equal, ours["params"], plain["state"]["params"])
-    target = np.asarray(ours["tgt_in"])[0, 1:]
+    target = np.asarray(ours["ids"])  # EOS included
     log_probs = jax.nn.log_softmax(ours["logits"][0])
     (score, *_) = run("Score given translations")["scores"]
     assert score.length == len(target)

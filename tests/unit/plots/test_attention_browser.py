@@ -1,10 +1,11 @@
 """The page in a real browser: display, descriptions, keyboard control and speed.
 
-Needs playwright and a Chromium: its own, or the one that JAXFORMER_BROWSER names.
+Needs a Chromium: the one that JAXFORMER_BROWSER names, the system's, or playwright's own.
 """
 
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -58,9 +59,8 @@ def long_page(tokens: int = 60) -> str:
 def browser() -> Iterator:
     with playwright.sync_playwright() as play:
         try:
-            browser = play.chromium.launch(
-                executable_path=os.environ.get("JAXFORMER_BROWSER"), args=["--no-sandbox"]
-            )
+            path = os.environ.get("JAXFORMER_BROWSER", shutil.which("chromium"))
+            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         except playwright.Error as error:
             pytest.skip(f"no browser: {error.message.splitlines()[0]}; set JAXFORMER_BROWSER")
         yield browser

@@ -22,6 +22,7 @@ from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule
 from jaxformer.training.run_directory import begin
+from jaxformer.training.signals import stop_signals
 from jaxformer.training.step import TrainState
 from jaxformer.training.task import Task
 from jaxformer.training.writers import Writer
@@ -58,8 +59,9 @@ def train(
     Raises:
       UserError: The workdir belongs to another experiment, is in use by another process, or lacks
         its checkpoints; or data is missing or malformed.
-      FloatingPointError: Updates were not finite for many steps in a row.
-      KeyboardInterrupt: The run was asked to stop, and has saved its state.
+      FloatingPointError: Updates were not finite for many steps in a row, or the parameters are
+        not finite.
+      KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
     """
     check_config(config)
     folder, training = Workdir(local_path(workdir)), config.training
@@ -69,7 +71,8 @@ def train(
             "quantize the parameters with jaxformer quantize"
         )
     begin(folder, config)
-    task = make_task(config, folder, corpus)
+    with stop_signals() as stop, stop.at_once():
+        task = make_task(config, folder, corpus)
     schedule = None
     if optimizer is None:
         optimizer = make_optimizer(config)

@@ -22,11 +22,11 @@ def _handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_collected(number):
-    with stop_signals() as received:
-        assert not asked_to_stop(received, 1)
+    with stop_signals() as stop:
+        assert not asked_to_stop(stop, 1)
         signal.raise_signal(number)
-        assert asked_to_stop(received, 1)
-    assert received == [number]
+        assert asked_to_stop(stop, 1)
+    assert stop.received == [number]
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
@@ -47,15 +47,15 @@ def test_a_second_signal_ends_the_process(first, second):
     ],
 )
 def test_sighup_with_another_signal_does_not_end_the_process(numbers):
-    with stop_signals() as received:
+    with stop_signals() as stop:
         for number in numbers:
             signal.raise_signal(number)
-    assert tuple(received) == numbers
+    assert tuple(stop.received) == numbers
 
 
 def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with stop_signals() as received:
+    with stop_signals() as stop:
         signal.raise_signal(signal.SIGHUP)
-    assert received == []
+    assert stop.received == []
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN

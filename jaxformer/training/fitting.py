@@ -338,9 +338,11 @@ class Run:
         Raises:
           FloatingPointError: Too many steps in a row were skipped.
         """
-        skipped = window.skipped()
+        skipped, spike = window.skipped(), window.spike()
         step = int(state.step)
         self.reporter.train(step, window.means(updates=step - int(state.skipped)))
+        if spike:
+            self.reporter.log(spike)
         for number in skipped:
             batch = self.task.describe_batch(number - 1)
             self.reporter.log(

@@ -21,7 +21,9 @@ from jaxformer.workdir import Workdir
 # for all of them, and a preempted machine leaves it only seconds.
 _IN_FLIGHT = 4
 # Sums that are not reported as means per count.
-_NOT_MEANS = ("count", "tokens", "skipped")
+_NOT_MEANS = ("count", "tokens", "skipped", "grad_norm")
+# A gradient norm this many times the mean of the others in the window is a spike.
+_SPIKE = 10
 
 
 class Reporter:
@@ -111,6 +113,8 @@ class Totals:
       tokens: Sum of "tokens" over all steps.
       seconds: Time that the steps took.
       waited: Part of this time in which the loop waited for batches.
+      largest_norm: Largest gradient norm of the steps that were not skipped.
+      largest_step: Its step.
     """
 
     steps: int = 0
@@ -119,14 +123,18 @@ class Totals:
     tokens: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
+    largest_norm: float = 0.0
+    largest_step: int = 0
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds one step."""
         self.steps += 1
         self.tokens += float(metrics.get("tokens", 0))
+        _add(self.sums, metrics)
         if metrics["skipped"]:
             self.skipped.append(step)
-        _add(self.sums, metrics)
+        elif (norm := float(metrics["grad_norm"])) > self.largest_norm:
+            self.largest_norm, self.largest_step = norm, step
 
 
 class Window:
@@ -178,6 +186,20 @@ class Window:
         """Returns the steps that were skipped because their updates were not finite."""
         return self._on_host().skipped
 
+    def spike(self) -> str:
+        """Describes a gradient norm far above the others since the last report, if there is one."""
+        totals = self._on_host()
+        others = totals.steps - len(totals.skipped) - 1
+        if others < 1 or totals.largest_norm * others <= _SPIKE * (
+            totals.sums["grad_norm"] - totals.largest_norm
+        ):
+            return ""
+        mean = (totals.sums["grad_norm"] - totals.largest_norm) / others
+        return (
+            f"step {totals.largest_step}: its gradient norm of {totals.largest_norm:.4g} is a "
+            f"spike; the mean of the other steps since the last report is {mean:.4g}"
+        )
+
     def _on_host(self) -> Totals:
         """Waits for the steps and returns the totals."""
         for step, metrics in zip(self._steps, jax.device_get(self._metrics), strict=True):
@@ -189,6 +211,7 @@ class Window:
     def means(self, updates: int) -> dict[str, float]:
         """Returns means over the window without its skipped steps, and empties it.
 
+        "grad_norm" is the mean over the steps of the global norm of the gradient, before clipping.
         "waiting" is the fraction of the time in which the loop waited for batches. Devices compute
         meanwhile, so it is an upper bound of what loading costs.
 
@@ -197,6 +220,8 @@ class Window:
         """
         totals = self._on_host()
         values = _means(totals.sums)
+        updated = totals.steps - len(totals.skipped)
+        values["grad_norm"] = totals.sums["grad_norm"] / (updated or math.nan)
         if self._schedule is not None:
             values["learning_rate"] = float(np.asarray(self._schedule(updates - 1)))
         if "tokens" in totals.sums:

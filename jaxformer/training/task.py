@@ -71,8 +71,8 @@ class Task(Protocol):
           randomness: Random numbers for dropout and the like; None during evaluation.
 
         Returns:
-          Scalars "loss", "count", and any others. They are sums, not means, so that rows of
-          different length have the same weight on one device and on many.
+          Scalars "loss", "count", and any others but "skipped" and "grad_norm". They are sums, not
+          means, so that rows of different length have the same weight on one device and on many.
         """
         ...
 

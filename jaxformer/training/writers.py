@@ -18,6 +18,7 @@ Values = Mapping[str, Any]
 _FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.2f}",
+    "grad_norm": "norm {:.3g}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "seconds_per_step": "",

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -125,3 +126,65 @@ def test_rates_cover_the_whole_window(tmp_path):
     run(tmp_path, (7, 100, 100), notes)
     seconds = 7 * notes.reports[0][2]["seconds_per_step"]
     assert before < seconds < before + 1
+
+
+def test_a_signal_between_compilations_ends_the_run(tmp_path):
+    traced = []
+
+    class Shaped(Bigrams):
+        def shapes(self, shards):
+            batch = super().batch(0)
+            sizes = (8, 16, 24)
+            return [
+                {k: jax.ShapeDtypeStruct((n, *v.shape[1:]), v.dtype) for k, v in batch.items()}
+                for n in sizes
+            ]
+
+        def loss(self, params, batch, randomness):
+            traced.append(batch["letters"].shape[0])
+            if len(traced) == 2:
+                signal.raise_signal(signal.SIGTERM)
+            return super().loss(params, batch, randomness)
+
+    with pytest.raises(StoppedError, match="SIGTERM: nothing to save"):
+        fit(Shaped(), OPTIMIZER, tmp_path, FitConfig(steps=2), mesh=MESH)
+    assert traced == [8, 16]
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+def test_a_stopped_last_validation_runs_after_resuming(tmp_path):
+    notes = Notes()
+    with pytest.raises(StoppedError, match="SIGINT: step 14 is saved"):
+        run(tmp_path, (7, 14, 14), notes, "validation")
+    assert [kind for _, kind, _ in notes.reports] == ["train", "train"]
+    run(tmp_path, (7, 14, 14), notes)
+    assert [kind for _, kind, _ in notes.reports] == ["train", "train", "valid"]
+    assert Checkpoints(tmp_path / "checkpoints").best_step() == 14
+
+
+def test_a_run_that_dies_between_the_report_and_the_score_reports_once(tmp_path):
+    class Fatal(Notes):
+        def write(self, step, kind, values):
+            super().write(step, kind, values)
+            if kind == "valid":
+                raise Killed
+
+    notes = Notes()
+    state = run(tmp_path / "whole", (7, 4, 4), notes)
+    expected, fatal = results(tmp_path / "whole", notes), Fatal()
+    for _ in range(4):  # validations
+        with pytest.raises(Killed):
+            run(tmp_path / "killed", (7, 4, 4), fatal)
+    assert_equal(run(tmp_path / "killed", (7, 4, 4), fatal), state)
+    np.testing.assert_equal(results(tmp_path / "killed", fatal), expected)
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
+    class Poisoned(Bigrams):
+        def init(self, key):
+            return {**super().init(key), "prior": np.full(32, np.nan, np.float32)}
+
+    settings = FitConfig(steps=9, log_every=9, checkpoint_every=3, eval_every=3)
+    with pytest.raises(FloatingPointError, match="NaN or Inf at step 3, which is not saved"):
+        fit(Poisoned(), OPTIMIZER, tmp_path, settings, mesh=MESH)
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []

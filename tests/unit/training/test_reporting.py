@@ -175,7 +175,6 @@ def step_sums(**values):
 
 
 def test_a_saved_window_continues_exactly():
-    """Each loss is a third, so that sums are rounded, and in another order to another number."""
     steps = [step_sums(loss=n / 3, tokens=n, skipped=n % 4 == 3) for n in range(50)]
     whole, broken = reporting.Window(), reporting.Window()
     for step, metrics in enumerate(steps, start=1):

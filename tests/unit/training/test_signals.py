@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxformer.errors import StoppedError
 from jaxformer.training.signals import asked_to_stop, stop_signals
 
 
@@ -34,8 +35,20 @@ def test_a_signal_is_collected(number):
 def test_a_second_signal_ends_the_process(first, second):
     with stop_signals():
         signal.raise_signal(first)
-        with pytest.raises(KeyboardInterrupt, match="stopped at once"):
+        with pytest.raises(KeyboardInterrupt, match="stopped at once") as stopped:
             signal.raise_signal(second)
+    # Only Ctrl-C gives exit code 130, not a preemption.
+    assert (stopped.type is StoppedError) == (second == signal.SIGTERM)
+
+
+def test_a_signal_ends_a_block_that_has_nothing_to_save():
+    with stop_signals() as stop:
+        with pytest.raises(StoppedError, match="SIGHUP: nothing to save"), stop.at_once():
+            signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(StoppedError), stop.at_once():
+            pytest.fail("the signal came before this block")
+        signal.raise_signal(signal.SIGHUP)  # collected again
+    assert stop.received == [signal.SIGHUP, signal.SIGHUP]
 
 
 @pytest.mark.parametrize(

@@ -179,27 +179,30 @@ def make_train_step(
     def gradients_on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
         size = jax.tree.leaves(batch)[0].shape[0]
         row_ids = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
-        return _local_gradients(
-            loss, params, batch, Randomness(key, row_ids), gradient_accumulation
-        )
+        return local_gradients(loss, params, batch, Randomness(key, row_ids), gradient_accumulation)
 
     gradients_and_sums = sum_over_data(
         mesh, gradients_on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec())
     )
 
     def train_step(state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
-        key = jax.random.fold_in(jax.random.key(seed + 1), state.step)
+        key = step_key(seed, state.step)
         gradients, sums = gradients_and_sums(state.params, batch, key)
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
         gradients = jax.tree.map(lambda g: g / count, gradients)
-        norm = _global_norm(gradients)
+        norm = global_norm(gradients)
         state, skipped = _update(state, gradients, norm, sums["loss"] / count, optimizer)
         return state, sums | {"grad_norm": norm, "skipped": skipped}
 
     return TrainStep(train_step, mesh)
 
 
-def _global_norm(gradients: PyTree) -> Float[Array, ""]:
+def step_key(seed: int, step: Int[Array, ""]) -> Array:
+    """Returns the key of the random numbers of the step after ``step``."""
+    return jax.random.fold_in(jax.random.key(seed + 1), step)
+
+
+def global_norm(gradients: PyTree) -> Float[Array, ""]:
     """Returns the norm of all gradients, at least in float32.
 
     Clipping computes the same expression, which XLA then evaluates once.
@@ -252,7 +255,7 @@ def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
     return jnp.isfinite(jnp.stack([a.sum(dtype=jnp.float32) for a in floats])).all()
 
 
-def _local_gradients(
+def local_gradients(
     loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness, gradient_accumulation: int
 ) -> tuple[PyTree, Sums]:
     """Sums gradients and metrics over the micro-batches of this device."""

@@ -7,12 +7,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+# Exit code of training that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
+RESUMABLE = 75
+
 
 class UserError(ValueError):
     """A mistake in the input, in one line: what was expected, what was given, what to do.
 
     Commands print the message without a traceback and exit with code 2.
     """
+
+
+class StoppedError(KeyboardInterrupt):
+    """Training that a signal has stopped; the same command resumes it."""
 
 
 def exit_code(command: Callable[[], None]) -> int:
@@ -22,8 +29,15 @@ def exit_code(command: Callable[[], None]) -> int:
     error is gone.
 
     Returns:
-      The exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written or training does
-      not converge, 130 if the command was interrupted.
+      The exit code, the same for all commands:
+
+      - 0: done.
+      - 1: failed: a file cannot be written, training does not converge, or an error with a
+        traceback.
+      - 2: a mistake in the input.
+      - 75: a signal stopped training; the same command resumes it.
+      - 130: interrupted by Ctrl-C. In training, a second Ctrl-C: the steps since the newest
+        checkpoint are not saved, and the same command repeats them.
     """
     _outlive_reader_of_stderr()
     try:
@@ -34,6 +48,9 @@ def exit_code(command: Callable[[], None]) -> int:
     except (FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except StoppedError as stop:
+        print(stop, file=sys.stderr)
+        return RESUMABLE
     except KeyboardInterrupt as stop:
         print(str(stop) or "interrupted", file=sys.stderr)
         return 130

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import optax
 
-from jaxformer.config import Config, StreamConfig, check_config, model_of
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import Config, StreamConfig, check_config, load_run, model_of
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
@@ -21,11 +22,14 @@ from jaxformer.training.fitting import fit
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule
+from jaxformer.training.replay import Replayed
+from jaxformer.training.replay import replay as replay_step
 from jaxformer.training.run_directory import begin
+from jaxformer.training.signals import stop_signals
 from jaxformer.training.step import TrainState
 from jaxformer.training.task import Task
 from jaxformer.training.writers import Writer
-from jaxformer.workdir import Workdir
+from jaxformer.workdir import Workdir, use_compilation_cache
 
 
 def train(
@@ -58,8 +62,9 @@ def train(
     Raises:
       UserError: The workdir belongs to another experiment, is in use by another process, or lacks
         its checkpoints; or data is missing or malformed.
-      FloatingPointError: Updates were not finite for many steps in a row.
-      KeyboardInterrupt: The run was asked to stop, and has saved its state.
+      FloatingPointError: Updates were not finite for many steps in a row, or the parameters are
+        not finite.
+      KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
     """
     check_config(config)
     folder, training = Workdir(local_path(workdir)), config.training
@@ -69,7 +74,8 @@ def train(
             "quantize the parameters with jaxformer quantize"
         )
     begin(folder, config)
-    task = make_task(config, folder, corpus)
+    with stop_signals() as stop, stop.at_once():
+        task = make_task(config, folder, corpus)
     schedule = None
     if optimizer is None:
         optimizer = make_optimizer(config)
@@ -91,6 +97,21 @@ def train(
             f"{error}. Begin again in another --workdir, with a lower "
             "training.learning_rate_scale, more training.warmup_steps, or training.clip_norm=1.0"
         ) from None
+
+
+def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
+    """Takes one step of a run again and measures its examples; changes nothing in the workdir.
+
+    Raises:
+      UserError: There is no such run or step, its data differs, or its checkpoint is damaged.
+    """
+    use_compilation_cache()
+    folder = Workdir(local_path(workdir))
+    config = load_run(folder)
+    mesh = make_mesh(config.mesh)
+    task, optimizer = make_task(config, folder), make_optimizer(config)
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        return replay_step(task, optimizer, checkpoints, mesh, config.training, step)
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Task:

@@ -62,6 +62,7 @@ def _parser() -> CommandParser:
         _add_parse,
         _add_evalb,
         _add_doctor,
+        _add_replay,
         _add_average,
         _add_quantize,
         _add_attention,
@@ -411,6 +412,23 @@ def _add_doctor(commands) -> None:
         help="simulate N devices on the CPU (default: the devices of this machine)",
     )
     command.set_defaults(overrides=[])
+
+
+def _add_replay(commands) -> None:
+    command = _command(
+        commands,
+        "replay",
+        "replay.replay",
+        "take one step of training again, and print the loss and gradient norm of each of its "
+        "examples, the largest first",
+        """
+        jaxformer replay --workdir runs/multi30k --step 1234 | head
+
+        The norms are of the examples' shares of the gradient. Examples that cause NaN come first.
+        The steps since the newest checkpoint before STEP are computed again; nothing is saved.
+        """,
+    )
+    command.add_argument("--step", type=int, required=True, metavar="STEP", help="step, from 1")
 
 
 def _add_average(commands) -> None:

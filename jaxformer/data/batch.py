@@ -62,6 +62,19 @@ def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int])
     return Batch(*src, tgt_in, tgt_out, segments, positions)
 
 
+def only_pair(batch: Batch, row: int, segment: int) -> Batch:
+    """Returns a batch of one row, in its place and alone: one of the pairs of a packed row.
+
+    >>> batch = make_batch([[([7], [9]), ([8], [5])]], (1, 4, 4))
+    >>> only_pair(batch, 0, 2).src.tolist(), only_pair(batch, 0, 2).tgt_in.tolist()
+    ([[0, 0, 8, 1]], [[0, 0, 2, 5]])
+    """
+    here = Batch(*(np.asarray(side[row : row + 1]) for side in batch))
+    src, tgt = here.src_segments == segment, here.tgt_segments == segment
+    sides = (src, src, src, tgt, tgt, tgt, tgt)
+    return Batch(*(np.where(kept, side, 0) for kept, side in zip(sides, here, strict=True)))
+
+
 def _lay_out(
     rows: list[list[Sequence[int] | np.ndarray]], shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.run_directory import check_identity
-from jaxformer.training.task import Randomness, Sums, Task
+from jaxformer.training.task import Example, Randomness, Sums, Task
 from jaxformer.workdir import Workdir
 
 
@@ -112,6 +112,13 @@ class LanguageModeling(Task):
             return shards.local(np.pad(batch, ((0, rows - data.rows), (0, 0))))
 
         return prefetch(batch_of, start, self.config.training.steps)
+
+    def examples(self, step: int, batch: Int[np.ndarray, "B _"]) -> Iterator[Example]:
+        """Yields the rows of a batch as text."""
+        for example in super().examples(step, batch):
+            tokens = batch[example.row]
+            text = self._stream.tokenizer.decode(tokens[tokens != PAD])
+            yield example._replace(text=f"{example.text}: {text!r}")
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns the only shape of a training batch."""

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int, PyTree
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
-from jaxformer.data.batch import Batch
+from jaxformer.data.batch import Batch, only_pair
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
@@ -23,7 +23,7 @@ from jaxformer.training import hosts
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Loss, Randomness, Sums, Task
+from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
 from jaxformer.workdir import Workdir, sha256_of
 
 # Called with the number of sentences decoded since the last call.
@@ -181,6 +181,15 @@ class Translation(Task):
             f"{', ...' if ids[10:] else ''} of the training pairs that were not left out, the "
             "first being 0"
         )
+
+    def examples(self, step: int, batch: Batch) -> Iterator[Example]:
+        """Yields the pairs of a batch, numbered as in :meth:`describe_batch`."""
+        decode = self._data.tokenizer.decode
+        for row, ids in enumerate(self._data.plan.rows(step)[1]):
+            for segment, number in enumerate(ids, start=1):
+                source, target = map(decode, self._data.train[number])
+                text = f"pair {number}: {source} ||| {target}"
+                yield Example(row, only_pair(batch, row, segment), text)
 
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]

@@ -1,10 +1,10 @@
 """The training loop: :func:`fit` trains any task."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import pathlib
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.errors import UserError
+from jaxformer.errors import StoppedError, UserError
 from jaxformer.files import local_path
 from jaxformer.training import hosts
 from jaxformer.training.hooks import Hook
@@ -30,14 +30,23 @@ from jaxformer.training.run_directory import (
     only_run_in,
 )
 from jaxformer.training.settings import FitConfig, Settings
-from jaxformer.training.signals import asked_to_stop, stop_signals
-from jaxformer.training.step import TrainState, abstract_state, init_state, make_train_step
+from jaxformer.training.signals import StopSignals, asked_to_stop, stop_signals
+from jaxformer.training.step import (
+    TrainState,
+    abstract_state,
+    all_finite,
+    init_state,
+    make_train_step,
+)
 from jaxformer.training.task import Sums, Task
 from jaxformer.training.writers import Writer
 from jaxformer.workdir import Workdir
 
 # A run that has skipped this many steps in a row will not recover on its own.
 _MOST_SKIPPED_IN_ROW = 10
+# Name of the unfinished report in the metadata of a checkpoint, beside the names of the identity.
+_WINDOW = "since_last_report"
+_all_finite = jax.jit(all_finite)
 
 
 class _StoppedError(Exception):
@@ -86,8 +95,9 @@ def fit(
     Raises:
       UserError: The workdir belongs to another experiment, another process trains in it, its
         checkpoints are missing, or the task is invalid.
-      FloatingPointError: Updates were not finite for many steps in a row.
-      KeyboardInterrupt: The run was asked to stop, and has saved its state.
+      FloatingPointError: Updates were not finite for many steps in a row, or the parameters are
+        not finite.
+      KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
     """
     _check_task(task)
     folder, settings = Workdir(local_path(workdir)), settings or FitConfig()
@@ -98,13 +108,17 @@ def fit(
     keep, on_commit = settings.keep_checkpoints, folder.record_commit
     with (
         only_run_in(folder),
+        stop_signals() as stop,
         Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
     ):
         # Checked again: another run may have used the workdir while this one read its data.
         check_workdir(folder, config or settings)
         check_identity(folder, identity)
-        state = _restore_or_initialize(task, optimizer, mesh, settings.seed, folder, checkpoints)
-        start = int(state.step)
+        with stop.at_once():
+            state, metadata = _restore_or_initialize(
+                task, optimizer, mesh, settings.seed, folder, checkpoints
+            )
+            start = int(state.step)
         if hosts.is_primary():
             initialize_workdir(folder, config or settings, task)
             if start:  # an earlier version may have made the workdir without this record
@@ -117,14 +131,16 @@ def fit(
             formats=task.log_formats,
         ) as reporter:
             _log_summary(reporter, task, mesh, state)
-            run = Run(task, settings, mesh, optimizer, checkpoints, reporter, learning_rate, hooks)
+            run = Run(
+                task, settings, mesh, optimizer, checkpoints, reporter, learning_rate, hooks, stop
+            )
             if start:
                 run.resume_validation(state, start)
             if start >= settings.steps:
                 section = "training" if config else "fit"
                 reporter.log(f"nothing to do: {section}.steps={settings.steps} are done")
                 return state
-            return run.steps(state, start)
+            return run.steps(state, start, Window(learning_rate, metadata.get(_WINDOW)))
 
 
 def _check_task(task: Any) -> None:
@@ -143,15 +159,16 @@ def _restore_or_initialize(
     seed: int,
     folder: Workdir,
     checkpoints: Checkpoints,
-) -> TrainState:
+) -> tuple[TrainState, dict[str, Any]]:
+    """Returns the newest state with its metadata, or a fresh one."""
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
     restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.describe))
     if restored is None:
-        return init_state(task.init, optimizer, mesh, seed, task.describe)
+        return init_state(task.init, optimizer, mesh, seed, task.describe), {}
     check_metadata(folder, task.identity(), restored.metadata)
-    return restored.state
+    return restored.state, restored.metadata
 
 
 @dataclasses.dataclass
@@ -166,58 +183,79 @@ class Run:
     reporter: Reporter
     learning_rate: optax.Schedule | None
     hooks: Sequence[Hook]
+    stop: StopSignals
 
-    def steps(self, state: TrainState, start: int) -> TrainState:
+    def steps(self, state: TrainState, start: int, window: Window) -> TrainState:
         """Takes all steps after ``start``, and reports, validates and saves along the way."""
-        settings = self.settings
-        train_step = self.compile_train_step(state)
-        window = Window(self.learning_rate)
-        with stop_signals() as stopped:
-            for step, batch in enumerate(window.timed(self.batches(start)), start=start + 1):
-                state, sums = train_step(state, batch)
-                self.checkpoints.check()
-                window.add(step, sums)
-                self.reporter.advance(step)
-                last = step == settings.steps
-                stop = asked_to_stop(stopped, step) and not last
-                if step % settings.log_every == 0 or last:
-                    self.report(state, window)
-                due = step % settings.checkpoint_every == 0 or last
-                if due or stop:
-                    with window.paused():
-                        self.save(step, state, interim=not due)
-                        # A preempted run skips validation, except the final one.
-                        if self.is_validated(step) and not stop:
-                            self.validate(step, state, stopped if not last else ())
-                        stop = stop or (bool(stopped) and not last)  # asked during validation
-                for hook in self.hooks:
-                    hook(step, state, sums)
-                if stop:
-                    self.end_early(step, stopped)
-            self.checkpoints.wait()
+        settings, step, saved, stop = self.settings, start, start, False
+        with self.stop.at_once():
+            train_step = self.compile_train_step(state)
+        for batch in window.timed(self.until_stopped(self.batches(start))):
+            state, sums = train_step(state, batch)
+            step += 1
+            self.checkpoints.check()
+            window.add(step, sums)
+            self.reporter.advance(step)
+            last = step == settings.steps
+            stop = asked_to_stop(self.stop, step) and not last
+            if step % settings.log_every == 0 or last:
+                self.report(state, window)
+            due = step % settings.checkpoint_every == 0 or last
+            if due or stop:
+                with window.paused():
+                    self.save(step, state, window, interim=not due)
+                    saved = step
+                    if self.is_validated(step) and not stop:
+                        stop = not self.validate(step, state)
+            for hook in self.hooks:
+                hook(step, state, sums)
+            if stop:
+                break
+        if saved < step:
+            self.save(step, state, window, interim=True)
+        self.checkpoints.wait()
+        if stop or step < settings.steps:
+            self.end_early(step)
         return state
 
-    def end_early(self, step: int, stopped: Sequence[signal.Signals]) -> NoReturn:
+    def until_stopped(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
+        """Yields batches until a signal comes, even while it waits for a batch.
+
+        Several processes continue until they have agreed on a last step.
+        """
+        alone = jax.process_count() == 1
+        while True:
+            try:
+                with self.stop.at_once() if alone else contextlib.nullcontext():
+                    batch = next(batches, None)
+            except StoppedError:
+                return
+            if batch is None:
+                return
+            yield batch
+
+    def end_early(self, step: int) -> NoReturn:
         """Ends the run after its state has been saved."""
-        self.checkpoints.wait()
-        name = stopped[0].name if stopped else "SIGTERM"
-        raise KeyboardInterrupt(f"{name}: step {step} is saved; the same command resumes there")
+        name = self.stop.received[0].name if self.stop.received else "SIGTERM"
+        saved = f"step {step} is saved" if step else "no step was taken"
+        raise StoppedError(f"{name}: {saved}; the same command resumes there")
 
     def is_validated(self, step: int) -> bool:
         """Returns whether the run validates after this step."""
         return step % self.settings.eval_every == 0 or step == self.settings.steps
 
-    def validate(
-        self, step: int, state: TrainState, stopped: Sequence[signal.Signals] = ()
-    ) -> None:
+    def validate(self, step: int, state: TrainState) -> bool:
         """Validates a state that is saved or being saved, and attaches the score to its checkpoint.
 
         A validation that fails is reported, and training continues. With several processes it ends
         the run: the others wait for the failed one in the middle of a computation.
+
+        Returns:
+          Whether the validation ended. Otherwise it was stopped, and runs again after resuming.
         """
 
         def check_stop() -> None:
-            if stopped:
+            if self.stop.received:
                 raise _StoppedError
 
         name, mode = self.task.best
@@ -225,24 +263,25 @@ class Run:
             values = self.task.evaluate(state.params, self.mesh, check_stop)
             score = values[name] if values else 0.0
         except _StoppedError:
-            return
+            return False
         except Exception as error:
             if jax.process_count() > 1:
                 raise
             self.reporter.failed_validation(step, error)
-            return
+            return True
         if not values:
-            return
+            return True
         # Wait first: a process killed while it waits must not report this validation twice.
         self.checkpoints.wait()
         self.reporter.valid(step, values)
         self.checkpoints.attach_score(step, score if mode == "max" else -score)
+        return True
 
     def resume_validation(self, state: TrainState, start: int) -> None:
         """Validates the checkpoint that the run resumes from, if it was due and was interrupted."""
         due = start <= self.settings.steps and self.is_validated(start)
-        if due and not self.checkpoints.is_scored(start):
-            self.validate(start, state)
+        if due and not self.checkpoints.is_scored(start) and not self.validate(start, state):
+            self.end_early(start)
 
     def compile_train_step(
         self, state: TrainState
@@ -299,9 +338,11 @@ class Run:
         Raises:
           FloatingPointError: Too many steps in a row were skipped.
         """
-        skipped = window.skipped()
+        skipped, spike = window.skipped(), window.spike()
         step = int(state.step)
         self.reporter.train(step, window.means(updates=step - int(state.skipped)))
+        if spike:
+            self.reporter.log(spike)
         for number in skipped:
             batch = self.task.describe_batch(number - 1)
             self.reporter.log(
@@ -315,9 +356,20 @@ class Run:
                 f"of step {newest}"
             )
 
-    def save(self, step: int, state: TrainState, *, interim: bool) -> None:
-        """Saves a checkpoint in the background."""
-        self.checkpoints.save(step, state, metadata=self.task.identity(), interim=interim)
+    def save(self, step: int, state: TrainState, window: Window, *, interim: bool) -> None:
+        """Saves a checkpoint in the background, with the report that is not due yet.
+
+        Raises:
+          FloatingPointError: The state is not finite. Older checkpoints are kept.
+        """
+        if not _all_finite(state.params, state.opt_state):
+            newest = max(self.checkpoints.steps(), default=None)
+            raise FloatingPointError(
+                f"the parameters or the optimizer's state are NaN or Inf at step {step}, which is "
+                f"not saved; the newest checkpoint is of step {newest}"
+            )
+        metadata = {**self.task.identity(), _WINDOW: window.saved()}
+        self.checkpoints.save(step, state, metadata=metadata, interim=interim)
 
 
 def _shape_of(batch: PyTree) -> tuple[tuple[int, ...], ...]:

@@ -1,9 +1,10 @@
 """Reports of a run: means over the steps since the last report, passed to all writers."""
 
 import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,9 @@ from jaxformer.workdir import Workdir
 # for all of them, and a preempted machine leaves it only seconds.
 _IN_FLIGHT = 4
 # Sums that are not reported as means per count.
-_NOT_MEANS = ("count", "tokens", "skipped")
+_NOT_MEANS = ("count", "tokens", "skipped", "grad_norm")
+# A gradient norm this many times the mean of the others in the window is a spike.
+_SPIKE = 10
 
 
 class Reporter:
@@ -42,11 +45,12 @@ class Reporter:
         self._terminal = Terminal(start, steps, formats)
         self._own: list[Any] = [self._terminal]
         self._users: list[Writer] = []
+        self._kept: set[tuple[str, float]] = set()
         self._seen: set[tuple[str, float]] = set()
         if is_primary():
             metrics = MetricsFile(folder, start)
             self._own += [metrics, TensorBoard(folder, start)]
-            self._users, self._seen = list(writers), metrics.cut
+            self._users, self._kept, self._seen = list(writers), metrics.kept, metrics.cut
 
     def __enter__(self) -> "Reporter":
         return self
@@ -79,6 +83,8 @@ class Reporter:
             writer.write(step, "failed_validation", {"error": cause})
 
     def _write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        if (kind, step) in self._kept:
+            return
         for writer in self._own:
             writer.write(step, kind, values)
         if (kind, step) in self._seen:
@@ -96,25 +102,63 @@ class Reporter:
             self.log(f"{type(writer).__name__} failed and gets no more reports: {cause}")
 
 
+@dataclasses.dataclass
+class Totals:
+    """Sums over the steps since the last report. They are saved with each checkpoint, as JSON.
+
+    Attributes:
+      steps: Number of steps.
+      skipped: The steps that were skipped because their updates were not finite.
+      sums: Sums over all other steps, by name.
+      tokens: Sum of "tokens" over all steps.
+      seconds: Time that the steps took.
+      waited: Part of this time in which the loop waited for batches.
+      largest_norm: Largest gradient norm of the steps that were not skipped.
+      largest_step: Its step.
+    """
+
+    steps: int = 0
+    skipped: list[int] = dataclasses.field(default_factory=list)
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    tokens: float = 0.0
+    seconds: float = 0.0
+    waited: float = 0.0
+    largest_norm: float = 0.0
+    largest_step: int = 0
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Adds one step."""
+        self.steps += 1
+        self.tokens += float(metrics.get("tokens", 0))
+        _add(self.sums, metrics)
+        if metrics["skipped"]:
+            self.skipped.append(step)
+        elif (norm := float(metrics["grad_norm"])) > self.largest_norm:
+            self.largest_norm, self.largest_step = norm, step
+
+
 class Window:
-    """Steps since the last report; their metrics stay on the device until then."""
+    """Steps since the last report; their metrics stay on the device until they are needed."""
 
-    def __init__(self, learning_rate: optax.Schedule | None = None) -> None:
+    def __init__(
+        self, learning_rate: optax.Schedule | None = None, saved: Mapping[str, Any] | None = None
+    ) -> None:
+        """Begins a window, or continues one that a checkpoint has :meth:`saved`."""
         self._schedule = learning_rate
-        self._clear()
+        self._clear(Totals(**saved or {}))
 
-    def _clear(self) -> None:
+    def _clear(self, totals: Totals) -> None:
+        self._totals = totals
         self._steps: list[int] = []
         self._metrics: list[Sums] = []
-        self._waited = 0.0
-        self._began = time.monotonic()
+        self._began = time.monotonic() - totals.seconds
 
     def timed(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
         """Yields the same batches, and measures the time that the loop waits for them."""
         while True:
             began = time.monotonic()
             batch = next(batches, None)
-            self._waited += time.monotonic() - began
+            self._totals.waited += time.monotonic() - began
             if batch is None:
                 return
             yield batch
@@ -134,50 +178,89 @@ class Window:
         yield
         self._began += time.monotonic() - began
 
+    def saved(self) -> dict[str, Any]:
+        """Returns the window as values that JSON can represent."""
+        return dataclasses.asdict(self._on_host())
+
     def skipped(self) -> list[int]:
         """Returns the steps that were skipped because their updates were not finite."""
-        flags = jax.device_get([metrics["skipped"] for metrics in self._metrics])
-        return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
+        return self._on_host().skipped
+
+    def spike(self) -> str:
+        """Describes a gradient norm far above the others since the last report, if there is one."""
+        totals = self._on_host()
+        others = totals.steps - len(totals.skipped) - 1
+        if others < 1 or totals.largest_norm * others <= _SPIKE * (
+            totals.sums["grad_norm"] - totals.largest_norm
+        ):
+            return ""
+        mean = (totals.sums["grad_norm"] - totals.largest_norm) / others
+        return (
+            f"step {totals.largest_step}: its gradient norm of {totals.largest_norm:.4g} is a "
+            f"spike; the mean of the other steps since the last report is {mean:.4g}"
+        )
+
+    def _on_host(self) -> Totals:
+        """Waits for the steps and returns the totals."""
+        for step, metrics in zip(self._steps, jax.device_get(self._metrics), strict=True):
+            self._totals.add(step, metrics)
+        self._steps, self._metrics = [], []
+        self._totals.seconds = time.monotonic() - self._began
+        return self._totals
 
     def means(self, updates: int) -> dict[str, float]:
         """Returns means over the window without its skipped steps, and empties it.
 
+        "grad_norm" is the mean over the steps of the global norm of the gradient, before clipping.
         "waiting" is the fraction of the time in which the loop waited for batches. Devices compute
         meanwhile, so it is an upper bound of what loading costs.
 
         Args:
           updates: Number of optimizer updates so far.
         """
-        every = jax.device_get(self._metrics)
-        seconds = time.monotonic() - self._began
-        values = mean_values(every)
+        totals = self._on_host()
+        values = _means(totals.sums)
+        updated = totals.steps - len(totals.skipped)
+        values["grad_norm"] = totals.sums["grad_norm"] / (updated or math.nan)
         if self._schedule is not None:
             values["learning_rate"] = float(np.asarray(self._schedule(updates - 1)))
-        if "tokens" in every[0]:
-            values["tokens_per_second"] = sum(float(m["tokens"]) for m in every) / seconds
+        if "tokens" in totals.sums:
+            values["tokens_per_second"] = totals.tokens / totals.seconds
         values |= {
-            "seconds_per_step": seconds / len(every),
-            "waiting": self._waited / seconds,
-            "skipped": float(sum(int(m["skipped"]) for m in every)),
+            "seconds_per_step": totals.seconds / totals.steps,
+            "waiting": totals.waited / totals.seconds,
+            "skipped": float(len(totals.skipped)),
         }
-        self._clear()
+        self._clear(Totals())
         return values
 
 
-def mean_values(sums: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Returns means per count from sums over batches; NaN if all batches were skipped.
 
     >>> mean_values([{"loss": 6.0, "hits": 1, "count": 2}, {"loss": 1.5, "hits": 2, "count": 1}])
     {'loss': 2.5, 'hits': 1.0}
     """
-    good = [batch for batch in sums if not batch.get("skipped")]
-    count = sum(float(batch["count"]) for batch in good) or math.nan
+    total: dict[str, float] = {}
+    for batch in sums:
+        _add(total, batch)
+    return _means(total)
 
-    def mean(name: str) -> float:
-        return sum(float(batch[name]) for batch in good) / count
 
-    values = {"loss": mean("loss")}
-    others = sums[0].keys() - {"loss", *_NOT_MEANS} if sums else set()
-    if "nll" in others:
-        values["perplexity"] = math.exp(min(mean("nll"), 700.0))
-    return values | {name: mean(name) for name in sorted(others - {"nll"})}
+def _add(total: dict[str, float], batch: Mapping[str, Any]) -> None:
+    """Adds the sums of one batch, or zeros if it was skipped.
+
+    One by one, so that a resumed run rounds like an uninterrupted one. ``sum`` rounds otherwise
+    since Python 3.12.
+    """
+    for name, value in batch.items():
+        total[name] = total.get(name, 0.0) + (0.0 if batch.get("skipped") else float(value))
+
+
+def _means(total: Mapping[str, float]) -> dict[str, float]:
+    count = total.get("count") or math.nan
+    means = {name: value / count for name, value in total.items() if name not in _NOT_MEANS}
+    values = {"loss": means.pop("loss", math.nan)}
+    if "nll" in means:
+        values["perplexity"] = math.exp(min(means.pop("nll"), 700.0))
+    return values | {name: means[name] for name in sorted(means)}

@@ -10,48 +10,90 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
+from jaxformer.errors import StoppedError
+
 # A terminal that closes sends SIGHUP, often twice; Windows has no such signal.
 _HANG_UP = getattr(signal, "SIGHUP", None)
 
 
+class StopSignals:
+    """Signals that ask the run to stop.
+
+    Attributes:
+      received: The signals, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+        self._at_once = False
+
+    def add(self, number: int) -> None:
+        """Adds a signal; within :meth:`at_once` it ends the block."""
+        self.received.append(signal.Signals(number))
+        if self._at_once:
+            self._at_once = False
+            self.check()
+
+    def check(self) -> None:
+        """Raises StoppedError if a signal has come."""
+        if self.received:
+            raise StoppedError(
+                f"{self.received[0].name}: nothing to save; the same command resumes the run"
+            )
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raises StoppedError within the block as soon as a signal comes, or came before.
+
+        Only Python code can be interrupted: a running compilation is finished first.
+        """
+        self._at_once = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._at_once = False
+
+
 @contextlib.contextmanager
-def stop_signals() -> Iterator[list[signal.Signals]]:
-    """Collects SIGTERM (preemption), SIGINT and SIGHUP in a list instead of ending the process.
+def stop_signals() -> Iterator[StopSignals]:
+    """Collects SIGTERM (preemption), SIGINT and SIGHUP instead of ending the process.
 
     A second SIGTERM or SIGINT still ends the process. If SIGHUP was ignored, as under nohup, it
-    stays ignored. With several processes, jax handles SIGTERM and lets them agree on a step. The
-    list then stays empty, and the other signals are forwarded as SIGTERM.
+    stays ignored. With several processes, jax handles SIGTERM and lets them agree on a step. No
+    signals are then collected, and the other ones are forwarded as SIGTERM.
     """
-    received: list[signal.Signals] = []
+    stop = StopSignals()
     asked: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
         if number != _HANG_UP and any(earlier != _HANG_UP for earlier in asked):
-            raise KeyboardInterrupt("stopped at once; the same command resumes the run")
-        if alone:
-            received.append(signal.Signals(number))
-        elif not asked:
-            os.kill(os.getpid(), signal.SIGTERM)
+            error = KeyboardInterrupt if number == signal.SIGINT else StoppedError
+            raise error("stopped at once; the same command resumes from the newest checkpoint")
         asked.append(number)
+        if alone:
+            stop.add(number)
+        elif len(asked) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     alone = jax.process_count() == 1
     # Only the main thread may install handlers.
     if threading.current_thread() is not threading.main_thread():
-        yield received
+        yield stop
         return
     numbers = [signal.SIGTERM, signal.SIGINT] if alone else [signal.SIGINT]
     if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
         numbers.append(_HANG_UP)
     old = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield received
+        yield stop
     finally:
         for number, previous in old.items():
             signal.signal(number, previous)
 
 
-def asked_to_stop(received: list[signal.Signals], step: int) -> bool:
+def asked_to_stop(stop: StopSignals, step: int) -> bool:
     """Returns whether the run ends after this step, which is the same on all hosts."""
     if jax.process_count() == 1:
-        return bool(received)
+        return bool(stop.received)
     return multihost_utils.reached_preemption_sync_point(step)

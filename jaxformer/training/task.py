@@ -33,6 +33,20 @@ class Randomness(NamedTuple):
     row_ids: Int[Array, " B"]
 
 
+class Example(NamedTuple):
+    """One example of a batch.
+
+    Attributes:
+      row: Number of its row in the global batch.
+      batch: A batch of this row alone, without other examples of the row.
+      text: How a report shows it.
+    """
+
+    row: int
+    batch: PyTree
+    text: str
+
+
 # ``loss(params, batch, randomness)``; randomness is None while evaluating.
 Loss: TypeAlias = Callable[[PyTree, PyTree, Randomness | None], Sums]
 
@@ -71,8 +85,8 @@ class Task(Protocol):
           randomness: Random numbers for dropout and the like; None during evaluation.
 
         Returns:
-          Scalars "loss", "count", and any others. They are sums, not means, so that rows of
-          different length have the same weight on one device and on many.
+          Scalars "loss", "count", and any others but "skipped" and "grad_norm". They are sums, not
+          means, so that rows of different length have the same weight on one device and on many.
         """
         ...
 
@@ -140,3 +154,13 @@ class Task(Protocol):
     def describe_batch(self, step: int) -> str:
         """Returns what the log says about batch ``step`` if its update was not finite."""
         return ""
+
+    def examples(self, step: int, batch: PyTree) -> Iterator[Example]:
+        """Yields the examples of batch ``step``, which :meth:`batches` has made; by default rows.
+
+        ``jaxformer replay`` measures the loss and the gradient of each.
+        """
+        for row in range(len(jax.tree.leaves(batch)[0])):
+            yield Example(
+                row, jax.tree.map(lambda a, row=row: a[row : row + 1], batch), f"row {row}"
+            )

@@ -18,6 +18,7 @@ Values = Mapping[str, Any]
 _FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.2f}",
+    "grad_norm": "norm {:.3g}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "seconds_per_step": "",
@@ -97,6 +98,8 @@ class MetricsFile:
     """``metrics.jsonl``: one JSON line for each report.
 
     Attributes:
+      kept: Kind and step of the reports that the file keeps. A run that was killed between the
+        report of a validation and its score repeats the validation, but not its report.
       cut: Kind and step of reports after the step that the run resumes from, removed now or by
         earlier resumptions. The run will report them again.
     """
@@ -118,6 +121,7 @@ class MetricsFile:
             copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
             write_file(copy, (copy.read_bytes() if copy.exists() else b"") + b"".join(cut))
         write_file(folder.metrics, b"".join(kept))
+        self.kept = {report for line in kept if (report := _report_of(line)) is not None}
         earlier = folder.path.glob("metrics.after-*.jsonl")
         reports = (_report_of(line) for path in earlier for line in path.read_bytes().split(b"\n"))
         self.cut = {report for report in reports if report is not None and report[1] > start}

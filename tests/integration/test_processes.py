@@ -15,6 +15,7 @@ import pytest
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import RESUMABLE
 from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
@@ -177,7 +178,7 @@ def test_one_process_asked_to_stop_stops_both_after_the_same_step(tmp_path):
     wait_for_step(folder, 10, pair)
     pair[1].send_signal(signal.SIGTERM)
     codes, said = finish(*pair)
-    assert codes == [130, 130], said
+    assert codes == [RESUMABLE, RESUMABLE], said
     saved = max(int(path.name) for path in (folder / "checkpoints").iterdir())
     for errors in said:
         assert f"SIGTERM: step {saved} is saved" in errors
@@ -190,7 +191,7 @@ def test_when_one_process_dies_the_other_ends(tmp_path):
     wait_for_step(folder, 10, pair)
     pair[0].send_signal(signal.SIGINT)
     codes, said = finish(*pair)
-    assert codes == [130, 130], said
+    assert codes == [RESUMABLE, RESUMABLE], said
     saved = newest_step(folder)
     pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
     wait_for_step(folder, saved + 10, pair)

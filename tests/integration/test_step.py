@@ -153,6 +153,8 @@ def test_the_mesh_changes_neither_gradients_nor_weights_after_twenty_steps(mesh)
     expected, actual = twenty_steps((1, 1, 1)), twenty_steps(mesh)
     np.testing.assert_allclose(actual.metrics["loss"], expected.metrics["loss"], rtol=1e-6)
     np.testing.assert_allclose(actual.metrics["nll"], expected.metrics["nll"], rtol=1e-6)
+    norms = actual.metrics["grad_norm"], expected.metrics["grad_norm"]
+    np.testing.assert_allclose(*norms, rtol=1e-5)
     assert (actual.metrics["count"], actual.metrics["tokens"]) == (20, 47)
     assert_same(actual.gradients, expected.gradients)
     assert relative_distance(actual.params, expected.params) < 1e-4
@@ -232,6 +234,7 @@ def test_gradient_equals_autodiff_of_the_mean_over_all_tokens(devices, gradient_
     loss, expected = jax.jit(jax.value_and_grad(mean_loss))(params)
     _, gradients, metrics = one_step(devices, gradient_accumulation, config)
     np.testing.assert_allclose(metrics["loss"] / metrics["count"], loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(expected), rtol=1e-5)
     assert_same(gradients, jax.device_get(expected))
 
 
@@ -300,6 +303,29 @@ def test_step_with_huge_but_finite_gradients_is_skipped(devices, adam_dtype):
         assert 0 < float(metrics["loss"]) < math.inf
         assert (int(metrics["skipped"]), int(state.skipped)) == (1, expected)
         assert int(state.skipped_in_row) == expected
+    after = jax.device_get((state.params, state.opt_state))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_step_whose_gradient_norm_overflows_is_skipped(devices):
+    """Clipping would divide the finite gradients by infinity, and Adam would update with zeros."""
+    training = dataclasses.replace(CONFIG.training, clip_norm=1.0)
+    config = dataclasses.replace(CONFIG, training=training)
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    inner = make_loss(config)
+
+    def huge_loss(params, batch, randomness):
+        sums = inner(params, batch, randomness)
+        return sums | {"loss": 1e21 * sums["loss"]}
+
+    train_step = make_train_step(huge_loss, make_optimizer(config), mesh)
+    state = init_state(make_init(config.model), make_optimizer(config), mesh, seed=0)
+    before = jax.device_get((state.params, state.opt_state))
+    state, metrics = train_step(state, ragged_batch())
+    assert math.isfinite(metrics["loss"])
+    assert math.isinf(metrics["grad_norm"])
+    assert int(metrics["skipped"]) == int(state.skipped) == 1
     after = jax.device_get((state.params, state.opt_state))
     jax.tree.map(np.testing.assert_array_equal, after, before)
 

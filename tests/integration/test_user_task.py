@@ -171,9 +171,9 @@ def test_batches_may_be_prefetched_in_threads(tmp_path, uninterrupted):
 
 def test_a_signal_saves_first(tmp_path, uninterrupted):
     hook = every(5, lambda step, state, sums: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 6 is saved"):
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 5 is saved"):
         run(tmp_path, hooks=[hook])
-    assert Checkpoints(tmp_path / "checkpoints").steps() == [4, 6]
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [4, 5]
     assert_equal(run(tmp_path), uninterrupted[0])
 
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import IO
 
 PROJECT = pathlib.Path(__file__).parents[2]
 SETTINGS = {
@@ -21,7 +22,13 @@ SETTINGS = {
 }
 
 
-def start_training(folder: pathlib.Path, *flags: str, devices: int = 1, **settings: object):
+def start_training(
+    folder: pathlib.Path,
+    *flags: str,
+    devices: int = 1,
+    stderr: int | IO = subprocess.PIPE,
+    **settings: object,
+):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(
         [
@@ -35,6 +42,6 @@ def start_training(folder: pathlib.Path, *flags: str, devices: int = 1, **settin
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "PYTHONWARNINGS": "default",
         },
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from jaxformer.errors import UserError, exit_code
+from jaxformer.errors import StoppedError, UserError, exit_code
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,8 @@ from jaxformer.errors import UserError, exit_code
         (FloatingPointError("no number"), 1, "error: no number\n"),
         (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
-        (KeyboardInterrupt("step 3 is saved"), 130, "step 3 is saved\n"),
+        (KeyboardInterrupt("stopped at once"), 130, "stopped at once\n"),
+        (StoppedError("step 3 is saved"), 75, "step 3 is saved\n"),
     ],
 )
 def test_exit_codes(error, code, message, capsys):

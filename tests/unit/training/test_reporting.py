@@ -162,11 +162,51 @@ def test_time_spent_waiting_for_batches(monkeypatch):
     for step, given in enumerate(window.timed(slow_batches()), start=1):
         assert given is batch
         clock.now += 7
-        window.add(step, {"loss": one, "count": zero + 2, "tokens": zero + 5, "skipped": zero})
+        window.add(step, step_sums(loss=one, count=zero + 2, tokens=zero + 5))
     values = window.means(updates=3)
     assert values["waiting"] == 3 / 24
     assert values["seconds_per_step"] == 8
     assert values["tokens_per_second"] == 5 / 8
+
+
+def step_sums(**values):
+    values = {"loss": 1.0, "count": 2, "grad_norm": 1.0, "skipped": 0} | values
+    return {name: jnp.asarray(value) for name, value in values.items()}
+
+
+def test_a_saved_window_continues_exactly():
+    steps = [step_sums(loss=n / 3, tokens=n, skipped=n % 4 == 3) for n in range(50)]
+    whole, broken = reporting.Window(), reporting.Window()
+    for step, metrics in enumerate(steps, start=1):
+        whole.add(step, metrics)
+        broken.add(step, metrics)
+        if step % 7 == 0:
+            broken = reporting.Window(saved=json.loads(json.dumps(broken.saved())))
+    assert broken.skipped() == whole.skipped() == [n + 1 for n in range(50) if n % 4 == 3]
+    expected, found = whole.means(updates=38), broken.means(updates=38)
+    for name in ("loss", "grad_norm", "skipped"):
+        assert found[name] == expected[name]
+
+
+def test_gradient_norms_are_averaged_and_spikes_are_described():
+    window = reporting.Window()
+    for step, norm in enumerate([1.0, 2.0, 40.0, 3.0], start=1):
+        window.add(step, step_sums(grad_norm=norm))
+    window.add(5, step_sums(grad_norm=math.nan, skipped=1))
+    assert window.spike() == (
+        "step 3: its gradient norm of 40 is a spike; the mean of the other steps since the last "
+        "report is 2"
+    )
+    assert window.means(updates=4)["grad_norm"] == 46 / 4
+    window.add(6, step_sums(grad_norm=30.0))
+    assert window.spike() == ""  # nothing to compare with
+    window.add(7, step_sums(grad_norm=3.0))
+    assert window.spike() == ""  # exactly ten times as large
+    window.add(8, step_sums(grad_norm=math.nan, skipped=1))
+    assert window.means(updates=6)["grad_norm"] == 33 / 2
+    window.add(9, step_sums(grad_norm=math.inf, skipped=1))
+    assert window.spike() == ""
+    assert math.isnan(window.means(updates=6)["grad_norm"])
 
 
 def test_the_loop_is_only_a_few_steps_ahead_of_the_device():

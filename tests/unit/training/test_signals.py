@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxformer.errors import StoppedError
 from jaxformer.training.signals import asked_to_stop, stop_signals
 
 
@@ -22,11 +23,11 @@ def _handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_collected(number):
-    with stop_signals() as received:
-        assert not asked_to_stop(received, 1)
+    with stop_signals() as stop:
+        assert not asked_to_stop(stop, 1)
         signal.raise_signal(number)
-        assert asked_to_stop(received, 1)
-    assert received == [number]
+        assert asked_to_stop(stop, 1)
+    assert stop.received == [number]
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
@@ -34,8 +35,20 @@ def test_a_signal_is_collected(number):
 def test_a_second_signal_ends_the_process(first, second):
     with stop_signals():
         signal.raise_signal(first)
-        with pytest.raises(KeyboardInterrupt, match="stopped at once"):
+        with pytest.raises(KeyboardInterrupt, match="stopped at once") as stopped:
             signal.raise_signal(second)
+    # Only Ctrl-C gives exit code 130, not a preemption.
+    assert (stopped.type is StoppedError) == (second == signal.SIGTERM)
+
+
+def test_a_signal_ends_a_block_that_has_nothing_to_save():
+    with stop_signals() as stop:
+        with pytest.raises(StoppedError, match="SIGHUP: nothing to save"), stop.at_once():
+            signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(StoppedError), stop.at_once():
+            pytest.fail("the signal came before this block")
+        signal.raise_signal(signal.SIGHUP)  # collected again
+    assert stop.received == [signal.SIGHUP, signal.SIGHUP]
 
 
 @pytest.mark.parametrize(
@@ -47,15 +60,15 @@ def test_a_second_signal_ends_the_process(first, second):
     ],
 )
 def test_sighup_with_another_signal_does_not_end_the_process(numbers):
-    with stop_signals() as received:
+    with stop_signals() as stop:
         for number in numbers:
             signal.raise_signal(number)
-    assert tuple(received) == numbers
+    assert tuple(stop.received) == numbers
 
 
 def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with stop_signals() as received:
+    with stop_signals() as stop:
         signal.raise_signal(signal.SIGHUP)
-    assert received == []
+    assert stop.received == []
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN

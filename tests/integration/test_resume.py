@@ -1,0 +1,190 @@
+"""An interrupted run equals an uninterrupted one: weights, every report, every validation, best."""
+
+import contextlib
+import json
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import Checkpoints, FitConfig, fit
+from jaxformer.errors import StoppedError
+
+from .test_user_task import OPTIMIZER, Bigrams, Notes, assert_equal, one_device
+
+STEPS = 14
+# Steps between reports, checkpoints and validations.
+INTERVALS = [(5, 3, 6), (7, 2, 2), (1, 4, 8), (4, 6, 12), (100, 5, 5), (3, 1, 4)]
+TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}
+SKIPPED = (3, 4, 9)
+
+
+class Killed(BaseException):
+    """An exception that stands in for the end of the process."""
+
+
+class Interrupted(Bigrams):
+    """Some updates are not finite. The run is interrupted at one step, in one of five ways."""
+
+    way, step = "never", 0
+
+    def batch(self, number):
+        batch = super().batch(number)
+        if number + 1 in SKIPPED:
+            batch["weights"][0, 0] = np.nan
+        return batch
+
+    def batches(self, start, shards):
+        for number, batch in enumerate(super().batches(start, shards), start=start):
+            if number == self.step and self.way == "waiting":
+                signal.raise_signal(signal.SIGHUP)
+                time.sleep(60)
+            yield batch
+
+    def hook(self, step, state, sums):
+        if step == self.step and self.way == "signal":
+            signal.raise_signal(signal.SIGTERM)
+        if step == self.step and self.way == "killed":
+            raise Killed
+
+    def evaluate(self, params, mesh, check_stop):
+        if self.way == "validation":
+            signal.raise_signal(signal.SIGINT)
+            check_stop()
+        values = super().evaluate(params, mesh, check_stop)
+        if self.way == "validated":
+            signal.raise_signal(signal.SIGTERM)
+        return values
+
+
+TASK, MESH = Interrupted(), one_device()
+
+
+def run(folder, intervals, notes, way="never", step=0):
+    TASK.way, TASK.step = way, step
+    log, checkpoint, evaluate = intervals
+    settings = FitConfig(
+        steps=STEPS,
+        log_every=log,
+        checkpoint_every=checkpoint,
+        eval_every=evaluate,
+        keep_checkpoints=2,
+    )
+    return fit(TASK, OPTIMIZER, folder, settings, mesh=MESH, hooks=[TASK.hook], writers=[notes])
+
+
+def without_times(reports):
+    return [{k: v for k, v in report.items() if k not in TIMES} for report in reports]
+
+
+def results(folder, notes):
+    """Returns everything that must not depend on interruptions."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    checkpoints = Checkpoints(folder / "checkpoints")
+    return {
+        "metrics": without_times(map(json.loads, lines)),
+        "writer": [(step, kind, *without_times([values])) for step, kind, values in notes.reports],
+        "steps": checkpoints.steps(),
+        "best": checkpoints.best_step(),
+    }
+
+
+@pytest.mark.parametrize(
+    "intervals",
+    [*INTERVALS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in INTERVALS[2:])],
+    ids=str,
+)
+def test_interrupted_runs_equal_uninterrupted_ones(intervals, tmp_path):
+    notes = Notes()
+    state = run(tmp_path / "whole", intervals, notes)
+    expected = results(tmp_path / "whole", notes)
+    assert int(state.skipped) == len(SKIPPED)
+    chance = random.Random(str(intervals))
+    for number in range(2):
+        folder, notes = tmp_path / str(number), Notes()
+        for step in sorted(chance.sample(range(STEPS), 4)):
+            way = chance.choice(["waiting", "signal", "killed", "validation", "validated"])
+            with contextlib.suppress(StoppedError, Killed):
+                run(folder, intervals, notes, way, step)
+        assert_equal(run(folder, intervals, notes), state)
+        found = results(folder, notes)
+        for name, value in expected.items():
+            np.testing.assert_equal(found[name], value, name)
+
+
+def test_rates_cover_the_whole_window(tmp_path):
+    """The times of the steps before the interruption count, the time until resuming does not."""
+    notes = Notes()
+    with pytest.raises(StoppedError):
+        run(tmp_path, (7, 100, 100), notes, "signal", 5)
+    manifest = json.loads((tmp_path / "checkpoints" / "5" / "manifest.json").read_text())
+    before = manifest["content"]["step"]["metadata"]["since_last_report"]["seconds"]
+    time.sleep(1)
+    run(tmp_path, (7, 100, 100), notes)
+    seconds = 7 * notes.reports[0][2]["seconds_per_step"]
+    assert before < seconds < before + 1
+
+
+def test_a_signal_between_compilations_ends_the_run(tmp_path):
+    traced = []
+
+    class Shaped(Bigrams):
+        def shapes(self, shards):
+            batch = super().batch(0)
+            sizes = (8, 16, 24)
+            return [
+                {k: jax.ShapeDtypeStruct((n, *v.shape[1:]), v.dtype) for k, v in batch.items()}
+                for n in sizes
+            ]
+
+        def loss(self, params, batch, randomness):
+            traced.append(batch["letters"].shape[0])
+            if len(traced) == 2:
+                signal.raise_signal(signal.SIGTERM)
+            return super().loss(params, batch, randomness)
+
+    with pytest.raises(StoppedError, match="SIGTERM: nothing to save"):
+        fit(Shaped(), OPTIMIZER, tmp_path, FitConfig(steps=2), mesh=MESH)
+    assert traced == [8, 16]
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+def test_a_stopped_last_validation_runs_after_resuming(tmp_path):
+    notes = Notes()
+    with pytest.raises(StoppedError, match="SIGINT: step 14 is saved"):
+        run(tmp_path, (7, 14, 14), notes, "validation")
+    assert [kind for _, kind, _ in notes.reports] == ["train", "train"]
+    run(tmp_path, (7, 14, 14), notes)
+    assert [kind for _, kind, _ in notes.reports] == ["train", "train", "valid"]
+    assert Checkpoints(tmp_path / "checkpoints").best_step() == 14
+
+
+def test_a_run_that_dies_between_the_report_and_the_score_reports_once(tmp_path):
+    class Fatal(Notes):
+        def write(self, step, kind, values):
+            super().write(step, kind, values)
+            if kind == "valid":
+                raise Killed
+
+    notes = Notes()
+    state = run(tmp_path / "whole", (7, 4, 4), notes)
+    expected, fatal = results(tmp_path / "whole", notes), Fatal()
+    for _ in range(4):  # validations
+        with pytest.raises(Killed):
+            run(tmp_path / "killed", (7, 4, 4), fatal)
+    assert_equal(run(tmp_path / "killed", (7, 4, 4), fatal), state)
+    np.testing.assert_equal(results(tmp_path / "killed", fatal), expected)
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
+    class Poisoned(Bigrams):
+        def init(self, key):
+            return {**super().init(key), "prior": np.full(32, np.nan, np.float32)}
+
+    settings = FitConfig(steps=9, log_every=9, checkpoint_every=3, eval_every=3)
+    with pytest.raises(FloatingPointError, match="NaN or Inf at step 3, which is not saved"):
+        fit(Poisoned(), OPTIMIZER, tmp_path, settings, mesh=MESH)
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []

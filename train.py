@@ -4,6 +4,7 @@ Any field of the config can be overridden: ``--config.model.num_layers=3``. The 
 an interrupted run. A config file is Python and is executed; nothing else is.
 """
 
+import faulthandler
 import functools
 import os
 import sys
@@ -34,10 +35,8 @@ COORDINATOR = flags.DEFINE_string(
 PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes; not with auto.")
 PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0; not with auto.")
 
-# With several processes: time without a heartbeat after which a process counts as dead, and time
-# that a process that fails waits for the others to fail too.
-_HEARTBEAT_SECONDS = 30
-_FAREWELL_SECONDS = 10
+# With several processes: time that a process that fails waits for the others to fail too.
+_FAREWELL_SECONDS = 3
 
 
 def main(argv: list[str]) -> None:
@@ -50,12 +49,15 @@ def main(argv: list[str]) -> None:
 def _train(argv: list[str]) -> None:
     if len(argv) > 1:
         raise UserError(f"expected only --flags: got {argv[1]!r}")
+    faulthandler.enable(2)
     # Imported late, so that a wrong flag or --help does not wait for jax.
     from jaxformer.experiment import train
 
     assert WORKDIR.value is not None  # parse has checked it
-    _join_processes()
-    train(Config.from_dict(CONFIG.value.to_dict()), WORKDIR.value)
+    config = Config.from_dict(CONFIG.value.to_dict())
+    # jax's own limit comes later than ours, since jax does not report stacks and causes.
+    _join_processes(heartbeat_timeout=config.training.stall_timeout + 60)
+    train(config, WORKDIR.value)
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -73,7 +75,7 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def _join_processes() -> None:
+def _join_processes(heartbeat_timeout: int) -> None:
     """Connects the processes of a run, if the flags specify several."""
     import jax
 
@@ -82,12 +84,12 @@ def _join_processes() -> None:
         if numbers != (None, None):
             raise UserError("--processes and --process need --coordinator=HOST:PORT")
         if COORDINATOR.value == "auto":
-            _join_cluster()
+            _join_cluster(heartbeat_timeout)
         return
     if None in numbers:
         raise UserError("--coordinator=HOST:PORT needs --processes=N and --process=0 to N-1")
     jax.distributed.initialize(
-        COORDINATOR.value, *numbers, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+        COORDINATOR.value, *numbers, heartbeat_timeout_seconds=heartbeat_timeout
     )
 
 
@@ -95,8 +97,8 @@ def _leaving_others_free(command: Callable[[], int]) -> int:
     """Runs one process of several, and ends it if it fails, so that the others do not hang.
 
     If all processes fail, they shut down together. If only this one fails, the others are in the
-    middle of a step, and a shutdown would wait for them for minutes. Once it has exited, they
-    notice.
+    middle of a step, and a shutdown would wait for them for minutes. They have been told; see
+    :mod:`jaxformer.training.watchdog`.
     """
     try:
         code = command()
@@ -113,11 +115,11 @@ def _leaving_others_free(command: Callable[[], int]) -> int:
     os._exit(code)
 
 
-def _join_cluster() -> None:
+def _join_cluster(heartbeat_timeout: int) -> None:
     import jax
 
     try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_timeout)
     except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
         raise UserError(
             f"--coordinator=auto: jax found no cluster it could join ({error}); give "

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+# Exit code of training that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
+RESUMABLE = 75
+
 
 class UserError(ValueError):
     """A mistake in the input, in one line: what was expected, what was given, what to do.

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
-from jaxformer.training import hosts
+from jaxformer.training import hosts, watchdog
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
 from jaxformer.training.reporting import Reporter, Window
@@ -30,7 +30,7 @@ from jaxformer.training.run_directory import (
     only_run_in,
 )
 from jaxformer.training.settings import FitConfig, Settings
-from jaxformer.training.signals import asked_to_stop, stop_signals
+from jaxformer.training.signals import StopAgreement, asked_to_stop, stop_signals
 from jaxformer.training.step import TrainState, abstract_state, init_state, make_train_step
 from jaxformer.training.task import Sums, Task
 from jaxformer.training.writers import Writer
@@ -97,8 +97,10 @@ def fit(
     hosts.check_agreement(identity)
     keep, on_commit = settings.keep_checkpoints, folder.record_commit
     with (
+        watchdog.watch(settings.stall_timeout),
         only_run_in(folder),
         Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
+        watchdog.announcing_errors(),
     ):
         # Checked again: another run may have used the workdir while this one read its data.
         check_workdir(folder, config or settings)
@@ -166,6 +168,7 @@ class Run:
     reporter: Reporter
     learning_rate: optax.Schedule | None
     hooks: Sequence[Hook]
+    agreement: StopAgreement = dataclasses.field(default_factory=StopAgreement)
 
     def steps(self, state: TrainState, start: int) -> TrainState:
         """Takes all steps after ``start``, and reports, validates and saves along the way."""
@@ -174,12 +177,13 @@ class Run:
         window = Window(self.learning_rate)
         with stop_signals() as stopped:
             for step, batch in enumerate(window.timed(self.batches(start)), start=start + 1):
+                watchdog.progress(f"step {step - 1}")
                 state, sums = train_step(state, batch)
                 self.checkpoints.check()
                 window.add(step, sums)
                 self.reporter.advance(step)
                 last = step == settings.steps
-                stop = asked_to_stop(stopped, step) and not last
+                stop = asked_to_stop(stopped, self.agreement) and not last
                 if step % settings.log_every == 0 or last:
                     self.report(state, window)
                 due = step % settings.checkpoint_every == 0 or last
@@ -188,8 +192,9 @@ class Run:
                         self.save(step, state, interim=not due)
                         # A preempted run skips validation, except the final one.
                         if self.is_validated(step) and not stop:
-                            self.validate(step, state, stopped if not last else ())
-                        stop = stop or (bool(stopped) and not last)  # asked during validation
+                            self.validate(step, state, None if last else stopped)
+                        # Asked during validation.
+                        stop = stop or (not last and asked_to_stop(stopped, self.agreement))
                 for hook in self.hooks:
                     hook(step, state, sums)
                 if stop:
@@ -200,6 +205,7 @@ class Run:
     def end_early(self, step: int, stopped: Sequence[signal.Signals]) -> NoReturn:
         """Ends the run after its state has been saved."""
         self.checkpoints.wait()
+        watchdog.leave()
         name = stopped[0].name if stopped else "SIGTERM"
         raise KeyboardInterrupt(f"{name}: step {step} is saved; the same command resumes there")
 
@@ -208,30 +214,37 @@ class Run:
         return step % self.settings.eval_every == 0 or step == self.settings.steps
 
     def validate(
-        self, step: int, state: TrainState, stopped: Sequence[signal.Signals] = ()
+        self, step: int, state: TrainState, stopped: list[signal.Signals] | None = None
     ) -> None:
         """Validates a state that is saved or being saved, and attaches the score to its checkpoint.
 
         A validation that fails is reported, and training continues. With several processes it ends
         the run: the others wait for the failed one in the middle of a computation.
+
+        Args:
+          step: Number of the step.
+          state: State after this step.
+          stopped: Signals that end the validation early; None completes it.
         """
 
         def check_stop() -> None:
-            if stopped:
+            watchdog.progress(f"a batch of the validation of step {step}")
+            if stopped is not None and asked_to_stop(stopped, self.agreement):
                 raise _StoppedError
 
         name, mode = self.task.best
+        values: dict[str, float] = {}
         try:
             values = self.task.evaluate(state.params, self.mesh, check_stop)
             score = values[name] if values else 0.0
         except _StoppedError:
-            return
+            values = {}
         except Exception as error:
             if jax.process_count() > 1:
                 raise
             self.reporter.failed_validation(step, error)
             return
-        if not values:
+        if (stopped is not None and self.agreement.realign()) or not values:
             return
         # Wait first: a process killed while it waits must not report this validation twice.
         self.checkpoints.wait()
@@ -248,6 +261,7 @@ class Run:
         self, state: TrainState
     ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
         """Compiles the step for every shape in ``Task.shapes``; any other shape is an error."""
+        watchdog.progress("compilation", limited=False)
         began = time.monotonic()
         train_step = make_train_step(
             self.task.loss,

@@ -10,6 +10,8 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
+from jaxformer.training import hosts
+
 # A terminal that closes sends SIGHUP, often twice; Windows has no such signal.
 _HANG_UP = getattr(signal, "SIGHUP", None)
 
@@ -50,8 +52,28 @@ def stop_signals() -> Iterator[list[signal.Signals]]:
             signal.signal(number, previous)
 
 
-def asked_to_stop(received: list[signal.Signals], step: int) -> bool:
-    """Returns whether the run ends after this step, which is the same on all hosts."""
+class StopAgreement:
+    """A stop at the same point on all processes, after SIGTERM on any of them."""
+
+    def __init__(self) -> None:
+        self._calls, self._reached = 0, False
+
+    def reached(self) -> bool:
+        """Returns whether to stop here. All processes call it equally often."""
+        self._calls += 1
+        if not self._reached:
+            self._reached = multihost_utils.reached_preemption_sync_point(self._calls)
+        return self._reached
+
+    def realign(self) -> bool:
+        """Returns whether any process stops, and makes up for calls that some have not made."""
+        calls, reached = zip(*hosts.all_gather((self._calls, self._reached)), strict=True)
+        self._calls, self._reached = max(calls), any(reached)
+        return self._reached
+
+
+def asked_to_stop(received: list[signal.Signals], agreement: StopAgreement) -> bool:
+    """Returns whether the run ends here, which is the same on all hosts."""
     if jax.process_count() == 1:
         return bool(received)
-    return multihost_utils.reached_preemption_sync_point(step)
+    return agreement.reached()

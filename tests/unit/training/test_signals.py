@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxformer.training.signals import asked_to_stop, stop_signals
+from jaxformer.training.signals import StopAgreement, asked_to_stop, stop_signals
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +23,9 @@ def _handlers() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_collected(number):
     with stop_signals() as received:
-        assert not asked_to_stop(received, 1)
+        assert not asked_to_stop(received, StopAgreement())
         signal.raise_signal(number)
-        assert asked_to_stop(received, 1)
+        assert asked_to_stop(received, StopAgreement())
     assert received == [number]
 
 

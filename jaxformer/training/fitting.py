@@ -233,12 +233,12 @@ class Run:
                 raise _StoppedError
 
         name, mode = self.task.best
-        values: dict[str, float] = {}
+        values, score = {}, 0.0
         try:
             values = self.task.evaluate(state.params, self.mesh, check_stop)
             score = values[name] if values else 0.0
         except _StoppedError:
-            values = {}
+            pass
         except Exception as error:
             if jax.process_count() > 1:
                 raise

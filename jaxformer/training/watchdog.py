@@ -121,7 +121,7 @@ class _Progress(NamedTuple):
     silent: bool = False
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Peer:
     """A connected process and its last report."""
 
@@ -146,10 +146,10 @@ class Watchdog:
         self._alone = jax.process_count() == 1
         self._doing: tuple[str, int, float | None] = ("the start", 0, None)
         now = time.monotonic()
-        self._peers = {
-            connection: _Peer(connection, _Progress(process, "the start", 0, None), now)
+        self._peers = [
+            _Peer(connection, _Progress(process, "the start", 0, None), now)
             for process, connection in connections.items()
-        }
+        ]
         self._lock = threading.Lock()
         self._left = self._collective_failed = False
         self._cause: str | None = None
@@ -193,27 +193,29 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
+        next_report = 0.0
         while not self._left:
             self._receive(_TICK if self._cause is None else 0.1)
-            if self._cause is None:
+            if self._cause is None and time.monotonic() > next_report:
+                next_report = time.monotonic() + _TICK
                 self._limit_held_interpreter()
                 self._report_progress()
                 self._check_stalls()
             due = self._collective_failed or time.monotonic() > self._deadline
             if self._cause is not None and due and not self._left:
                 self._end(self._cause)
-        for peer in self._peers.values():
+        for peer in self._peers:
             peer.connection.close()
 
     def _limit_held_interpreter(self) -> None:
-        """Ends the process, without the interpreter, if a call holds it for too long."""
+        """Ends the process, without the interpreter, if a call holds it even longer."""
         with self._lock:
             if self._left or self._alone:
                 return
             if self._doing[2] is None:
                 faulthandler.cancel_dump_traceback_later()
             else:
-                faulthandler.dump_traceback_later(self._timeout, exit=True)
+                faulthandler.dump_traceback_later(self._timeout + _SILENCE, exit=True)
 
     def _mine(self) -> _Progress:
         doing, count, since = self._doing
@@ -229,16 +231,16 @@ class Watchdog:
         with self._lock:
             if self._left:
                 return
-            for peer in self._peers.values():
+            for peer in self._peers:
                 # A full buffer means that the process is stopped, an error that it is gone.
                 with contextlib.suppress(OSError):
                     peer.connection.send(line)
 
     def _receive(self, timeout: float) -> None:
-        for connection in multiprocessing.connection.wait(list(self._peers), timeout):
-            peer = self._peers[connection]
+        ready = multiprocessing.connection.wait([peer.connection for peer in self._peers], timeout)
+        for peer in [peer for peer in self._peers if peer.connection in ready]:
             try:
-                data = connection.recv(65536)
+                data = peer.connection.recv(65536)
             except BlockingIOError:
                 continue
             except OSError:
@@ -261,7 +263,7 @@ class Watchdog:
 
     def _drop(self, peer: _Peer) -> None:
         with self._lock:
-            del self._peers[peer.connection]
+            self._peers.remove(peer)
             peer.connection.close()
         if not peer.leaving:
             cause = f"process {peer.last.process} is gone: it was killed, or it crashed, after "
@@ -272,7 +274,7 @@ class Watchdog:
 
         Process 0 knows of all. The others know only of process 0, and may judge only its silence.
         """
-        known = [self._mine(), *(peer.progress() for peer in self._peers.values())]
+        known = [self._mine(), *(peer.progress() for peer in self._peers)]
         if any(one.idle is None or one.idle < self._timeout for one in known):
             return
         last = min(known, key=lambda one: (not one.silent, one.count))
@@ -372,18 +374,27 @@ def _listen() -> socket.socket:
 
 
 def _accept(listener: socket.socket, token: str) -> dict[int, socket.socket]:
-    """Returns the connections to all other processes; they know the token, strangers do not."""
+    """Returns the connections to all other processes; strangers do not know the token."""
     connections = {}
     listener.settimeout(_CONNECT_SECONDS)
     with listener:
         while len(connections) < jax.process_count() - 1:
             connection, _ = listener.accept()
-            connection.settimeout(5)
-            with contextlib.suppress(TimeoutError, ConnectionError, ValueError):
-                hello = connection.recv(len(token) + 6, socket.MSG_WAITALL)
-                if hmac.compare_digest(hello[:-6], token.encode()):
-                    connections[int(hello[-6:])] = connection
+            process = _identify(connection, token)
+            if process is None:
+                connection.close()
+            else:
+                connections[process] = connection
     return connections
+
+
+def _identify(connection: socket.socket, token: str) -> int | None:
+    connection.settimeout(5)
+    try:
+        hello = connection.recv(len(token) + 6, socket.MSG_WAITALL)
+    except OSError:
+        return None
+    return int(hello[-6:]) if hmac.compare_digest(hello[:-6], token.encode()) else None
 
 
 def _reach(port: int, token: str) -> socket.socket:

@@ -21,11 +21,18 @@ SETTINGS = {
 }
 
 
-def start_training(folder: pathlib.Path, *flags: str, devices: int = 1, **settings: object):
+def start_training(
+    folder: pathlib.Path,
+    *flags: str,
+    devices: int = 1,
+    script: str = "train.py",
+    environment: dict[str, str] | None = None,
+    **settings: object,
+):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(
         [
-            *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),
+            *(sys.executable, script, "--config=configs/numerals.py", f"--workdir={folder}"),
             *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
             *flags,
         ],
@@ -34,6 +41,8 @@ def start_training(folder: pathlib.Path, *flags: str, devices: int = 1, **settin
             **os.environ,
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "PYTHONWARNINGS": "default",
+            "PYTHONPATH": str(PROJECT),
+            **(environment or {}),
         },
         stderr=subprocess.PIPE,
         text=True,

@@ -266,8 +266,8 @@ class Watchdog:
             self._peers.remove(peer)
             peer.connection.close()
         if not peer.leaving:
-            cause = f"process {peer.last.process} is gone: it was killed, or it crashed, after "
-            self._plan_end(cause + peer.last.doing, at_once=True)
+            cause = f"process {peer.last.process} is gone (killed, crashed, or unreachable)"
+            self._plan_end(f"{cause} after {peer.last.doing}", at_once=True)
 
     def _check_stalls(self) -> None:
         """Ends the run if all processes wait for one: a silent one, or the one that is behind.

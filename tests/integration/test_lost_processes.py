@@ -104,6 +104,7 @@ def inject(folder, processes, victim, fault, step):
         for process in running:
             process.kill()
             process.wait()
+            process.stderr.close()
 
 
 def final_params(folder):
@@ -115,7 +116,7 @@ def final_params(folder):
 
 
 def complete(folder, processes):
-    running = start_all(folder, processes)
+    running = start_all(folder, processes, **{"training.stall_timeout": 600})
     said = [process.communicate(timeout=300)[1] for process in running]
     assert [process.returncode for process in running] == [0] * processes, said
     return final_params(folder)
@@ -150,7 +151,12 @@ def test_the_others_end_and_the_run_resumes_exactly(tmp_path, processes, faults)
 
 def test_a_stop_ends_a_validation_on_all_processes(tmp_path):
     folder = tmp_path / "run"
-    settings = {"training.steps": 5000, "training.eval_every": 10, "training.eval_sentences": 500}
+    settings = {
+        "training.steps": 5000,
+        "training.eval_every": 10,
+        "training.eval_sentences": 500,
+        "training.stall_timeout": 600,
+    }
     pair = start_all(folder, 2, **settings)
     wait_for_step(folder, 10, pair)
     pair[1].send_signal(signal.SIGTERM)

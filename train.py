@@ -8,6 +8,7 @@ SIGTERM, SIGINT (Ctrl-C) and SIGHUP save a checkpoint and stop the run. Exit cod
 130 interrupted at once by a second Ctrl-C.
 """
 
+import faulthandler
 import functools
 import os
 import sys
@@ -38,10 +39,8 @@ COORDINATOR = flags.DEFINE_string(
 PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes; not with auto.")
 PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0; not with auto.")
 
-# With several processes: time without a heartbeat after which a process counts as dead, and time
-# that a process that fails waits for the others to fail too.
-_HEARTBEAT_SECONDS = 30
-_FAREWELL_SECONDS = 10
+# With several processes: time that a process that fails waits for the others to fail too.
+_FAREWELL_SECONDS = 3
 
 
 def main(argv: list[str]) -> None:
@@ -54,12 +53,15 @@ def main(argv: list[str]) -> None:
 def _train(argv: list[str]) -> None:
     if len(argv) > 1:
         raise UserError(f"expected only --flags: got {argv[1]!r}")
+    faulthandler.enable(2)
     # Imported late, so that a wrong flag or --help does not wait for jax.
     from jaxformer.experiment import train
 
     assert WORKDIR.value is not None  # parse has checked it
-    _join_processes()
-    train(Config.from_dict(CONFIG.value.to_dict()), WORKDIR.value)
+    config = Config.from_dict(CONFIG.value.to_dict())
+    # jax's own limit comes later than ours, since jax does not report stacks and causes.
+    _join_processes(heartbeat_timeout=config.training.stall_timeout + 60)
+    train(config, WORKDIR.value)
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -77,7 +79,7 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def _join_processes() -> None:
+def _join_processes(heartbeat_timeout: int) -> None:
     """Connects the processes of a run, if the flags specify several."""
     import jax
 
@@ -86,12 +88,12 @@ def _join_processes() -> None:
         if numbers != (None, None):
             raise UserError("--processes and --process need --coordinator=HOST:PORT")
         if COORDINATOR.value == "auto":
-            _join_cluster()
+            _join_cluster(heartbeat_timeout)
         return
     if None in numbers:
         raise UserError("--coordinator=HOST:PORT needs --processes=N and --process=0 to N-1")
     jax.distributed.initialize(
-        COORDINATOR.value, *numbers, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+        COORDINATOR.value, *numbers, heartbeat_timeout_seconds=heartbeat_timeout
     )
 
 
@@ -99,8 +101,8 @@ def _leaving_others_free(command: Callable[[], int]) -> int:
     """Runs one process of several, and ends it if it fails, so that the others do not hang.
 
     If all processes fail, they shut down together. If only this one fails, the others are in the
-    middle of a step, and a shutdown would wait for them for minutes. Once it has exited, they
-    notice.
+    middle of a step, and a shutdown would wait for them for minutes. They have been told; see
+    :mod:`jaxformer.training.watchdog`.
     """
     try:
         code = command()
@@ -117,11 +119,11 @@ def _leaving_others_free(command: Callable[[], int]) -> int:
     os._exit(code)
 
 
-def _join_cluster() -> None:
+def _join_cluster(heartbeat_timeout: int) -> None:
     import jax
 
     try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_timeout)
     except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
         raise UserError(
             f"--coordinator=auto: jax found no cluster it could join ({error}); give "

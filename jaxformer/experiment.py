@@ -17,7 +17,7 @@ from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.translation import Translation
-from jaxformer.training import hosts
+from jaxformer.training import hosts, watchdog
 from jaxformer.training.fitting import fit
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
@@ -73,30 +73,32 @@ def train(
             "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
             "quantize the parameters with jaxformer quantize"
         )
-    begin(folder, config)
-    with stop_signals() as stop, stop.at_once():
-        task = make_task(config, folder, corpus)
-    schedule = None
-    if optimizer is None:
-        optimizer = make_optimizer(config)
-        schedule = configured_schedule(training, config.model.d_model)
-    try:
-        return fit(
-            task,
-            optimizer,
-            workdir,
-            training,
-            mesh=make_mesh(config.mesh),
-            config=config,
-            learning_rate=schedule,
-            hooks=hooks,
-            writers=writers,
-        )
-    except FloatingPointError as error:
-        raise FloatingPointError(
-            f"{error}. Begin again in another --workdir, with a lower "
-            "training.learning_rate_scale, more training.warmup_steps, or training.clip_norm=1.0"
-        ) from None
+    with watchdog.watch(training.stall_timeout):
+        begin(folder, config)
+        with stop_signals() as stop, stop.at_once():
+            task = make_task(config, folder, corpus)
+        schedule = None
+        if optimizer is None:
+            optimizer = make_optimizer(config)
+            schedule = configured_schedule(training, config.model.d_model)
+        try:
+            return fit(
+                task,
+                optimizer,
+                workdir,
+                training,
+                mesh=make_mesh(config.mesh),
+                config=config,
+                learning_rate=schedule,
+                hooks=hooks,
+                writers=writers,
+            )
+        except FloatingPointError as error:
+            raise FloatingPointError(
+                f"{error}. Begin again in another --workdir, with a lower "
+                "training.learning_rate_scale, more training.warmup_steps, or "
+                "training.clip_norm=1.0"
+            ) from None
 
 
 def replay(workdir: str | pathlib.Path, step: int) -> Replayed:

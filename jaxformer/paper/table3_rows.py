@@ -147,6 +147,7 @@ _SMOKE = Config(
 _INDIFFERENT = {
     *("corpus", "builder", "directory", "train", "valid", "gradient_accumulation", "remat"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "keep_checkpoints"),
+    "stall_timeout",
 }
 
 # The paper's scale, one for a few hours on a CPU, and one for smoke tests.

@@ -26,8 +26,11 @@ from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
 from jaxformer.workdir import Workdir, sha256_of
 
-# Called with the number of sentences decoded since the last call.
-Report: TypeAlias = Callable[[int], None]
+# Decodes a slice of the validation sentences; calls its last argument after each batch.
+Decode: TypeAlias = Callable[[Translator, slice, Callable[[int], None]], list[str]]
+
+# Sentences that each of several processes decodes before it may stop.
+_SENTENCES_BETWEEN_STOPS = 64
 
 
 def make_init(config: ModelConfig) -> Callable[[Array], PyTree]:
@@ -200,17 +203,21 @@ class Translation(Task):
         batches = load_batches(self._data.valid, plan, stop=plan.batches_per_epoch, **options)
         values = evaluate_loss(self.loss, params, batches, mesh, check_stop)
         if self._data.valid_text:
-            values |= self.score_decoded(params, mesh, lambda _: check_stop())
+            values |= self.score_decoded(params, mesh, check_stop)
         return values
 
-    def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
+    def score_decoded(
+        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
+    ) -> dict[str, float]:
         """Translates the sentences set aside; returns BLEU and exact match in %."""
         sources, references = zip(*self._data.valid_text, strict=True)
 
-        def translate(translator: Translator, mine: slice) -> list[str]:
+        def translate(
+            translator: Translator, mine: slice, report: Callable[[int], None]
+        ) -> list[str]:
             return translator.translate(sources[mine], name="validation", report=report)
 
-        translations = self._decode(params, mesh, translate)
+        translations = self._decode(params, mesh, translate, check_stop)
         language = sentence_pairs(self.config).target_language
         return {
             "bleu": corpus_bleu(translations, references, target_language=language),
@@ -218,15 +225,22 @@ class Translation(Task):
         }
 
     def _decode(
-        self, params: PyTree, mesh: Mesh, decode: Callable[[Translator, slice], list[str]]
+        self, params: PyTree, mesh: Mesh, decode: Decode, check_stop: Callable[[], None]
     ) -> list[str]:
         """Decodes a share of the sentences on one device of each process."""
         if mesh.size > 1:
             params = hosts.on_this_host(params)
         translator = Translator(self.config, params, self._data.tokenizer)
+        if jax.process_count() == 1:
+            return decode(translator, slice(None), lambda _: check_stop())
         share = -(-len(self._data.valid_text) // jax.process_count())
         first = jax.process_index() * share
-        mine = decode(translator, slice(first, first + share))
+        mine, end = [], first + share
+        # In blocks, so that all processes call check_stop equally often.
+        for start in range(first, end, _SENTENCES_BETWEEN_STOPS):
+            check_stop()
+            block = slice(start, min(start + _SENTENCES_BETWEEN_STOPS, end))
+            mine += decode(translator, block, lambda _: None)
         return [text for texts in hosts.all_gather(mine) for text in texts]
 
 

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import StoppedError, UserError
 from jaxformer.files import local_path
-from jaxformer.training import hosts
+from jaxformer.training import hosts, watchdog
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
 from jaxformer.training.reporting import Reporter, Window
@@ -30,7 +30,7 @@ from jaxformer.training.run_directory import (
     only_run_in,
 )
 from jaxformer.training.settings import FitConfig, Settings
-from jaxformer.training.signals import StopSignals, asked_to_stop, stop_signals
+from jaxformer.training.signals import StopSignals, stop_signals
 from jaxformer.training.step import (
     TrainState,
     abstract_state,
@@ -107,9 +107,11 @@ def fit(
     hosts.check_agreement(identity)
     keep, on_commit = settings.keep_checkpoints, folder.record_commit
     with (
+        watchdog.watch(settings.stall_timeout),
         only_run_in(folder),
         stop_signals() as stop,
         Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
+        watchdog.announcing_errors(),
     ):
         # Checked again: another run may have used the workdir while this one read its data.
         check_workdir(folder, config or settings)
@@ -191,13 +193,14 @@ class Run:
         with self.stop.at_once():
             train_step = self.compile_train_step(state)
         for batch in window.timed(self.until_stopped(self.batches(start))):
+            watchdog.progress(f"step {step}")
             state, sums = train_step(state, batch)
             step += 1
             self.checkpoints.check()
             window.add(step, sums)
             self.reporter.advance(step)
             last = step == settings.steps
-            stop = asked_to_stop(self.stop, step) and not last
+            stop = self.stop.asked() and not last
             if step % settings.log_every == 0 or last:
                 self.report(state, window)
             due = step % settings.checkpoint_every == 0 or last
@@ -236,6 +239,7 @@ class Run:
 
     def end_early(self, step: int) -> NoReturn:
         """Ends the run after its state has been saved."""
+        watchdog.leave()
         name = self.stop.received[0].name if self.stop.received else "SIGTERM"
         saved = f"step {step} is saved" if step else "no step was taken"
         raise StoppedError(f"{name}: {saved}; the same command resumes there")
@@ -255,20 +259,24 @@ class Run:
         """
 
         def check_stop() -> None:
-            if self.stop.received:
+            watchdog.progress(f"a batch of the validation of step {step}")
+            if self.stop.asked():
                 raise _StoppedError
 
         name, mode = self.task.best
+        values, score, stopped = {}, 0.0, False
         try:
             values = self.task.evaluate(state.params, self.mesh, check_stop)
             score = values[name] if values else 0.0
         except _StoppedError:
-            return False
+            stopped = True
         except Exception as error:
             if jax.process_count() > 1:
                 raise
             self.reporter.failed_validation(step, error)
             return True
+        if self.stop.agree(stopped):
+            return False
         if not values:
             return True
         # Wait first: a process killed while it waits must not report this validation twice.
@@ -287,6 +295,7 @@ class Run:
         self, state: TrainState
     ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
         """Compiles the step for every shape in ``Task.shapes``; any other shape is an error."""
+        watchdog.progress("compilation", limited=False)
         began = time.monotonic()
         train_step = make_train_step(
             self.task.loss,

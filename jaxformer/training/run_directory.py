@@ -26,7 +26,7 @@ _MAY_CHANGE = {
         "remat",
         "keep_checkpoints",
     ),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
+    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "stall_timeout"),
 }
 
 

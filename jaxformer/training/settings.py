@@ -44,6 +44,10 @@ class FitConfig:
       checkpoint_every: Steps between two checkpoints.
       keep_checkpoints: Number of newest checkpoints to keep, for averaging. The best one is kept
         too.
+      stall_timeout: Seconds without progress after which a process counts as stuck. A run of
+        several processes then ends, with the stacks of all threads; a single process only prints
+        them. Progress is a step or a batch of a validation. Reading data, restoring a checkpoint
+        and compiling the training step may take any time.
     """
 
     steps: int = 100_000
@@ -53,6 +57,7 @@ class FitConfig:
     eval_every: int = 1500
     checkpoint_every: int = 1500
     keep_checkpoints: int = 5
+    stall_timeout: int = 600
 
     _section = "fit"  # name of the section in the config, not a field
 
@@ -60,7 +65,7 @@ class FitConfig:
         section = self._section
         check_choices(self, section)
         names = ("steps", "gradient_accumulation", "log_every", "eval_every", "checkpoint_every")
-        check_positive(self, section, *names, "keep_checkpoints")
+        check_positive(self, section, *names, "keep_checkpoints", "stall_timeout")
         if self.eval_every % self.checkpoint_every:
             raise UserError(
                 f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "

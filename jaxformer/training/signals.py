@@ -11,6 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from jaxformer.errors import StoppedError
+from jaxformer.training import hosts
 
 # A terminal that closes sends SIGHUP, often twice; Windows has no such signal.
 _HANG_UP = getattr(signal, "SIGHUP", None)
@@ -20,12 +21,37 @@ class StopSignals:
     """Signals that ask the run to stop.
 
     Attributes:
-      received: The signals, in the order in which they came.
+      received: The signals, in the order in which they came; none with several processes.
     """
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
         self._at_once = False
+        self._calls, self._reached = 0, False
+
+    def asked(self) -> bool:
+        """Returns whether to stop here, which is the same on all processes.
+
+        All processes call it equally often, or else :meth:`agree` before the next call.
+        """
+        if jax.process_count() == 1:
+            return bool(self.received)
+        self._calls += 1
+        if not self._reached:
+            self._reached = multihost_utils.reached_preemption_sync_point(self._calls)
+        return self._reached
+
+    def agree(self, stopped: bool) -> bool:
+        """Returns whether any process has stopped, and makes up for calls that some have not made.
+
+        Args:
+          stopped: Whether this process has stopped, because :meth:`asked` returned True.
+        """
+        if jax.process_count() == 1:
+            return stopped
+        calls, reached = zip(*hosts.all_gather((self._calls, self._reached)), strict=True)
+        self._calls, self._reached = max(calls), any(reached)
+        return self._reached
 
     def add(self, number: int) -> None:
         """Adds a signal; within :meth:`at_once` it ends the block."""
@@ -90,10 +116,3 @@ def stop_signals() -> Iterator[StopSignals]:
     finally:
         for number, previous in old.items():
             signal.signal(number, previous)
-
-
-def asked_to_stop(stop: StopSignals, step: int) -> bool:
-    """Returns whether the run ends after this step, which is the same on all hosts."""
-    if jax.process_count() == 1:
-        return bool(stop.received)
-    return multihost_utils.reached_preemption_sync_point(step)

@@ -119,7 +119,9 @@ class Task(Protocol):
             them.
           mesh: Mesh of the run.
           check_stop: Call it from time to time. It raises once the run has been asked to stop and
-            the values are no longer needed.
+            the values are no longer needed. It also counts as progress for the setting
+            ``stall_timeout``. With several processes, it raises on all of them at the same call, so
+            all must call it equally often.
         """
         return {}
 

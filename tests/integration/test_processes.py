@@ -198,9 +198,9 @@ def test_when_one_process_dies_the_other_ends(tmp_path):
     pair[1].kill()
     began = time.monotonic()
     codes, said = finish(*pair)
-    assert time.monotonic() - began < 60
-    assert codes[0] not in (0, None), said
-    assert codes[1] == -signal.SIGKILL
+    assert time.monotonic() - began < 30
+    assert codes == [RESUMABLE, -signal.SIGKILL], said
+    assert "process 1 is gone (killed, crashed, or unreachable) after step" in said[0]
     assert f"resumed from step {saved}" in said[0]
 
 
@@ -210,7 +210,7 @@ def newest_step(folder):
 
 
 def wait_for_step(folder, step, processes):
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while newest_step(folder) < step:
         assert time.monotonic() < deadline
         assert all(process.poll() is None for process in processes)

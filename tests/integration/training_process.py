@@ -27,12 +27,14 @@ def start_training(
     *flags: str,
     devices: int = 1,
     stderr: int | IO = subprocess.PIPE,
+    script: str = "train.py",
+    environment: dict[str, str] | None = None,
     **settings: object,
 ):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(
         [
-            *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),
+            *(sys.executable, script, "--config=configs/numerals.py", f"--workdir={folder}"),
             *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
             *flags,
         ],
@@ -41,6 +43,8 @@ def start_training(
             **os.environ,
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "PYTHONWARNINGS": "default",
+            "PYTHONPATH": str(PROJECT),
+            **(environment or {}),
         },
         stderr=stderr,
         text=True,

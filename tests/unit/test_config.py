@@ -91,6 +91,7 @@ UNUSUAL = Config(
         eval_sentences=0,
         checkpoint_every=2,
         keep_checkpoints=1,
+        stall_timeout=60,
     ),
     mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
     search=Sampling(

@@ -1,5 +1,7 @@
 """Constituency parsing (section 6.3): translation of words into trees, validated by EVALB's F1."""
 
+from collections.abc import Callable
+
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -7,7 +9,7 @@ from jaxformer.evaluation import evalb
 from jaxformer.inference.translator import Translator
 from jaxformer.tasks.parsing.linearization import delinearize
 from jaxformer.tasks.parsing.parser import Parser
-from jaxformer.tasks.translation import Report, Translation, percentage_equal
+from jaxformer.tasks.translation import Translation, percentage_equal
 
 
 class Parsing(Translation):
@@ -16,20 +18,22 @@ class Parsing(Translation):
     def _log_formats(self) -> dict[str, str]:
         return {"f1": "F1 {:.2f}", "exact_match": "exact {:.1f}%"}
 
-    def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
+    def score_decoded(
+        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
+    ) -> dict[str, float]:
         """Scores trees with gold parts of speech, as ``jaxformer parse --trees`` produces them."""
         gold = [
             delinearize(target.split(" "), source.split(" "))
             for source, target in self._data.valid_text
         ]
 
-        def parse(translator: Translator, mine: slice) -> list[str]:
+        def parse(translator: Translator, mine: slice, report: Callable[[int], None]) -> list[str]:
             words = [tree.words() for tree in gold[mine]]
             tags = [tree.tags() for tree in gold[mine]]
             parser = Parser(translator)
             return list(map(str, parser.parse(words, tags=tags, name="validation", report=report)))
 
-        references, parses = list(map(str, gold)), self._decode(params, mesh, parse)
+        references, parses = list(map(str, gold)), self._decode(params, mesh, parse, check_stop)
         return {
             "f1": evalb.score(references, parses, evalb.COLLINS).all.f1,
             "exact_match": percentage_equal(parses, references),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxformer.errors import StoppedError
-from jaxformer.training.signals import asked_to_stop, stop_signals
+from jaxformer.training.signals import stop_signals
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,9 @@ def _handlers() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_collected(number):
     with stop_signals() as stop:
-        assert not asked_to_stop(stop, 1)
+        assert not stop.asked()
         signal.raise_signal(number)
-        assert asked_to_stop(stop, 1)
+        assert stop.asked()
     assert stop.received == [number]
 
 

@@ -1,0 +1,60 @@
+"""Stalls of a single process, and who may connect; test_lost_processes.py has several processes."""
+
+import socket
+import threading
+import time
+
+import jax
+import pytest
+
+from jaxformer.training import watchdog
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    monkeypatch.setattr(watchdog, "_TICK", 0.05)
+
+
+def test_a_stuck_process_prints_its_stacks_once_and_continues(capfd):
+    with watchdog.watch(0.2):
+        watchdog.progress("step 7")
+        time.sleep(0.6)
+        watchdog.progress("step 8")
+    said = capfd.readouterr().err
+    assert said.count("no progress for 0.2 s (stall_timeout) after step 7") == 1
+    assert "test_watchdog.py" in said  # where the main thread was
+    assert "step 8" not in said
+
+
+def test_the_start_and_a_compilation_may_take_any_time(capfd):
+    with watchdog.watch(0.2):
+        time.sleep(0.5)
+        watchdog.progress("compilation", limited=False)
+        time.sleep(0.5)
+    assert capfd.readouterr().err == ""
+
+
+def test_frequent_progress_is_no_stall(capfd):
+    with watchdog.watch(0.4):
+        for step in range(8):
+            watchdog.progress(f"step {step}")
+            time.sleep(0.1)
+    assert capfd.readouterr().err == ""
+
+
+def test_strangers_are_not_taken_for_a_process(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(watchdog.distributed.global_state, "coordinator_address", "localhost:1")
+    listener = watchdog._listen()
+    port, accepted = listener.getsockname()[1], {}
+    thread = threading.Thread(target=lambda: accepted.update(watchdog._accept(listener, "secret")))
+    thread.start()
+    stranger = watchdog._reach(port, "wrongs")
+    silent = socket.create_connection(("localhost", port))
+    silent.close()
+    friend = watchdog._reach(port, "secret")
+    thread.join(timeout=10)
+    assert accepted[1].getpeername()[1] == friend.getsockname()[1]
+    for connection in (stranger, friend, accepted[1]):
+        connection.close()

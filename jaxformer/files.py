@@ -65,19 +65,39 @@ def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
     On a file system without locks, every process gets True.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield _lock(descriptor, "LOCK_EX")
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
+    """Locks a file against others, or together with other shared locks; yields whether it did.
+
+    As with :func:`lock_folder`, every process gets True on a file system without locks.
+
+    Raises:
+      OSError: There is no such file, or it cannot be opened.
+    """
+    # A pipe is opened at once, too.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        yield _lock(descriptor, "LOCK_SH" if shared else "LOCK_EX")
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, mode: str) -> bool:
     try:
         import fcntl
     except ImportError:  # Windows
-        yield True
-        return
-    descriptor, alone = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666), True
+        return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, getattr(fcntl, mode) | fcntl.LOCK_NB)
     except BlockingIOError:
-        alone = False
+        return False
     except OSError:  # some network file systems
         pass
-    try:
-        yield alone
-    finally:
-        os.close(descriptor)
+    return True

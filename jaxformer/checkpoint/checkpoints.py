@@ -28,6 +28,7 @@ from jaxformer.checkpoint.manifest import (
     Manifest,
     UnreadableError,
     describe_leaves,
+    lock_step,
     read_score,
     versions,
     write_score,
@@ -370,8 +371,10 @@ class Checkpoints:
             steps = self.steps()
             regular = [step for step in steps if not self._is_interim(step)]
             for step in set(steps) - {steps[-1], self.best_step(), *regular[-self._keep :]}:
-                # Rename first, so that a killed process leaves no step with half of its files.
-                self._folder(step).rename(self._temporary(step))
+                with lock_step(self._folder(step), shared=False) as unused:
+                    if unused:
+                        # Rename first, so that a kill leaves no step with half of its files.
+                        self._folder(step).rename(self._temporary(step))
             for temporary in self.directory.glob(self._temporary("*").name):
                 shutil.rmtree(temporary)
         except (OSError, UnreadableError) as error:
@@ -447,7 +450,7 @@ class Checkpoints:
             partial_restore=partial,
         )
         folder = self._folder(found.manifest.step)
-        with self._removal_noticed(found.manifest.step):
+        with self._removal_noticed(found.manifest.step), lock_step(folder, shared=True):
             try:
                 return jax.block_until_ready(self._checkpointer.restore(folder, args=args))
             finally:

@@ -17,7 +17,7 @@ import jax
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import lock_file, write_file
 
 _NAME = "manifest.json"
 _SCORE = "score.json"
@@ -119,6 +119,12 @@ class Manifest:
                 f"{f' (and {others} more differences)' if others else ''}; "
                 "use the config that it was trained with"
             )
+
+
+def lock_step(folder: pathlib.Path, *, shared: bool) -> contextlib.AbstractContextManager[bool]:
+    """Locks a step, shared to read it or alone to remove it; yields whether nobody prevents it."""
+    path = folder / _NAME
+    return lock_file(path, shared=shared) if path.exists() else contextlib.nullcontext(True)
 
 
 def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:

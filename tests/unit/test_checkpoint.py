@@ -327,10 +327,30 @@ def test_an_old_step_that_cannot_be_removed_is_removed_after_the_next_save(
 
 
 class TestBesideATrainer:
-    """Steps disappear while they are read, since a run keeps only the newest ones."""
+    """A run keeps only the newest steps."""
+
+    def test_a_step_that_is_being_read_is_removed_after_the_next_save(
+        self, directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        restore = ocp.AsyncCheckpointer.restore
+        trainer = Checkpoints(directory, keep=1)
+
+        def save(step: int) -> list[int]:
+            trainer.save(step, make_state(step), metadata={})
+            trainer.attach_score(step, step)
+            return trainer.steps()
+
+        def after_a_save(*arguments: Any, **rest: Any) -> Any:
+            assert save(3) == [2, 3]
+            return restore(*arguments, **rest)
+
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", after_a_save)
+        assert_same(Checkpoints(directory).restore(make_state(0)).state, make_state(2))
+        assert save(4) == [4]
+        trainer.close()
 
     @pytest.mark.parametrize("moment", ["verify", "read"])
-    def test_the_next_step_is_restored(
+    def test_the_next_step_is_restored_if_one_disappears(
         self, directory: pathlib.Path, moment: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         module = {"verify": manifest_module, "read": checkpoints_module}[moment]

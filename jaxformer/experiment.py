@@ -68,7 +68,7 @@ def train(
             "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
             "quantize the parameters with jaxformer quantize"
         )
-    begin(folder, config)
+    begin(folder, config, training.mirror)
     task = make_task(config, folder, corpus)
     schedule = None
     if optimizer is None:

@@ -7,13 +7,16 @@ from jaxformer.checkpoint.checkpoints import (
     RestoredParams,
     saved_steps,
 )
+from jaxformer.checkpoint.mirror import Mirror, fetch
 from jaxformer.checkpoint.single import write_single
 
 __all__ = [
     "Checkpoints",
+    "Mirror",
     "MissingStepError",
     "Restored",
     "RestoredParams",
+    "fetch",
     "saved_steps",
     "write_single",
 ]

@@ -103,7 +103,8 @@ class Checkpoints:
           keep: Number of newest steps to keep; the best one is kept too. Creates the folder if need
             be, and removes what a killed process left incomplete, so there must be only one writer.
             None opens the folder only for reading, at any time, and changes nothing.
-          on_commit: Called on process 0 with each step once it is complete on the disk.
+          on_commit: Called on process 0 with each step once it is complete on the disk, and again
+            when it has its score.
         """
         if keep is not None and keep < 1:
             raise UserError(f"expected at least 1 checkpoint to keep: got {keep}")
@@ -232,6 +233,8 @@ class Checkpoints:
         if jax.process_index() == 0:
             write_score(self._folder(step), None if math.isnan(score) else score)
         self._remove_old()
+        if self._on_commit is not None and jax.process_index() == 0:
+            self._on_commit(step)
 
     def check(self) -> None:
         """Checks whether the background save has finished; takes microseconds if it has not.
@@ -308,7 +311,7 @@ class Checkpoints:
         return self.directory / str(step)
 
     def _temporary(self, step: int | str) -> pathlib.Path:
-        return self.directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
+        return temporary_folder(self.directory, str(step))
 
     def _manifest(self, step: int) -> Manifest:
         with self._removal_noticed(step):
@@ -465,6 +468,11 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def temporary_folder(directory: pathlib.Path, step: str) -> pathlib.Path:
+    """Returns the folder of a step that is being written; the next writer removes it."""
+    return directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

@@ -127,6 +127,27 @@ def lock_step(folder: pathlib.Path, *, shared: bool) -> contextlib.AbstractConte
     return lock_file(path, shared=shared) if path.exists() else contextlib.nullcontext(True)
 
 
+def manifest_of(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the path of the manifest of a step."""
+    return folder / _NAME
+
+
+def score_of(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the path of the score of a step."""
+    return folder / _SCORE
+
+
+def verify_copy(folder: pathlib.Path, copy: pathlib.Path) -> None:
+    """Compares the files in a copy of a step with the manifest of the step.
+
+    Raises:
+      DamagedError: The manifest has changed, or a file of the copy is missing or differs.
+      UnreadableError: The disk cannot be read.
+    """
+    Manifest.read(folder, verify=False)
+    _verify(copy, json.loads((folder / _NAME).read_bytes())["content"]["files"])
+
+
 def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
     """Returns size and time of change of all files that a manifest covers, and of the manifest."""
     ignored = {_SCORE, *_UNVERIFIED}

@@ -247,12 +247,12 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
             _fetch_step(copy.checkpoints / str(step), run.checkpoints)
             fetched.append(step)
         except (DamagedError, UnreadableError) as error:
-            _logger.warning("copy of a checkpoint not used: %s", error)
-            damaged.append(error)
+            _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
+            damaged.append(str(copy.checkpoints / str(step)))
     if damaged and not fetched and newest < 0 and copy.committed.exists():
         raise UserError(
-            f"expected a good copy of a checkpoint, found none: {'; '.join(map(str, damaged))}. "
-            f"Repair {copy.path}, or move it away to start from the beginning"
+            f"expected a good copy of a checkpoint, but {', '.join(damaged)} are damaged; repair "
+            f"{copy.path}, or move it away to start from the beginning"
         )
     if fetched or newest >= 0:
         _fetch_files(copy, run)
@@ -262,9 +262,11 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
 def _fetch_step(source: pathlib.Path, checkpoints: pathlib.Path) -> None:
     Manifest.read(source, verify=False)  # a copy without one is incomplete
     work = temporary_folder(checkpoints, source.name)
-    shutil.rmtree(work, ignore_errors=True)
-    copy_step(source, work)
-    work.rename(checkpoints / source.name)
+    try:
+        copy_step(source, work)
+        work.rename(checkpoints / source.name)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _fetch_files(copy: Workdir, run: Workdir) -> None:

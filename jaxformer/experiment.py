@@ -74,7 +74,7 @@ def train(
             "quantize the parameters with jaxformer quantize"
         )
     with watchdog.watch(training.stall_timeout):
-        begin(folder, config)
+        begin(folder, config, training.mirror)
         with stop_signals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
         schedule = None

@@ -2,12 +2,20 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 
 from jaxformer.errors import UserError
+
+# What file systems report of operations that they do not know.
+_UNSUPPORTED = {
+    *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
+    *(errno.EPERM, errno.EXDEV),
+}
 
 
 class RemotePathError(UserError, argparse.ArgumentTypeError):
@@ -36,7 +44,9 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file atomically, and creates its folder if needed.
+    """Writes a file atomically and durably, and creates its folder if needed.
+
+    After a power failure, the file has either its old or its new content.
 
     Raises:
       UserError: Something other than a file has this name: a folder, a link, a device.
@@ -51,9 +61,62 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
         # Mode "x" does not follow a symbolic link that someone else may have created.
         with partial.open("xb") as file:
             file.write(content)
+            flush_to_disk(file.fileno())
         partial.replace(path)
+        if os.name != "nt":  # Windows cannot open folders.
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                flush_to_disk(folder)
+            finally:
+                os.close(folder)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """Calls fsync on a file or folder, where the file system knows it."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+
+
+def check_file_system(folder: pathlib.Path) -> None:
+    """Checks that files in a folder can be renamed, locked and synchronized with the disk.
+
+    A run needs this to survive interruptions. Some mounted drives and buckets do not know it.
+
+    Raises:
+      UserError: They cannot.
+      OSError: The folder cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="probe.", dir=folder) as name:
+        probe, renamed = pathlib.Path(name) / "probe", pathlib.Path(name) / "renamed"
+        probe.mkdir()
+        with (probe / "file").open("wb") as file:
+            attempts = {
+                "fsync": lambda: os.fsync(file.fileno()),
+                "lock": lambda: _flock(file.fileno(), "LOCK_EX"),
+                "rename": lambda: probe.rename(renamed),
+            }
+            impossible = [name for name, attempt in attempts.items() if _unsupported(attempt)]
+    if impossible:
+        raise UserError(
+            f"{folder}: expected a file system that can {', '.join(attempts)}, but it cannot "
+            f"{', '.join(impossible)}; train in a --workdir on a local disk, and let "
+            f"training.mirror={folder} keep a copy here"
+        )
+
+
+def _unsupported(attempt: Callable[[], object]) -> bool:
+    try:
+        attempt()
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -65,19 +128,43 @@ def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
     On a file system without locks, every process gets True.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield _lock(descriptor, "LOCK_EX")
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
+    """Locks a file against others, or together with other shared locks; yields whether it did.
+
+    As with :func:`lock_folder`, every process gets True on a file system without locks.
+
+    Raises:
+      OSError: There is no such file, or it cannot be opened.
+    """
+    # A pipe is opened at once, too.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        yield _lock(descriptor, "LOCK_SH" if shared else "LOCK_EX")
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, mode: str) -> bool:
+    try:
+        _flock(descriptor, mode)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems
+        pass
+    return True
+
+
+def _flock(descriptor: int, mode: str) -> None:
     try:
         import fcntl
     except ImportError:  # Windows
-        yield True
         return
-    descriptor, alone = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666), True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        alone = False
-    except OSError:  # some network file systems
-        pass
-    try:
-        yield alone
-    finally:
-        os.close(descriptor)
+    fcntl.flock(descriptor, getattr(fcntl, mode) | fcntl.LOCK_NB)

@@ -1,6 +1,22 @@
 """Checkpoints of a run: a small wrapper around orbax that saves, verifies and falls back."""
 
-from jaxformer.checkpoint.checkpoints import Checkpoints, Restored, RestoredParams, saved_steps
+from jaxformer.checkpoint.checkpoints import (
+    Checkpoints,
+    MissingStepError,
+    Restored,
+    RestoredParams,
+    saved_steps,
+)
+from jaxformer.checkpoint.mirror import Mirror, fetch
 from jaxformer.checkpoint.single import write_single
 
-__all__ = ["Checkpoints", "Restored", "RestoredParams", "saved_steps", "write_single"]
+__all__ = [
+    "Checkpoints",
+    "Mirror",
+    "MissingStepError",
+    "Restored",
+    "RestoredParams",
+    "fetch",
+    "saved_steps",
+    "write_single",
+]

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import pathlib
 import shutil
 import time
@@ -25,8 +26,11 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint.manifest import (
     DamagedError,
     Manifest,
+    UnreadableError,
     describe_leaves,
+    lock_step,
     read_score,
+    versions,
     write_score,
 )
 from jaxformer.errors import UserError
@@ -63,6 +67,17 @@ class RestoredParams(NamedTuple):
     metadata: dict[str, Any]
 
 
+class _Verified(NamedTuple):
+    """A step whose files had the hashes of its manifest."""
+
+    manifest: Manifest
+    versions: dict[str, tuple[int, int]]  # before they were hashed
+
+
+class MissingStepError(DamagedError):
+    """There is no such step, perhaps not anymore: the run that trains there has removed it."""
+
+
 class Checkpoints:
     """Checkpoints of one run, a folder for each step.
 
@@ -88,7 +103,8 @@ class Checkpoints:
           keep: Number of newest steps to keep; the best one is kept too. Creates the folder if need
             be, and removes what a killed process left incomplete, so there must be only one writer.
             None opens the folder only for reading, at any time, and changes nothing.
-          on_commit: Called on process 0 with each step once it is complete on the disk.
+          on_commit: Called on process 0 with each step once it is complete on the disk, and again
+            when it has its score.
         """
         if keep is not None and keep < 1:
             raise UserError(f"expected at least 1 checkpoint to keep: got {keep}")
@@ -129,6 +145,8 @@ class Checkpoints:
             try:
                 # Older steps than the newest `keep` are left only for another reason.
                 most = min(most, len(newest) + self._manifest(step).keep)
+            except MissingStepError:
+                continue
             except DamagedError:
                 if not newest:
                     raise
@@ -141,8 +159,8 @@ class Checkpoints:
         Raises:
           UserError: All are damaged.
         """
-        manifest = self._find(None)
-        return None if manifest is None else manifest.step
+        found = self._find(None)
+        return None if found is None else found.manifest.step
 
     def best_step(self) -> int | None:
         """Returns the step with the highest score, the newest one of a tie; None without scores."""
@@ -215,6 +233,8 @@ class Checkpoints:
         if jax.process_index() == 0:
             write_score(self._folder(step), None if math.isnan(score) else score)
         self._remove_old()
+        if self._on_commit is not None and jax.process_index() == 0:
+            self._on_commit(step)
 
     def check(self) -> None:
         """Checks whether the background save has finished; takes microseconds if it has not.
@@ -260,19 +280,17 @@ class Checkpoints:
             Without a sharding, arrays are on the first device.
           step: Step to restore; None restores the newest undamaged one. Damaged newer steps are
             reported as warnings of the logger "jaxformer". A writer also renames them to
-            ``<step>.damaged``.
+            ``<step>.damaged``. An error of the disk is not taken for damage.
 
         Returns:
           The restored state, or None if there are no steps.
 
         Raises:
-          UserError: The step is damaged or missing, all are damaged, or the template does not
-            match.
+          UserError: The step is damaged or missing, all are damaged, the template does not match,
+            or the disk cannot be read.
         """
-        manifest = self._find(step)
-        if manifest is None:
-            return None
-        return Restored(manifest.step, self._read(manifest, template), manifest.metadata)
+        found = self._find_and_read(step, template)
+        return None if found is None else Restored(found[0].step, found[1], found[0].metadata)
 
     def restore_params(self, template: PyTree, *, step: int | None = None) -> RestoredParams:
         """Restores only ``state.params``.
@@ -284,20 +302,38 @@ class Checkpoints:
         Raises:
           UserError: As in :meth:`restore`, or there are no steps.
         """
-        manifest = self._find(step)
-        if manifest is None:
+        found = self._find_and_read(step, {"params": template}, partial=True)
+        if found is None:
             raise UserError(f"{self.directory}: expected a checkpoint, found none; train first")
-        params = self._read(manifest, {"params": template}, partial=True)["params"]
-        return RestoredParams(manifest.step, params, manifest.metadata)
+        return RestoredParams(found[0].step, found[1]["params"], found[0].metadata)
 
     def _folder(self, step: int) -> pathlib.Path:
         return self.directory / str(step)
 
     def _temporary(self, step: int | str) -> pathlib.Path:
-        return self.directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
+        return temporary_folder(self.directory, str(step))
 
-    def _manifest(self, step: int, *, verify: bool = False) -> Manifest:
-        return Manifest.read(self._folder(step), verify=verify)
+    def _manifest(self, step: int) -> Manifest:
+        with self._removal_noticed(step):
+            return Manifest.read(self._folder(step), verify=False)
+
+    def _verify(self, step: int) -> _Verified:
+        with self._removal_noticed(step):
+            before = versions(self._folder(step))
+            return _Verified(Manifest.read(self._folder(step), verify=True), before)
+
+    @contextlib.contextmanager
+    def _removal_noticed(self, step: int) -> Iterator[None]:
+        """Raises MissingStepError instead of any other error if the step does not exist anymore."""
+        try:
+            yield
+        except Exception as error:
+            if os.path.lexists(self._folder(step)):
+                raise
+            raise MissingStepError(
+                f"{self._folder(step)} was removed while it was read, as a run does with its old "
+                "checkpoints; run the same command again"
+            ) from error
 
     def _write_manifest(self) -> None:
         """Runs on process 0, in a thread of orbax, after all writes and before the rename."""
@@ -334,12 +370,22 @@ class Checkpoints:
         """Keeps the newest steps and the best; only after a commit, in case the save fails."""
         if jax.process_index() != 0 or self._keep is None:
             return
-        steps = self.steps()
-        regular = [step for step in steps if not self._is_interim(step)]
-        for step in set(steps) - {steps[-1], self.best_step(), *regular[-self._keep :]}:
-            # Rename first, so that a killed process leaves no step with half of its files.
-            temporary = self._folder(step).rename(self._temporary(step))
-            shutil.rmtree(temporary)
+        try:
+            steps = self.steps()
+            regular = [step for step in steps if not self._is_interim(step)]
+            for step in set(steps) - {steps[-1], self.best_step(), *regular[-self._keep :]}:
+                with lock_step(self._folder(step), shared=False) as unused:
+                    if unused:
+                        # Rename first, so that a kill leaves no step with half of its files.
+                        self._folder(step).rename(self._temporary(step))
+            for temporary in self.directory.glob(self._temporary("*").name):
+                shutil.rmtree(temporary)
+        except (OSError, UnreadableError) as error:
+            _logger.warning(
+                "%s: could not remove old checkpoints, and will try again after the next save: %s",
+                self.directory,
+                error,
+            )
 
     def _is_interim(self, step: int) -> bool:
         try:
@@ -347,23 +393,40 @@ class Checkpoints:
         except DamagedError:
             return False
 
-    def _find(self, step: int | None) -> Manifest | None:
+    def _find_and_read(
+        self, step: int | None, template: PyTree, *, partial: bool = False
+    ) -> tuple[Manifest, PyTree] | None:
+        while True:
+            found = self._find(step)
+            if found is None:
+                return None
+            try:
+                return found.manifest, self._read(found, template, partial=partial)
+            except MissingStepError:
+                if step is not None:
+                    raise
+
+    def _find(self, step: int | None) -> _Verified | None:
         """Verifies the given step, or finds the newest undamaged one."""
         self.wait()
         steps = self.steps()
         if step is not None:
             if step not in steps:
-                raise UserError(f"{self.directory}: expected one of the steps {steps}: got {step}")
-            return self._manifest(step, verify=True)
+                raise MissingStepError(
+                    f"{self.directory}: expected one of the steps {steps}: got {step}"
+                )
+            return self._verify(step)
         damaged: dict[int, DamagedError] = {}
         for candidate in reversed(steps):
             try:
-                manifest = self._manifest(candidate, verify=True)
+                found = self._verify(candidate)
+            except MissingStepError:
+                return self._find(None)  # a newer step was saved before this one was removed
             except DamagedError as error:
                 damaged[candidate] = error
                 continue
             self._set_aside(damaged, candidate)
-            return manifest
+            return found
         if not damaged:
             return None
         raise UserError(
@@ -380,15 +443,24 @@ class Checkpoints:
                 shutil.rmtree(aside, ignore_errors=True)
                 self._folder(step).rename(aside)
 
-    def _read(self, manifest: Manifest, template: PyTree, *, partial: bool = False) -> PyTree:
-        manifest.check_leaves(describe_leaves(template), partial=partial)
+    def _read(self, found: _Verified, template: PyTree, *, partial: bool = False) -> PyTree:
+        """Reads a verified step; nothing is returned that changed after it was verified."""
+        found.manifest.check_leaves(describe_leaves(template), partial=partial)
         template = jax.tree.map(_with_sharding, template)
         args = ocp.args.PyTreeRestore(
             template,
             restore_args=ocp.checkpoint_utils.construct_restore_args(template),
             partial_restore=partial,
         )
-        return self._checkpointer.restore(self._folder(manifest.step), args=args)
+        folder = self._folder(found.manifest.step)
+        with self._removal_noticed(found.manifest.step), lock_step(folder, shared=True):
+            try:
+                return jax.block_until_ready(self._checkpointer.restore(folder, args=args))
+            finally:
+                if versions(folder) != found.versions:
+                    raise DamagedError(
+                        f"{folder} changed while it was read; run the same command again"
+                    )
 
 
 def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -396,6 +468,11 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def temporary_folder(directory: pathlib.Path, step: str) -> pathlib.Path:
+    """Returns the folder of a step that is being written; the next writer removes it."""
+    return directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

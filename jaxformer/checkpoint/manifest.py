@@ -3,18 +3,21 @@
 The score, which is known only later, is in a file of its own beside the manifest.
 """
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import lock_file, write_file
 
 _NAME = "manifest.json"
 _SCORE = "score.json"
@@ -22,8 +25,19 @@ _SCORE = "score.json"
 _UNVERIFIED = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
+# What open() reports of a path that is not the file that was saved. All other errors, such as EIO
+# or EACCES, say nothing about the file.
+_MISSING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
+
+T = TypeVar("T")
+
+
 class DamagedError(UserError):
     """A step on disk is not what was saved."""
+
+
+class UnreadableError(UserError):
+    """The disk did not return a file of a step, which may be intact."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +83,15 @@ class Manifest:
 
         Raises:
           DamagedError: A file is missing, or differs from what was saved.
+          UnreadableError: The disk cannot be read.
         """
         path = folder / _NAME
+        text = _read(path, pathlib.Path.read_bytes)
         try:
-            values = json.loads(path.read_bytes())
+            values = json.loads(text)
             expected, content = values["sha256"], values["content"]
             manifest, files = cls(**content["step"]), content["files"]
-        except OSError as error:
-            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise DamagedError(f"{path} has changed since it was saved") from None
         if _sha256_of_json(content) != expected or manifest.step != int(folder.name):
             raise DamagedError(f"{path} has changed since it was saved")
@@ -107,6 +121,40 @@ class Manifest:
             )
 
 
+def lock_step(folder: pathlib.Path, *, shared: bool) -> contextlib.AbstractContextManager[bool]:
+    """Locks a step, shared to read it or alone to remove it; yields whether nobody prevents it."""
+    path = folder / _NAME
+    return lock_file(path, shared=shared) if path.exists() else contextlib.nullcontext(True)
+
+
+def manifest_of(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the path of the manifest of a step."""
+    return folder / _NAME
+
+
+def score_of(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the path of the score of a step."""
+    return folder / _SCORE
+
+
+def verify_copy(folder: pathlib.Path, copy: pathlib.Path) -> None:
+    """Compares the files in a copy of a step with the manifest of the step.
+
+    Raises:
+      DamagedError: The manifest has changed, or a file of the copy is missing or differs.
+      UnreadableError: The disk cannot be read.
+    """
+    Manifest.read(folder, verify=False)
+    _verify(copy, json.loads((folder / _NAME).read_bytes())["content"]["files"])
+
+
+def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+    """Returns size and time of change of all files that a manifest covers, and of the manifest."""
+    ignored = {_SCORE, *_UNVERIFIED}
+    paths = (path for path in folder.rglob("*") if path.name not in ignored and path.is_file())
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+
 def is_step(path: pathlib.Path) -> bool:
     """Returns whether this is the folder of a step, judging by its name and its manifest."""
     return path.name.isascii() and path.name.isdecimal() and (path / _NAME).is_file()
@@ -125,13 +173,20 @@ def read_score(folder: pathlib.Path) -> tuple[bool, float | None]:
     Returns:
       Whether the step has been scored, and the score: higher is better, None for NaN. A damaged
       file counts as missing, since the step itself is intact without it.
+
+    Raises:
+      UnreadableError: The disk cannot be read.
     """
     try:
-        values = json.loads((folder / _SCORE).read_bytes())
+        text = _read(folder / _SCORE, pathlib.Path.read_bytes)
+    except DamagedError:
+        return False, None
+    try:
+        values = json.loads(text)
         if _sha256_of_json(values["content"]) != values["sha256"]:
             return False, None
         return True, values["content"]["score"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False, None
 
 
@@ -155,12 +210,24 @@ def _verify(folder: pathlib.Path, files: dict[str, str]) -> None:
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise DamagedError(f"{path} lies outside of the checkpoint")
-        try:
-            found = _sha256(path)
-        except OSError as error:
-            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
-        if found != expected:
+        if _read(path, _sha256) != expected:
             raise DamagedError(f"{path} has changed since it was saved")
+
+
+def _read(path: pathlib.Path, read: Callable[[pathlib.Path], T]) -> T:
+    """Reads a file, a second time if the disk fails once."""
+    with contextlib.suppress(OSError):
+        return read(path)
+    try:
+        return read(path)
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+        raise UnreadableError(
+            f"{path} cannot be read: {error.strerror}; the checkpoint may be intact: check the "
+            "disk and the permissions and run the same command, or move the folder of this step "
+            "away to use an older one"
+        ) from None
 
 
 def _sha256(path: pathlib.Path) -> str:

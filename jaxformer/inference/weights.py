@@ -1,16 +1,23 @@
 """Parameters of a trained model: choice of a checkpoint, and averaging (section 6.1)."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint import Checkpoints, write_single
+from jaxformer.checkpoint import (
+    Checkpoints,
+    MissingStepError,
+    RestoredParams,
+    write_single,
+)
 from jaxformer.config import Config, ModelConfig, load_run, model_of
 from jaxformer.errors import UserError
 from jaxformer.models.language_model import LanguageModel
@@ -19,6 +26,8 @@ from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import cast_params
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir, read_json
+
+T = TypeVar("T")
 
 
 def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
@@ -82,13 +91,18 @@ def load_params(
     averaged = max(_steps(folder.averaged), default=None)
     if weights == "auto":
         weights = "averaged" if averaged is not None and averaged == newest else "latest"
-    directory, made_by, step = folder.checkpoints, "train.py", None
+    directory, made_by = folder.checkpoints, "train.py"
     if weights == "averaged":
         directory, made_by = folder.averaged, "jaxformer average"
-    elif weights != "latest":
-        step = _chosen_step(folder, weights)
-    with _open(directory, made_by) as checkpoints:
-        restored = checkpoints.restore_params(abstract_params(config, model), step=step)
+    template = abstract_params(config, model)
+
+    def restore() -> RestoredParams:
+        chosen = weights not in ("averaged", "latest")
+        step = _chosen_step(folder, weights) if chosen else None
+        with _open(directory, made_by) as checkpoints:
+            return checkpoints.restore_params(template, step=step)
+
+    restored = _beside_a_run(restore)
     _check_vocabulary(folder, directory, restored.metadata)
     if weights == "averaged":
         steps = ", ".join(map(str, restored.metadata.get("averaged_steps", [])))
@@ -155,6 +169,13 @@ def average(folder: Workdir, last: int) -> list[int]:
             "quantize the average with jaxformer quantize"
         )
     template = abstract_params(config, model_of(run))
+    steps, mean, metadata = _beside_a_run(lambda: _mean(folder, template, last))
+    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
+    return steps
+
+
+def _mean(folder: Workdir, template: PyTree, last: int) -> tuple[list[int], PyTree, dict[str, Any]]:
+    """Returns the newest steps, their mean and its metadata."""
     with _open(folder.checkpoints, "train.py") as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
         if not steps:
@@ -173,8 +194,15 @@ def average(folder: Workdir, last: int) -> list[int]:
             total = jax.tree.map(np.add, total, jax.device_get(restored.params))
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
-    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
-    return steps
+    return steps, mean, metadata
+
+
+def _beside_a_run(read: Callable[[], T]) -> T:
+    """Reads steps, up to three times: a run may remove them after they were chosen."""
+    for _ in range(2):
+        with contextlib.suppress(MissingStepError):
+            return read()
+    return read()
 
 
 def _open(directory: pathlib.Path, made_by: str) -> Checkpoints:

@@ -27,6 +27,7 @@ from jaxformer.training.run_directory import (
     check_metadata,
     check_workdir,
     initialize_workdir,
+    mirrored,
     only_run_in,
 )
 from jaxformer.training.settings import FitConfig, Settings
@@ -102,14 +103,20 @@ def fit(
     _check_task(task)
     folder, settings = Workdir(local_path(workdir)), settings or FitConfig()
     mesh = make_mesh() if mesh is None else mesh
-    begin(folder, config or settings)
+    begin(folder, config or settings, settings.mirror)
     identity = task.identity()
     hosts.check_agreement(identity)
-    keep, on_commit = settings.keep_checkpoints, folder.record_commit
+    keep = settings.keep_checkpoints
+
+    def on_commit(step: int) -> None:
+        folder.record_commit(step)
+        update_mirror()
+
     with (
         watchdog.watch(settings.stall_timeout),
         only_run_in(folder),
         stop_signals() as stop,
+        mirrored(folder, settings.mirror, identity) as update_mirror,
         Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
         watchdog.announcing_errors(),
     ):
@@ -125,6 +132,7 @@ def fit(
             initialize_workdir(folder, config or settings, task)
             if start:  # an earlier version may have made the workdir without this record
                 folder.record_commit(start)
+                update_mirror()
         with Reporter(
             folder,
             start=start,

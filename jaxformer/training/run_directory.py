@@ -3,16 +3,20 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+import logging
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxformer.checkpoint import saved_steps
+from jaxformer.checkpoint import Mirror, fetch, saved_steps
 from jaxformer.errors import UserError
-from jaxformer.files import lock_folder, write_file
+from jaxformer.files import check_file_system, lock_folder, write_file
 from jaxformer.training import hosts
 from jaxformer.training.settings import Settings
 from jaxformer.training.task import Task
 from jaxformer.workdir import Workdir, code_digest, read_json, use_compilation_cache
+
+_logger = logging.getLogger("jaxformer")
 
 # Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
@@ -25,20 +29,79 @@ _MAY_CHANGE = {
         "gradient_accumulation",
         "remat",
         "keep_checkpoints",
+        "mirror",
     ),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "stall_timeout"),
 }
 
 
-def begin(folder: Workdir, settings: Settings) -> None:
+def begin(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
     """Prepares a run before it reads its data, which can take long.
 
+    Brings back what only the mirror has.
+
     Raises:
-      UserError: As in :func:`check_workdir`, or another host runs another config or version.
+      UserError: As in :func:`check_workdir`, the mirror is not of this run or cannot be used, or
+        another host runs another config or version.
     """
     use_compilation_cache()
     hosts.check_agreement({"config": _digest(settings), "jaxformer": code_digest()})
+    if mirror is not None:
+        copy = Workdir(pathlib.Path(mirror))
+        _on_primary(lambda: _check_mirror(copy, folder, settings))
+        if folder.config.exists():
+            _check_fields(folder, settings)
+        _on_primary(lambda: _fetch(copy, folder))
     check_workdir(folder, settings)
+
+
+def _on_primary(action: Callable[[], None]) -> None:
+    """Acts on process 0 while the others wait; every process raises its UserError."""
+    failure = None
+    if hosts.is_primary():
+        try:
+            action()
+        except UserError as error:
+            failure = str(error)
+    failure = hosts.all_gather(failure)[0]
+    if failure is not None:
+        raise UserError(failure)
+
+
+def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
+    ours, theirs = folder.path.resolve(), copy.path.resolve()
+    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+        raise UserError(
+            f"expected training.mirror and --workdir to be two separate folders: got {copy.path} "
+            f"and {folder.path}"
+        )
+    if not copy.path.parent.is_dir() or (copy.path.exists() and not copy.path.is_dir()):
+        raise UserError(
+            f"training.mirror={copy.path}: expected a folder, or the name of a new one in the "
+            f"existing folder {copy.path.parent}; mount its drive first"
+        )
+    if copy.config.exists():
+        _check_fields(copy, settings)
+        return
+    foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
+    found = [path.name for path in foreign if path.exists()]
+    if found:
+        raise UserError(
+            f"training.mirror={copy.path}: expected an empty folder or a copy of this run, found "
+            f"{', '.join(found)} and no config.json; give another folder"
+        )
+
+
+def _fetch(copy: Workdir, folder: Workdir) -> None:
+    if not saved_steps(copy.checkpoints):
+        return
+    with lock_folder(folder.path) as alone:
+        if steps := fetch(copy, folder) if alone else []:
+            _logger.warning(
+                "brought back the checkpoints of steps %s from %s",
+                ", ".join(map(str, steps)),
+                copy.path,
+            )
 
 
 def check_workdir(folder: Workdir, settings: Settings) -> None:
@@ -54,14 +117,19 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
         raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
     if not folder.config.exists():
         return
+    _check_fields(folder, settings)
+    _check_checkpoints(folder)
+
+
+def _check_fields(folder: Workdir, settings: Settings) -> None:
+    """Checks that the saved settings describe the same experiment."""
     given = _fields(settings)
     for name, was in _fields(_saved(folder, settings)).items():
         if was != given.get(name) and name.rpartition(".")[2] not in _MAY_CHANGE:
             raise UserError(
                 f"{folder.path}: holds a run with {name}={was!r}, but {given.get(name)!r} was "
-                "given; give the same config, or another --workdir"
+                "given; give the same config, or another folder"
             )
-    _check_checkpoints(folder)
 
 
 def _fields(settings: Settings) -> dict[str, Any]:
@@ -107,7 +175,8 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
     """Locks the folder, and creates it if need be.
 
     Raises:
-      UserError: Another run holds the lock. Every process of this run raises it.
+      UserError: Another run holds the lock, or the file system is not good enough for a run. Every
+        process of this run raises it.
     """
     lock = lock_folder(folder.path) if hosts.is_primary() else contextlib.nullcontext(True)
     with lock as alone:
@@ -116,6 +185,7 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
                 f"{folder.path}: another process is training in this folder; stop it or let it "
                 "end (a stopped one saves its state first), or give another --workdir"
             )
+        _on_primary(lambda: check_file_system(folder.path))
         yield
 
 
@@ -134,6 +204,26 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
                 f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "
                 f"now {digest}; give it the old data, or another --workdir"
             )
+
+
+@contextlib.contextmanager
+def mirrored(
+    folder: Workdir, mirror: str | None, identity: dict[str, str]
+) -> Iterator[Callable[[], None]]:
+    """Copies the workdir in the background; yields a function that starts copying what is new.
+
+    At the end of the block, the copy is completed.
+
+    Raises:
+      UserError: The mirror is of a run with other data.
+    """
+    if mirror is None:
+        yield lambda: None
+        return
+    copy = Workdir(pathlib.Path(mirror))
+    _on_primary(lambda: check_identity(copy, identity))
+    with Mirror(folder, copy) as thread:
+        yield thread.update
 
 
 def check_metadata(folder: Workdir, identity: dict[str, str], metadata: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from jaxformer.fields import (
     check_positive,
     understand_old_names,
 )
+from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
 
@@ -48,6 +49,8 @@ class FitConfig:
         several processes then ends, with the stacks of all threads; a single process only prints
         them. Progress is a step or a batch of a validation. Reading data, restoring a checkpoint
         and compiling the training step may take any time.
+      mirror: Folder for a copy of the run, such as a mounted bucket or drive. Each checkpoint is
+        copied there in the background. A run whose own checkpoints are gone resumes from it.
     """
 
     steps: int = 100_000
@@ -58,6 +61,7 @@ class FitConfig:
     checkpoint_every: int = 1500
     keep_checkpoints: int = 5
     stall_timeout: int = 600
+    mirror: str | None = None
 
     _section = "fit"  # name of the section in the config, not a field
 
@@ -71,6 +75,8 @@ class FitConfig:
                 f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "
                 f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
             )
+        if self.mirror is not None:
+            local_path(self.mirror)  # refuses URLs
         if not 0 <= self.seed < 2**31:
             raise UserError(f"{section}.seed must be from 0 to {2**31 - 1}: got {self.seed}")
 

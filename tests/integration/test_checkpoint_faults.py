@@ -1,7 +1,8 @@
-"""Checkpoints survive a killed process and a full disk."""
+"""Checkpoints survive a killed process, a full disk, and a reader beside the run."""
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,16 @@ KEEPS_SAVING = """
 with Checkpoints(directory, keep=2) as checkpoints:
     for step in range(1, 1000):
         checkpoints.save(step, state(step), metadata={"step": step})
+        print("saving", step, flush=True)
+"""
+
+SAVES_SMALL_STATES = """
+import numpy as np
+
+with Checkpoints(directory, keep=1) as checkpoints:
+    for step in range(1, 10_000):
+        params = {str(i): np.full(1000, step + i, np.float32) for i in range(10)}
+        checkpoints.save(step, {"params": params}, metadata={})
         print("saving", step, flush=True)
 """
 
@@ -79,9 +90,25 @@ with Checkpoints(directory, keep=2) as checkpoints:
 """
 
 
-def start(program: str, directory: pathlib.Path) -> subprocess.Popen:
+# The folder of step 1 does not let its files be removed until step 3 is saved.
+CANNOT_REMOVE = """
+with Checkpoints(directory, keep=1) as checkpoints:
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step), metadata={})
+        checkpoints.wait()
+        if step == 1:
+            (directory / "1").chmod(0o555)
+            directory.chmod(0o777)
+        if step == 2:
+            left = next(directory.glob("1*"))
+            print(left.name, sorted(path.name for path in left.iterdir()) != [], flush=True)
+            left.chmod(0o755)
+"""
+
+
+def start(program: str, directory: pathlib.Path, *wrapper: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + program, str(directory)],
+        [*wrapper, sys.executable, "-c", PROGRAM + program, str(directory)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -162,3 +189,35 @@ def test_full_disk(tmp_path: pathlib.Path) -> None:
     assert "File too large" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
     assert_good(tmp_path, step=1)
+
+
+def test_a_reader_beside_a_run_always_finds_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    """With keep=1 and no pause between saves, most steps are removed while they are read."""
+    process = start(SAVES_SMALL_STATES, tmp_path)
+    wait_for(process, "saving 3")
+    template = {str(i): jax.ShapeDtypeStruct((1000,), jnp.float32) for i in range(10)}
+    steps, began = [], time.monotonic()
+    while time.monotonic() - began < 10:
+        restored = Checkpoints(tmp_path).restore_params(template)
+        for name, values in restored.params.items():
+            np.testing.assert_array_equal(values, restored.step + int(name))
+        steps.append(restored.step)
+    assert process.poll() is None
+    kill(process)
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 5
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and shutil.which("setpriv") is None,
+    reason="root may write everywhere, unless setpriv takes this right away",
+)
+def test_an_old_step_that_cannot_be_removed_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
+    wrapper = ["setpriv", "--bounding-set", "-all"] if os.geteuid() == 0 else []
+    process = start(CANNOT_REMOVE, tmp_path, *wrapper)
+    said, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert said.startswith("1.orbax-checkpoint-tmp True")
+    assert "could not remove old checkpoints, and will try again after the next save" in errors
+    assert errors.count("Permission denied") == 1
+    assert_good(tmp_path, step=3)

@@ -1,10 +1,12 @@
 import dataclasses
+import io
 import json
 import logging
 import pathlib
 import shutil
 import time
 from collections.abc import Callable
+from typing import IO, Any
 
 import flax.struct
 import jax
@@ -16,6 +18,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxformer.checkpoint import Checkpoints, write_single
+from jaxformer.checkpoint import checkpoints as checkpoints_module
+from jaxformer.checkpoint import manifest as manifest_module
 from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.errors import UserError
 
@@ -50,7 +54,10 @@ def assert_same(found, expected) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Returns a folder with steps 1 and 2; tests must copy it, not change it."""
-    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    return save_two(tmp_path_factory.mktemp("saved") / "checkpoints")
+
+
+def save_two(directory: pathlib.Path) -> pathlib.Path:
     with Checkpoints(directory, keep=5) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"})
@@ -248,6 +255,144 @@ class TestDamage:
         assert restored.step == 2
         assert_same(restored.state, make_state(5))
         assert (directory / "2.damaged" / "_METADATA").read_text() == "{}"
+
+
+class TestUnreadableDisk:
+    """A disk that fails is not damage. Reading /proc/self/mem at 0 gives a real EIO."""
+
+    @pytest.fixture(params=["_METADATA", "manifest.json", "score.json"])
+    def fails(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable:
+        """Returns a function: the next reads of that file of step 2, up to a number, fail."""
+        opened, left = pathlib.Path.open, [0]
+
+        def open_file(path: pathlib.Path, *arguments: str, **rest: str) -> IO:
+            if path.parts[-2:] == ("2", request.param) and left[0]:
+                left[0] -= 1
+                return io.open("/proc/self/mem", "rb")  # noqa: UP020
+            return opened(path, *arguments, **rest)
+
+        monkeypatch.setattr(pathlib.Path, "open", open_file)
+        return lambda times: left.__setitem__(0, times)
+
+    def test_is_read_a_second_time(self, directory: pathlib.Path, fails: Callable) -> None:
+        with Checkpoints(directory, keep=2) as checkpoints:
+            fails(1)
+            assert checkpoints.best_step() == 1
+            fails(1)
+            assert_same(checkpoints.restore(make_state(0)).state, make_state(2))
+
+    def test_does_not_make_a_step_damaged(
+        self, directory: pathlib.Path, fails: Callable, request: pytest.FixtureRequest
+    ) -> None:
+        file = request.node.callspec.params["fails"]
+        with Checkpoints(directory, keep=2) as checkpoints:
+            fails(99)
+            read = checkpoints.best_step if file == "score.json" else checkpoints.newest_good_step
+            with pytest.raises(UserError, match=r"2/.* cannot be read: Input/output error; the ch"):
+                read()
+            fails(0)
+            assert checkpoints.restore(make_state(0)).step == 2
+        assert sorted(path.name for path in directory.iterdir()) == ["1", "2"]
+
+    def test_does_not_remove_the_best_step(
+        self, directory: pathlib.Path, fails: Callable, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with Checkpoints(directory, keep=1) as checkpoints:
+            checkpoints.attach_score(2, 5.0)
+            assert checkpoints.steps() == [2]
+            fails(99)
+            checkpoints.save(3, make_state(3), metadata={})
+            checkpoints.wait()
+            assert 2 in checkpoints.steps()
+            fails(0)
+            checkpoints.save(4, make_state(4), metadata={})
+            checkpoints.wait()
+            assert checkpoints.steps() == [2, 4]
+
+
+def test_an_old_step_that_cannot_be_removed_is_removed_after_the_next_save(
+    directory: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Checkpoints(directory, keep=1) as checkpoints:
+        obstacle = directory / f"2{ocp.utils.TMP_DIR_SUFFIX}"
+        obstacle.touch()
+        checkpoints.save(3, make_state(3), metadata={})
+        checkpoints.wait()
+        assert "could not remove old checkpoints, and will try again after the" in caplog.text
+        assert 2 in checkpoints.steps()
+        obstacle.unlink()
+        checkpoints.save(4, make_state(4), metadata={})
+        checkpoints.wait()
+        assert sorted(path.name for path in directory.iterdir()) == ["1", "4"]
+
+
+class TestBesideATrainer:
+    """A run keeps only the newest steps."""
+
+    def test_a_step_that_is_being_read_is_removed_after_the_next_save(
+        self, directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        restore = ocp.AsyncCheckpointer.restore
+        trainer = Checkpoints(directory, keep=1)
+
+        def save(step: int) -> list[int]:
+            trainer.save(step, make_state(step), metadata={})
+            trainer.attach_score(step, step)
+            return trainer.steps()
+
+        def after_a_save(*arguments: Any, **rest: Any) -> Any:
+            assert save(3) == [2, 3]
+            return restore(*arguments, **rest)
+
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", after_a_save)
+        assert_same(Checkpoints(directory).restore(make_state(0)).state, make_state(2))
+        assert save(4) == [4]
+        trainer.close()
+
+    @pytest.mark.parametrize("moment", ["verify", "read"])
+    def test_the_next_step_is_restored_if_one_disappears(
+        self, directory: pathlib.Path, moment: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = {"verify": manifest_module, "read": checkpoints_module}[moment]
+        name = {"verify": "_sha256", "read": "describe_leaves"}[moment]
+        function = getattr(module, name)
+
+        def after_two_saves(argument: Any) -> Any:
+            monkeypatch.undo()
+            with Checkpoints(directory, keep=1) as trainer:
+                for step in (3, 4):
+                    trainer.save(step, make_state(step), metadata={})
+                    trainer.attach_score(step, step)
+            return function(argument)
+
+        for step in (None, 2):
+            reader = Checkpoints(directory)
+            monkeypatch.setattr(module, name, after_two_saves)
+            if step is None:
+                restored = reader.restore(make_state(0))
+                assert restored.step == 4
+                assert_same(restored.state, make_state(4))
+                shutil.rmtree(directory)
+                save_two(directory)
+            else:
+                with pytest.raises(UserError, match="2 was removed while it was read, as a run"):
+                    reader.restore(make_state(0), step=step)
+
+    def test_a_step_that_changes_after_it_was_verified_is_not_returned(
+        self, directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        describe = checkpoints_module.describe_leaves
+        largest = max(payload(directory / "2"), key=lambda path: path.stat().st_size)
+
+        def flip(tree: Any) -> dict[str, str]:
+            content = bytearray(largest.read_bytes())
+            content[len(content) // 2] ^= 1
+            largest.write_bytes(content)
+            return describe(tree)
+
+        monkeypatch.setattr(checkpoints_module, "describe_leaves", flip)
+        with pytest.raises(UserError, match="2 changed while it was read"):
+            Checkpoints(directory).restore(make_state(0))
 
 
 class TestMismatch:

@@ -1,0 +1,281 @@
+"""A second copy of a run in another folder, such as a mounted bucket or drive.
+
+The file system of the copy need not know rename or locks. The manifest of a step is written last,
+after all other files have been read back and compared with their hashes. A step without its
+manifest is therefore incomplete, and not used.
+"""
+
+import hashlib
+import logging
+import pathlib
+import shutil
+import threading
+
+from jaxformer.checkpoint.checkpoints import saved_steps, temporary_folder
+from jaxformer.checkpoint.manifest import (
+    DamagedError,
+    Manifest,
+    UnreadableError,
+    is_step,
+    lock_step,
+    manifest_of,
+    score_of,
+    verify_copy,
+)
+from jaxformer.errors import UserError
+from jaxformer.files import flush_to_disk, write_file
+from jaxformer.workdir import Workdir
+
+_logger = logging.getLogger("jaxformer")
+
+# A failed copy is tried again after this time, or after the next checkpoint.
+_RETRY_SECONDS = 60.0
+# The end of a run waits for its last copy for at most this time.
+_LAST_COPY_SECONDS = 600.0
+# Files of the workdir that belong to one machine.
+_NOT_COPIED = {"lock"}
+
+
+class Mirror:
+    """Copies a run in a thread: its checkpoints, newest first, and the files beside them.
+
+    Training never waits for a copy, except for the last one. If copying is slower than saving, it
+    continues with the checkpoint that is then the newest. A copy that fails is reported when it
+    first fails and when it works again.
+    """
+
+    def __init__(self, run: Workdir, copy: Workdir) -> None:
+        self._run, self._copy = run, copy
+        self._changed = threading.Event()
+        self._closing = False
+        self._failure: str | None = None
+        self._copied: dict[str, str] = {}  # SHA-256 of the files beside the checkpoints
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Mirror":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def update(self) -> None:
+        """Makes the thread copy what has changed; returns at once."""
+        self._changed.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Completes the copy, within ten minutes."""
+        if self._thread is None:
+            return
+        self._closing = True
+        self._changed.set()
+        self._thread.join(2)
+        if self._thread.is_alive():
+            _logger.warning("completing the copy of the run in %s", self._copy.path)
+            self._thread.join(_LAST_COPY_SECONDS)
+        if self._thread.is_alive():
+            self._failure = f"it took more than {_LAST_COPY_SECONDS:.0f} s"
+        if self._failure is not None:
+            _logger.warning(
+                "the copy of the run in %s is incomplete: %s", self._copy.path, self._failure
+            )
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            self._changed.wait(None if self._failure is None else _RETRY_SECONDS)
+            self._changed.clear()
+            closing = self._closing
+            self._attempt()
+
+    def _attempt(self) -> None:
+        try:
+            self._copy_changes()
+        except Exception as error:  # whatever happens to the copy, the run continues
+            if self._failure is None:
+                _logger.warning(
+                    "cannot copy the run to %s: %s; training continues, and the copy will be "
+                    "tried again",
+                    self._copy.path,
+                    error,
+                )
+            self._failure = str(error)
+            self._copied.clear()
+            return
+        if self._failure is not None:
+            _logger.warning(
+                "copying the run to %s works again, up to step %s",
+                self._copy.path,
+                max(saved_steps(self._copy.checkpoints), default=None),
+            )
+        self._failure = None
+
+    def _copy_changes(self) -> None:
+        self._copy.path.mkdir(exist_ok=True)  # not its parents: the drive may be unmounted
+        self._copy_files()
+        while (step := self._newest_missing()) is not None:
+            copy_step(self._run.checkpoints / str(step), self._copy.checkpoints / str(step))
+            self._copy_files()
+        self._copy_scores()
+        self._remove_old()
+
+    def _newest_missing(self) -> int | None:
+        for step in reversed(saved_steps(self._run.checkpoints)):
+            ours, theirs = (f.checkpoints / str(step) for f in (self._run, self._copy))
+            try:
+                if not _same(manifest_of(ours), manifest_of(theirs)):
+                    return step
+            except FileNotFoundError:  # the run has just removed the step
+                continue
+        return None
+
+    def _copy_files(self) -> None:
+        """Copies the files beside the checkpoints that have changed, first the config."""
+        paths = [path for path in sorted(self._run.path.iterdir()) if _is_copied(path)]
+        for path in sorted(paths, key=lambda path: path != self._run.config):
+            if path == self._run.committed and not self._has_committed():
+                continue
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            if self._copied.get(path.name) != digest:
+                write_and_verify(self._copy.path / path.name, content)
+                self._copied[path.name] = digest
+
+    def _has_committed(self) -> bool:
+        """Returns whether the step that ``committed.json`` names has been copied."""
+        return is_step(self._copy.checkpoints / str(self._run.committed_step()))
+
+    def _copy_scores(self) -> None:
+        for step in saved_steps(self._run.checkpoints):
+            ours, theirs = (score_of(f.checkpoints / str(step)) for f in (self._run, self._copy))
+            if ours.exists() and theirs.parent.exists() and not _same(ours, theirs):
+                write_and_verify(theirs, ours.read_bytes())
+
+    def _remove_old(self) -> None:
+        """Removes steps that the run has removed, but none that are newer than all of its own."""
+        kept = saved_steps(self._run.checkpoints)
+        for step in saved_steps(self._copy.checkpoints):
+            if step not in kept and step < max(kept, default=0):
+                folder = self._copy.checkpoints / str(step)
+                _remove(folder)
+
+
+def _same(ours: pathlib.Path, theirs: pathlib.Path) -> bool:
+    content = ours.read_bytes()
+    return theirs.exists() and theirs.read_bytes() == content
+
+
+def _remove(step: pathlib.Path) -> None:
+    """Removes a step, first its manifest: what a killed process leaves is incomplete."""
+    manifest_of(step).unlink(missing_ok=True)
+    shutil.rmtree(step)
+
+
+def _is_copied(path: pathlib.Path) -> bool:
+    return path.is_file() and path.name not in _NOT_COPIED and path.suffix != ".partial"
+
+
+def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies a step, verifies the copy, and writes its manifest last.
+
+    Nothing is copied if the run removes the step at that moment.
+
+    Raises:
+      DamagedError: The copy is not what was saved.
+      OSError: The step cannot be read, or the copy cannot be written.
+    """
+    with lock_step(source, shared=True):
+        try:
+            content = manifest_of(source).read_bytes()
+        except FileNotFoundError:
+            return
+        if target.exists():
+            _remove(target)
+        last = (score_of(source), manifest_of(source))
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and path not in last:
+                copy = target / path.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                _copy_file(path, copy)
+        verify_copy(source, target)
+        if score_of(source).exists():
+            write_and_verify(score_of(target), score_of(source).read_bytes())
+        write_and_verify(manifest_of(target), content)
+
+
+def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, 1 << 22)
+        writer.flush()
+        flush_to_disk(writer.fileno())
+
+
+def write_and_verify(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file without a rename, and reads it back.
+
+    Raises:
+      OSError: It cannot be written, or has other content afterwards.
+    """
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        flush_to_disk(file.fileno())
+    if path.read_bytes() != content:
+        raise OSError(f"{path} has other content than was written")
+
+
+def fetch(copy: Workdir, run: Workdir) -> list[int]:
+    """Brings back the good steps of a copy that are newer than all steps of the run.
+
+    The files beside the checkpoints are brought back, too, if the run has none. Its config comes
+    last, since it makes the folder a workdir.
+
+    Returns:
+      The steps, ascending.
+
+    Raises:
+      UserError: The run has no steps, and all those of the copy are damaged.
+      OSError: A file cannot be read or written.
+    """
+    newest = max(saved_steps(run.checkpoints), default=-1)
+    newer = [step for step in saved_steps(copy.checkpoints) if step > newest]
+    fetched, damaged = [], []
+    for step in newer:
+        try:
+            _fetch_step(copy.checkpoints / str(step), run.checkpoints)
+            fetched.append(step)
+        except (DamagedError, UnreadableError) as error:
+            _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
+            damaged.append(str(copy.checkpoints / str(step)))
+    if damaged and not fetched and newest < 0 and copy.committed.exists():
+        raise UserError(
+            f"expected a good copy of a checkpoint, but {', '.join(damaged)} are damaged; repair "
+            f"{copy.path}, or move it away to start from the beginning"
+        )
+    if fetched or newest >= 0:
+        _fetch_files(copy, run)
+    return fetched
+
+
+def _fetch_step(source: pathlib.Path, checkpoints: pathlib.Path) -> None:
+    Manifest.read(source, verify=False)  # a copy without one is incomplete
+    work = temporary_folder(checkpoints, source.name)
+    try:
+        copy_step(source, work)
+        work.rename(checkpoints / source.name)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _fetch_files(copy: Workdir, run: Workdir) -> None:
+    names = [path.name for path in copy.path.iterdir() if _is_copied(path)]
+    if not run.config.exists():
+        for name in sorted(names, key=lambda name: name == run.config.name):
+            if not (run.path / name).exists():
+                write_file(run.path / name, (copy.path / name).read_bytes())
+    # The longer history is the later one.
+    ours, theirs = (f.metrics.read_bytes() if f.metrics.exists() else b"" for f in (run, copy))
+    if len(theirs) > len(ours):
+        write_file(run.metrics, theirs)

@@ -1,0 +1,270 @@
+"""The second copy of a run: complete, verified, and nothing that training waits for."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.checkpoint import Checkpoints, Mirror, fetch
+from jaxformer.checkpoint import mirror as mirror_module
+from jaxformer.errors import UserError
+from jaxformer.workdir import Workdir
+
+TEMPLATE = {"params": {"w": jax.ShapeDtypeStruct((1000,), np.float32)}}
+
+
+@pytest.fixture(autouse=True)
+def _warnings(caplog):
+    caplog.set_level(logging.WARNING, "jaxformer")
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = Workdir(tmp_path / "run")
+    folder.path.mkdir()
+    for name in ("config.json", "identity.json", "tokenizer.model", "metrics.jsonl", "lock"):
+        (folder.path / name).write_text(f"content of {name}")
+    return folder
+
+
+@pytest.fixture
+def copy(tmp_path):
+    (tmp_path / "drive").mkdir()
+    return Workdir(tmp_path / "drive" / "copy")
+
+
+@contextlib.contextmanager
+def trained(run, copy, keep=2):
+    """Yields a function that saves steps with small states, as a run with a mirror does."""
+    with Mirror(run, copy) as mirror:
+
+        def on_commit(step):
+            run.record_commit(step)
+            mirror.update()
+
+        with Checkpoints(run.checkpoints, keep=keep, on_commit=on_commit) as checkpoints:
+
+            def save(step, score=None):
+                checkpoints.save(step, state_of(step), metadata={})
+                checkpoints.wait()
+                if score is not None:
+                    checkpoints.attach_score(step, score)
+
+            yield save
+
+
+def state_of(step):
+    return {"params": {"w": np.random.default_rng(step).random(1000, np.float32)}}
+
+
+def restored(folder):
+    """Returns the newest step, after a comparison of its values with the saved ones."""
+    found = Checkpoints(folder.checkpoints).restore(TEMPLATE)
+    np.testing.assert_array_equal(found.state["params"]["w"], state_of(found.step)["params"]["w"])
+    return found.step
+
+
+def files_of(folder):
+    """Returns the content of all files by name, without the lock."""
+    paths = (path for path in folder.path.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder.path)): path.read_bytes() for path in paths}
+
+
+def damage(step):
+    path = max(step.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def wait_for(text, caplog):
+    deadline = time.monotonic() + 60
+    while text not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_has_the_same_files(run, copy):
+    with trained(run, copy) as save:
+        for step, score in [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]:
+            save(step, score)
+    assert Checkpoints(copy.checkpoints).steps() == [1, 3, 4]
+    assert files_of(copy) == files_of(run)
+    assert not (copy.path / "lock").exists()
+
+
+def test_brings_back_a_run_that_lost_everything(run, copy):
+    with trained(run, copy) as save:
+        for step in (1, 2, 3):
+            save(step, -step)
+    before = files_of(run)
+    shutil.rmtree(run.path)
+    run.path.mkdir()
+    assert fetch(copy, run) == [1, 2, 3]
+    assert files_of(run) == before
+    assert fetch(copy, run) == []
+    assert restored(run) == 3
+
+
+def test_brings_back_steps_that_are_newer(run, copy):
+    """A run moves to another machine and back, each with its own disk."""
+    with trained(run, copy) as save:
+        save(1)
+        save(2)
+        shutil.copytree(run.path, copy.path.with_name("other machine"))
+    with trained(Workdir(copy.path.with_name("other machine")), copy, keep=1) as save:
+        save(3)
+    # This machine has steps 1 and 2, the copy has step 3.
+    run.config.write_text("changed")
+    assert fetch(copy, run) == [3]
+    assert Checkpoints(run.checkpoints).steps() == [1, 2, 3]
+    assert run.config.read_text() == "changed"
+
+
+def test_newer_steps_of_the_copy_are_never_removed(run, copy):
+    with trained(run, copy) as save:
+        save(1)
+        save(5)
+    shutil.rmtree(run.checkpoints / "5")
+    with trained(run, copy, keep=1) as save:
+        save(2)
+        save(3)
+    assert Checkpoints(copy.checkpoints).steps() == [3, 5]
+
+
+@pytest.mark.parametrize("bad", ["damaged", "half-copied"])
+def test_a_bad_copy_of_a_step_is_not_used(bad, run, copy, caplog):
+    with trained(run, copy) as save:
+        save(1)
+        save(2)
+    shutil.rmtree(run.path)
+    if bad == "half-copied":
+        (copy.checkpoints / "2" / "manifest.json").unlink()
+    else:
+        damage(copy.checkpoints / "2")
+    assert fetch(copy, run) == [1]
+    assert f"copy of step 2 in {copy.path} not used: " in caplog.text
+    assert restored(run) == 1
+    if bad == "half-copied":  # the next run completes it
+        with trained(run, copy) as save:
+            save(2)
+        assert files_of(copy) == files_of(run)
+        assert restored(copy) == 2
+
+
+def test_a_run_does_not_start_over_if_all_copies_are_bad(run, copy):
+    with trained(run, copy) as save:
+        save(1)
+        save(2)
+    shutil.rmtree(run.path)
+    for step in ("1", "2"):
+        damage(copy.checkpoints / step)
+    with pytest.raises(UserError, match=r"but .*/1, .*/2 are damaged; repair .*copy, or move it"):
+        fetch(copy, run)
+    copy.committed.unlink()  # no copy was ever completed
+    assert fetch(copy, run) == []
+    assert not run.config.exists()
+
+
+def test_damage_on_the_way_is_noticed(run, copy, caplog, monkeypatch):
+    """The drive returns other bytes than were written."""
+    copy_file = mirror_module._copy_file
+
+    def damaged(source, target):
+        copy_file(source, target)
+        if target.name == "_METADATA":
+            target.write_bytes(target.read_bytes()[:-1] + b"?")
+
+    monkeypatch.setattr(mirror_module, "_copy_file", damaged)
+    monkeypatch.setattr(mirror_module, "_RETRY_SECONDS", 0.01)
+    with trained(run, copy) as save:
+        save(1)
+        wait_for("_METADATA has changed since it was saved; training continues", caplog)
+        assert not (copy.checkpoints / "1" / "manifest.json").exists()
+        monkeypatch.undo()
+    assert restored(copy) == 1
+
+
+def test_a_failing_drive_is_reported_and_survived(run, copy, caplog, monkeypatch):
+    """The drive is unmounted after step 1 and mounted again after step 2."""
+    monkeypatch.setattr(mirror_module, "_RETRY_SECONDS", 0.05)
+    drive = copy.path.parent
+    with trained(run, copy) as save:
+        drive.rename(drive.with_name("unmounted"))
+        save(1)
+        save(2)
+        wait_for(f"cannot copy the run to {copy.path}: [Errno 2]", caplog)
+        time.sleep(0.3)
+        drive.with_name("unmounted").rename(drive)
+        wait_for(f"copying the run to {copy.path} works again, up to step 2", caplog)
+        save(3)
+    assert caplog.text.count("cannot copy the run") == 1
+    assert files_of(copy) == files_of(run)
+    with trained(run, copy) as save:
+        drive.rename(drive.with_name("unmounted"))
+        save(4)
+    assert f"the copy of the run in {copy.path} is incomplete: [Errno 2]" in caplog.text
+    assert restored(run) == 4
+
+
+def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
+    def refuse(name):
+        function = getattr(os, name)
+
+        def refused(source, *rest, **named):
+            if "drive" in str(source):
+                raise OSError(errno.ENOTSUP, "Operation not supported", str(source))
+            return function(source, *rest, **named)
+
+        monkeypatch.setattr(os, name, refused)
+
+    for name in ("rename", "replace", "link", "symlink"):
+        refuse(name)
+    with trained(run, copy, keep=1) as save:
+        save(1)
+        save(2)
+    assert files_of(copy) == files_of(run)
+    shutil.rmtree(run.path)
+    assert fetch(copy, run) == [2]
+
+
+def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeypatch):
+    """Each copy takes the time of several steps, and the run keeps only one checkpoint."""
+    copy_file, copied = mirror_module._copy_file, []
+
+    def slowly(source, target):
+        step = int(target.relative_to(copy.checkpoints).parts[0])
+        copied.extend([step] if step not in copied else [])
+        time.sleep(0.05)
+        copy_file(source, target)
+
+    monkeypatch.setattr(mirror_module, "_copy_file", slowly)
+    with trained(run, copy, keep=1) as save:
+        began = time.monotonic()
+        for step in range(1, 21):
+            save(step)
+        during, seconds = list(copied), time.monotonic() - began
+    assert copied == sorted(copied)
+    assert copied[-1] == 20
+    assert 1 < len(copied) < 20
+    assert len(during) * 9 * 0.05 <= seconds + 1
+    # The run left the step that was being copied when it saved the last one.
+    assert Checkpoints(copy.checkpoints).steps() in ([20], [copied[-2], 20])
+    assert json.loads(copy.committed.read_bytes()) == {"step": 20}
+
+
+def test_the_end_of_a_run_waits_for_a_limited_time(run, copy, caplog, monkeypatch):
+    monkeypatch.setattr(mirror_module, "_LAST_COPY_SECONDS", 0.1)
+    monkeypatch.setattr(mirror_module, "_copy_file", lambda *_: time.sleep(5))
+    began = time.monotonic()
+    with trained(run, copy) as save:
+        save(1)
+    assert time.monotonic() - began < 4.5
+    assert "is incomplete: it took more than 0 s" in caplog.text

@@ -23,12 +23,12 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint.manifest import (
-    DamagedError,
     Manifest,
     describe_leaves,
     read_score,
     write_score,
 )
+from jaxformer.checkpoint.untrusted import DamagedError, check_sizes
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
@@ -382,13 +382,31 @@ class Checkpoints:
 
     def _read(self, manifest: Manifest, template: PyTree, *, partial: bool = False) -> PyTree:
         manifest.check_leaves(describe_leaves(template), partial=partial)
-        template = jax.tree.map(_with_sharding, template)
+        folder = self._folder(manifest.step)
+        with _failures_of_reading_explained(folder):
+            if partial:  # The config may be the author's, too, and not the user's.
+                check_sizes(folder, template)
+            template = jax.tree.map(_with_sharding, template)
+            return self._restore(folder, template, partial)
+
+    def _restore(self, folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
         args = ocp.args.PyTreeRestore(
             template,
             restore_args=ocp.checkpoint_utils.construct_restore_args(template),
             partial_restore=partial,
         )
-        return self._checkpointer.restore(self._folder(manifest.step), args=args)
+        return self._checkpointer.restore(folder, args=args)
+
+
+@contextlib.contextmanager
+def _failures_of_reading_explained(folder: pathlib.Path) -> Iterator[None]:
+    """Turns errors of orbax, which has no class for them, into a UserError that names the step."""
+    try:
+        yield
+    except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
+        raise UserError(f"{folder}: cannot be restored: {str(error)[:500]}") from error
 
 
 def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:

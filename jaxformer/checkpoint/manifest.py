@@ -13,17 +13,14 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from jaxformer.checkpoint.untrusted import DamagedError, check_listing
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import MOST_JSON_BYTES, open_file, read_json, write_file
 
 _NAME = "manifest.json"
 _SCORE = "score.json"
 # Orbax writes these two files after the manifest. They hold only timestamps.
 _UNVERIFIED = {"_CHECKPOINT_METADATA", "commit_success.txt"}
-
-
-class DamagedError(UserError):
-    """A step on disk is not what was saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +50,11 @@ class Manifest:
         )
         files = {name: _sha256(folder / name) for name in names if name not in _UNVERIFIED}
         content = {"step": dataclasses.asdict(self), "files": files}
+        text = json.dumps({"sha256": _sha256_of_json(content), "content": content}, indent=1)
+        if len(text) > MOST_JSON_BYTES:
+            raise ValueError(f"expected less metadata and fewer arrays: they take {len(text)} bytes")
         with (folder / _NAME).open("w", encoding="utf-8") as file:
-            json.dump({"sha256": _sha256_of_json(content), "content": content}, file, indent=1)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
@@ -72,18 +72,44 @@ class Manifest:
         """
         path = folder / _NAME
         try:
-            values = json.loads(path.read_bytes())
+            values = read_json(path, folder.parent)
             expected, content = values["sha256"], values["content"]
             manifest, files = cls(**content["step"]), content["files"]
         except OSError as error:
             raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (KeyError, TypeError):
             raise DamagedError(f"{path} has changed since it was saved") from None
+        except UserError as error:
+            cause = str(error).removeprefix(f"{path}: ")
+            raise DamagedError(f"{path} has changed since it was saved: {cause}") from None
         if _sha256_of_json(content) != expected or manifest.step != int(folder.name):
             raise DamagedError(f"{path} has changed since it was saved")
+        manifest.check_types(path, files)
         if verify:
+            check_listing(folder, set(files), {_NAME, _SCORE, *_UNVERIFIED})
             _verify(folder, files)
         return manifest
+
+    def check_types(self, path: pathlib.Path, files: Any) -> None:
+        """Checks what was read from a file, whose author may have written anything.
+
+        Args:
+          path: The file.
+          files: The hashes in it.
+
+        Raises:
+          DamagedError: A value has another type.
+        """
+        numbers = (self.step, self.keep)
+        if not (
+            all(type(number) is int for number in numbers)
+            and isinstance(self.metadata, dict)
+            and (self.score is None or isinstance(self.score, int | float))
+            and isinstance(self.interim, bool)
+            and _maps_to_text(self.leaves)
+            and _maps_to_text(files)
+        ):
+            raise DamagedError(f"{path}: expected the manifest of a checkpoint, found other values")
 
     def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
         """Compares the arrays of the step with the wanted ones.
@@ -127,12 +153,12 @@ def read_score(folder: pathlib.Path) -> tuple[bool, float | None]:
       file counts as missing, since the step itself is intact without it.
     """
     try:
-        values = json.loads((folder / _SCORE).read_bytes())
-        if _sha256_of_json(values["content"]) != values["sha256"]:
-            return False, None
-        return True, values["content"]["score"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        values = read_json(folder / _SCORE, folder.parent)
+        score = values["content"]["score"]
+        good = _sha256_of_json(values["content"]) == values["sha256"]
+    except (OSError, UserError, KeyError, TypeError):
         return False, None
+    return (True, score) if good and isinstance(score, int | float | None) else (False, None)
 
 
 def describe_leaves(tree: PyTree) -> dict[str, str]:
@@ -163,8 +189,12 @@ def _verify(folder: pathlib.Path, files: dict[str, str]) -> None:
             raise DamagedError(f"{path} has changed since it was saved")
 
 
+def _maps_to_text(values: Any) -> bool:
+    return isinstance(values, dict) and all(isinstance(text, str) for text in values.values())
+
+
 def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

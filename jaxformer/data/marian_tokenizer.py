@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import UNK, Tokenizer
 from jaxformer.errors import UserError
+from jaxformer.files import open_file
 
 _SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
 # Models with several target languages expect the code of one at the beginning of a sentence.
@@ -139,7 +140,7 @@ def load_tokenizer(path: pathlib.Path) -> Tokenizer:
       UserError: There is no such file, or it is not a tokenizer.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             marian = file.read(1) == b"{"
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

@@ -18,7 +18,7 @@ from jaxformer.checks import check_text, check_tokens
 from jaxformer.data.tokenizer import PAD, UNK, train_byte_pair_model
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
-from jaxformer.files import local_path, write_file
+from jaxformer.files import local_path, read_whole, write_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,13 +174,14 @@ def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
       UserError: There is no such file, or it is not such a tokenizer.
     """
     try:
-        content = path.read_bytes()
+        content = read_whole(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RuntimeError):
+    except (ValueError, KeyError, TypeError, RuntimeError):  # RecursionError, too
         raise UserError(f"{path}: expected the tokenizer of a language model") from None
 
 

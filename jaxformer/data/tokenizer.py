@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import read_whole, write_file
 
 # sentencepiece is imported only where it is used: most importers of this module need only the ids.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
@@ -80,7 +80,7 @@ class Tokenizer:
           UserError: There is no such file, or it is not a SentencePiece model.
         """
         try:
-            return cls(pathlib.Path(path).read_bytes())
+            return cls(read_whole(pathlib.Path(path)))
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         except UserError as error:

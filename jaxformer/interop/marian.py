@@ -24,7 +24,7 @@ from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
+from jaxformer.files import local_path, read_whole
 from jaxformer.interop.arrays import NamedArrays, read_safetensors
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
@@ -84,7 +84,7 @@ def _languages(path: pathlib.Path) -> tuple[str, str]:
 
 def _read(path: pathlib.Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -119,9 +119,7 @@ def read_whole(
     return content
 
 
-def read_json(
-    path: pathlib.Path, inside: pathlib.Path | None = None, *, what: str = "JSON"
-) -> Any:
+def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: str = "JSON") -> Any:
     """Reads a JSON file; see :func:`open_file`. Error messages name ``what`` was expected.
 
     Raises:

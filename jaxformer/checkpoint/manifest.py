@@ -52,7 +52,9 @@ class Manifest:
         content = {"step": dataclasses.asdict(self), "files": files}
         text = json.dumps({"sha256": _sha256_of_json(content), "content": content}, indent=1)
         if len(text) > MOST_JSON_BYTES:
-            raise ValueError(f"expected less metadata and fewer arrays: they take {len(text)} bytes")
+            raise ValueError(
+                f"expected less metadata and fewer arrays: they take {len(text)} bytes"
+            )
         with (folder / _NAME).open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

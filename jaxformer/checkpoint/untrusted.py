@@ -80,7 +80,9 @@ def check_sizes(folder: pathlib.Path, template: PyTree) -> None:
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     stored = sum(entry.stat(follow_symlinks=False).st_size for entry in _walk(folder))
     if size > _SMALL + _COMPRESSION * stored:
-        raise DamagedError(f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}")
+        raise DamagedError(
+            f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}"
+        )
     for name, chunk in _chunk_sizes(folder):
         if chunk > _SMALL + size:
             raise DamagedError(

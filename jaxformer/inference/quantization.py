@@ -50,7 +50,11 @@ def quantize(
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, kind)
     identity = read_json(folder.identity)
-    metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
+    metadata = {
+        "tokenizer": identity.get("tokenizer"),
+        "model": dataclasses.asdict(model),
+        "rounded_from": name,
+    }
     target.begin(_COMMAND, identity)
     write_single(target.checkpoints, 0, {"params": quantized}, metadata)
     write_file(target.tokenizer, read_whole(folder.tokenizer, folder.path))

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint import Checkpoints, write_single
 from jaxformer.config import Config, ModelConfig, load_run, model_of
 from jaxformer.errors import UserError
+from jaxformer.fields import check_unchanged
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model, abstract_model_params, describe_model
 from jaxformer.models.transformer import Transformer
@@ -89,10 +90,9 @@ def load_params(
         step = _chosen_step(folder, weights)
     with _open(directory, made_by) as checkpoints:
         restored = checkpoints.restore_params(abstract_params(config, model), step=step)
-    _check_vocabulary(folder, directory, restored.metadata)
+    _check_metadata(folder, directory, config, restored.metadata)
     if weights == "averaged":
-        steps = ", ".join(map(str, restored.metadata.get("averaged_steps", [])))
-        return restored.params, f"average of steps {steps}"
+        return restored.params, f"average of steps {_averaged_steps(restored.metadata)}"
     older = averaged is not None and directory == folder.checkpoints and averaged != restored.step
     note = "; --weights averaged gives an average of other steps" if older else ""
     return restored.params, f"step {restored.step}{note}"
@@ -125,12 +125,22 @@ def _steps(directory: pathlib.Path) -> list[int]:
         return checkpoints.steps()
 
 
-def _check_vocabulary(folder: Workdir, directory: pathlib.Path, metadata: dict[str, Any]) -> None:
+def _averaged_steps(metadata: dict[str, Any]) -> str:
+    steps = metadata.get("averaged_steps", [])
+    return ", ".join(map(str, steps)) if isinstance(steps, list) else "unknown"
+
+
+def _check_metadata(
+    folder: Workdir, directory: pathlib.Path, config: ModelConfig, metadata: dict[str, Any]
+) -> None:
+    """Checks that parameters are of the workdir's tokenizer and model."""
+    check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))
     expected = read_json(folder.identity).get("tokenizer")
     if metadata.get("tokenizer") != expected:
         raise UserError(
             f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "
-            f"{expected}, but these are of {metadata.get('tokenizer')}; copy the whole workdir"
+            f"{expected}, but these are of {metadata.get('tokenizer')!s:.64}; copy the "
+            "whole workdir"
         )
 
 
@@ -169,7 +179,7 @@ def average(folder: Workdir, last: int) -> list[int]:
         metadata: dict[str, Any] = {}
         for step in steps:
             restored = checkpoints.restore_params(template, step=step)
-            _check_vocabulary(folder, folder.checkpoints, restored.metadata)
+            _check_metadata(folder, folder.checkpoints, config, restored.metadata)
             total = jax.tree.map(np.add, total, jax.device_get(restored.params))
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)

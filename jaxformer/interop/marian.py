@@ -12,6 +12,7 @@ activation, and three differences in layout:
 - Its vocabulary is numbered differently.
 """
 
+import dataclasses
 import pathlib
 
 import jax
@@ -63,7 +64,8 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     identity = {"tokenizer": tokenizer.sha256}
     folder.begin(_COMMAND, identity)
     tokenizer.save(folder.tokenizer)
-    write_single(folder.checkpoints, 0, {"params": params}, identity)
+    metadata = {**identity, "model": dataclasses.asdict(config.model)}
+    write_single(folder.checkpoints, 0, {"params": params}, metadata)
     config_lib.save(config, folder.config)  # Last, since the config marks a complete workdir.
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"

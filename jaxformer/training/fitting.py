@@ -26,6 +26,7 @@ from jaxformer.training.run_directory import (
     check_identity,
     check_metadata,
     check_workdir,
+    describe_run,
     initialize_workdir,
     only_run_in,
 )
@@ -103,7 +104,10 @@ def fit(
         # Checked again: another run may have used the workdir while this one read its data.
         check_workdir(folder, config or settings)
         check_identity(folder, identity)
-        state = _restore_or_initialize(task, optimizer, mesh, settings.seed, folder, checkpoints)
+        metadata = describe_run(identity, config or settings)
+        state = _restore_or_initialize(
+            task, optimizer, mesh, settings.seed, folder, checkpoints, metadata
+        )
         start = int(state.step)
         if hosts.is_primary():
             initialize_workdir(folder, config or settings, task)
@@ -117,7 +121,17 @@ def fit(
             formats=task.log_formats,
         ) as reporter:
             _log_summary(reporter, task, mesh, state)
-            run = Run(task, settings, mesh, optimizer, checkpoints, reporter, learning_rate, hooks)
+            run = Run(
+                task,
+                settings,
+                mesh,
+                optimizer,
+                checkpoints,
+                metadata,
+                reporter,
+                learning_rate,
+                hooks,
+            )
             if start:
                 run.resume_validation(state, start)
             if start >= settings.steps:
@@ -143,6 +157,7 @@ def _restore_or_initialize(
     seed: int,
     folder: Workdir,
     checkpoints: Checkpoints,
+    metadata: dict[str, Any],
 ) -> TrainState:
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
@@ -150,7 +165,7 @@ def _restore_or_initialize(
     restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.describe))
     if restored is None:
         return init_state(task.init, optimizer, mesh, seed, task.describe)
-    check_metadata(folder, task.identity(), restored.metadata)
+    check_metadata(folder, metadata, restored.metadata)
     return restored.state
 
 
@@ -163,6 +178,7 @@ class Run:
     mesh: Mesh
     optimizer: optax.GradientTransformation
     checkpoints: Checkpoints
+    metadata: dict[str, Any]
     reporter: Reporter
     learning_rate: optax.Schedule | None
     hooks: Sequence[Hook]
@@ -317,7 +333,7 @@ class Run:
 
     def save(self, step: int, state: TrainState, *, interim: bool) -> None:
         """Saves a checkpoint in the background."""
-        self.checkpoints.save(step, state, metadata=self.task.identity(), interim=interim)
+        self.checkpoints.save(step, state, metadata=self.metadata, interim=interim)
 
 
 def _shape_of(batch: PyTree) -> tuple[tuple[int, ...], ...]:

@@ -146,7 +146,7 @@ class Workdir:
         if found != expected:
             raise UserError(
                 f"{self.tokenizer}: expected the tokenizer that the model was trained with, "
-                f"SHA-256 {expected}, but this one has {found}; copy the whole workdir again"
+                f"SHA-256 {expected!s:.64}, but this one has {found}; copy the whole workdir again"
             )
 
 

@@ -3,9 +3,11 @@
 Hashes prove nothing about such a step: whoever wrote its files also wrote its manifest.
 """
 
+import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,9 @@ _ESSENTIAL = (METADATA, "manifest.ocdbt")
 # Arrays may take this many times the bytes of their files, and this much in any case. Compressed
 # weights take about 0.9 of their size, and those of a pruned model less.
 _COMPRESSION, _SMALL = 16, 256 << 20
+# Dtypes of Zarr 2, such as "<f4" and "bfloat16", and not records or strings.
+_NUMBERS = re.compile(r"[<>|][biufc]\d{1,2}|(bfloat|float|u?int)\d\w{0,10}")
+_LARGEST_NUMBER = 16
 
 
 class DamagedError(UserError):
@@ -51,7 +56,7 @@ def check_listing(folder: pathlib.Path, listed: set[str], optional: set[str]) ->
             raise DamagedError(f"{entry.path} was not saved with the checkpoint")
         found.add(name)
     if missing := sorted(listed.union(_ESSENTIAL) - found):
-        raise DamagedError(f"{folder / missing[0]} cannot be read: No such file or directory")
+        raise DamagedError(f"{folder / missing[0][:200]} cannot be read: No such file or directory")
 
 
 def _walk(folder: pathlib.Path) -> Iterator[os.DirEntry]:
@@ -99,10 +104,24 @@ def _chunk_sizes(folder: pathlib.Path) -> Iterator[tuple[str, int]]:
     if not isinstance(metadata, dict) or not metadata.get("use_ocdbt") or metadata.get("use_zarr3"):
         raise DamagedError(f"{folder / METADATA}: expected arrays in the formats OCDBT and Zarr 2")
     database: dict[str, Any] = {"driver": "ocdbt", "base": folder.absolute().as_uri() + "/"}
-    for key in tensorstore.KvStore.open(database).result().list().result():
-        name, _, file = key.decode(errors="replace").rpartition("/")
-        if file == ".zarray":
-            spec = {"driver": "zarr", "kvstore": {**database, "path": name}}
-            array = tensorstore.open(spec, open=True, read=True).result()
-            chunk = array.chunk_layout.read_chunk.shape or ()  # None for a scalar
-            yield name, math.prod(chunk) * array.dtype.numpy_dtype.itemsize
+    store = tensorstore.KvStore.open(database).result()
+    for key in store.list().result():
+        if key.endswith(b"/.zarray"):
+            name = key.decode(errors="replace")
+            yield name, _chunk_size(f"{folder}: {name:.200}", store.read(key).result().value)
+
+
+def _chunk_size(place: str, metadata: bytes) -> int:
+    """Returns an upper bound of the bytes of a chunk.
+
+    TensorStore itself cannot tell: opening an array of records allocates one of them.
+    """
+    try:
+        values = json.loads(metadata)
+        chunk, dtype = values["chunks"], values["dtype"]
+        good = isinstance(dtype, str) and _NUMBERS.fullmatch(dtype)
+        if good and all(type(size) is int and size >= 0 for size in chunk):
+            return math.prod(chunk) * _LARGEST_NUMBER
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise DamagedError(f"{place}: expected the metadata of an array of numbers")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.data.tokenizer import UNK, Tokenizer
+from jaxformer.data.tokenizer import UNK, Tokenizer, open_processor
 from jaxformer.errors import UserError
 from jaxformer.files import open_file
 
@@ -160,13 +160,9 @@ def _parse(serialized: bytes) -> dict[str, Any]:
 
 
 def _processor(values: dict[str, Any], side: str) -> Any:
-    import sentencepiece
-
     try:
-        model = base64.b64decode(values[side], validate=True)
-        # SentencePiece takes empty bytes for a model that will be loaded later.
-        if model:
-            return sentencepiece.SentencePieceProcessor(model_proto=model)
-    except (KeyError, TypeError, binascii.Error, RuntimeError, ValueError):
-        pass
-    raise UserError(f"expected a Marian tokenizer with a SentencePiece model as {side}: found none")
+        return open_processor(base64.b64decode(values[side], validate=True))
+    except (KeyError, TypeError, binascii.Error, ValueError):  # UserError, too
+        raise UserError(
+            f"expected a Marian tokenizer with a SentencePiece model as {side}: found none"
+        ) from None

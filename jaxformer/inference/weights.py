@@ -139,7 +139,7 @@ def _check_metadata(
     if metadata.get("tokenizer") != expected:
         raise UserError(
             f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "
-            f"{expected}, but these are of {metadata.get('tokenizer')!s:.64}; copy the "
+            f"{expected!s:.64}, but these are of {metadata.get('tokenizer')!s:.64}; copy the "
             "whole workdir"
         )
 

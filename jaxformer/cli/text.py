@@ -61,9 +61,10 @@ class Text:
             return read_file(self._path)
         if not self.stream:
             sys.stdin.buffer.seek(self._start)
-            return read_lines(bounded_lines(sys.stdin.buffer, self.name), self.name)
+            return read_lines(bounded_lines(sys.stdin.buffer.readline, self.name), self.name)
         # At exit Python would wait for a thread that reads sys.stdin itself.
-        return read_lines(bounded_lines(_reopened(sys.stdin.buffer), self.name), self.name)
+        stream = _reopened(sys.stdin.buffer)
+        return read_lines(bounded_lines(stream.readline, self.name), self.name)
 
 
 def is_stream(path: pathlib.Path | None) -> bool:

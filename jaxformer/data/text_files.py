@@ -6,8 +6,7 @@ import hashlib
 import itertools
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator
 
 from jaxformer.errors import UserError
 
@@ -42,8 +41,8 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
         yield text.removesuffix("\n").removesuffix("\r")
 
 
-def bounded_lines(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    r"""Yields the lines of an open binary file, each with its ``\n``, in bounded memory.
+def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
+    r"""Yields the lines that a binary file's ``readline`` returns, each with its ``\n``, in bounded memory.
 
     A megabyte of gzip can hold a line of a gigabyte.
 
@@ -51,7 +50,7 @@ def bounded_lines(stream: IO[bytes], name: str) -> Iterator[bytes]:
       UserError: A line is longer than any sentence or tree.
     """
     for number in itertools.count(1):
-        line = stream.readline(_LONGEST_LINE + 1)
+        line = readline(_LONGEST_LINE + 1)
         if len(line) > _LONGEST_LINE:
             raise UserError(
                 f"{name}:{number}: expected lines of at most {_LONGEST_LINE:,} bytes, got a longer "
@@ -94,7 +93,7 @@ def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield from bounded_lines(stream, str(path))
+            yield from bounded_lines(stream.readline, str(path))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: expected a whole gzip file: {error}; copy it again") from None
     except OSError as error:

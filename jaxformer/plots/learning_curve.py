@@ -108,7 +108,7 @@ def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[i
         for record in records
         if record.get("kind") == kind
         and isinstance(record.get("step"), int)
-        and abs(record["step"]) < _DIVERGED
+        and abs(record["step"]) < 2**53  # a float holds it
         and isinstance(record.get(name), int | float)
     }
     good = {step: value for step, value in sorted(values.items()) if abs(value) < _DIVERGED}

@@ -33,7 +33,7 @@ def run(program, *arguments, folder):
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [pytest.param(0, 30, id="30"), pytest.param(30, 470, id="470", marks=pytest.mark.slow)],
+    [pytest.param(0, 12, id="12"), pytest.param(12, 488, id="488", marks=pytest.mark.slow)],
 )
 def test_hostile_workdirs(first, count, tmp_path):
     results = run("hostile_workdirs.py", first, count, folder=tmp_path)
@@ -51,13 +51,15 @@ def test_hostile_workdirs(first, count, tmp_path):
         assert result["waited"] <= 30, result
         assert result["bytes"] <= BYTES, result
         kinds[kind] += 1
-    assert kinds["refused"] > count / 2 > kinds["good"] > 0, kinds
+    assert kinds["refused"] > count / 2, kinds
+    assert kinds["good"], kinds
 
 
+@pytest.mark.slow
 def test_use_of_data_runs_nothing(tmp_path):
     """Loading and using a workdir, importing a model, reading corpora and configs."""
     [seen] = run("audited_use.py", folder=tmp_path)
-    assert seen == dict.fromkeys(seen, [])
+    assert seen == {use: [] for use in seen}
     assert len(seen) == 4
     assert not list(tmp_path.rglob("betrayed"))
 

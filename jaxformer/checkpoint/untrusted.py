@@ -21,7 +21,7 @@ METADATA = "_METADATA"
 # Without these files orbax would read a checkpoint in another format, from files of other names.
 _ESSENTIAL = (METADATA, "manifest.ocdbt")
 # Arrays may take this many times the bytes of their files, and this much in any case. Compressed
-# weights take about 0.9 of their size, and those of a pruned model less.
+# weights take about 0.9 of their size, and pruned weights less.
 _COMPRESSION, _SMALL = 16, 256 << 20
 # Dtypes of Zarr 2, such as "<f4" and "bfloat16", and not records or strings.
 _NUMBERS = re.compile(r"[<>|][biufc]\d{1,2}|(bfloat|float|u?int)\d\w{0,10}")
@@ -35,12 +35,12 @@ class DamagedError(UserError):
 def check_listing(folder: pathlib.Path, listed: set[str], optional: set[str]) -> None:
     """Checks that a folder has the listed files, and no others that orbax might read.
 
-    Hidden files, such as those of file managers and network file systems, are never read.
+    Hidden files, which file managers and network file systems create, are never read.
 
     Args:
       folder: The folder of a step.
       listed: Names of files, relative to the folder.
-      optional: Names of files that may exist; those that begin with one may, too.
+      optional: Beginnings of names of files that may exist.
 
     Raises:
       DamagedError: A file is missing, is not listed, or is not a regular file.

@@ -42,9 +42,13 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    r"""Yields the lines that a binary file's ``readline`` returns, each with its ``\n``, in bounded memory.
+    r"""Yields the lines of a binary file, each with its ``\n``, in bounded memory.
 
     A megabyte of gzip can hold a line of a gigabyte.
+
+    Args:
+      readline: Method of the file.
+      name: Name of the file in error messages.
 
     Raises:
       UserError: A line is longer than any sentence or tree.

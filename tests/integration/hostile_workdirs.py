@@ -293,6 +293,29 @@ def mutate(run: pathlib.Path, seed: int) -> tuple[str, bool]:
     return generator.choice(MUTATIONS)(run, generator)
 
 
+def mutate_model(folder: pathlib.Path, seed: int) -> str:
+    """Mutates a folder with a Marian model."""
+    generator = random.Random(seed)
+    path = generator.choice(sorted(folder.iterdir()))
+    content, kind = path.read_bytes(), generator.random()
+    if path.suffix == ".json" and kind < 0.7:
+        values = json.loads(content)
+        what = mutate_json(values, generator)
+        path.write_text(json.dumps(values))
+    elif path.suffix == ".safetensors" and kind < 0.7:
+        size = int.from_bytes(content[:8], "little")
+        values = json.loads(content[8 : 8 + size])
+        what = mutate_json(values, generator)
+        header = json.dumps(values).encode()
+        given = generator.choice([*[len(header)] * 4, 0, len(header) - 1, 10**8, 2**63])
+        path.write_bytes(given.to_bytes(8, "little") + header + content[8 + size :])
+    else:
+        path.unlink()
+        what = generator.choice(list(KINDS))
+        KINDS[what](path, folder.parent / "elsewhere", content, generator)
+    return f"{path.name}: {what}"
+
+
 class Watch:
     """An audit hook that notes what a workdir must not cause. It cannot be removed again."""
 

@@ -4,13 +4,19 @@ The processes here run without the type checks of the tests, as users' processes
 """
 
 import collections
+import contextlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+import time
 
 import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.interop.marian import import_marian
 
 SECONDS, BYTES = 2.0, 1 << 30
 
@@ -53,6 +59,24 @@ def test_hostile_workdirs(first, count, tmp_path):
         kinds[kind] += 1
     assert kinds["refused"] > count / 2, kinds
     assert kinds["good"], kinds
+
+
+@pytest.mark.slow
+def test_hostile_models(tmp_path, monkeypatch):
+    """Each of 200 mutated Marian models is imported or refused, with a bounded amount of work."""
+    monkeypatch.syspath_prepend(HERE)
+    from hostile_workdirs import mutate_model
+
+    kinds = collections.Counter()
+    for seed in range(200):
+        folder, output = tmp_path / str(seed) / "model", tmp_path / str(seed) / "run"
+        shutil.copytree(HERE.parent / "fixtures" / "marian" / "swish_tied", folder)
+        what, began = mutate_model(folder, seed), time.process_time()
+        with contextlib.suppress(UserError):
+            import_marian(folder, output)
+        kinds["imported" if (output / "config.json").exists() else "refused"] += 1
+        assert time.process_time() - began < SECONDS, what
+    assert kinds["refused"] > 80, kinds
 
 
 @pytest.mark.slow

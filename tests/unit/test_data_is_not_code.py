@@ -11,7 +11,7 @@ import pytest
 PROJECT = pathlib.Path(__file__).parents[2]
 SOURCES = [*sorted((PROJECT / "jaxformer").rglob("*.py")), PROJECT / "train.py"]
 
-# Modules that run what they are given, or the format of which can hold code.
+# Modules that run what they are given, or whose formats can hold code.
 MODULES = {
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"),
     *("subprocess", "multiprocessing", "pty", "runpy", "code", "codeop", "ctypes", "cffi"),

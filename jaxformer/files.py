@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import errno
+import io
 import json
 import os
 import pathlib
 import re
 import stat
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from jaxformer.errors import UserError
 
@@ -44,7 +45,7 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(path)
 
 
-def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> BinaryIO:
+def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
     """Opens a file that somebody else may have made, without ever waiting.
 
     Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of

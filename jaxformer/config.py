@@ -26,7 +26,7 @@ from jaxformer.data.corpus import DataConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.fields import build, check_known, expected_type
-from jaxformer.files import write_file
+from jaxformer.files import read_json, write_file
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model
@@ -198,15 +198,13 @@ def load(path: pathlib.Path) -> Config:
       UserError: The file is missing, is not JSON, or does not fit the schema.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path, path.parent, what="a JSON config")
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; expected the config that train.py saves there"
         ) from None
     except OSError as error:
         raise UserError(f"{path}: expected a config to read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise UserError(f"{path}: expected a JSON config: {error}") from None
     try:
         return Config.from_dict(values)
     except UserError as error:
@@ -219,7 +217,7 @@ def load_run(folder: Workdir) -> Config:
     Raises:
       UserError: The folder is not the workdir of a run, or its config is damaged.
     """
-    if not folder.config.is_file():
+    if not folder.config.exists():
         raise UserError(
             f"{folder.path}: expected the workdir of a training run, but it has no "
             f"{folder.config.name}; train one with train.py --workdir={folder.path}"

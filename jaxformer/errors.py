@@ -3,19 +3,25 @@
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 # Exit code of training that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
 RESUMABLE = 75
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class UserError(ValueError):
     """A mistake in the input, in one line: what was expected, what was given, what to do.
 
-    Commands print the message without a traceback and exit with code 2.
+    Commands print the message without a traceback and exit with code 2. Control characters, which
+    could come from a file and would confuse a terminal, are escaped.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_CONTROL.sub(lambda found: repr(found[0])[1:-1], str(message)))
 
 
 class StoppedError(KeyboardInterrupt):

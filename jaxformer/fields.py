@@ -2,7 +2,9 @@
 
 import difflib
 import functools
+import json
 import math
+import reprlib
 import types
 import typing
 import warnings
@@ -19,6 +21,9 @@ RENAMED = {
     "fit.accumulation": "gradient_accumulation",
     "training.moments": "adam_dtype",
 }
+
+# Fields of a model that a trained model may be used with other values of.
+_MAY_DIFFER = {"compute_dtype"}
 
 
 def build(cls: type[T], values: Any, section: str) -> T:
@@ -71,12 +76,42 @@ def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, A
 def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
     """Checks that ``values`` is a dictionary of known fields."""
     if not isinstance(values, dict):
-        raise UserError(f"{prefix.rstrip('.') or 'config'}: expected fields, got {values!r}")
+        raise UserError(
+            f"{prefix.rstrip('.') or 'config'}: expected fields, got {reprlib.repr(values)}"
+        )
     for name in values:
         if name not in known:
+            name = name[:100]
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
             raise UserError(f"unknown config field {prefix}{name}; {hint}")
+
+
+def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str) -> None:
+    """Compares a section of a config with the one that a checkpoint was saved with.
+
+    Checkpoints of earlier versions record no section, or lack fields that did not exist.
+
+    Args:
+      given: Values of the config by field name.
+      saved: Values in the checkpoint; None if there are none.
+      section: Section in error messages.
+      place: The checkpoint in error messages.
+
+    Raises:
+      UserError: A value differs; the message names the field and both values.
+    """
+    if saved is None:
+        return
+    if not isinstance(saved, dict):
+        raise UserError(f"{place}: expected fields of {section}, got {reprlib.repr(saved)}")
+    given = json.loads(json.dumps(given))  # As values were when they were saved: tuples are lists.
+    for name, was in saved.items():
+        if name not in _MAY_DIFFER and given.get(name, was) != was:
+            raise UserError(
+                f"{place}: was trained with {section}.{name}={reprlib.repr(was)}, but the config "
+                f"has {reprlib.repr(given[name])}; restore the config that it was trained with"
+            )
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:
@@ -89,7 +124,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         except OverflowError:
             raise UserError(f"{name} is too large a number") from None
     if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
-        raise UserError(f"{name} must be of type {expected.__name__}: got {value!r}")
+        raise UserError(f"{name} must be of type {expected.__name__}: got {reprlib.repr(value)}")
     return value
 
 
@@ -120,7 +155,7 @@ def check_choices(config: Any, section: str) -> None:
         value = getattr(config, name)
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             choices = ", ".join(map(repr, typing.get_args(hint)))
-            raise UserError(f"{section}.{name} must be one of {choices}: got {value!r}")
+            raise UserError(f"{section}.{name} must be one of {choices}: got {reprlib.repr(value)}")
 
 
 def check_positive(config: Any, section: str, *names: str) -> None:

@@ -1,16 +1,24 @@
-"""Local paths, atomic file writes, and directory locks."""
+"""Local paths, reading of files of others, atomic file writes, and directory locks."""
 
 import argparse
 import contextlib
 import errno
+import io
+import json
 import os
 import pathlib
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from jaxformer.errors import UserError
 
+# Largest size of a file that is read whole: tokenizers, configs, manifests. Ours are below 10 MiB.
+MOST_BYTES = 64 << 20
+# JSON of this size takes about a second and 400 MiB if it is made to cost as much as possible.
+MOST_JSON_BYTES = 8 << 20
 # What file systems report of operations that they do not know.
 _UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
@@ -41,6 +49,95 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
             "to there, or mount the bucket (with gcsfuse, for instance) and give the mount point"
         )
     return pathlib.Path(path)
+
+
+def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
+    """Opens a file that somebody else may have made, without ever waiting.
+
+    Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of
+    terabytes takes no disk. Links are followed only within ``inside``.
+
+    Args:
+      path: The file.
+      inside: Folder that must contain the file once links are resolved; None for any place.
+
+    Raises:
+      UserError: This is not a regular file, lies outside of ``inside``, or is mostly a hole.
+      OSError: The file cannot be opened.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+    if inside is not None:
+        path = resolve_inside(path, inside)
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags)
+    try:
+        _check_regular(path, descriptor)
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def resolve_inside(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Returns a path without links.
+
+    Raises:
+      UserError: It lies outside of the folder.
+    """
+    resolved = os.path.realpath(path)
+    if not pathlib.Path(resolved).is_relative_to(os.path.realpath(folder)):
+        raise UserError(
+            f"{path}: expected a file or folder within {folder}, found a link to {resolved}; move "
+            f"all of {folder} there instead, or mount what the link stands for"
+        )
+    return pathlib.Path(resolved)
+
+
+def _check_regular(path: pathlib.Path, descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: expected a regular file, found {_kind(status.st_mode)}")
+    if status.st_size > MOST_BYTES and status.st_blocks * 512 < status.st_size // 4:
+        # File systems that compress or do not count blocks have no holes.
+        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        if hole < status.st_size:
+            raise UserError(f"{path}: expected a file with content, found a sparse one")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def read_whole(
+    path: pathlib.Path, inside: pathlib.Path | None = None, *, most: int = MOST_BYTES
+) -> bytes:
+    """Reads a file of limited size; see :func:`open_file`.
+
+    Raises:
+      UserError: As in :func:`open_file`, or the file is too large.
+      OSError: The file cannot be read.
+    """
+    with open_file(path, inside) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UserError(f"{path}: expected a file of at most {most:,} bytes, found a larger one")
+    return content
+
+
+def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: str = "JSON") -> Any:
+    """Reads a JSON file; see :func:`open_file`. Error messages name ``what`` was expected.
+
+    Raises:
+      UserError: As in :func:`read_whole`, or this is not JSON.
+      OSError: The file cannot be read.
+    """
+    content = read_whole(path, inside, most=MOST_JSON_BYTES)
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
+        raise UserError(f"{path}: expected {what}: {error}") from None
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
@@ -126,9 +223,19 @@ def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
     The lock is on the file ``lock`` in the folder, since network file systems lock only what can be
     opened for writing. It is released at the end of the block or of the process, even by kill -9.
     On a file system without locks, every process gets True.
+
+    Raises:
+      UserError: The name "lock" belongs to a folder or a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    # A link could create a file anywhere.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(folder / "lock", flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        raise UserError(f"{folder / 'lock'}: expected a file to lock: {error.strerror}") from None
     try:
         yield _lock(descriptor, "LOCK_EX")
     finally:

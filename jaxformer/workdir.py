@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
+from jaxformer import files
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, write_file
+from jaxformer.files import local_path, read_whole, resolve_inside, write_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +22,15 @@ class Workdir:
       path: The directory.
 
     Raises:
-      UserError: The path is not on a local disk.
+      UserError: The path is not on a local disk, or a link in the folder leads out of it.
     """
 
     path: pathlib.Path
 
     def __post_init__(self) -> None:
         local_path(self.path)  # Refuses URLs.
+        for path in (self.checkpoints, self.averaged, self.tensorboard):
+            resolve_inside(path, self.path)
 
     @property
     def config(self) -> pathlib.Path:
@@ -82,7 +85,12 @@ class Workdir:
         Raises:
           UserError: The file is damaged.
         """
-        return read_json(self.committed).get("step") if self.committed.exists() else None
+        if not self.committed.exists():
+            return None
+        step = read_json(self.committed).get("step")
+        if not isinstance(step, int):
+            raise UserError(f"{self.committed}: expected the number of a step: got {step!r:.50}")
+        return step
 
     def check_unused(self, made_by: str) -> None:
         """Checks that a command may create this workdir without overwriting anything of others.
@@ -131,34 +139,41 @@ class Workdir:
         Raises:
           UserError: The tokenizer is missing or is not the one that the model was trained with.
         """
-        if not self.tokenizer.is_file():
+        if not self.tokenizer.exists():
             raise UserError(f"{self.tokenizer}: no such file; copy the whole workdir")
         found = sha256_of(self.tokenizer)
         expected = read_json(self.identity).get("tokenizer")
         if found != expected:
             raise UserError(
                 f"{self.tokenizer}: expected the tokenizer that the model was trained with, "
-                f"SHA-256 {expected}, but this one has {found}; copy the whole workdir again"
+                f"SHA-256 {expected!s:.64}, but this one has {found}; copy the whole workdir again"
             )
 
 
 def sha256_of(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a small file, in hexadecimal digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits.
+
+    Raises:
+      UserError: The file cannot be read, is large, or is a link out of its folder.
+    """
+    try:
+        return hashlib.sha256(read_whole(path, path.parent)).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object.
+    """Reads a JSON object of a workdir.
 
     Raises:
-      UserError: The file is missing or is not a JSON object.
+      UserError: The file is missing, is not a JSON object, or is a link out of its folder.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = files.read_json(path, path.parent)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; copy the whole workdir") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected JSON: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values

@@ -24,7 +24,6 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint.manifest import (
-    DamagedError,
     Manifest,
     UnreadableError,
     describe_leaves,
@@ -33,6 +32,7 @@ from jaxformer.checkpoint.manifest import (
     versions,
     write_score,
 )
+from jaxformer.checkpoint.untrusted import DamagedError, check_sizes
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
@@ -446,21 +446,41 @@ class Checkpoints:
     def _read(self, found: _Verified, template: PyTree, *, partial: bool = False) -> PyTree:
         """Reads a verified step; nothing is returned that changed after it was verified."""
         found.manifest.check_leaves(describe_leaves(template), partial=partial)
-        template = jax.tree.map(_with_sharding, template)
-        args = ocp.args.PyTreeRestore(
-            template,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(template),
-            partial_restore=partial,
-        )
         folder = self._folder(found.manifest.step)
-        with self._removal_noticed(found.manifest.step), lock_step(folder, shared=True):
+        with (
+            self._removal_noticed(found.manifest.step),
+            lock_step(folder, shared=True),
+            _failures_of_reading_explained(folder),
+        ):
             try:
-                return jax.block_until_ready(self._checkpointer.restore(folder, args=args))
+                if partial:  # The config may be the author's, too, and not the user's.
+                    check_sizes(folder, template)
+                template = jax.tree.map(_with_sharding, template)
+                return jax.block_until_ready(self._restore(folder, template, partial))
             finally:
                 if versions(folder) != found.versions:
                     raise DamagedError(
                         f"{folder} changed while it was read; run the same command again"
                     )
+
+    def _restore(self, folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
+        args = ocp.args.PyTreeRestore(
+            template,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(template),
+            partial_restore=partial,
+        )
+        return self._checkpointer.restore(folder, args=args)
+
+
+@contextlib.contextmanager
+def _failures_of_reading_explained(folder: pathlib.Path) -> Iterator[None]:
+    """Turns errors of orbax, which has no class for them, into a UserError that names the step."""
+    try:
+        yield
+    except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
+        raise UserError(f"{folder}: cannot be restored: {str(error)[:500]}") from error
 
 
 def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import jax
 from jaxtyping import PyTree
 
+from jaxformer.checkpoint.untrusted import DamagedError, check_listing
 from jaxformer.errors import UserError
-from jaxformer.files import lock_file, write_file
+from jaxformer.files import MOST_JSON_BYTES, lock_file, open_file, read_json, write_file
 
 _NAME = "manifest.json"
 _SCORE = "score.json"
@@ -30,10 +31,6 @@ _UNVERIFIED = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 _MISSING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 
 T = TypeVar("T")
-
-
-class DamagedError(UserError):
-    """A step on disk is not what was saved."""
 
 
 class UnreadableError(UserError):
@@ -67,8 +64,13 @@ class Manifest:
         )
         files = {name: _sha256(folder / name) for name in names if name not in _UNVERIFIED}
         content = {"step": dataclasses.asdict(self), "files": files}
+        text = json.dumps({"sha256": _sha256_of_json(content), "content": content}, indent=1)
+        if len(text) > MOST_JSON_BYTES:
+            raise ValueError(
+                f"expected less metadata and fewer arrays: they take {len(text)} bytes"
+            )
         with (folder / _NAME).open("w", encoding="utf-8") as file:
-            json.dump({"sha256": _sha256_of_json(content), "content": content}, file, indent=1)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
@@ -86,18 +88,45 @@ class Manifest:
           UnreadableError: The disk cannot be read.
         """
         path = folder / _NAME
-        text = _read(path, pathlib.Path.read_bytes)
         try:
-            values = json.loads(text)
+            values = _read(path, lambda path: read_json(path, folder.parent))
             expected, content = values["sha256"], values["content"]
             manifest, files = cls(**content["step"]), content["files"]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (KeyError, TypeError):
             raise DamagedError(f"{path} has changed since it was saved") from None
+        except (DamagedError, UnreadableError):
+            raise
+        except UserError as error:
+            cause = str(error).removeprefix(f"{path}: ")
+            raise DamagedError(f"{path} has changed since it was saved: {cause}") from None
         if _sha256_of_json(content) != expected or manifest.step != int(folder.name):
             raise DamagedError(f"{path} has changed since it was saved")
+        manifest.check_types(path, files)
         if verify:
+            check_listing(folder, set(files), {_NAME, _SCORE, *_UNVERIFIED})
             _verify(folder, files)
         return manifest
+
+    def check_types(self, path: pathlib.Path, files: Any) -> None:
+        """Checks what was read from a file, whose author may have written anything.
+
+        Args:
+          path: The file.
+          files: The hashes in it.
+
+        Raises:
+          DamagedError: A value has another type.
+        """
+        numbers = (self.step, self.keep)
+        if not (
+            all(type(number) is int for number in numbers)
+            and isinstance(self.metadata, dict)
+            and (self.score is None or isinstance(self.score, int | float))
+            and isinstance(self.interim, bool)
+            and _maps_to_text(self.leaves)
+            and _maps_to_text(files)
+        ):
+            raise DamagedError(f"{path}: expected the manifest of a checkpoint, found other values")
 
     def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
         """Compares the arrays of the step with the wanted ones.
@@ -178,16 +207,14 @@ def read_score(folder: pathlib.Path) -> tuple[bool, float | None]:
       UnreadableError: The disk cannot be read.
     """
     try:
-        text = _read(folder / _SCORE, pathlib.Path.read_bytes)
-    except DamagedError:
+        values = _read(folder / _SCORE, lambda path: read_json(path, folder.parent))
+        score = values["content"]["score"]
+        good = _sha256_of_json(values["content"]) == values["sha256"]
+    except UnreadableError:
+        raise
+    except (UserError, KeyError, TypeError):
         return False, None
-    try:
-        values = json.loads(text)
-        if _sha256_of_json(values["content"]) != values["sha256"]:
-            return False, None
-        return True, values["content"]["score"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False, None
+    return (True, score) if good and isinstance(score, int | float | None) else (False, None)
 
 
 def describe_leaves(tree: PyTree) -> dict[str, str]:
@@ -230,8 +257,12 @@ def _read(path: pathlib.Path, read: Callable[[pathlib.Path], T]) -> T:
         ) from None
 
 
+def _maps_to_text(values: Any) -> bool:
+    return isinstance(values, dict) and all(isinstance(text, str) for text in values.values())
+
+
 def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

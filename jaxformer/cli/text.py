@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
-from jaxformer.data.text_files import read_file, read_lines
+from jaxformer.data.text_files import bounded_lines, read_file, read_lines
 from jaxformer.errors import UserError
 
 T = TypeVar("T")
@@ -61,9 +61,10 @@ class Text:
             return read_file(self._path)
         if not self.stream:
             sys.stdin.buffer.seek(self._start)
-            return read_lines(sys.stdin.buffer, self.name)
+            return read_lines(bounded_lines(sys.stdin.buffer.readline, self.name), self.name)
         # At exit Python would wait for a thread that reads sys.stdin itself.
-        return read_lines(_reopened(sys.stdin.buffer), self.name)
+        stream = _reopened(sys.stdin.buffer)
+        return read_lines(bounded_lines(stream.readline, self.name), self.name)
 
 
 def is_stream(path: pathlib.Path | None) -> bool:

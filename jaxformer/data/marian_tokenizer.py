@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.data.tokenizer import UNK, Tokenizer
+from jaxformer.data.tokenizer import UNK, Tokenizer, open_processor
 from jaxformer.errors import UserError
+from jaxformer.files import open_file
 
 _SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
 # Models with several target languages expect the code of one at the beginning of a sentence.
@@ -139,7 +140,7 @@ def load_tokenizer(path: pathlib.Path) -> Tokenizer:
       UserError: There is no such file, or it is not a tokenizer.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             marian = file.read(1) == b"{"
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -159,13 +160,9 @@ def _parse(serialized: bytes) -> dict[str, Any]:
 
 
 def _processor(values: dict[str, Any], side: str) -> Any:
-    import sentencepiece
-
     try:
-        model = base64.b64decode(values[side], validate=True)
-        # SentencePiece takes empty bytes for a model that will be loaded later.
-        if model:
-            return sentencepiece.SentencePieceProcessor(model_proto=model)
-    except (KeyError, TypeError, binascii.Error, RuntimeError, ValueError):
-        pass
-    raise UserError(f"expected a Marian tokenizer with a SentencePiece model as {side}: found none")
+        return open_processor(base64.b64decode(values[side], validate=True))
+    except (KeyError, TypeError, binascii.Error, ValueError):  # UserError, too
+        raise UserError(
+            f"expected a Marian tokenizer with a SentencePiece model as {side}: found none"
+        ) from None

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens
-from jaxformer.data.tokenizer import PAD, UNK, train_byte_pair_model
+from jaxformer.data.tokenizer import PAD, UNK, open_processor, train_byte_pair_model
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
-from jaxformer.files import local_path, write_file
+from jaxformer.files import local_path, read_whole, write_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,10 +106,7 @@ class ByteFallbackTokenizer:
 
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`."""
-        import sentencepiece
-
-        # SentencePiece accepts empty bytes, and would fail only later.
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model or b"none")
+        self._processor = open_processor(model)
         self.vocab_size: int = self._processor.vocab_size()
         self.serialized = model
         self.sha256 = hashlib.sha256(model).hexdigest()
@@ -174,13 +171,14 @@ def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
       UserError: There is no such file, or it is not such a tokenizer.
     """
     try:
-        content = path.read_bytes()
+        content = read_whole(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RuntimeError):
+    except (ValueError, KeyError, TypeError, RuntimeError):  # RecursionError, too
         raise UserError(f"{path}: expected the tokenizer of a language model") from None
 
 

@@ -3,11 +3,14 @@
 import difflib
 import gzip
 import hashlib
+import itertools
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from jaxformer.errors import UserError
+
+_LONGEST_LINE = 1 << 20
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -38,6 +41,30 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
         yield text.removesuffix("\n").removesuffix("\r")
 
 
+def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
+    r"""Yields the lines of a binary file, each with its ``\n``, in bounded memory.
+
+    A megabyte of gzip can hold a line of a gigabyte.
+
+    Args:
+      readline: Method of the file.
+      name: Name of the file in error messages.
+
+    Raises:
+      UserError: A line is longer than any sentence or tree.
+    """
+    for number in itertools.count(1):
+        line = readline(_LONGEST_LINE + 1)
+        if len(line) > _LONGEST_LINE:
+            raise UserError(
+                f"{name}:{number}: expected lines of at most {_LONGEST_LINE:,} bytes, got a longer "
+                "one; is this text?"
+            )
+        if not line:
+            return
+        yield line
+
+
 def read_file(path: pathlib.Path) -> Iterator[str]:
     """Yields the lines of a text file, decompressed if its name ends in ``.gz``.
 
@@ -66,11 +93,11 @@ def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     r"""Yields the lines of a file as bytes, each with its ``\n``; decompresses ``.gz`` files.
 
     Raises:
-      UserError: The file cannot be read or is damaged.
+      UserError: The file cannot be read or is damaged, or a line is too long.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield from stream
+            yield from bounded_lines(stream.readline, str(path))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: expected a whole gzip file: {error}; copy it again") from None
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import read_whole, write_file
 
 # sentencepiece is imported only where it is used: most importers of this module need only the ids.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
@@ -47,18 +47,12 @@ class Tokenizer:
         Raises:
           UserError: The bytes are not such a model, or it has other special ids.
         """
-        import sentencepiece
-
         if isinstance(model, str | pathlib.Path):
             raise UserError(
                 f"expected the bytes of a SentencePiece model, got {str(model)!r}; read a file "
                 "with Tokenizer.load"
             )
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError:
-            raise UserError("expected a SentencePiece model; these bytes are none") from None
-        processor = self._processor
+        processor = self._processor = open_processor(model)
         ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
         if ids != (PAD, EOS, BOS, UNK):
             raise UserError(
@@ -80,7 +74,7 @@ class Tokenizer:
           UserError: There is no such file, or it is not a SentencePiece model.
         """
         try:
-            return cls(pathlib.Path(path).read_bytes())
+            return cls(read_whole(pathlib.Path(path)))
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         except UserError as error:
@@ -145,6 +139,23 @@ class Tokenizer:
           UserError: The id is out of range.
         """
         return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
+
+
+def open_processor(model: bytes) -> Any:
+    """Returns the SentencePieceProcessor of a serialized model.
+
+    Raises:
+      UserError: The bytes are not such a model, or not all of its pieces are text.
+    """
+    import sentencepiece
+
+    try:
+        # SentencePiece takes empty bytes for a model that will be loaded later.
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model or b"none")
+        processor.id_to_piece(list(range(processor.vocab_size())))
+    except (RuntimeError, UnicodeDecodeError):
+        raise UserError("expected a SentencePiece model; these bytes are none") from None
+    return processor
 
 
 def train_tokenizer(

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, write_file
+from jaxformer.files import local_path, read_whole, write_file
 from jaxformer.inference.weights import load_params, prepare_params
 from jaxformer.workdir import Workdir, read_json
 
@@ -50,10 +50,14 @@ def quantize(
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, kind)
     identity = read_json(folder.identity)
-    metadata = {"tokenizer": identity.get("tokenizer"), "rounded_from": name}
+    metadata = {
+        "tokenizer": identity.get("tokenizer"),
+        "model": dataclasses.asdict(model),
+        "rounded_from": name,
+    }
     target.begin(_COMMAND, identity)
     write_single(target.checkpoints, 0, {"params": quantized}, metadata)
-    write_file(target.tokenizer, folder.tokenizer.read_bytes())
+    write_file(target.tokenizer, read_whole(folder.tokenizer, folder.path))
     # Last, since the config marks a complete workdir.
     config_lib.save(dataclasses.replace(config, model=model), target.config)
     return _bytes(params), _bytes(quantized)

@@ -20,6 +20,7 @@ from jaxformer.checkpoint import (
 )
 from jaxformer.config import Config, ModelConfig, load_run, model_of
 from jaxformer.errors import UserError
+from jaxformer.fields import check_unchanged
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model, abstract_model_params, describe_model
 from jaxformer.models.transformer import Transformer
@@ -103,10 +104,9 @@ def load_params(
             return checkpoints.restore_params(template, step=step)
 
     restored = _beside_a_run(restore)
-    _check_vocabulary(folder, directory, restored.metadata)
+    _check_metadata(folder, directory, config, restored.metadata)
     if weights == "averaged":
-        steps = ", ".join(map(str, restored.metadata.get("averaged_steps", [])))
-        return restored.params, f"average of steps {steps}"
+        return restored.params, f"average of steps {_averaged_steps(restored.metadata)}"
     older = averaged is not None and directory == folder.checkpoints and averaged != restored.step
     note = "; --weights averaged gives an average of other steps" if older else ""
     return restored.params, f"step {restored.step}{note}"
@@ -139,12 +139,22 @@ def _steps(directory: pathlib.Path) -> list[int]:
         return checkpoints.steps()
 
 
-def _check_vocabulary(folder: Workdir, directory: pathlib.Path, metadata: dict[str, Any]) -> None:
+def _averaged_steps(metadata: dict[str, Any]) -> str:
+    steps = metadata.get("averaged_steps", [])
+    return ", ".join(map(str, steps)) if isinstance(steps, list) else "unknown"
+
+
+def _check_metadata(
+    folder: Workdir, directory: pathlib.Path, config: ModelConfig, metadata: dict[str, Any]
+) -> None:
+    """Checks that parameters are of the workdir's tokenizer and model."""
+    check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))
     expected = read_json(folder.identity).get("tokenizer")
     if metadata.get("tokenizer") != expected:
         raise UserError(
             f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "
-            f"{expected}, but these are of {metadata.get('tokenizer')}; copy the whole workdir"
+            f"{expected!s:.64}, but these are of {metadata.get('tokenizer')!s:.64}; copy the "
+            "whole workdir"
         )
 
 
@@ -169,12 +179,14 @@ def average(folder: Workdir, last: int) -> list[int]:
             "quantize the average with jaxformer quantize"
         )
     template = abstract_params(config, model_of(run))
-    steps, mean, metadata = _beside_a_run(lambda: _mean(folder, template, last))
+    steps, mean, metadata = _beside_a_run(lambda: _mean(folder, config, template, last))
     write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
     return steps
 
 
-def _mean(folder: Workdir, template: PyTree, last: int) -> tuple[list[int], PyTree, dict[str, Any]]:
+def _mean(
+    folder: Workdir, config: ModelConfig, template: PyTree, last: int
+) -> tuple[list[int], PyTree, dict[str, Any]]:
     """Returns the newest steps, their mean and its metadata."""
     with _open(folder.checkpoints, "train.py") as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
@@ -190,7 +202,7 @@ def _mean(folder: Workdir, template: PyTree, last: int) -> tuple[list[int], PyTr
         metadata: dict[str, Any] = {}
         for step in steps:
             restored = checkpoints.restore_params(template, step=step)
-            _check_vocabulary(folder, folder.checkpoints, restored.metadata)
+            _check_metadata(folder, folder.checkpoints, config, restored.metadata)
             total = jax.tree.map(np.add, total, jax.device_get(restored.params))
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)

@@ -12,6 +12,7 @@ activation, and three differences in layout:
 - Its vocabulary is numbered differently.
 """
 
+import dataclasses
 import pathlib
 
 import jax
@@ -24,7 +25,7 @@ from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
+from jaxformer.files import local_path, read_whole
 from jaxformer.interop.arrays import NamedArrays, read_safetensors
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
@@ -63,7 +64,8 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     identity = {"tokenizer": tokenizer.sha256}
     folder.begin(_COMMAND, identity)
     tokenizer.save(folder.tokenizer)
-    write_single(folder.checkpoints, 0, {"params": params}, identity)
+    metadata = {**identity, "model": dataclasses.asdict(config.model)}
+    write_single(folder.checkpoints, 0, {"params": params}, metadata)
     config_lib.save(config, folder.config)  # Last, since the config marks a complete workdir.
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
@@ -84,7 +86,7 @@ def _languages(path: pathlib.Path) -> tuple[str, str]:
 
 def _read(path: pathlib.Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

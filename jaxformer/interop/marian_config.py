@@ -4,12 +4,12 @@ Missing fields take the defaults of the transformers library's ``MarianConfig``,
 write fields with default values. Features that our Transformer lacks are refused by name.
 """
 
-import json
 import pathlib
 from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.files import read_json
 from jaxformer.search import BeamSearch
 
 _DEFAULTS: dict[str, Any] = {
@@ -222,7 +222,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
       UserError: The file is missing or is not a JSON object.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; expected a folder of a Marian model in the Hugging Face "
@@ -230,8 +230,6 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
-        raise UserError(f"{path}: expected JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object: found {type(values).__name__}")
     return values

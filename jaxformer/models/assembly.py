@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -16,9 +16,17 @@ from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
-from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
+from jaxformer.nn.positions import (
+    FixedPositions,
+    no_positions,
+    rotary_positions,
+    sinusoidal_positions,
+)
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
+
+_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "d_k", "d_v", "max_length")
+_LARGEST_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,11 +99,15 @@ class ModelConfig:
         )
         check_fraction(self, "model", "dropout_rate")
         check_fraction(self, "model", "attention_dropout_rate")
+        for name in _SIZES:
+            if (getattr(self, name) or 0) > _LARGEST_SIZE:
+                raise UserError(
+                    f"model.{name} must be at most {_LARGEST_SIZE}: got {getattr(self, name)}"
+                )
         for name in ("d_k", "d_v"):
             size = getattr(self, name)
             if size is None and self.d_model % self.num_heads:
-                fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
-                near = min(fits, key=lambda h: abs(h - self.num_heads))
+                near = _nearest_divisor(self.d_model, self.num_heads)
                 raise UserError(
                     f"model.num_heads must divide model.d_model when model.{name} is not given: "
                     f"got num_heads={self.num_heads}, d_model={self.d_model}; "
@@ -141,6 +153,11 @@ class ModelConfig:
         return self.d_model // self.num_heads if self.d_v is None else self.d_v
 
 
+def _nearest_divisor(number: int, wanted: int) -> int:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return min(sorted({*small, *(number // n for n in small)}), key=lambda n: abs(n - wanted))
+
+
 def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "none") -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
@@ -179,14 +196,14 @@ def make_table(module: nn.Module, name: str, size: int, d_model: int) -> Any:
 
 
 def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
-    """Returns the encodings of ``max_length`` positions, [M, D], which are added to embeddings.
+    """Returns the encodings of ``max_length`` positions, which are added to embeddings.
 
     They are zeros if positions are rotary.
     """
     if config.positions == "rotary":
-        return np.zeros((config.max_length, config.d_model), np.float32)
+        return FixedPositions(no_positions, config.max_length, config.d_model)
     if config.positions == "sinusoidal":
-        return sinusoidal_positions(config.max_length, config.d_model)
+        return FixedPositions(sinusoidal_positions, config.max_length, config.d_model)
     initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
     return parameter(module, name, initializer, (config.max_length, config.d_model))
 

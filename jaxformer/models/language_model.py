@@ -164,9 +164,12 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Array, "B N V"], StackCache]:
         """Returns float32 logits of the next token of every beam, and the updated cache."""
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        x, cache = self.decoder.step(self._embed(tokens, positions), cache)
+        embedded = self._embed(tokens, positions, cache.slots.beam_slots.shape[-1])
+        x, cache = self.decoder.step(embedded, cache)
         return self.logits(x), cache
 
-    def _embed(self, tokens: Array, positions: Array | None) -> Float[Array, "B T D"]:
-        embedded = embed_tokens(self.embedding, tokens, self.positions, positions)
+    def _embed(
+        self, tokens: Array, positions: Array | None, capacity: int | None = None
+    ) -> Float[Array, "B T D"]:
+        embedded = embed_tokens(self.embedding, tokens, self.positions, positions, capacity)
         return embedded.astype(activation_dtype(self.config.compute_dtype))

@@ -206,7 +206,8 @@ class Transformer(nn.Module):
         The first step takes the beginning-of-sentence token.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions)
+        capacity = cache.slots.beam_slots.shape[-1]
+        x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions, capacity)
         x, cache = self.decoder.step(x, cache)
         return self.logits(x), cache
 
@@ -228,9 +229,14 @@ class Transformer(nn.Module):
         return self.decoder.prefill(x, cache, length)
 
     def _embed(
-        self, tokens: Array, positions: Array | None, table: Array | Int8Matrix, encodings: Any
+        self,
+        tokens: Array,
+        positions: Array | None,
+        table: Array | Int8Matrix,
+        encodings: Any,
+        capacity: int | None = None,
     ) -> Float[Array, "B T D"]:
-        embedded = embed_tokens(table, tokens, encodings, positions)
+        embedded = embed_tokens(table, tokens, encodings, positions, capacity)
         return embedded.astype(activation_dtype(self.config.compute_dtype))
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.layout import has_explicit_axes, take_rows
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.matmul import matmul_nt
+from jaxformer.nn.positions import FixedPositions
 from jaxformer.nn.precision import Int8Matrix, quantize_rows
 from jaxformer.nn.sharding import per_batch_shard
 
@@ -50,8 +51,9 @@ def output_logits(
 def embed_tokens(
     table: Float[Array, "V D"] | Int8Matrix,
     tokens: Int[Array, "B T"],
-    encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"],
+    encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"] | FixedPositions,
     positions: Int[Array, "#B T"] | None = None,
+    capacity: int | None = None,
 ) -> Float[Array, "B T D"]:
     """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5), float32.
 
@@ -60,6 +62,7 @@ def embed_tokens(
       tokens: Token ids.
       encodings: Encoding of every position, sinusoidal or learned.
       positions: Position of every token; 0, 1, ... when None.
+      capacity: Number that all positions are less than; the number of encodings when None.
 
     Raises:
       UserError: A sequence is longer than ``encodings``, or an id is not in the table.
@@ -67,7 +70,10 @@ def embed_tokens(
     check_ids("tokens", tokens, jax.tree.leaves(table)[0].shape[0])
     if positions is None:
         check_length("sequence", tokens.shape[1], len(encodings))
-        encoding = jnp.asarray(encodings)[: tokens.shape[1]]
+        encoding = jnp.asarray(encodings[: tokens.shape[1]])
     else:
+        if isinstance(encodings, FixedPositions):
+            encodings = encodings[:capacity]
         encoding = jnp.asarray(encodings)[positions]
-    return embed(table, tokens) * math.sqrt(encodings.shape[1]) + encoding
+    embedded = embed(table, tokens)
+    return embedded * math.sqrt(embedded.shape[-1]) + encoding

@@ -1,5 +1,8 @@
 """Positional encodings: sinusoidal (section 3.5) and rotary."""
 
+import dataclasses
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -30,6 +33,35 @@ def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     angles = np.arange(length)[:, None] * frequencies
     pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
     return pairs.reshape(length, d_model).astype("float32")
+
+
+def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
+    """Returns zeros, for models whose layers encode positions."""
+    return np.zeros((length, d_model), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedPositions:
+    """A table of encodings that is computed as far as it is used.
+
+    ``max_length`` may be much longer than any sequence, and its table larger than the memory.
+
+    Attributes:
+      encode: Computes the first encodings, such as :func:`sinusoidal_positions`.
+      length: Number of positions.
+      d_model: Width of an encoding.
+    """
+
+    encode: Callable[[int, int], np.ndarray]
+    length: int
+    d_model: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, positions: slice) -> Float[np.ndarray, "T D"]:
+        """Returns the encodings ``[:stop]``."""
+        return self.encode(len(range(self.length)[positions]), self.d_model)
 
 
 def rotary_positions(

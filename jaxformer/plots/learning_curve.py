@@ -1,5 +1,6 @@
 """Learning curves: loss, scores, learning rate and speed by optimizer step."""
 
+import io
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from jaxformer.errors import UserError
+from jaxformer.files import read_whole
 from jaxformer.plots import figure
 
 # For each metric: the title of its panel, and the function that selects the best value.
@@ -24,6 +26,7 @@ _PANELS = {
     "learning_rate": ("Learning rate (10⁻³)", None),
     "tokens_per_second": ("Tokens per second", None),
 }
+_MOST_BYTES = 64 << 20  # Metrics of 400,000 reports.
 _DIVERGED = 1e9  # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _LOOKS = {
     "train": {"color": figure.BLUE, "label": "training"},
@@ -44,23 +47,24 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     An incomplete last line, left by a killed run, is ignored.
 
     Raises:
-      UserError: The file is missing, or a line before the last is not a JSON object.
+      UserError: The file is missing, too large, or a line before the last is not a JSON object.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        content = read_whole(path, path.parent, most=_MOST_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected the metrics of a run") from None
     records = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    for number, raw in enumerate(io.BytesIO(content), start=1):
+        if raw.isspace():
             continue
+        line = raw.decode(errors="replace")
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
             records.append(record)
-        elif number < len(lines):  # The last line is "" unless it is incomplete.
+        elif raw.endswith(b"\n"):  # Otherwise it is the last line, and incomplete.
             raise UserError(f"{path}:{number}: expected a JSON object, got {line[:50]!r}")
     return records
 
@@ -104,6 +108,7 @@ def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[i
         for record in records
         if record.get("kind") == kind
         and isinstance(record.get("step"), int)
+        and abs(record["step"]) < 2**53  # a float holds it
         and isinstance(record.get(name), int | float)
     }
     good = {step: value for step, value in sorted(values.items()) if abs(value) < _DIVERGED}

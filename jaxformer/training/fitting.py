@@ -26,6 +26,7 @@ from jaxformer.training.run_directory import (
     check_identity,
     check_metadata,
     check_workdir,
+    describe_run,
     initialize_workdir,
     mirrored,
     only_run_in,
@@ -123,9 +124,10 @@ def fit(
         # Checked again: another run may have used the workdir while this one read its data.
         check_workdir(folder, config or settings)
         check_identity(folder, identity)
+        metadata = describe_run(identity, config or settings)
         with stop.at_once():
-            state, metadata = _restore_or_initialize(
-                task, optimizer, mesh, settings.seed, folder, checkpoints
+            state, unfinished = _restore_or_initialize(
+                task, optimizer, mesh, settings.seed, folder, checkpoints, metadata
             )
             start = int(state.step)
         if hosts.is_primary():
@@ -142,7 +144,16 @@ def fit(
         ) as reporter:
             _log_summary(reporter, task, mesh, state)
             run = Run(
-                task, settings, mesh, optimizer, checkpoints, reporter, learning_rate, hooks, stop
+                task,
+                settings,
+                mesh,
+                optimizer,
+                checkpoints,
+                metadata,
+                reporter,
+                learning_rate,
+                hooks,
+                stop,
             )
             if start:
                 run.resume_validation(state, start)
@@ -150,7 +161,7 @@ def fit(
                 section = "training" if config else "fit"
                 reporter.log(f"nothing to do: {section}.steps={settings.steps} are done")
                 return state
-            return run.steps(state, start, Window(learning_rate, metadata.get(_WINDOW)))
+            return run.steps(state, start, Window(learning_rate, unfinished))
 
 
 def _check_task(task: Any) -> None:
@@ -169,16 +180,17 @@ def _restore_or_initialize(
     seed: int,
     folder: Workdir,
     checkpoints: Checkpoints,
-) -> tuple[TrainState, dict[str, Any]]:
-    """Returns the newest state with its metadata, or a fresh one."""
+    metadata: dict[str, Any],
+) -> tuple[TrainState, dict[str, Any] | None]:
+    """Returns the newest state and its unfinished report, or a fresh state."""
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
     restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.describe))
     if restored is None:
-        return init_state(task.init, optimizer, mesh, seed, task.describe), {}
-    check_metadata(folder, task.identity(), restored.metadata)
-    return restored.state, restored.metadata
+        return init_state(task.init, optimizer, mesh, seed, task.describe), None
+    check_metadata(folder, metadata, restored.metadata)
+    return restored.state, restored.metadata.get(_WINDOW)
 
 
 @dataclasses.dataclass
@@ -190,6 +202,7 @@ class Run:
     mesh: Mesh
     optimizer: optax.GradientTransformation
     checkpoints: Checkpoints
+    metadata: dict[str, Any]
     reporter: Reporter
     learning_rate: optax.Schedule | None
     hooks: Sequence[Hook]
@@ -385,7 +398,7 @@ class Run:
                 f"the parameters or the optimizer's state are NaN or Inf at step {step}, which is "
                 f"not saved; the newest checkpoint is of step {newest}"
             )
-        metadata = {**self.task.identity(), _WINDOW: window.saved()}
+        metadata = {**self.metadata, _WINDOW: window.saved()}
         self.checkpoints.save(step, state, metadata=metadata, interim=interim)
 
 

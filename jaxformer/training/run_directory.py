@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxformer.checkpoint import Mirror, fetch, saved_steps
 from jaxformer.errors import UserError
+from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, lock_folder, write_file
 from jaxformer.training import hosts
 from jaxformer.training.settings import Settings
@@ -226,18 +227,35 @@ def mirrored(
         yield thread.update
 
 
-def check_metadata(folder: Workdir, identity: dict[str, str], metadata: dict[str, Any]) -> None:
-    """Checks that a checkpoint was trained with the same tokenizer and data.
+def describe_run(identity: dict[str, str], settings: Settings) -> dict[str, Any]:
+    """Returns the metadata of checkpoints: the identity, and the model of an experiment's config.
+
+    Arrays do not show all of a model: an activation has no parameters.
+    """
+    model = settings.to_dict().get("model")
+    return identity if model is None else {**identity, "model": model}
+
+
+def check_metadata(folder: Workdir, expected: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Checks that a checkpoint was trained with the same tokenizer, data and model.
 
     Checkpoints of earlier versions record only the tokenizer.
+
+    Args:
+      folder: The workdir.
+      expected: Metadata of this run, from :func:`describe_run`.
+      metadata: Metadata of the checkpoint.
 
     Raises:
       UserError: They differ.
     """
+    identity, place = dict(expected), str(folder.checkpoints)
+    model = identity.pop("model", {})
+    check_unchanged(model, metadata.get("model"), "model", place)
     for name in [name for name in identity if name in metadata] or identity:
         if metadata.get(name) != identity[name]:
             raise UserError(
-                f"{folder.checkpoints}: expected checkpoints of the {name} with SHA-256 "
+                f"{place}: expected checkpoints of the {name} with SHA-256 "
                 f"{identity[name]}, but they are of {metadata.get(name)}; use another --workdir"
             )
 

@@ -2,13 +2,14 @@
 
 import json
 import math
+import pathlib
 import sys
 from collections.abc import Mapping
 from typing import IO, Any, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
-from jaxformer.files import write_file
+from jaxformer.files import open_file, write_file
 from jaxformer.training.hosts import is_primary
 from jaxformer.workdir import Workdir
 
@@ -109,7 +110,7 @@ class MetricsFile:
 
         They are appended there. Only an incomplete last line is dropped.
         """
-        content = folder.metrics.read_bytes() if folder.metrics.exists() else b""
+        content = _content(folder.metrics)
         *lines, torn = content.split(b"\n")
         if _report_of(torn) is not None:  # only its line end is missing
             lines.append(torn)
@@ -119,11 +120,11 @@ class MetricsFile:
             (kept if report is not None and report[1] <= start else cut).append(line + b"\n")
         if cut:
             copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
-            write_file(copy, (copy.read_bytes() if copy.exists() else b"") + b"".join(cut))
+            write_file(copy, _content(copy) + b"".join(cut))
         write_file(folder.metrics, b"".join(kept))
         self.kept = {report for line in kept if (report := _report_of(line)) is not None}
         earlier = folder.path.glob("metrics.after-*.jsonl")
-        reports = (_report_of(line) for path in earlier for line in path.read_bytes().split(b"\n"))
+        reports = (_report_of(line) for path in earlier for line in _content(path).split(b"\n"))
         self.cut = {report for report in reports if report is not None and report[1] > start}
         self._file: IO[str] = folder.metrics.open("a", encoding="utf-8")
 
@@ -139,6 +140,19 @@ class MetricsFile:
         self._file.close()
 
 
+def _content(path: pathlib.Path) -> bytes:
+    """Returns the content of a file of the workdir, empty if there is none.
+
+    Raises:
+      UserError: Something other than a file has this name, or a link leads out of the workdir.
+    """
+    try:
+        with open_file(path, path.parent) as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
 def _report_of(line: bytes) -> tuple[str, float] | None:
     """Returns kind and step of a report, or None if the line is not one."""
     try:
@@ -146,7 +160,8 @@ def _report_of(line: bytes) -> tuple[str, float] | None:
         kind, step = report.get("kind"), report["step"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return (kind, step) if isinstance(step, int | float) else None
+    good = isinstance(kind, str) and isinstance(step, int | float)
+    return (kind, step) if good else None
 
 
 class TensorBoard:

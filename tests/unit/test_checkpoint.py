@@ -1,8 +1,11 @@
 import dataclasses
+import hashlib
 import io
 import json
 import logging
+import os
 import pathlib
+import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -15,6 +18,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+import tensorstore
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxformer.checkpoint import Checkpoints, write_single
@@ -728,3 +732,116 @@ def test_warnings_go_to_the_logger(
     assert ("jaxformer", logging.WARNING) in [
         (record.name, record.levelno) for record in caplog.records
     ]
+
+
+def reseal(folder: pathlib.Path, edit: Callable[[dict], object]) -> None:
+    """Edits a manifest and writes its hash again, as whoever made it can."""
+    content = json.loads((folder / "manifest.json").read_bytes())["content"]
+    edit(content)
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({"sha256": digest, "content": content}))
+
+
+class TestHostileStep:
+    """A step whose author wrote the right hash of whatever it holds."""
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            lambda content: content.update(files={}),
+            lambda content: content["files"].pop("_METADATA"),
+            lambda content: content["files"].update({"../1/_METADATA": "0"}),
+            lambda content: content["files"].update({"_METADATA": 0}),
+            lambda content: content.update(files=[]),
+            lambda content: content["step"].update(metadata=[]),
+            lambda content: content["step"].update(leaves={"step": 1}),
+            lambda content: content["step"].update(leaves=[]),
+            lambda content: content["step"].update(keep="1"),
+            lambda content: content["step"].update(interim=1),
+            lambda content: content["step"].update(score="best"),
+            lambda content: content["step"].update(step=2.0),
+            lambda content: content["step"].update(step=True),
+            lambda content: content["step"].update(unknown=1),
+            lambda content: content.update(step=[]),
+        ],
+    )
+    def test_falls_back(self, directory: pathlib.Path, edit: Callable) -> None:
+        reseal(directory / "2", edit)
+        checkpoints = Checkpoints(directory)
+        assert checkpoints.restore(make_state(0)).step == 1
+        assert checkpoints.newest_good_step() == 1
+
+    @pytest.mark.parametrize("name", ["extra", "d/extra", "ocdbt.process_7/manifest.ocdbt"])
+    def test_unlisted_file_is_noticed(self, directory: pathlib.Path, name: str) -> None:
+        (directory / "2" / name).parent.mkdir(exist_ok=True)
+        (directory / "2" / name).write_bytes(b"x")
+        assert Checkpoints(directory).restore(make_state(0)).step == 1
+
+    @pytest.mark.parametrize("name", [".nfs0001", ".DS_Store", "score.json.77.partial"])
+    def test_files_that_nobody_reads_are_ignored(self, directory: pathlib.Path, name: str) -> None:
+        (directory / "2" / name).write_bytes(b"x")
+        assert Checkpoints(directory).restore(make_state(0)).step == 2
+
+    @pytest.mark.parametrize("kind", ["link", "link to a folder", "FIFO", "loop"])
+    @pytest.mark.parametrize("name", ["manifest.json", "_METADATA", "d", "manifest.ocdbt"])
+    def test_only_regular_files_count(self, directory: pathlib.Path, name: str, kind: str) -> None:
+        path = directory / "2" / name
+        kept = path.rename(directory.parent / "kept")
+        if kind == "FIFO":
+            os.mkfifo(path)
+        else:
+            path.symlink_to({"link": kept, "loop": path}.get(kind, directory.parent))
+        assert Checkpoints(directory).restore(make_state(0)).step == 1
+
+    def test_step_that_is_a_link_is_not_used(self, directory: pathlib.Path) -> None:
+        (directory / "2").rename(directory.parent / "2")
+        (directory / "2").symlink_to(directory.parent / "2")
+        assert Checkpoints(directory).restore(make_state(0)).step == 1
+
+    def test_score_of_another_type_is_none(self, directory: pathlib.Path) -> None:
+        content = {"score": "1e9"}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        path = directory / "1" / "score.json"
+        path.write_text(json.dumps({"sha256": digest, "content": content}))
+        assert Checkpoints(directory).best_step() == 2
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"chunks": [10**9, 10**9]},
+            {"dtype": "|S1000000000"},
+            {"dtype": [["a", "<f4", [10**9]]]},
+            {"chunks": "x"},
+        ],
+    )
+    def test_huge_chunks_are_not_read(self, directory: pathlib.Path, change: dict) -> None:
+        step = directory / "2"
+        database = {"driver": "ocdbt", "base": step.as_uri() + "/"}
+        store = tensorstore.KvStore.open(database).result()
+        key = "params.embedding/.zarray"
+        values = json.loads(store.read(key).result().value)
+        store.write(key, json.dumps(values | change).encode()).result()
+        others = {"manifest.json", "score.json", "_CHECKPOINT_METADATA", "commit_success.txt"}
+        names = [path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()]
+        files = {
+            name: hashlib.sha256((step / name).read_bytes()).hexdigest()
+            for name in names
+            if name not in others
+        }
+        reseal(step, lambda content: content.update(files=files))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(UserError, match=r"2: .*(chunks within|metadata of)"):
+            Checkpoints(directory).restore_params(make_state(0).params)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+    def test_arrays_are_no_larger_than_their_files_allow(self, directory: pathlib.Path) -> None:
+        """The manifest and the config agree on a terabyte, but there are only kilobytes."""
+
+        def grow(content: dict) -> None:
+            content["step"]["leaves"]["params/embedding"] = "float32[1000000,250000]"
+
+        reseal(directory / "2", grow)
+        params = make_state(0).params
+        template = {**params, "embedding": jax.ShapeDtypeStruct((1_000_000, 250_000), jnp.float32)}
+        with pytest.raises(UserError, match="expected files for arrays of 1,000,000,000,"):
+            Checkpoints(directory).restore_params(template)

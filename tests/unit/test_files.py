@@ -4,13 +4,14 @@ import errno
 import fcntl
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, lock_folder, write_file
+from jaxformer.files import local_path, lock_folder, open_file, read_whole, write_file
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,91 @@ def test_without_locks_every_process_gets_the_folder(system, tmp_path, monkeypat
     with lock_folder(tmp_path) as first, lock_folder(tmp_path) as second:
         assert first
         assert second
+
+
+def special(path, kind):
+    """Makes something other than a regular file."""
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("folder", "expected a regular file, found a folder"),
+        ("FIFO", "expected a regular file, found a FIFO"),
+        ("device", "expected a regular file, found a device"),
+        ("sparse", "expected a file with content, found a sparse one"),
+    ],
+)
+def test_only_regular_files_are_opened(kind, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        open_file(special(tmp_path / "file", kind))
+
+
+def test_socket_is_not_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # The names of sockets are short.
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        with pytest.raises(OSError, match="No such device"):
+            open_file(pathlib.Path("socket"))
+
+
+@pytest.mark.parametrize("target", ["../secret", "/etc/passwd", "../missing"])
+def test_links_out_of_a_folder_are_refused(target, tmp_path):
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(target)
+    (tmp_path / "root" / "folder").symlink_to("..")
+    for name in ("link", "folder/secret", "../secret"):
+        with pytest.raises(UserError, match=r"expected a file or folder within .*root, found"):
+            open_file(tmp_path / "root" / name, tmp_path / "root")
+
+
+def test_links_within_a_folder_are_followed(tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "file").write_bytes(b"content")
+    (tmp_path / "root" / "link").symlink_to("file")
+    (tmp_path / "entry").symlink_to("root")
+    assert read_whole(tmp_path / "root" / "link", tmp_path / "root") == b"content"
+    assert read_whole(tmp_path / "entry" / "link", tmp_path / "entry") == b"content"
+
+
+def test_link_to_itself_is_an_error_of_the_system(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(OSError, match="symbolic links"):
+        open_file(tmp_path / "link", tmp_path)
+
+
+def test_large_files_are_not_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_whole(tmp_path / "file", most=5) == b"12345"
+    with pytest.raises(UserError, match="expected a file of at most 4 bytes, found a larger one"):
+        read_whole(tmp_path / "file", most=4)
+
+
+def test_descriptors_are_closed(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for kind in ("folder", "FIFO", "sparse"):
+        with pytest.raises(UserError):
+            open_file(special(tmp_path / kind, kind))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_lock_is_no_link(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(UserError, match="lock: expected a file to lock"),
+        lock_folder(tmp_path / "run"),
+    ):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

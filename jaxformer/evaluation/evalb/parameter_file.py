@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,6 +63,7 @@ _NUMBERS = {
     "CUTOFF_LEN": "cutoff_length",
     "LABELED": "labeled",
 }
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _LISTS = {
     "DELETE_LABEL": "delete_labels",
     "DELETE_LABEL_FOR_LENGTH": "delete_labels_for_length",
@@ -85,14 +87,14 @@ def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
         if line.startswith("#") or not line.strip():
             continue
         keyword, *values = line.split()
-        if keyword in _NUMBERS and len(values) == 1 and values[0].isdecimal():
+        if keyword in _NUMBERS and len(values) == 1 and _NUMBER.fullmatch(values[0]):
             fields[_NUMBERS[keyword]] = int(values[0])
         elif keyword in _LISTS and len(values) == 1:
             fields[_LISTS[keyword]] += (values[0],)
         elif keyword in _PAIRS and len(values) == 2:
             fields[_PAIRS[keyword]] += (tuple(values),)
         else:
-            raise UserError(f"{name}:{number}: {_expected(keyword)}, got {line.strip()!r}")
+            raise UserError(f"{name}:{number}: {_expected(keyword)}, got {line.strip()!r:.200}")
     return ParameterFile(**{**fields, "labeled": bool(fields.get("labeled", True))})
 
 

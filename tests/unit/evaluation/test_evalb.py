@@ -318,3 +318,14 @@ def test_one_string_is_refused_as_a_list_of_trees():
     for sides, name in ((("(S (X x))", ["(S (X x))"]), "gold"), ((["(S (X x))"], "(S)"), "test")):
         with pytest.raises(UserError, match=f"{name}: expected a list of texts, got one string"):
             score(*sides)
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²", "٣", "1" * 19])
+def test_numbers_that_are_none(number):
+    with pytest.raises(UserError, match="p:1: expected a number after MAX_ERROR, got"):
+        read_parameters([f"MAX_ERROR {number}"], "p")
+
+
+def test_deep_trees_are_read():
+    line = "(S " * 10_000 + "(NN x)" + ")" * 10_000
+    assert score([line], [line]).all.f1 == 100

@@ -158,3 +158,49 @@ def test_damage_before_the_last_line_is_reported(tmp_path: pathlib.Path):
 def test_missing_metrics_are_reported(tmp_path: pathlib.Path):
     with pytest.raises(UserError, match=r"metrics\.jsonl: no such file; expected the metrics of"):
         read_metrics(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"step": ' + b"[" * 100_000,
+        b'{"kind": "train", "step": ' + b"9" * 5000 + b', "loss": 1}',
+        b"\xff\xfe",
+        b"\0" * 1000,
+    ],
+)
+def test_hostile_line_is_named(line, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1: expected a JSON object, got"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"step": 10**300},
+        {"step": -(10**12)},
+        {"step": True},
+        {"loss": 10**300},
+        {"loss": "1"},
+        {"loss": [[]]},
+        {"kind": []},
+        {"kind": {}},
+    ],
+)
+def test_hostile_values_are_not_drawn(values, tmp_path):
+    good = {"kind": "train", "step": 1, "loss": 2.0}
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(good) + "\n" + json.dumps({**good, "step": 2, **values}) + "\n")
+    learning_curve(read_metrics(path), tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_sparse_metrics_are_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="found a sparse one"):
+        read_metrics(path)

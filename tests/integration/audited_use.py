@@ -1,0 +1,95 @@
+"""Uses files of others in every way, under an audit hook; prints what they caused as JSON.
+
+Each use runs twice: the first one imports modules and compiles programs.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+from hostile_workdirs import FIXTURE, Watch
+
+# Python that would betray itself.
+CODE = "__import__('os').system('touch\\tbetrayed')"
+MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied"
+
+
+def use_workdir(root: pathlib.Path) -> None:
+    from jaxformer.inference.translator import Translator
+    from jaxformer.inference.weights import average, load_model
+    from jaxformer.plots.learning_curve import learning_curve, read_metrics
+    from jaxformer.workdir import Workdir
+
+    run = shutil.copytree(FIXTURE, root / "run", dirs_exist_ok=True)
+    translator = Translator.load(run)
+    assert translator.translate(["two hundred and six"])[0]
+    translator.translate([CODE], prefixes=[CODE])
+    load_model(run, weights="best")
+    average(Workdir(run), 1)
+    Translator.load(run, weights="averaged")
+    learning_curve(read_metrics(run / "metrics.jsonl"), root / "curve.png")
+
+
+def import_model(root: pathlib.Path) -> None:
+    from jaxformer.interop.marian import import_marian
+
+    shutil.rmtree(root / "imported", ignore_errors=True)
+    import_marian(MARIAN, root / "imported")
+
+
+def read_corpora(root: pathlib.Path) -> None:
+    from jaxformer.data.text_corpus import TextCorpus
+    from jaxformer.data.text_files import read_file
+    from jaxformer.errors import UserError
+    from jaxformer.evaluation.evalb import read_parameters, score
+    from jaxformer.tasks.parsing.treebank import TreesCorpus
+    from jaxformer.tasks.parsing.trees import read_tree_file
+
+    tree = f"(S (NP (NN {CODE.replace('(', '-LRB-').replace(')', '-RRB-')})) (VP (VB x)))\n"
+    (root / "text.en").write_text(f"{CODE}\n")
+    (root / "text.de.gz").write_bytes(gzip.compress(f"{CODE}\n".encode()))
+    (root / "trees").write_text(tree + "(" * 50_000 + "\n")
+    corpus = TextCorpus("en", "de")
+    assert list(corpus.pairs(str(root / "text"))) == [(CODE, CODE)]
+    corpus.fingerprint(str(root / "text"))
+    with contextlib.suppress(UserError):
+        list(read_tree_file(root / "trees"))
+    (root / "trees").write_text(tree)
+    assert len(list(TreesCorpus().pairs(str(root / "trees")))) == 1
+    (root / "params.prm").write_text("DELETE_LABEL TOP\n")
+    parameters = read_parameters(read_file(root / "params.prm"), "params.prm")
+    score([tree], [tree], parameters)
+
+
+def read_configs(root: pathlib.Path) -> None:
+    from jaxformer.config import load
+    from jaxformer.errors import UserError
+
+    config = json.loads((FIXTURE / "config.json").read_bytes())
+    for section in config:
+        (root / "config.json").write_text(json.dumps(config | {section: {"a": CODE}, CODE: CODE}))
+        with contextlib.suppress(UserError):
+            load(root / "config.json")
+
+
+def main(folder: str) -> None:
+    os.chdir(folder)  # The hook cannot tell which folder a relative path is in.
+    root, uses = pathlib.Path(folder), (use_workdir, import_model, read_corpora, read_configs)
+    watch = Watch([folder, sys.prefix, sys.base_prefix, str(FIXTURE), str(MARIAN), "/proc"])
+    for use in uses:
+        use(root)
+    seen = {}
+    for use in uses:
+        watch.on, watch.seen = True, []
+        use(root)
+        watch.on = False
+        seen[use.__name__] = watch.seen
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

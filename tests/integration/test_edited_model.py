@@ -1,0 +1,93 @@
+"""A model option that was edited in ``config.json`` is noticed: arrays do not show all of them."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.experiment import train
+from jaxformer.inference.quantization import quantize
+from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import average, load_model
+from jaxformer.workdir import Workdir
+
+# Options that no parameter shows, with another value.
+EDITS = {
+    "activation": "gelu",
+    "norm_epsilon": 1e-3,
+    "norm_position": "pre",
+    "positions": "rotary",
+    "max_length": 65,
+    "num_heads": 4,
+    "dropout_rate": 0.2,
+    "attention_dropout_rate": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_workdir, tmp_path_factory):
+    run = shutil.copytree(tiny_workdir, tmp_path_factory.mktemp("edited") / "run")
+    average(Workdir(run), 2)
+    return run
+
+
+def edit(run, **model):
+    config = json.loads((run / "config.json").read_bytes())
+    config["model"].update(model)
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+def load_in_any_way(run, tmp_path, name):
+    """Yields every way to load the model, to be called."""
+    yield lambda: Translator.load(run)
+    yield lambda: load_model(run, weights="averaged")
+    yield lambda: load_model(run, weights="4")
+    yield lambda: average(Workdir(run), 1)
+    yield lambda: quantize(run, tmp_path / f"int8-{name}")
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edit_is_refused_with_both_values(name, trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    was = json.loads((run / "config.json").read_bytes())["model"][name]
+    edit(run, **{name: EDITS[name]})
+    for load in load_in_any_way(run, tmp_path, name):
+        with pytest.raises(UserError) as caught:
+            load()
+        text = str(caught.value)
+        assert f"model.{name}={was!r}, but the config has {EDITS[name]!r}" in text or (
+            name in ("norm_position", "num_heads") and "found" in text  # an array shows these
+        )
+
+
+def test_compute_dtype_may_differ(trained, tmp_path):
+    run = edit(shutil.copytree(trained, tmp_path / "run"), compute_dtype="bfloat16")
+    assert Translator.load(run).config.model.compute_dtype == "bfloat16"
+    assert Translator.load(trained, compute_dtype="int8").weights
+
+
+def test_every_option_is_recorded(trained):
+    names = {field.name for field in dataclasses.fields(ModelConfig)}
+    for folder in ("checkpoints/6", "averaged/6"):
+        manifest = json.loads((trained / folder / "manifest.json").read_bytes())
+        assert manifest["content"]["step"]["metadata"]["model"].keys() == names
+
+
+def test_training_does_not_resume_with_another_model(trained, tmp_path, tiny_config):
+    """Not even if the config of the workdir and the one of the command were both edited."""
+    run = edit(shutil.copytree(trained, tmp_path / "run"), activation="gelu")
+    config = tiny_config(steps=8)
+    other = dataclasses.replace(config, model=dataclasses.replace(config.model, activation="gelu"))
+    with pytest.raises(UserError, match=r"model\.activation='relu', but the config has 'gelu'"):
+        train(other, run)
+
+
+def test_quantized_model_is_recorded(trained, tmp_path):
+    quantize(trained, tmp_path / "int8")
+    Translator.load(tmp_path / "int8")
+    with pytest.raises(UserError, match=r"model\.activation='relu', but .* 'swish'"):
+        Translator.load(edit(tmp_path / "int8", activation="swish"))

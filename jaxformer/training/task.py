@@ -140,3 +140,10 @@ class Task(Protocol):
     def describe_batch(self, step: int) -> str:
         """Returns what the log says about batch ``step`` if its update was not finite."""
         return ""
+
+    def example_ids(self, step: int) -> Sequence[int]:
+        """Returns numbers of all examples of batch ``step``, for ``metrics.jsonl``.
+
+        They are written if the update was not finite.
+        """
+        return ()

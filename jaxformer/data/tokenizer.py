@@ -248,13 +248,25 @@ def cached_tokenizer(
         lines = (source for source, _ in corpus.pairs(split))
     else:
         symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
-    try:
-        tokenizer = train_tokenizer(lines, vocab_size, symbols)
-    except UserError as error:
-        raise UserError(f"{split}: {error}") from None
+    tokenizer = train_tokenizer(_with_text(lines, split), vocab_size, symbols)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
+
+
+def _with_text(lines: Iterable[str], split: str) -> Iterator[str]:
+    """Yields the lines of a split that are not blank.
+
+    Raises:
+      UserError: All lines are blank.
+    """
+    found = False
+    for line in lines:
+        if line and not line.isspace():
+            found = True
+            yield line
+    if not found:
+        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
 
 
 def _split(target: str) -> list[str]:

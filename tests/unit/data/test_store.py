@@ -80,7 +80,7 @@ def test_finds_unusual_pairs_and_keeps_them(tokenizer: Tokenizer, tmp_path: path
         ("\u3000\u200b", "leer"),
     ]
     for side, language in enumerate(("en", "de")):
-        lines = "".join(f"{pair[side]}\n" for pair in [("", "")] + pairs)
+        lines = "".join(f"{pair[side]}\n" for pair in [("", ""), *pairs])
         (tmp_path / f"a.{language}").write_text(lines, "utf-8")
     corpus, split = TextCorpus("en", "de"), str(tmp_path / "a")
     store = build_store(corpus, split, tokenizer, 64, tmp_path / "cache")

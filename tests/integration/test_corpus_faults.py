@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gzip
 import io
+import json
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import tempfile
 import zipfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +22,10 @@ from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, Trai
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.errors import exit_code
-from jaxformer.experiment import make_task
+from jaxformer.experiment import make_optimizer, make_task
+from jaxformer.tasks.dataset import open_dataset
+from jaxformer.tasks.translation import Translation
+from jaxformer.training.fitting import fit
 from jaxformer.training.mesh import BatchShards, make_mesh
 from jaxformer.workdir import Workdir
 
@@ -661,6 +666,55 @@ def test_a_file_without_permission(folder):
             )
         finally:
             os.seteuid(user)
+
+
+class Poisoned(Translation):
+    """Gives NaN for every batch that begins with the pair of line 12."""
+
+    def __init__(self, config, dataset):
+        super().__init__(config, dataset)
+        (place,) = np.flatnonzero(dataset.train.numbers == 11)
+        source = jnp.asarray(dataset.train[int(place)][0].astype(np.int32))
+        loss = self.loss
+
+        def poisoned(params, batch, randomness):
+            sums = loss(params, batch, randomness)
+            found = jnp.all(batch.src[:, : len(source)] == source, axis=1).any()
+            return sums | {"loss": sums["loss"] * jnp.where(found, jnp.nan, 1.0)}
+
+        self.loss = poisoned
+
+
+@pytest.mark.slow
+def test_all_pairs_of_a_skipped_step_are_named(folder, capsys):
+    on_lines([3, 4], lambda line: b"")(folder)
+    training = dataclasses.replace(TRAINING, steps=60, log_every=20, eval_sentences=0)
+    config = Config(model=MODEL, data=data(batching="packing"), training=training)
+    dataset = open_dataset(config, Workdir(pathlib.Path("../run")))
+    task, tokenizer = Poisoned(config, dataset), dataset.tokenizer
+    mesh = make_mesh(devices=jax.devices()[:1])
+    fit(task, make_optimizer(config), "../run", training, config=config, mesh=mesh)
+    said = capsys.readouterr().err
+    lines = (folder.parent / "run" / "metrics.jsonl").read_text().splitlines()
+    skipped = [report for report in map(json.loads, lines) if report["kind"] == "skipped"]
+    assert skipped
+    for report in skipped:
+        step, numbers = report["step"], report["examples"]
+        assert 12 in numbers
+        assert not {3, 4} & set(numbers)
+        batch = next(task.batches(step - 1, BatchShards.of(mesh)))
+        texts = [
+            tokenizer.decode(row[segments == segment].tolist())
+            for row, segments in zip(batch.src, batch.src_segments, strict=True)
+            for segment in range(1, segments.max() + 1)
+        ]
+        assert sorted(texts) == sorted(PAIRS[number - 1][0] for number in numbers)
+        named = ", ".join(f"train.en:{number}" for number in numbers[:10])
+        more = f" and {len(numbers) - 10} more" * (len(numbers) > 10)
+        assert (
+            f"step {step} skipped: its update was NaN or Inf; it had {len(numbers)} pairs: "
+            f"{named}{more}; metrics.jsonl has the numbers of all\n"
+        ) in said
 
 
 @pytest.mark.slow

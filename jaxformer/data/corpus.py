@@ -68,6 +68,10 @@ class DataConfig:
 class Corpus(Protocol):
     """Sentence pairs in named splits, such as training and validation.
 
+    A corpus may have two more methods, for messages. ``place(split, number, side)`` returns where
+    the source (side 0) or the target (side 1) of a pair is, such as ``"train.en:17"``; pairs are
+    numbered from 0. ``notes(split)`` returns a list of lines for the log.
+
     Attributes:
       target_symbols: True if targets are not text but space-separated symbols, such as the brackets
         of a tree.
@@ -80,8 +84,54 @@ class Corpus(Protocol):
         ...
 
     def fingerprint(self, split: str) -> str:
-        """Returns a hexadecimal hash of the content of a split."""
+        """Returns a hexadecimal hash of the content of a split.
+
+        It is called before and after all pairs are read, so that pairs that change meanwhile are
+        detected.
+        """
         ...
+
+
+class VerifiedCorpus:
+    """A corpus whose pairs are the ones of its fingerprint, even if files change meanwhile.
+
+    It also answers for methods that a corpus may lack.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.target_symbols = corpus.target_symbols
+        self._corpus = corpus
+        self._fingerprints: dict[str, str] = {}
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """Yields the pairs of a split.
+
+        Raises:
+          UserError: The corpus cannot be read, or its fingerprint has changed in the end.
+        """
+        before = self.fingerprint(split)
+        yield from self._corpus.pairs(split)
+        if self._corpus.fingerprint(split) != before:
+            raise UserError(
+                f"{split}: expected the same sentence pairs each time they are read, but they "
+                "changed meanwhile; start again when nothing writes to them"
+            )
+
+    def fingerprint(self, split: str) -> str:
+        """Returns the first fingerprint of a split."""
+        if split not in self._fingerprints:
+            self._fingerprints[split] = self._corpus.fingerprint(split)
+        return self._fingerprints[split]
+
+    def place(self, split: str, number: int, side: int) -> str:
+        """Returns where a side of a pair is; without an answer of the corpus, the pair's number."""
+        place = getattr(self._corpus, "place", None)
+        return place(split, number, side) if place else f"{split}: pair {number + 1}"
+
+    def notes(self, split: str) -> list[str]:
+        """Returns what the log says about a split."""
+        notes = getattr(self._corpus, "notes", None)
+        return notes(split) if notes else []
 
 
 def open_corpus(config: DataConfig) -> Corpus:

@@ -9,20 +9,20 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from jaxformer.data.corpus import Corpus
+from jaxformer.data.characters import is_blank
+from jaxformer.data.corpus import Corpus, VerifiedCorpus
+from jaxformer.data.findings import EMPTY, LONG, Findings
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import lock_folder
 
 # The key of every store includes it, so that stores in another format are built again.
-_FORMAT = 1
-_HEADER, _TOKENS, _OFFSETS = "header.json", "tokens.bin", "offsets.bin"
+_FORMAT = 2
+_HEADER, _TOKENS, _OFFSETS, _NUMBERS = "header.json", "tokens.bin", "offsets.bin", "numbers.bin"
 _PAIRS_AT_A_TIME = 10_000
 # Prefix of folders of unfinished stores, and the age at which an unlocked one counts as abandoned.
 _PARTIAL = "partial-"
@@ -33,8 +33,8 @@ class TokenStore:
     """Sentence pairs as token ids, without BOS and EOS, read from disk on access.
 
     Attributes:
-      skipped_long: Number of pairs left out because a side is too long.
-      skipped_empty: Number of pairs left out because a side is blank.
+      findings: Pairs that were left out or are unusual.
+      numbers: Number of every pair in its split, from 0, with the pairs that were left out.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -47,11 +47,11 @@ class TokenStore:
         for name, digest in header["sha256"].items():
             if _digest(folder / name) != digest:
                 raise ValueError(f"{folder / name} is not as it was written")
-        self.skipped_long: int = header["skipped_long"]
-        self.skipped_empty: int = header["skipped_empty"]
+        self.findings = Findings.from_json(header["findings"])
         self._tokens = np.memmap(folder / _TOKENS, np.dtype(header["dtype"]), mode="r")
         # Sides alternate: side 2i is the source of pair i, side 2i + 1 its target.
         self._offsets = np.memmap(folder / _OFFSETS, np.int64, mode="r")
+        self.numbers = np.memmap(folder / _NUMBERS, np.uint32, mode="r")
 
     def __len__(self) -> int:
         return len(self._offsets) // 2
@@ -93,8 +93,9 @@ def build_store(
       cache_directory: Folder of all stores, each in a folder named by a hash of its inputs.
 
     Raises:
-      UserError: The corpus cannot be read, or no pair is left.
+      UserError: The corpus cannot be read, changes meanwhile, or no pair is left.
     """
+    corpus = VerifiedCorpus(corpus)
     inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     folder = cache_directory / f"store-{key[:32]}"
@@ -109,7 +110,7 @@ def build_store(
     ):
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
-        _write(partial, corpus.pairs(split), split, tokenizer, max_length)
+        _write(partial, corpus, split, tokenizer, max_length)
         # Open before the rename: mapped files stay readable even if another process that builds
         # the same store replaces the folder.
         store = TokenStore(partial)
@@ -132,59 +133,86 @@ def _remove_abandoned(cache_directory: pathlib.Path) -> None:
 def _open_intact(folder: pathlib.Path) -> TokenStore | None:
     try:
         return TokenStore(folder)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _write(
     folder: pathlib.Path,
-    pairs: Iterator[tuple[str, str]],
+    corpus: VerifiedCorpus,
     split: str,
     tokenizer: Tokenizer,
     max_length: int,
 ) -> None:
+    """Writes the files of a store.
+
+    Raises:
+      UserError: The corpus cannot be read, changes meanwhile, or no pair is left.
+    """
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-    header: dict[str, Any] = {"skipped_long": 0, "skipped_empty": 0, "dtype": np.dtype(dtype).name}
+    findings = Findings()
+    pairs = enumerate(corpus.pairs(split))
     bar = tqdm(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None)
     with (
         bar,
         (folder / _TOKENS).open("wb") as tokens_file,
         (folder / _OFFSETS).open("wb") as offsets_file,
+        (folder / _NUMBERS).open("wb") as numbers_file,
     ):
         end = np.zeros(1, np.int64)
         offsets_file.write(end.tobytes())
         while chunk := list(itertools.islice(pairs, _PAIRS_AT_A_TIME)):
-            sides = _keep(tokenizer, chunk, max_length, header)
+            numbers, sides = _keep(tokenizer, chunk, max_length, findings)
             ends = end + np.cumsum([len(ids) for ids in sides], dtype=np.int64)
             tokens_file.write(np.fromiter(itertools.chain(*sides), dtype).tobytes())
             offsets_file.write(ends.tobytes())
+            numbers_file.write(np.array(numbers, np.uint32).tobytes())
             end = ends[-1:] if len(ends) else end
             bar.update(len(chunk))
     if end == 0:
-        raise UserError(
-            f"{split}: no sentence pair is left: {header['skipped_long']} have a side longer than "
-            f"{max_length} tokens, {header['skipped_empty']} an empty side; raise "
-            "data.max_length, or give other data"
-        )
-    header["sha256"] = {name: _digest(folder / name) for name in (_TOKENS, _OFFSETS)}
+        raise _nothing_left(corpus, split, findings, max_length)
+    digests = {name: _digest(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)}
+    header = {"dtype": np.dtype(dtype).name, "findings": findings.to_json(), "sha256": digests}
     (folder / _HEADER).write_text(json.dumps(header), encoding="utf-8")
 
 
 def _keep(
-    tokenizer: Tokenizer, pairs: list[tuple[str, str]], max_length: int, header: dict[str, Any]
-) -> list[list[int]]:
-    """Returns the sides, in turn, of pairs neither blank nor too long; counts the others."""
-    sources = tokenizer.encode_batch([source for source, _ in pairs])
-    targets = tokenizer.encode_target_batch([target for _, target in pairs])
-    kept = []
-    for source, target in zip(sources, targets, strict=True):
-        if not source or not target:
-            header["skipped_empty"] += 1
-        elif max(len(source), len(target)) >= max_length:  # EOS takes one place
-            header["skipped_long"] += 1
+    tokenizer: Tokenizer,
+    pairs: list[tuple[int, tuple[str, str]]],
+    max_length: int,
+    findings: Findings,
+) -> tuple[list[int], list[list[int]]]:
+    """Returns the numbers and, in turn, the sides of pairs neither blank nor too long.
+
+    Counts the others, and the unusual ones.
+    """
+    sources = tokenizer.encode_batch([source for _, (source, _) in pairs])
+    targets = tokenizer.encode_target_batch([target for _, (_, target) in pairs])
+    numbers, kept = [], []
+    for (number, texts), *sides in zip(pairs, sources, targets, strict=True):
+        blank = [is_blank(text) for text in texts]
+        long = [len(ids) >= max_length for ids in sides]  # EOS takes one place
+        if any(blank):
+            findings.add(EMPTY, number, blank.index(True))
+        elif any(long):
+            findings.add(LONG, number, long.index(True))
         else:
-            kept += [source, target]
-    return kept
+            findings.add_unusual(number, texts)
+            numbers.append(number)
+            kept += sides
+    return numbers, kept
+
+
+def _nothing_left(
+    corpus: VerifiedCorpus, split: str, findings: Findings, max_length: int
+) -> UserError:
+    first = [place for finding in findings.values() for place in finding.first[:1]]
+    places = " and ".join(corpus.place(split, *place) for place in first)
+    return UserError(
+        f"{split}: no sentence pair is left: {findings.count(LONG)} have a side longer than "
+        f"{max_length} tokens, {findings.count(EMPTY)} an empty side"
+        f"{f', such as {places}' if first else ''}; raise data.max_length, or give other data"
+    )
 
 
 def _digest(path: pathlib.Path) -> str:

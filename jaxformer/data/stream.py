@@ -15,6 +15,9 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens
+from jaxformer.data.characters import unusual_kinds
+from jaxformer.data.findings import Findings
+from jaxformer.data.text_files import check_format, regular_file
 from jaxformer.data.tokenizer import PAD, UNK, open_processor, train_byte_pair_model
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
@@ -183,22 +186,42 @@ def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
 
 
 def read_text(path: pathlib.Path) -> str:
-    """Reads a whole text unchanged.
+    """Reads a whole text unchanged, but for a byte-order mark at its beginning.
 
     Raises:
-      UserError: The file cannot be read, is not UTF-8, or is too short to split.
+      UserError: The file cannot be read, is not UTF-8 text, or is too short to split.
     """
+    if regular_file(path) is None:
+        raise UserError(f"data.file: {path}: cannot be read: No such file or directory")
     try:
-        text = path.read_bytes().decode()
+        content = path.read_bytes()
+        check_format(content, path)
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"data.file: {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"data.file: {path}: not UTF-8, at byte {error.start}") from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"data.file: {path}:{line}: not UTF-8, at byte {error.start}; convert it, for example "
+            "with iconv -f WINDOWS-1252 -t UTF-8"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UserError(f"data.file: {path}:{line}: expected text, got a NUL byte; remove it")
     if len(text) < 100:
         raise UserError(
             f"data.file: {path}: expected at least 100 characters of text, found {len(text)}"
         )
     return text
+
+
+def text_findings(text: str) -> Findings:
+    """Returns the lines with unusual characters."""
+    findings = Findings()
+    for number, line in enumerate(text.split("\n")):
+        for kind in unusual_kinds(line):
+            findings.add(kind, number, 0)
+    return findings
 
 
 def split_text(text: str) -> tuple[str, str]:
@@ -217,6 +240,7 @@ class TokenStream:
       valid: Validation token ids, which follow the training tokens in the text.
       valid_characters: Number of characters in ``valid``.
       text_sha256: Hash of the text, hexadecimal.
+      findings: Lines of the text with unusual characters.
     """
 
     tokenizer: StreamTokenizer
@@ -224,6 +248,7 @@ class TokenStream:
     valid: Int[np.ndarray, " M"]
     valid_characters: int
     text_sha256: str
+    findings: Findings = dataclasses.field(default_factory=Findings)
 
     @classmethod
     def of(cls, text: str, tokenizer: StreamTokenizer) -> "TokenStream":
@@ -231,7 +256,12 @@ class TokenStream:
         train, valid = split_text(text)
         ids = [np.asarray(tokenizer.encode(part), np.int32) for part in (train, valid)]
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return cls(tokenizer, ids[0], ids[1], len(valid), digest)
+        return cls(tokenizer, ids[0], ids[1], len(valid), digest, text_findings(text))
+
+    def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
+        """Returns the random positions in ``train`` where the rows of a training batch begin."""
+        generator = np.random.default_rng((seed, step))
+        return generator.integers(0, len(self.train) - length, rows)
 
     def training_batch(
         self, step: int, rows: int, length: int, seed: int
@@ -240,8 +270,7 @@ class TokenStream:
 
         A pure function of its arguments. A row does not depend on the number of rows.
         """
-        generator = np.random.default_rng((seed, step))
-        starts = generator.integers(0, len(self.train) - length, rows)
+        starts = self.row_starts(step, rows, length, seed)
         return self.train[starts[:, None] + np.arange(length + 1)]
 
     def validation_windows(self, rows: int, length: int) -> Iterator[Int[np.ndarray, "B _"]]:

@@ -1,10 +1,17 @@
 """Sentence pairs from line-aligned text files."""
 
+import hashlib
 import itertools
 import pathlib
 from collections.abc import Iterator
 
-from jaxformer.data.text_files import find_file, fingerprint_files, read_file
+from jaxformer.data.text_files import (
+    byte_order_notes,
+    combined,
+    find_file,
+    fingerprint_files,
+    read_corpus_file,
+)
 from jaxformer.errors import UserError
 
 
@@ -26,10 +33,11 @@ class TextCorpus:
         """Yields the line pairs of a split.
 
         Raises:
-          UserError: A file is missing, damaged, not UTF-8, or has more lines than the other.
+          UserError: A file is missing, damaged, not UTF-8 text, or has more lines than the other.
         """
         paths = self._paths(split)
-        sides = [read_file(path) for path in paths]
+        digests = [hashlib.sha256() for _ in paths]
+        sides = [read_corpus_file(*file) for file in zip(paths, digests, strict=True)]
         for number, (source, target) in enumerate(itertools.zip_longest(*sides), 1):
             if source is None or target is None:
                 # zip_longest took this line from the longer side: count the lines left there.
@@ -41,9 +49,18 @@ class TextCorpus:
                     f"{counts[1]}; line n of one must translate line n of the other"
                 )
             yield source, target
+        self._fingerprints[split] = combined(digests)
+
+    def place(self, split: str, number: int, side: int) -> str:
+        """Returns file and line of a side of a pair; see :class:`~jaxformer.Corpus`."""
+        return f"{self._paths(split)[side]}:{number + 1}"
+
+    def notes(self, split: str) -> list[str]:
+        """Returns what the log says about the files; see :class:`~jaxformer.Corpus`."""
+        return byte_order_notes(self._paths(split))
 
     def fingerprint(self, split: str) -> str:
-        """Returns the SHA-256 of the uncompressed bytes of both files. Reads each split only once.
+        """Returns the SHA-256 of the uncompressed bytes of both files, as they were last read.
 
         Raises:
           UserError: A file is missing or damaged.

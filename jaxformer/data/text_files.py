@@ -4,13 +4,29 @@ import difflib
 import gzip
 import hashlib
 import itertools
+import os
 import pathlib
+import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from jaxformer.errors import UserError
 
-_LONGEST_LINE = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
+_LONGEST_LINE = 1_000_000
+# First bytes of files that are not UTF-8 text, and the program that makes text of them.
+_FORMATS = {
+    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\x1f\x8b": ("gzip", "gunzip, or name it .gz"),
+    b"PK\x03\x04": ("zip", "unzip"),
+    b"BZh91AY": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ": ("xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
+    b"PAR1\x15": ("Parquet", "a program that reads Parquet"),
+}
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -36,7 +52,7 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
             raise UserError(
                 f"{name}:{number}: not UTF-8: byte 0x{line[error.start]:02x} at position "
                 f"{error.start + 1} of the line; convert the file, for example with "
-                "iconv -f ISO-8859-1 -t UTF-8"
+                "iconv -f WINDOWS-1252 -t UTF-8"
             ) from None
         yield text.removesuffix("\n").removesuffix("\r")
 
@@ -57,8 +73,8 @@ def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes
         line = readline(_LONGEST_LINE + 1)
         if len(line) > _LONGEST_LINE:
             raise UserError(
-                f"{name}:{number}: expected lines of at most {_LONGEST_LINE:,} bytes, got a longer "
-                "one; is this text?"
+                f"{name}:{number}: expected one sentence a line, of at most {_LONGEST_LINE:,} "
+                r"bytes, got a longer line; end each line with \n, or remove this line"
             )
         if not line:
             return
@@ -74,19 +90,80 @@ def read_file(path: pathlib.Path) -> Iterator[str]:
     return read_lines(_read_bytes(path), str(path))
 
 
+def read_corpus_file(path: pathlib.Path, digest: Any) -> Iterator[str]:
+    """Yields the lines of a text file to train on, and hashes what it reads.
+
+    A byte-order mark at the beginning of the file is left out.
+
+    Args:
+      path: File, decompressed if its name ends in ``.gz``.
+      digest: Hash object of :mod:`hashlib`; receives the uncompressed bytes.
+
+    Raises:
+      UserError: The file cannot be read, is damaged, or is not UTF-8 text with one sentence a line.
+    """
+    lines = _hashed(_read_bytes(path), digest)
+    return read_lines(_checked(lines, path), str(path))
+
+
+def byte_order_notes(paths: Iterable[pathlib.Path]) -> list[str]:
+    """Returns a note for each file whose byte-order mark :func:`read_corpus_file` leaves out."""
+    return [
+        f"{path}:1: the byte-order mark at the beginning of the file is left out"
+        for path in paths
+        if next(_read_bytes(path), b"").startswith(_BYTE_ORDER_MARK)
+    ]
+
+
+def _hashed(lines: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+    for line in lines:
+        digest.update(line)
+        yield line
+
+
+def _checked(lines: Iterable[bytes], path: pathlib.Path) -> Iterator[bytes]:
+    """Yields lines without a byte-order mark; refuses those that are not text."""
+    for number, line in enumerate(lines, 1):
+        if number == 1:
+            check_format(line, path)
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if b"\0" in line:
+            raise UserError(
+                f"{path}:{number}: expected text, got a NUL byte at position "
+                f"{line.index(0) + 1} of the line; if the file is UTF-16, convert it with "
+                "iconv -f UTF-16 -t UTF-8, or else remove the NUL"
+            )
+        yield line
+
+
+def check_format(line: bytes, path: pathlib.Path) -> None:
+    """Checks that a file, which begins with ``line``, is not in a format other than text.
+
+    Raises:
+      UserError: It is.
+    """
+    for start, (name, remedy) in _FORMATS.items():
+        if line.startswith(start):
+            raise UserError(f"{path}:1: expected UTF-8 text, got {name}; convert it with {remedy}")
+
+
 def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
     """Returns the SHA-256 of the uncompressed bytes of some files, hexadecimal.
 
     Raises:
       UserError: A file cannot be read or is damaged.
     """
-    all_files = hashlib.sha256()
+    digests = []
     for path in paths:
-        one = hashlib.sha256()
-        for line in _read_bytes(path):
-            one.update(line)
-        all_files.update(one.digest())
-    return all_files.hexdigest()
+        digests.append(hashlib.sha256())
+        for _ in _hashed(_read_bytes(path), digests[-1]):
+            pass
+    return combined(digests)
+
+
+def combined(digests: Sequence[Any]) -> str:
+    """Returns the SHA-256 of several files from the hash objects of their bytes, hexadecimal."""
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
 
 def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
@@ -99,24 +176,51 @@ def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             yield from bounded_lines(stream.readline, str(path))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: expected a whole gzip file: {error}; copy it again") from None
+        raise UserError(
+            f"{path}: expected a whole gzip file: {error}; copy it again, or compress it with gzip"
+        ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def regular_file(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the path if there is a file, and None if nothing has this name.
+
+    Raises:
+      UserError: It is something else, such as a folder or a pipe, or cannot be looked up.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: a link to {os.readlink(path)}, which does not exist; mount or bring "
+                "back the file, or name another"
+            ) from None
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if stat.S_ISREG(mode):
+        return path
+    what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which can be read only once"
+    raise UserError(f"{path}: expected a file, this is {what}; name a file")
 
 
 def find_file(path: pathlib.Path) -> pathlib.Path:
     """Returns the path, or the path of the same file compressed with gzip.
 
     Raises:
-      UserError: Neither exists.
+      UserError: Neither exists, or it is not a file.
     """
     packed = path.with_name(path.name + ".gz")
-    for candidate in (path, packed):
-        if candidate.is_file():
-            return candidate
+    if found := regular_file(path) or regular_file(packed):
+        return found
     if not path.parent.is_dir():
         raise UserError(f"{path}: no such file: there is no folder {path.parent}; name another")
-    names = sorted(entry.name for entry in path.parent.iterdir())
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir())
+    except OSError as error:
+        raise UserError(f"{path.parent}: cannot be read: {error.strerror}") from None
     close = difflib.get_close_matches(path.name, names, n=1)
     hint = f"did you mean {path.parent / close[0]}?" if close else "name another"
     raise UserError(f"{path}: no such file, nor {packed.name}; {hint}")

@@ -39,6 +39,10 @@ class TfdsCorpus:
         if count != len(examples):
             raise self._damaged(split, f"expected {len(examples)} records, got {count}")
 
+    def place(self, split: str, number: int, side: int) -> str:
+        """Returns dataset, split and number of the record of a pair, from 0."""
+        return f"{self._name}, split {split!r}, record {number}"
+
     def fingerprint(self, split: str) -> str:
         """Returns the SHA-256 of the dataset's name, version, split and size, not of its text."""
         examples = self._open(split)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.data.corpus import Corpus
+from jaxformer.data.corpus import Corpus, VerifiedCorpus
 from jaxformer.errors import UserError
 from jaxformer.files import read_whole, write_file
 
@@ -26,6 +26,8 @@ _SMALLEST_VOCABULARY = 4 + 256
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MOST_LINES = 2_000_000
 _DIGEST_BYTES = 32
+# The key of every cached tokenizer includes it; increase it when the same files give other pairs.
+_FORMAT = 2
 
 
 class Tokenizer:
@@ -237,11 +239,14 @@ def cached_tokenizer(
     that a damaged file is detected and replaced.
 
     Raises:
-      UserError: The corpus cannot be read, or does not suit the size of the vocabulary.
+      UserError: The corpus cannot be read, changes meanwhile, or does not suit the size of the
+        vocabulary.
     """
     import sentencepiece
 
-    inputs = (corpus.fingerprint(split), vocab_size, sentencepiece.__version__, _MOST_LINES)
+    corpus = VerifiedCorpus(corpus)
+    version = sentencepiece.__version__
+    inputs = (_FORMAT, corpus.fingerprint(split), vocab_size, version, _MOST_LINES)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     path = cache_directory / f"tokenizer-{key[:32]}"
     if path.is_file():
@@ -254,10 +259,25 @@ def cached_tokenizer(
         lines = (source for source, _ in corpus.pairs(split))
     else:
         symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
-    tokenizer = train_tokenizer(lines, vocab_size, symbols)
+    tokenizer = train_tokenizer(_with_text(lines, split), vocab_size, symbols)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
+
+
+def _with_text(lines: Iterable[str], split: str) -> Iterator[str]:
+    """Yields the lines of a split that are not blank.
+
+    Raises:
+      UserError: All lines are blank.
+    """
+    found = False
+    for line in lines:
+        if line and not line.isspace():
+            found = True
+            yield line
+    if not found:
+        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
 
 
 def _split(target: str) -> list[str]:
@@ -293,5 +313,10 @@ def _size_error(vocab_size: int, message: str) -> UserError:
             f"model.vocab_size is too small for the training text, which has many characters: got "
             f"{vocab_size}, at least {found[1]} is needed; set --config.model.vocab_size="
             f"{found[1]} or more"
+        )
+    if "sentences_.empty()" in message:
+        return UserError(
+            "expected lines of at most 4,192 bytes to learn a vocabulary from: all lines are "
+            "longer; write one sentence on each line"
         )
     return UserError(f"SentencePiece cannot learn {vocab_size} pieces from the text: {message}")

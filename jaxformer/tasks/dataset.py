@@ -1,10 +1,11 @@
 """The data of a translation run: corpus, tokenizer, token stores and batch plans."""
 
+import collections
 import dataclasses
 import itertools
 
 from jaxformer.config import Config, ModelConfig, sentence_pairs
-from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import Tokenizer, cached_tokenizer
@@ -18,6 +19,7 @@ class Dataset:
     """Data of a training run.
 
     Attributes:
+      corpus: The sentence pairs.
       tokenizer: The shared vocabulary.
       identity: SHA-256 of the tokenizer and of both splits of the corpus.
       train: Training pairs as token ids.
@@ -27,6 +29,7 @@ class Dataset:
       valid_text: The first validation pairs as text, for BLEU.
     """
 
+    corpus: VerifiedCorpus
     tokenizer: Tokenizer
     identity: dict[str, str]
     train: TokenStore
@@ -46,7 +49,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
       UserError: Data is missing or malformed, or differs from the data that the run began with.
     """
     data = sentence_pairs(config)
-    corpus = open_corpus(data) if corpus is None else corpus
+    corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)
     cache = cache_directory()
     if folder.config.exists():
         folder.check_tokenizer()
@@ -63,6 +66,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
     return Dataset(
+        corpus=corpus,
         tokenizer=tokenizer,
         identity=identity,
         train=train,
@@ -87,4 +91,6 @@ def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[
     """Returns the first validation pairs whose source is short enough for the model."""
     pairs = corpus.pairs(sentence_pairs(config).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
-    return list(itertools.islice(fitting, config.training.eval_sentences))
+    chosen = list(itertools.islice(fitting, config.training.eval_sentences))
+    collections.deque(pairs, maxlen=0)  # Reads the rest, so that a change is detected.
+    return chosen

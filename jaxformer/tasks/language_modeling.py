@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, text_stream
+from jaxformer.data.findings import listed
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
     CharacterTokenizer,
@@ -133,14 +134,30 @@ class LanguageModeling(Task):
         save_tokenizer(self._stream.tokenizer, folder.tokenizer)
 
     def summary(self) -> str:
-        """Returns the numbers of tokens and epochs."""
+        """Returns the numbers of tokens and epochs, and lines with unusual characters."""
         stream, data = self._stream, self._data
         step = data.rows * data.length
         epochs = self.config.training.steps * step / len(stream.train)
-        return (
+        counts = (
             f"{len(stream.train):,} training tokens, {len(stream.valid):,} validation tokens of "
             f"{stream.valid_characters:,} characters; {step:,} tokens a step, {epochs:.1f} epochs"
         )
+        notes = (
+            f"lines with {kind}, kept: "
+            + listed([f"{data.file}:{line + 1}" for line, _ in finding.first], finding.count)
+            for kind, finding in stream.findings.items()
+        )
+        return "\n".join((counts, *notes))
+
+    def example_ids(self, step: int) -> list[int]:
+        """Returns the positions in the training tokens where the rows of a batch begin."""
+        data, seed = self._data, self.config.training.seed
+        return self._stream.row_starts(step, data.rows, data.length, seed).tolist()
+
+    def describe_batch(self, step: int) -> str:
+        """Names the first rows of a batch."""
+        starts = self.example_ids(step)
+        return f"its rows begin at the tokens {listed(starts[:10], len(starts))}"
 
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]

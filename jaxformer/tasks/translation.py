@@ -12,8 +12,8 @@ from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
 from jaxformer.data.batch import Batch, only_pair
+from jaxformer.data.findings import EMPTY, LONG, Findings, listed
 from jaxformer.data.loader import load_batches, padded_shapes
-from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
@@ -31,6 +31,9 @@ Decode: TypeAlias = Callable[[Translator, slice, Callable[[int], None]], list[st
 
 # Sentences that each of several processes decodes before it may stop.
 _SENTENCES_BETWEEN_STOPS = 64
+
+# Findings about pairs that are skipped, in the log.
+_DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"}
 
 
 def make_init(config: ModelConfig) -> Callable[[Array], PyTree]:
@@ -165,33 +168,56 @@ class Translation(Task):
         tokenizer.save(folder.tokenizer)
 
     def summary(self) -> str:
-        """Returns the numbers of pairs and batches, and the share of padding."""
+        """Returns the numbers of pairs and batches, the share of padding, and unusual pairs."""
         config, data = self.config, self._data
-        longest = sentence_pairs(config).max_length
-        return (
-            f"{len(data.train):,} training pairs, {_skipped(data.train, longest)}; "
-            f"{len(data.valid):,} validation pairs, "
-            f"{_skipped(data.valid, config.model.max_length)}\n"
+        pairs = sentence_pairs(config)
+        splits = (
+            ("training", pairs.train, data.train, pairs.max_length),
+            ("validation", pairs.valid, data.valid, config.model.max_length),
+        )
+        counts = [
+            f"{len(store):,} {name} pairs, {_counts(store.findings, longest)}"
+            for name, _, store, longest in splits
+        ]
+        batches = (
             f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "
             f"{data.plan.efficiency:.1%} of them tokens, the rest padding"
         )
+        notes = [
+            line
+            for name, split, store, _ in splits
+            for line in (*data.corpus.notes(split), *self._places(name, split, store.findings))
+        ]
+        return "\n".join(("; ".join(counts), batches, *notes))
+
+    def _places(self, name: str, split: str, findings: Findings) -> Iterator[str]:
+        """Yields a line for each kind of findings, with the places of the first ones."""
+        for kind, finding in findings.items():
+            places = [self._data.corpus.place(split, *place) for place in finding.first]
+            yield (
+                f"{name} pairs {_DESCRIPTIONS.get(kind, f'with {kind}, kept')}: "
+                f"{listed(places, finding.count)}"
+            )
+
+    def example_ids(self, step: int) -> list[int]:
+        """Returns the numbers of a batch's pairs in the training split, from 1."""
+        ids = sorted(i for row in self._data.plan.rows(step)[1] for i in row)
+        return (self._data.train.numbers[ids].astype(int) + 1).tolist()
 
     def describe_batch(self, step: int) -> str:
-        """Lists the examples of a batch."""
-        ids = sorted(i for row in self._data.plan.rows(step)[1] for i in row)
-        return (
-            f"it had {len(ids)} examples: {', '.join(map(str, ids[:10]))}"
-            f"{', ...' if ids[10:] else ''} of the training pairs that were not left out, the "
-            "first being 0"
-        )
+        """Names the first examples of a batch."""
+        corpus, split = self._data.corpus, sentence_pairs(self.config).train
+        ids = self.example_ids(step)
+        places = [corpus.place(split, i - 1, 0) for i in ids[:10]]
+        return f"it had {len(ids)} pairs: {listed(places, len(ids))}"
 
     def examples(self, step: int, batch: Batch) -> Iterator[Example]:
-        """Yields the pairs of a batch, numbered as in :meth:`describe_batch`."""
+        """Yields the pairs of a batch, numbered as in :meth:`example_ids`."""
         decode = self._data.tokenizer.decode
         for row, ids in enumerate(self._data.plan.rows(step)[1]):
             for segment, number in enumerate(ids, start=1):
                 source, target = map(decode, self._data.train[number])
-                text = f"pair {number}: {source} ||| {target}"
+                text = f"pair {self._data.train.numbers[number] + 1}: {source} ||| {target}"
                 yield Example(row, only_pair(batch, row, segment), text)
 
     def evaluate(
@@ -249,8 +275,11 @@ def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
     return 100 * sum(map(operator.eq, ours, references)) / len(references)
 
 
-def _skipped(store: TokenStore, max_length: int) -> str:
+def _counts(findings: Findings, longest: int) -> str:
+    """Returns how many pairs are skipped, and how many of the others are unusual."""
+    long, empty = findings.count(LONG), findings.count(EMPTY)
+    unusual = [f"{f.count:,} with {kind}" for kind, f in findings.unusual().items()]
     return (
-        f"{store.skipped_long + store.skipped_empty:,} skipped ({store.skipped_long:,} longer "
-        f"than {max_length} tokens, {store.skipped_empty:,} with an empty side)"
+        f"{long + empty:,} skipped ({long:,} longer than {longest} tokens, {empty:,} with an empty "
+        f"side){' and of the others ' if unusual else ''}{', '.join(unusual)}"
     )

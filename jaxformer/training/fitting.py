@@ -374,10 +374,8 @@ class Run:
         if spike:
             self.reporter.log(spike)
         for number in skipped:
-            batch = self.task.describe_batch(number - 1)
-            self.reporter.log(
-                f"step {number} skipped: its update was NaN or Inf{'; ' if batch else ''}{batch}"
-            )
+            examples = list(self.task.example_ids(number - 1))
+            self.reporter.skipped(number, self.task.describe_batch(number - 1), examples)
         in_row = int(state.skipped_in_row)
         if in_row >= _MOST_SKIPPED_IN_ROW:
             newest = max(self.checkpoints.steps(), default=None)

@@ -82,6 +82,11 @@ class Reporter:
         for writer in self._own:
             writer.write(step, "failed_validation", {"error": cause})
 
+    def skipped(self, step: int, batch: str, examples: list[int]) -> None:
+        """Reports a step whose update was NaN or Inf, with the numbers of all its examples."""
+        for writer in self._own:
+            writer.write(step, "skipped", {"batch": batch, "examples": examples})
+
     def _write(self, step: int, kind: str, values: dict[str, float]) -> None:
         if (kind, step) in self._kept:
             return

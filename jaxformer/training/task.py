@@ -166,3 +166,10 @@ class Task(Protocol):
             yield Example(
                 row, jax.tree.map(lambda a, row=row: a[row : row + 1], batch), f"row {row}"
             )
+
+    def example_ids(self, step: int) -> Sequence[int]:
+        """Returns numbers of all examples of batch ``step``, for ``metrics.jsonl``.
+
+        They are written if the update was not finite.
+        """
+        return ()

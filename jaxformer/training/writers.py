@@ -77,6 +77,11 @@ class Terminal:
             cause = values["error"]
             self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
             return
+        if kind == "skipped":
+            batch = f"; {values['batch']}" if values["batch"] else ""
+            every = "; metrics.jsonl has the numbers of all" if values["examples"] else ""
+            self.log(f"step {step} skipped: its update was NaN or Inf{batch}{every}")
+            return
         texts = (
             self._formats.get(name, f"{name} {{:.4g}}").format(value)
             for name, value in values.items()
@@ -178,7 +183,7 @@ class TensorBoard:
 
     def write(self, step: int, kind: str, values: Values) -> None:
         """Adds a point to each curve."""
-        if self._events is None or kind == "failed_validation":
+        if self._events is None or kind not in ("train", "valid"):
             return
         for name, value in values.items():
             self._events.add_scalar(f"{kind}/{name}", value, step)

@@ -4,10 +4,16 @@ import hashlib
 import pathlib
 from collections.abc import Iterator
 
-from jaxformer.data.text_files import find_file, fingerprint_files
+from jaxformer.data.text_files import (
+    byte_order_notes,
+    combined,
+    find_file,
+    fingerprint_files,
+    read_corpus_file,
+)
 from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.linearization import linearize
-from jaxformer.tasks.parsing.trees import normalize, read_tree_file
+from jaxformer.tasks.parsing.trees import normalize, place_trees
 
 # Part of every fingerprint; increase it when the pairs made from the same files change.
 _FORMAT = 1
@@ -24,6 +30,7 @@ class TreesCorpus:
 
     def __init__(self) -> None:
         self._fingerprints: dict[str, str] = {}
+        self._places: dict[str, list[str]] = {}
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Yields the words and the tokens of every tree, joined by spaces.
@@ -31,25 +38,42 @@ class TreesCorpus:
         Trees without words are skipped.
 
         Raises:
-          UserError: A file is missing, damaged, not UTF-8, or has a malformed tree.
+          UserError: A file is missing, damaged, not UTF-8 text, or has a malformed tree.
         """
+        places, digests = [], []
         for path in _paths(split):
-            for tree in map(normalize, read_tree_file(path)):
-                if tree is not None:
-                    yield " ".join(tree.words()), " ".join(linearize(tree, tags=True))
+            digests.append(hashlib.sha256())
+            for place, tree in place_trees(read_corpus_file(path, digests[-1]), str(path)):
+                if (normalized := normalize(tree)) is not None:
+                    places.append(place)
+                    words, tokens = normalized.words(), linearize(normalized, tags=True)
+                    yield " ".join(words), " ".join(tokens)
+        self._places[split], self._fingerprints[split] = places, _digest(combined(digests))
+
+    def place(self, split: str, number: int, side: int) -> str:
+        """Returns file and line where a tree begins; see :class:`~jaxformer.Corpus`."""
+        if split not in self._places:
+            for _ in self.pairs(split):
+                pass
+        return self._places[split][number]
+
+    def notes(self, split: str) -> list[str]:
+        """Returns what the log says about the files; see :class:`~jaxformer.Corpus`."""
+        return byte_order_notes(_paths(split))
 
     def fingerprint(self, split: str) -> str:
-        """Returns the SHA-256 of the files' uncompressed bytes; reads each split once.
+        """Returns the SHA-256 of the files' uncompressed bytes, as they were last read.
 
         Raises:
           UserError: A file is missing or damaged.
         """
         if split not in self._fingerprints:
-            content = fingerprint_files(_paths(split))
-            self._fingerprints[split] = hashlib.sha256(
-                f"trees {_FORMAT} {content}".encode()
-            ).hexdigest()
+            self._fingerprints[split] = _digest(fingerprint_files(_paths(split)))
         return self._fingerprints[split]
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(f"trees {_FORMAT} {content}".encode()).hexdigest()
 
 
 def _paths(split: str) -> list[pathlib.Path]:

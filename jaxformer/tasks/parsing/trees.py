@@ -187,6 +187,11 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
     >>> [str(tree) for tree in read_trees(["( (S (NP (PRP It))", "(VP (VBZ works))))"], "example")]
     ['( (S (NP (PRP It)) (VP (VBZ works))))']
     """
+    return (tree for _, tree in place_trees(lines, name))
+
+
+def place_trees(lines: Iterable[str], name: str) -> Iterator[tuple[str, Tree]]:
+    """Reads the trees in lines as :func:`read_trees` does, each with the line where it begins."""
     stack: list[_Open] = []
     for number, line in enumerate(lines, 1):
         for token in _BRACKET_OR_TEXT.findall(line):
@@ -195,11 +200,12 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
             elif token != ")":
                 _text(stack, token, f"{name}:{number}")
             else:
+                begin = stack[0].where if stack else ""
                 node = _close(stack, f"{name}:{number}")
                 if stack:
                     stack[-1].children.append(node)
                 else:
-                    yield single_root([node])
+                    yield begin, single_root([node])
     if stack:
         raise UserError(
             f"{stack[0].where}: the tree that begins here is never closed: {len(stack)} closing "

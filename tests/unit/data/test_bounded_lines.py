@@ -21,7 +21,9 @@ def test_line_of_100_megabytes_is_refused(read, tmp_path):
             file.write(b"a" * 1_000_000)
     assert path.stat().st_size < 1_000_000
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"text\.gz:2: expected lines of at most 1,048,576 bytes"):
+    with pytest.raises(
+        UserError, match=r"text\.gz:2: expected one sentence a line, of at most 1,000,000"
+    ):
         read(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -1,4 +1,5 @@
 import concurrent.futures
+import hashlib
 import os
 import pathlib
 import shutil
@@ -6,7 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
+from jaxformer.config import DataConfig
+from jaxformer.data.findings import EMPTY, EQUAL, LONG, Finding
+from jaxformer.data.loader import load_batches
 from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.plan import make_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.tokenizer import Tokenizer, train_tokenizer
@@ -41,7 +46,8 @@ def test_holds_the_tokens_of_every_pair(tokenizer: Tokenizer, tmp_path: pathlib.
     assert found == expected
     assert store.src_lengths.tolist() == [len(src) + 1 for src, _ in expected]
     assert store.tgt_lengths.tolist() == [len(tgt) + 1 for _, tgt in expected]
-    assert (store.skipped_long, store.skipped_empty) == (0, 0)
+    assert store.numbers.tolist() == list(range(500))
+    assert store.findings == {}
     for index in (-1, len(store)):
         with pytest.raises(IndexError, match="expected a pair from 0 to 499"):
             store[index]
@@ -56,14 +62,111 @@ def test_skips_and_counts_long_and_empty_pairs(tokenizer: Tokenizer, tmp_path: p
     for _ in range(2):  # the second store is from the cache
         store = build_store(corpus, str(tmp_path / "a"), tokenizer, limit, tmp_path / "cache")
         assert len(store) == sum(length <= limit for length in lengths)
-        assert store.skipped_long == len(PAIRS) - len(store) > 0
-        assert store.skipped_empty == 2
+        kept = [number for number, length in enumerate(lengths) if length <= limit]
+        assert store.numbers.tolist() == kept
+        assert store.findings[LONG].count == len(PAIRS) - len(store) > 10
+        long = [number for number, length in enumerate(lengths) if length > limit]
+        assert [number for number, _ in store.findings[LONG].first] == long[:10]
+        assert store.findings[EMPTY] == Finding(2, [[500, 0], [501, 1]])
         assert max(store.src_lengths.max(), store.tgt_lengths.max()) == limit
+
+
+def test_finds_unusual_pairs_and_keeps_them(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    pairs = [
+        ("one", "eins"),
+        ("two\u00a0", "zwei\u2028\u3000"),
+        ("OK", "OK"),
+        ("\ufeff\u200bthree", "dr\x07ei\u200f\ufffd"),
+        ("\u3000\u200b", "leer"),
+    ]
+    for side, language in enumerate(("en", "de")):
+        lines = "".join(f"{pair[side]}\n" for pair in [("", ""), *pairs])
+        (tmp_path / f"a.{language}").write_text(lines, "utf-8")
+    corpus, split = TextCorpus("en", "de"), str(tmp_path / "a")
+    store = build_store(corpus, split, tokenizer, 64, tmp_path / "cache")
+    assert store.numbers.tolist() == [1, 2, 3, 4]
+    assert store.findings == {
+        EMPTY: Finding(2, [[0, 0], [5, 0]]),
+        "tabs or foreign blanks": Finding(1, [[2, 0]]),
+        "line separators": Finding(1, [[2, 1]]),
+        EQUAL: Finding(1, [[3, 0]]),
+        "invisible characters": Finding(1, [[4, 0]]),
+        "control characters": Finding(1, [[4, 1]]),
+        "directional marks": Finding(1, [[4, 1]]),
+        "replacement characters": Finding(1, [[4, 1]]),
+    }
+    assert corpus.place(split, 4, 1) == f"{split}.de:5"
+
+
+class Changing(HeldOut):
+    """A corpus whose pairs change while they are read, and its fingerprint with them."""
+
+    count = 10
+
+    def pairs(self, split: str):
+        self.count = 500
+        return iter(PAIRS)
+
+    def fingerprint(self, split: str) -> str:
+        return f"{self.count} pairs"
+
+
+def test_a_changing_corpus_leaves_no_store(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+    corpus = Changing()
+    with pytest.raises(UserError, match=r"held_out: expected the same .* changed meanwhile; start"):
+        build_store(corpus, "held_out", tokenizer, 64, tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert len(build_store(corpus, "held_out", tokenizer, 64, tmp_path)) == 500
+
+
+def test_files_that_change_after_they_are_hashed_leave_no_store(
+    tokenizer: Tokenizer, tmp_path: pathlib.Path
+):
+    def write(count: int) -> None:
+        for side, language in enumerate(("en", "de")):
+            lines = "".join(f"{pair[side]}\n" for pair in PAIRS[:count])
+            (tmp_path / f"a.{language}").write_text(lines, "utf-8")
+
+    def build(corpus: TextCorpus) -> TokenStore:
+        return build_store(corpus, str(tmp_path / "a"), tokenizer, 64, tmp_path / "cache")
+
+    write(10)
+    corpus = TextCorpus("en", "de")
+    corpus.fingerprint(str(tmp_path / "a"))
+    write(500)
+    with pytest.raises(UserError, match=r"a: expected the same sentence pairs .* changed meanwhi"):
+        build(corpus)
+    for count in (10, 500, 10):
+        write(count)
+        assert len(build(TextCorpus("en", "de"))) == count
+
+
+# Shapes and content of two epochs of batches, as they were before findings were added to stores.
+BATCHES = {
+    "buckets": "e84ac4eb55d6cfdc6eab74d50b07ba876633632e71f8ea0ff802f190940a5fcf",
+    "packing": "ce2122673b585d808e363e75c24f7a24a6d1c23d6bdba21a4216bf3262318e13",
+}
+
+
+@pytest.mark.parametrize("batching", BATCHES)
+def test_batches_of_a_corpus_never_change(batching: str, tmp_path: pathlib.Path):
+    """Otherwise runs of earlier versions could not be resumed exactly."""
+    run = pathlib.Path(__file__).parents[2] / "fixtures" / "workdir_8c81d1e" / "run"
+    tokenizer = Tokenizer.load(run / "tokenizer.model")
+    store = build_store(NumeralsCorpus(), "held_out", tokenizer, 48, tmp_path)
+    config = DataConfig(batching=batching, tokens_per_batch=1024, max_length=48)
+    plan = make_plan(store, config, seed=7)
+    digest = hashlib.sha256()
+    for batch in load_batches(store, plan, stop=2 * plan.batches_per_epoch):
+        for leaf in batch:
+            digest.update(repr(leaf.shape).encode() + leaf.tobytes())
+    assert digest.hexdigest() == BATCHES[batching]
 
 
 def test_no_pair_left(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     with pytest.raises(
-        UserError, match=r"held_out: no sentence pair is left: 500 have .* 2 tokens"
+        UserError,
+        match=r"held_out: no sentence pair is left: 500 have .* 2 tokens, .*held_out: pair 1; rais",
     ):
         build_store(CORPUS, "held_out", tokenizer, 2, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -96,7 +199,7 @@ def test_damaged_stores_are_rebuilt(tokenizer: Tokenizer, tmp_path: pathlib.Path
     lengths = build().src_lengths.tolist()
     (folder,) = tmp_path.iterdir()
     files = {path: path.read_bytes() for path in folder.iterdir()}
-    assert len(files) == 3
+    assert len(files) == 4
     for path, whole in files.items():
         middle = len(whole) // 2
         flipped = whole[:middle] + bytes([whole[middle] ^ 0x80]) + whole[middle + 1 :]

@@ -1,0 +1,70 @@
+"""Findings about the pairs of a corpus: how many are skipped or unusual, and the first of them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxformer.data.characters import unusual_kinds
+
+# Kinds of pairs that are skipped.
+LONG, EMPTY = "too long", "empty"
+# Pairs that are kept although their sides are equal. Many of them suggest a wrong file.
+EQUAL = "the same text on both sides"
+_MOST_PLACES = 10
+
+
+def listed(first: Sequence[object], count: int) -> str:
+    """Lists the first of ``count`` things.
+
+    >>> listed(["a:1", "b:7"], 9), listed([3], 1)
+    ('a:1, b:7 and 7 more', '3')
+    """
+    more = count - len(first)
+    return ", ".join(map(str, first)) + (f" and {more:,} more" if more else "")
+
+
+@dataclasses.dataclass
+class Finding:
+    """Pairs of one kind.
+
+    Attributes:
+      count: Number of pairs.
+      first: Number and side (0 source, 1 target) of the first ten pairs.
+    """
+
+    count: int = 0
+    first: list[list[int]] = dataclasses.field(default_factory=list)
+
+
+class Findings(dict[str, Finding]):
+    """Findings by kind, without kinds that have no pair."""
+
+    def add(self, kind: str, number: int, side: int) -> None:
+        """Counts a pair, at the given side."""
+        finding = self.setdefault(kind, Finding())
+        finding.count += 1
+        if len(finding.first) < _MOST_PLACES:
+            finding.first.append([number, side])
+
+    def add_unusual(self, number: int, pair: tuple[str, str]) -> None:
+        """Counts a pair that is kept, for every kind of unusual text that it has."""
+        kinds = {kind: side for side in (1, 0) for kind in unusual_kinds(pair[side])}
+        for kind, side in kinds.items():
+            self.add(kind, number, side)
+        if pair[0] == pair[1]:
+            self.add(EQUAL, number, 0)
+
+    def count(self, kind: str) -> int:
+        """Returns the number of pairs of a kind."""
+        return self[kind].count if kind in self else 0
+
+    def unusual(self) -> dict[str, Finding]:
+        """Returns the findings about pairs that are kept."""
+        return {kind: finding for kind, finding in self.items() if kind not in (LONG, EMPTY)}
+
+    def to_json(self) -> dict[str, Any]:
+        return {kind: dataclasses.asdict(finding) for kind, finding in self.items()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Findings":
+        return cls({kind: Finding(**finding) for kind, finding in values.items()})

@@ -8,6 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 
+# How output shows what UTF-8 cannot encode: the bytes of a file name that is not UTF-8.
+NOT_UTF8 = "backslashreplace"
+
+
 class UserError(ValueError):
     """A mistake in the input, in one line: what was expected, what was given, what to do.
 
@@ -15,22 +19,32 @@ class UserError(ValueError):
     """
 
 
+class SomeLinesError(Exception):
+    """Some lines of the input could not be done, and all others are done; exit code 3."""
+
+
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command and reports errors as one line on standard error.
 
     The command keeps running, without messages and progress bars, if the reader of its standard
-    error is gone.
+    error is gone. Its standard output is UTF-8, whatever the locale, as are all files it writes.
 
     Returns:
-      The exit code: 0, 2 for a mistake in the input, 1 if a file cannot be written or training does
-      not converge, 130 if the command was interrupted.
+      The exit code: 0, 2 for a mistake in the input, 3 if some lines of the input could not be
+      done, 1 if a file cannot be written or training does not converge, 130 if the command was
+      interrupted.
     """
     _outlive_reader_of_stderr()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
     try:
         command()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except SomeLinesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     except (FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

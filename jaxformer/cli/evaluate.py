@@ -4,7 +4,7 @@ import argparse
 
 from jaxformer.cli.decoding_options import search_settings
 from jaxformer.cli.progress import load, progress
-from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired
+from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired, refuse_bad
 from jaxformer.config import sentence_pairs
 from jaxformer.data.text_files import read_file
 from jaxformer.evaluation.bleu_report import translation_report
@@ -21,7 +21,8 @@ def evaluate(options: argparse.Namespace) -> None:
     names = (str(options.source), str(options.reference))
     inputs = [options.source, options.reference, options.prefixes]
     check_outputs(inputs, {"--output": options.output})
-    sources = list(lines_with_prefixes(Text(options.source), options.prefix, options.prefixes))
+    lines = lines_with_prefixes(Text(options.source), options.prefix, options.prefixes)
+    sources = list(refuse_bad(lines))
     texts = [line.text for line in sources]
     references = [r for _, r in paired(iter(texts), read_file(options.reference), *names)]
     prefixes = [line.prefix for line in sources]

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens
-from jaxformer.data.tokenizer import PAD, UNK, train_byte_pair_model
+from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, UNK, train_byte_pair_model
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
 from jaxformer.files import local_path, write_file
@@ -115,7 +115,7 @@ class ByteFallbackTokenizer:
         self.sha256 = hashlib.sha256(model).hexdigest()
         # SentencePiece writes a space as this character; the character itself is encoded as bytes.
         piece_of = self._processor.piece_to_id
-        self._escaped = [piece_of(f"<0x{byte:02X}>") for byte in _SPACE_SYMBOL.encode()]
+        self._escaped = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text.
@@ -128,7 +128,7 @@ class ByteFallbackTokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise UserError("text: not UTF-8") from None
-        first, *others = (self._processor.encode(part) for part in text.split(_SPACE_SYMBOL))
+        first, *others = (self._processor.encode(part) for part in text.split(SPACE_SYMBOL))
         return first + [i for part in others for i in (*self._escaped, *part)]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -141,7 +141,6 @@ class ByteFallbackTokenizer:
         return self._processor.decode([i for i in found if i > UNK])
 
 
-_SPACE_SYMBOL = "\u2581"
 StreamTokenizer = CharacterTokenizer | ByteFallbackTokenizer
 
 

@@ -1,11 +1,13 @@
 """Text files, compressed or not: lines, fingerprints, and suggestions for misspelled names."""
 
+import contextlib
 import difflib
 import gzip
 import hashlib
 import pathlib
 import zlib
 from collections.abc import Iterable, Iterator
+from typing import BinaryIO, cast
 
 from jaxformer.errors import UserError
 
@@ -27,15 +29,28 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
     ['café', 'two']
     """
     for number, line in enumerate(stream, 1):
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}:{number}: not UTF-8: byte 0x{line[error.start]:02x} at position "
-                f"{error.start + 1} of the line; convert the file, for example with "
-                "iconv -f ISO-8859-1 -t UTF-8"
-            ) from None
-        yield text.removesuffix("\n").removesuffix("\r")
+        yield decode_line(line, f"{name}:{number}")
+
+
+def decode_line(line: bytes, place: str) -> str:
+    """Returns the text of a line, without its end.
+
+    Args:
+      line: The line as bytes.
+      place: File and number of the line for error messages.
+
+    Raises:
+      UserError: The line is not UTF-8.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: not UTF-8: byte 0x{line[error.start]:02x} at position "
+            f"{error.start + 1} of the line; convert the file, for example with "
+            "iconv -f ISO-8859-1 -t UTF-8"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def read_file(path: pathlib.Path) -> Iterator[str]:
@@ -68,9 +83,20 @@ def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     Raises:
       UserError: The file cannot be read or is damaged.
     """
+    with open_bytes(path) as stream:
+        yield from stream
+
+
+@contextlib.contextmanager
+def open_bytes(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Opens a file to read bytes, decompressed if its name ends in ``.gz``.
+
+    Raises:
+      UserError: The file cannot be opened, or cannot be read while it is open.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield from stream
+            yield cast(BinaryIO, stream)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: expected a whole gzip file: {error}; copy it again") from None
     except OSError as error:

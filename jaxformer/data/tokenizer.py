@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import random
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
@@ -26,6 +27,8 @@ _SMALLEST_VOCABULARY = 4 + 256
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MOST_LINES = 2_000_000
 _DIGEST_BYTES = 32
+# SentencePiece writes a space as this character, and would read it as a space.
+SPACE_SYMBOL = "\u2581"
 
 
 class Tokenizer:
@@ -97,6 +100,8 @@ class Tokenizer:
           UserError: The argument is not a string.
         """
         check_text(text, "text")
+        if SPACE_SYMBOL in text:
+            return self._encode_space_symbol(text)
         return self._processor.encode(text)
 
     def encode_target(self, text: str) -> list[int]:
@@ -114,7 +119,23 @@ class Tokenizer:
         Raises:
           UserError: The argument is a single string, or not strings.
         """
-        return self._processor.encode(check_texts(texts, "texts"))
+        texts = check_texts(texts, "texts")
+        rows = self._processor.encode(texts)
+        for number, text in enumerate(texts):
+            if SPACE_SYMBOL in text:
+                rows[number] = self._encode_space_symbol(text)
+        return rows
+
+    def _encode_space_symbol(self, text: str) -> list[int]:
+        """Returns the token ids of a text with U+2581, which is encoded as its bytes."""
+        # A character that is neither in the text nor in the vocabulary is encoded as bytes, too.
+        known = self._processor.piece_to_id
+        characters = map(chr, range(sys.maxunicode, 0xE000, -1))
+        other = next(c for c in characters if c not in text and known(c) == UNK)
+        pieces = self._processor.encode(text.replace(SPACE_SYMBOL, other), out_type=str)
+        # Pieces contain no spaces, so they can be separated by spaces.
+        written = " ".join(pieces).replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
+        return known(written.split(" "))
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of many target sentences; the sides share pieces, but not symbols.
@@ -247,6 +268,10 @@ def cached_tokenizer(
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
+
+
+def _byte_pieces(character: str) -> str:
+    return " ".join(f"<0x{byte:02X}>" for byte in character.encode())
 
 
 def _split(target: str) -> list[str]:

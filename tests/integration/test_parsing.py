@@ -276,7 +276,9 @@ def test_files_and_contradictory_options(run, config, workdir, tmp_path, capsys)
         return capsys.readouterr().err
 
     text.write_text("short\n" + 100 * "word ", encoding="utf-8")
-    assert f"{text}:2: expected at most 95 tokens (model.max_length)" in refused("--input", text)
+    assert f"{text}:2: expected at most 95 tokens (model.max_length)" in refused(
+        "--strict", "--input", text
+    )
     assert "--gold needs --trees FILE" in refused("--gold", tmp_path / "gold")
     trees = config.data.valid
     assert "leave --input out" in refused("--trees", trees, "--input", text)

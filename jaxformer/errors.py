@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-
 # How output shows what UTF-8 cannot encode: the bytes of a file name that is not UTF-8.
 NOT_UTF8 = "backslashreplace"
 

@@ -88,9 +88,7 @@ def _check(options: argparse.Namespace) -> None:
     check_outputs([options.input, options.trees], outputs)
 
 
-def _checked(
-    parser: Parser, text: Text | None, trees: pathlib.Path | None
-) -> Iterator[Sentence]:
+def _checked(parser: Parser, text: Text | None, trees: pathlib.Path | None) -> Iterator[Sentence]:
     """Yields all sentences of the text or the treebank; one that cannot be parsed has no words."""
     name = str(trees) if text is None else text.name
     for number, sentence in enumerate(_sentences(text, trees), start=1):

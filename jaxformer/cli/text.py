@@ -24,8 +24,9 @@ BLOCK = 4096
 # Seconds that a block waits for another line of a stream: less than a person notices, and more
 # than a program needs to write the next line.
 _PATIENCE = 0.05
-# Bytes of a line that are read at most, so that a file without line breaks does not fill the memory.
+# Bytes of a line that are read at once; a longer line is bad. It bounds the memory of a block.
 _LONGEST_LINE = 1 << 18
+_TOO_LONG = f"expected a line of less than {_LONGEST_LINE} bytes; split it into sentences"
 
 
 class Line(NamedTuple):
@@ -103,7 +104,7 @@ def read_lines(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
             return
         place = f"{name}:{number}"
         if rest is not line:
-            yield Line("", error=f"{place}: expected a line of less than {_LONGEST_LINE} bytes")
+            yield Line("", error=f"{place}: {_TOO_LONG}")
             continue
         try:
             yield Line(decode_line(line.removeprefix(b"" if number > 1 else BOM_UTF8), place))
@@ -142,8 +143,8 @@ def lines_with_prefixes(
 
 
 def paired(
-    first: Iterator[str], second: Iterator[str], first_name: str, second_name: str
-) -> Iterator[tuple[str, str]]:
+    first: Iterator[T], second: Iterator[T], first_name: str, second_name: str
+) -> Iterator[tuple[T, T]]:
     """Zips the lines of two texts.
 
     Raises:

@@ -36,7 +36,7 @@ Format: TypeAlias = Callable[[int, Line, Sequence[Hypothesis]], list[str]]
 def translate(options: argparse.Namespace) -> None:
     """Translates every line of the input.
 
-    A line that cannot be read or translated is reported, and its output is that of a blank line.
+    A line that cannot be read or translated is reported, and its translation is blank.
 
     Raises:
       UserError: Options contradict each other, the input cannot be read, or, with ``--strict``, a

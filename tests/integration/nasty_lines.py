@@ -52,7 +52,7 @@ NASTY = {
     "skin tone": _text("\U0001f44d\U0001f3fd"),
     "combining marks": _text("Z\u0351\u036b\u0343a\u0300\u0301\u0302l\u0334\u0335g\u0336o"),
     "decomposed": _text("zwo\u0308lf"),
-    "right to left": _text("\u200fשלוש מאות"),
+    "right to left": _text("\u200f\u05e9\u05dc\u05d5\u05e9 \u05de\u05d0\u05d5\u05ea"),
     "override": _text("\u202etwo hundred\u202c"),
     "Arabic": _text("مئتان وواحد"),
     "Chinese": _text("二百零一"),

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.cli import text
+from jaxformer.cli import main, text
 from jaxformer.data.numerals import english
 from jaxformer.inference.pair_scores import score_pairs
 from jaxformer.inference.translator import Translator

@@ -10,8 +10,7 @@ import threading
 
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.cli import text
+from jaxformer.cli import main, text
 from jaxformer.inference.alignment import align, pharaoh
 from jaxformer.inference.translator import Translator
 

@@ -118,7 +118,7 @@ def test_too_long_a_line_is_skipped_up_to_its_end(excess, end):
     if (end and excess <= 0) or (not end and excess + 3 < 0):
         assert found[1] == Line(long.rstrip())
     else:
-        error = f"in:2: expected a line of less than {text._LONGEST_LINE} bytes"
+        error = f"in:2: {text._TOO_LONG}"
         assert found[1] == Line("", error=error)
     assert len(found) == (3 if end else 2)
 
@@ -135,17 +135,23 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path):
     assert peak < 1 << 21
 
 
+def report(*blocks_of_lines, then=None):
+    with bad_lines() as report_bad:
+        for block in blocks_of_lines:
+            report_bad(block)
+        if then is not None:
+            raise then
+
+
 def test_bad_lines_are_reported_and_counted(capsys):
-    with bad_lines() as report:
-        report([Line("one"), Line("two")])
+    report([Line("one"), Line("two")])
     assert capsys.readouterr().err == ""
-    with pytest.raises(SomeLinesError, match="2 of 4 lines could not be done"), bad_lines() as report:
-        report([Line("one"), Line("", error="in:2: bad")])
-        report([Line("", error="in:3: bad"), Line("four")])
+    mixed = [[Line("one"), Line("", error="in:2: bad")], [Line("", error="in:3: bad"), Line("4")]]
+    with pytest.raises(SomeLinesError, match="2 of 4 lines could not be done"):
+        report(*mixed)
     assert capsys.readouterr().err == "error: in:2: bad\nerror: in:3: bad\n"
-    with pytest.raises(KeyboardInterrupt), bad_lines() as report:
-        report([Line("", error="in:1: bad")])
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        report(*mixed, then=KeyboardInterrupt())
 
 
 def test_a_slow_source_does_not_delay_available_lines():

@@ -211,7 +211,7 @@ def bad_lines() -> Iterator[Callable[[Sequence[Checked]], None]]:
 
     yield report
     if bad:
-        raise SomeLinesError(f"{bad} of {total} lines could not be done; their output is blank")
+        raise SomeLinesError(f"{bad} of {total} lines could not be done; see above")
 
 
 def read_in_blocks(

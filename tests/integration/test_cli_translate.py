@@ -246,7 +246,7 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
     assert answers[5] == answers[2] != answers[0]
     assert "error: standard input:4: not UTF-8" in error
     assert "error: standard input:5: expected at most 63 tokens" in error
-    assert error.endswith("error: 2 of 6 lines could not be done; their output is blank\n")
+    assert error.endswith("error: 2 of 6 lines could not be done; see above\n")
     assert "Traceback" not in error
     assert "Fatal" not in error
 

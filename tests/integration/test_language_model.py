@@ -244,7 +244,7 @@ def test_a_bad_prompt_gives_empty_texts(run, feed, capsys):
     assert out == "\n---\n".join(texts) + "\n"
     assert "error: standard input:2: not UTF-8" in err
     assert "error: standard input:3: the model has never seen the character 'É'" in err
-    assert err.endswith("error: 2 of 4 lines could not be done; their output is blank\n")
+    assert err.endswith("error: 2 of 4 lines could not be done; see above\n")
     feed(lines)
     assert main(["generate", *options, "--strict"]) == 2
     out, err = capsys.readouterr()

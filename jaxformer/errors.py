@@ -10,6 +10,8 @@ from typing import Any
 
 # Exit code of training that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
 RESUMABLE = 75
+# How output shows what UTF-8 cannot encode: the bytes of a file name that is not UTF-8.
+NOT_UTF8 = "backslashreplace"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -28,11 +30,15 @@ class StoppedError(KeyboardInterrupt):
     """Training that a signal has stopped; the same command resumes it."""
 
 
+class SomeLinesError(Exception):
+    """Some lines of the input could not be done, and all others are done; exit code 3."""
+
+
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command and reports errors as one line on standard error.
 
     The command keeps running, without messages and progress bars, if the reader of its standard
-    error is gone.
+    error is gone. Its standard output is UTF-8, whatever the locale, as are all files it writes.
 
     Returns:
       The exit code, the same for all commands:
@@ -41,16 +47,22 @@ def exit_code(command: Callable[[], None]) -> int:
       - 1: failed: a file cannot be written, training does not converge, or an error with a
         traceback.
       - 2: a mistake in the input.
+      - 3: some lines of the input could not be done; all others are done.
       - 75: a signal stopped training; the same command resumes it.
       - 130: interrupted by Ctrl-C. In training, a second Ctrl-C: the steps since the newest
         checkpoint are not saved, and the same command repeats them.
     """
     _outlive_reader_of_stderr()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
     try:
         command()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except SomeLinesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     except (FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -49,7 +49,8 @@ def _parser() -> CommandParser:
         prog="jaxformer",
         description="Translates, generates, parses, scores and plots with models that train.py "
         "has trained.",
-        epilog="Every command has its own --help, with an example.",
+        epilog="Every command has its own --help, with an example. Exit codes: 0 done, 1 failed, 2 "
+        "mistake in the input, 3 some lines could not be done, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -107,6 +108,7 @@ def _add_translate(commands) -> None:
         metavar="FILE",
         help="file for the translations (default: standard output)",
     )
+    _add_strict(files, "a blank translation, with --json an object with an error")
     formats = command.add_argument_group(
         "format", "A score is the log probability divided by the length penalty."
     )
@@ -173,6 +175,7 @@ def _add_score(commands) -> None:
         metavar="FILE",
         help="file for the scores (default: standard output)",
     )
+    _add_strict(files, "the score nan, with --json an object with an error")
     files.add_argument(
         "--json",
         action="store_true",
@@ -274,6 +277,7 @@ def _add_generate(commands) -> None:
         metavar="N",
         help="number of tokens to generate (default: %(default)s)",
     )
+    _add_strict(text, "empty texts")
     model = command.add_argument_group("model")
     model.add_argument(
         "--weights",
@@ -325,6 +329,7 @@ def _add_parse(commands) -> None:
         metavar="FILE",
         help="file for the trees (default: standard output)",
     )
+    _add_strict(files, "a blank line of output")
     treebank = command.add_argument_group("treebank, to evaluate the parser")
     treebank.add_argument(
         "--trees",
@@ -563,6 +568,16 @@ def _command(
         )
     command.set_defaults(run=run, parser=command)
     return command
+
+
+def _add_strict(group: argparse._ArgumentGroup, output: str) -> None:
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse an input with a line that is too long or not UTF-8, a file before any work "
+        f"(default: such a line gives {output}; it is reported on standard error, and the exit "
+        "code is 3 when all other lines are done)",
+    )
 
 
 def _numbers(text: str) -> list[int]:

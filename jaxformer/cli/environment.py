@@ -132,17 +132,12 @@ SECTIONS: tuple[tuple[str, Callable[[], Iterator[str]]], ...] = (
 def print_report() -> None:
     """Prints the sections, line by line as they are computed."""
     for title, section in SECTIONS:
-        _print(f"{title}:")
+        print(f"{title}:", flush=True)
         try:
             for line in section():
-                _print(f"  {line}")
+                print(f"  {line}", flush=True)
         except Exception as error:  # Report failures of any kind, and continue.
-            _print(f"  failed with {type(error).__name__}: {error}")
-
-
-def _print(line: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+            print(f"  failed with {type(error).__name__}: {error}", flush=True)
 
 
 def _short(path: pathlib.Path) -> str:

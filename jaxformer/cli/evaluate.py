@@ -4,9 +4,8 @@ import argparse
 
 from jaxformer.cli.decoding_options import search_settings
 from jaxformer.cli.progress import load, progress
-from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired
+from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired, refuse_bad
 from jaxformer.config import sentence_pairs
-from jaxformer.data.text_files import read_file
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.files import write_file
 
@@ -21,14 +20,14 @@ def evaluate(options: argparse.Namespace) -> None:
     names = (str(options.source), str(options.reference))
     inputs = [options.source, options.reference, options.prefixes]
     check_outputs(inputs, {"--output": options.output})
-    sources = list(lines_with_prefixes(Text(options.source), options.prefix, options.prefixes))
-    texts = [line.text for line in sources]
-    references = [r for _, r in paired(iter(texts), read_file(options.reference), *names)]
-    prefixes = [line.prefix for line in sources]
+    lines = refuse_bad(lines_with_prefixes(Text(options.source), options.prefix, options.prefixes))
+    pairs = list(paired(lines, refuse_bad(Text(options.reference).lines()), *names))
+    references = [reference.text for _, reference in pairs]
+    prefixes = [source.prefix for source, _ in pairs]
     translator = load(options, search)
-    with progress(len(sources)) as report_progress:
+    with progress(len(pairs)) as report_progress:
         translations = translator.translate(
-            texts,
+            [source.text for source, _ in pairs],
             prefixes=prefixes if any(prefixes) else None,
             name=names[0],
             report=report_progress,

@@ -2,12 +2,12 @@
 
 import argparse
 import dataclasses
-import io
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jaxformer.cli.text import Text
+from jaxformer.cli.text import Line, Text, bad_lines, read_in_blocks
 from jaxformer.config import load_run, text_stream
 from jaxformer.errors import UserError
 from jaxformer.inference.generator import Generator
@@ -22,8 +22,12 @@ _SAMPLING = ("samples", "temperature", "top_k", "top_p", "seed")
 def generate(options: argparse.Namespace) -> None:
     """Writes each prompt and its continuations to standard output.
 
+    A line of standard input that cannot be read or continued is reported, and its texts are empty.
+
     Raises:
-      UserError: Options contradict each other, or a prompt cannot be read or continued.
+      UserError: Options contradict each other, or ``--prompt``, or with ``--strict`` a line, cannot
+        be continued.
+      SomeLinesError: Some lines could not be continued.
     """
     if options.tokens < 1:
         raise UserError(f"--tokens must be at least 1: got {options.tokens}")
@@ -32,21 +36,21 @@ def generate(options: argparse.Namespace) -> None:
     search = search_settings(options, config.search)
     if sys.stdout is None:
         raise UserError("standard output is closed: expected a place to write the text to")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # Prompts are UTF-8 whatever the locale.
     generator = Generator.load(
         options.workdir, weights=options.weights, search=search, compute_dtype=options.dtype
     )
     print(f"{options.workdir}: {generator.weights}", file=sys.stderr)
     first = True
-    for prompt in _prompts(options.prompt):
-        for text in _texts(generator, prompt, options.tokens):
-            if not first:
-                print(_SEPARATOR)
-            first = False
-            for piece in text:
-                print(piece, end="", flush=True)
-            print(flush=True)
+    with bad_lines() as report_bad:
+        for prompt in _prompts(generator, options):
+            report_bad([prompt])
+            for text in _texts(generator, prompt, options.tokens):
+                if not first:
+                    print(_SEPARATOR)
+                first = False
+                for piece in text:
+                    print(piece, end="", flush=True)
+                print(flush=True)
 
 
 def search_settings(
@@ -72,28 +76,36 @@ def search_settings(
     return Sampling(**{"num_samples": 1, **given})
 
 
-def _prompts(given: str | None) -> Iterator[str]:
+def _prompts(generator: Generator, options: argparse.Namespace) -> Iterator[Line]:
     """Returns the given prompt, or the lines of standard input."""
-    if given is not None:
-        return iter([given])
+    if options.prompt is not None:
+        generator.check(options.prompt, max_tokens=options.tokens)
+        return iter([Line(options.prompt)])
     text = Text(None)
     if text.interactive:
         print("Type a prompt and press Enter; Ctrl-D ends.", file=sys.stderr)
-    return text.lines()
+
+    def checked() -> Iterator[Line]:
+        for number, line in enumerate(text.lines(), start=1):
+            try:
+                generator.check(line.text, max_tokens=options.tokens)
+            except UserError as error:
+                line = Line("", error=f"{text.name}:{number}: {error}")
+            yield line
+
+    _, arriving = read_in_blocks(checked, stream=text.stream, strict=options.strict)
+    return itertools.chain.from_iterable(arriving)
 
 
-def _texts(generator: Generator, prompt: str, tokens: int) -> Iterator[Iterator[str]]:
+def _texts(generator: Generator, prompt: Line, tokens: int) -> Iterator[Iterator[str]]:
     """Yields every text, prompt included, as an iterator of pieces."""
     search = generator.config.search
-    if isinstance(search, Sampling) and search.num_samples == 1:
-        yield _pieces(prompt, generator.stream(prompt, max_tokens=tokens))
-        return
-    found = generator.continuations([prompt], max_tokens=tokens)[0]
-    for continuation in found[:1] if isinstance(search, BeamSearch) else found:
-        yield iter([prompt, continuation])
-
-
-def _pieces(prompt: str, continuation: Iterator[str]) -> Iterator[str]:
-    # The prompt is printed with the first piece, so not at all if it cannot be continued.
-    for number, piece in enumerate(continuation):
-        yield piece if number else prompt + piece
+    samples = search.num_samples if isinstance(search, Sampling) else 1
+    if prompt.error is not None:
+        yield from itertools.repeat(iter(()), samples)
+    elif isinstance(search, Sampling) and samples == 1:
+        yield itertools.chain([prompt.text], generator.stream(prompt.text, max_tokens=tokens))
+    else:
+        found = generator.continuations([prompt.text], max_tokens=tokens)[0]
+        for continuation in found[:samples]:
+            yield iter([prompt.text, continuation])

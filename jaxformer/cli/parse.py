@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,13 +10,12 @@ from typing import NamedTuple
 from jaxformer.cli.decoding_options import search_settings
 from jaxformer.cli.progress import load, progress
 from jaxformer.cli.text import (
-    BLOCK,
     Text,
-    blocks,
-    blocks_as_they_arrive,
+    bad_lines,
     check_outputs,
     is_on_screen,
     is_stream,
+    read_in_blocks,
     writing,
 )
 from jaxformer.errors import UserError
@@ -24,36 +24,54 @@ from jaxformer.tasks.parsing.trees import normalize, read_tree_file, split_words
 
 
 class Sentence(NamedTuple):
-    """Words to parse, and the tags and the text of the gold tree if it is known."""
+    """A sentence to parse.
+
+    Attributes:
+      words: Its words; none if it cannot be parsed.
+      tags: The tags of the gold tree, if it is known.
+      gold: The text of the gold tree, if it is known.
+      error: The reason why it cannot be parsed, with its number; None if it can.
+    """
 
     words: list[str]
     tags: list[str] | None = None
     gold: str = ""
+    error: str | None = None
 
 
 def parse(options: argparse.Namespace) -> None:
     """Parses every line of the input, or the words of every tree of a treebank.
 
+    A sentence that cannot be read or parsed is reported, and its line of output is blank.
+
     Raises:
-      UserError: Options contradict each other, or a line cannot be read or parsed.
+      UserError: Options contradict each other, the input cannot be read, or, with ``--strict``, a
+        sentence cannot be parsed.
+      SomeLinesError: Some sentences could not be parsed.
     """
     search = search_settings(options)
     _check(options)
     text = Text(options.input) if options.trees is None else None
     parser = Parser(load(options, search))
-    total, arriving = _arriving(parser, text, options)
+    total, arriving = read_in_blocks(
+        lambda: _checked(parser, text, options.trees),
+        stream=is_stream(options.trees) if text is None else text.stream,
+        strict=options.strict,
+    )
     interactive = text is not None and text.interactive
     if interactive:
         print("Type words with spaces between and press Enter; Ctrl-D ends.", file=sys.stderr)
     on_screen = is_on_screen(options.output)
     done = 0
     with (
+        bad_lines() as report_bad,
         writing(options.output) as write,
         contextlib.nullcontext() if options.gold is None else writing(options.gold) as write_gold,
         progress(total, hidden=interactive or on_screen) as report,
     ):
         for block in arriving:
-            words, tags, gold = zip(*block, strict=True)
+            report_bad(block)
+            words, tags, gold, _ = zip(*block, strict=True)
             trees = parser.parse(words, tags=tags, first=done + 1, report=report)
             write("" if tree is None else str(tree) for tree in trees)
             if write_gold is not None:
@@ -70,28 +88,23 @@ def _check(options: argparse.Namespace) -> None:
     check_outputs([options.input, options.trees], outputs)
 
 
-def _arriving(
-    parser: Parser, text: Text | None, options: argparse.Namespace
-) -> tuple[int | None, Iterator[list[Sentence]]]:
-    """Returns the number of sentences, None for a stream, and the sentences in blocks."""
-
-    def sentences() -> Iterator[Sentence]:
-        name = str(options.trees) if text is None else text.name
-        given = _of_trees(options) if text is None else _of_lines(text)
-        for number, sentence in enumerate(given, start=1):
+def _checked(parser: Parser, text: Text | None, trees: pathlib.Path | None) -> Iterator[Sentence]:
+    """Yields all sentences of the text or the treebank; one that cannot be parsed has no words."""
+    name = str(trees) if text is None else text.name
+    for number, sentence in enumerate(_sentences(text, trees), start=1):
+        error = sentence.error
+        try:
             parser.translator.encode(" ".join(sentence.words), f"{name}:{number}")
-            yield sentence
-
-    if text.stream if text is not None else is_stream(options.trees):
-        return None, blocks_as_they_arrive(sentences(), BLOCK)
-    return sum(1 for _ in sentences()), blocks(sentences(), BLOCK)
+        except UserError as too_long:
+            error = str(too_long)
+        yield sentence if error is None else Sentence([], gold=sentence.gold, error=error)
 
 
-def _of_lines(text: Text) -> Iterator[Sentence]:
-    return (Sentence(split_words(line)) for line in text.lines())
-
-
-def _of_trees(options: argparse.Namespace) -> Iterator[Sentence]:
-    for tree in map(normalize, read_tree_file(options.trees)):
-        if tree is not None:
-            yield Sentence(tree.words(), tree.tags(), str(tree))
+def _sentences(text: Text | None, trees: pathlib.Path | None) -> Iterator[Sentence]:
+    if text is not None:
+        for line in text.lines():
+            yield Sentence(split_words(line.text), error=line.error)
+    elif trees is not None:
+        for tree in map(normalize, read_tree_file(trees)):
+            if tree is not None:
+                yield Sentence(tree.words(), tree.tags(), str(tree))

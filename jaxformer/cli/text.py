@@ -1,18 +1,20 @@
 """Reading of lines from files or streams in blocks, and writing to files or standard output."""
 
 import contextlib
-import io
 import itertools
 import os
 import pathlib
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from jaxformer.data.text_files import bounded_lines, read_file, read_lines
-from jaxformer.errors import UserError
+from tqdm import tqdm
+
+from jaxformer.data.text_files import decode_line, open_bytes
+from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
 
 T = TypeVar("T")
 Writer: TypeAlias = Callable[[Iterable[str]], None]
@@ -22,6 +24,23 @@ BLOCK = 4096
 # Seconds that a block waits for another line of a stream: less than a person notices, and more
 # than a program needs to write the next line.
 _PATIENCE = 0.05
+# Bytes of a line that are read at once; a longer line is bad. It bounds the memory of a block.
+_LONGEST_LINE = 1 << 18
+_TOO_LONG = f"expected a line of less than {_LONGEST_LINE} bytes; split it into sentences"
+
+
+class Line(NamedTuple):
+    """A line of text.
+
+    Attributes:
+      text: The line without its end; empty if it cannot be done.
+      prefix: The forced prefix of its translation.
+      error: The reason why the line cannot be done, with its number; None if it can.
+    """
+
+    text: str
+    prefix: str = ""
+    error: str | None = None
 
 
 class Text:
@@ -51,20 +70,46 @@ class Text:
         self.stream = self.interactive or not sys.stdin.seekable()
         self._start = 0 if self.stream else sys.stdin.buffer.tell()
 
-    def lines(self) -> Iterator[str]:
-        """Returns an iterator over all lines; unless this is a stream, each call starts anew.
+    def lines(self) -> Iterator[Line]:
+        """Yields all lines; unless this is a stream, each call starts anew.
 
         Raises:
-          UserError: The text cannot be read, or is not UTF-8.
+          UserError: The text cannot be read.
         """
         if self._path is not None:
-            return read_file(self._path)
-        if not self.stream:
+            with open_bytes(self._path) as stream:
+                yield from read_lines(stream.readline, self.name)
+        elif self.stream:
+            # At exit Python would wait for a thread that reads sys.stdin itself.
+            yield from read_lines(_reopened(sys.stdin.buffer).readline, self.name)
+        else:
             sys.stdin.buffer.seek(self._start)
-            return read_lines(bounded_lines(sys.stdin.buffer.readline, self.name), self.name)
-        # At exit Python would wait for a thread that reads sys.stdin itself.
-        stream = _reopened(sys.stdin.buffer)
-        return read_lines(bounded_lines(stream.readline, self.name), self.name)
+            yield from read_lines(sys.stdin.buffer.readline, self.name)
+
+
+def read_lines(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
+    r"""Yields every line of an open file; the text of a bad line is replaced by its error.
+
+    Only ``\n`` and ``\r\n`` end a line. A byte order mark before the first line is skipped.
+
+    Args:
+      readline: The method of the file, which takes the number of bytes to read at most.
+      name: Name of the file in error messages.
+    """
+    for number in itertools.count(1):
+        line = rest = readline(_LONGEST_LINE)
+        while len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
+            rest = readline(_LONGEST_LINE)
+        if not line:
+            return
+        place = f"{name}:{number}"
+        if rest is not line:
+            yield Line("", error=f"{place}: {_TOO_LONG}")
+            continue
+        try:
+            yield Line(decode_line(line.removeprefix(b"" if number > 1 else BOM_UTF8), place))
+        except UserError as error:
+            yield Line("", error=str(error))
 
 
 def is_stream(path: pathlib.Path | None) -> bool:
@@ -81,30 +126,25 @@ def _reopened(stream: BinaryIO) -> BinaryIO:
     return open(stream.fileno(), "rb", closefd=False)
 
 
-class Line(NamedTuple):
-    """A line to translate, and the forced prefix of its translation."""
-
-    text: str
-    prefix: str
-
-
 def lines_with_prefixes(
     text: Text, prefix: str | None, prefixes: pathlib.Path | None
 ) -> Iterator[Line]:
     """Returns every line with the one prefix, or with its line of the file ``prefixes``.
 
     Raises:
-      UserError: A file cannot be read, is not UTF-8, or the numbers of lines differ.
+      UserError: A file cannot be read, or the numbers of lines differ.
     """
     if prefixes is None:
-        return (Line(line, prefix or "") for line in text.lines())
-    pairs = paired(text.lines(), read_file(prefixes), text.name, str(prefixes))
-    return (Line(line, start) for line, start in pairs)
+        return (line._replace(prefix=prefix or "") for line in text.lines())
+    pairs = paired(text.lines(), Text(prefixes).lines(), text.name, str(prefixes))
+    return (
+        line._replace(prefix=start.text, error=line.error or start.error) for line, start in pairs
+    )
 
 
 def paired(
-    first: Iterator[str], second: Iterator[str], first_name: str, second_name: str
-) -> Iterator[tuple[str, str]]:
+    first: Iterator[T], second: Iterator[T], first_name: str, second_name: str
+) -> Iterator[tuple[T, T]]:
     """Zips the lines of two texts.
 
     Raises:
@@ -120,6 +160,83 @@ def paired(
                 f"{counts[0]} and {counts[1]}"
             )
         yield one, other
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A line of the input, read and checked.
+
+    Attributes:
+      error: The reason why the line cannot be done, with its number; None if it can.
+    """
+
+    @property
+    def error(self) -> str | None: ...
+
+
+C = TypeVar("C", bound=Checked)
+
+
+def refuse_bad(lines: Iterator[C]) -> Iterator[C]:
+    """Yields lines up to the first that cannot be done.
+
+    Raises:
+      UserError: A line cannot be done.
+    """
+    for line in lines:
+        if line.error is not None:
+            raise UserError(line.error)
+        yield line
+
+
+@contextlib.contextmanager
+def bad_lines() -> Iterator[Callable[[Sequence[Checked]], None]]:
+    """Reports lines that cannot be done, and continues with the others.
+
+    Yields:
+      A function that takes lines and reports their errors on standard error.
+
+    Raises:
+      SomeLinesError: All work is done, except for these lines.
+    """
+    total = bad = 0
+
+    def report(lines: Sequence[Checked]) -> None:
+        nonlocal total, bad
+        total += len(lines)
+        for line in lines:
+            if line.error is not None:
+                bad += 1
+                tqdm.write(f"error: {line.error}", file=sys.stderr)  # Above a progress bar.
+
+    yield report
+    if bad:
+        raise SomeLinesError(f"{bad} of {total} lines could not be done; see above")
+
+
+def read_in_blocks(
+    lines: Callable[[], Iterator[C]], *, stream: bool, strict: bool
+) -> tuple[int | None, Iterator[list[C]]]:
+    """Reads lines in blocks, a file twice: the first time, to count and check its lines.
+
+    Args:
+      lines: Returns an iterator over all lines.
+      stream: True if the lines can be read only once, as they arrive.
+      strict: Refuse a line that cannot be done, in a file before the first block.
+
+    Returns:
+      The number of lines, None for a stream, and the blocks.
+
+    Raises:
+      UserError: The lines cannot be read, or one is refused.
+    """
+
+    def accepted() -> Iterator[C]:
+        return refuse_bad(lines()) if strict else lines()
+
+    if stream:
+        return None, blocks_as_they_arrive(accepted(), BLOCK)
+    return sum(1 for _ in accepted()), blocks(accepted(), BLOCK)
 
 
 def blocks(items: Iterator[T], size: int) -> Iterator[list[T]]:
@@ -178,8 +295,6 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
     if path is None:
         if sys.stdout is None:
             raise UserError("standard output is closed: expected --output FILE")
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # The input is UTF-8 whatever the locale.
         yield _writer(sys.stdout)
         return
     if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
@@ -189,7 +304,7 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
     partial.unlink(missing_ok=True)
     try:
         # Mode "x" does not follow a symbolic link that somebody may have put there.
-        with partial.open("x", encoding="utf-8", newline="\n") as file:
+        with partial.open("x", encoding="utf-8", errors=NOT_UTF8, newline="\n") as file:
             yield _writer(file)
         partial.replace(path)
     except BaseException:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +13,15 @@ from typing import TypeAlias
 from jaxformer.cli.decoding_options import search_settings
 from jaxformer.cli.progress import load, progress
 from jaxformer.cli.text import (
-    BLOCK,
     Line,
     Text,
     Writer,
-    blocks,
-    blocks_as_they_arrive,
+    bad_lines,
     check_outputs,
     is_on_screen,
     is_stream,
     lines_with_prefixes,
+    read_in_blocks,
     writing,
 )
 from jaxformer.errors import UserError
@@ -29,60 +29,65 @@ from jaxformer.inference.alignment import align, layer_indices, pharaoh
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.search import Algorithm
 
-# Maps (number of a line from 0, its text, its hypotheses best first) to lines of output.
-Format: TypeAlias = Callable[[int, str, Sequence[Hypothesis]], list[str]]
+# Maps (number of a line from 0, the line, its hypotheses best first) to lines of output.
+Format: TypeAlias = Callable[[int, Line, Sequence[Hypothesis]], list[str]]
 
 
 def translate(options: argparse.Namespace) -> None:
     """Translates every line of the input.
 
-    A file is checked completely first, so that a mistake in it shows at once. In a stream, lines
-    before a mistake are translated before the error is raised.
+    A line that cannot be read or translated is reported, and its translation is blank.
 
     Raises:
-      UserError: Options contradict each other, or a line cannot be read or translated.
+      UserError: Options contradict each other, the input cannot be read, or, with ``--strict``, a
+        line cannot be translated.
+      SomeLinesError: Some lines could not be translated.
     """
     search = search_settings(options)
     _check(options, search)
     text = Text(options.input)
     translator = load(options, search)
+    translator.encode_target(options.prefix or "", "--prefix")
     if options.alignments is not None:
         layer_indices(translator, options.alignment_layer)  # Checks that the layer exists.
-    total, arriving = _arriving(translator, text, options)
+    total, arriving = read_in_blocks(
+        lambda: _checked(translator, text, options),
+        stream=text.stream or is_stream(options.prefixes),
+        strict=options.strict,
+    )
     if text.interactive:
         print("Type a sentence and press Enter; Ctrl-D ends.", file=sys.stderr)
     on_screen = is_on_screen(options.output)
     style, done = output_format(options, translator), 0
     with (
+        bad_lines() as report_bad,
         writing(options.output) as write,
         _optional(options.alignments) as write_alignments,
         progress(total, hidden=text.interactive or on_screen) as report,
     ):
         for block in arriving:
+            report_bad(block)
             found = _hypotheses(translator, block, done + 1, report)
-            texts = [line.text for line in block]
-            rows = map(style, itertools.count(done), texts, found)
+            rows = map(style, itertools.count(done), block, found)
             write(itertools.chain.from_iterable(rows))
             if write_alignments is not None:
+                texts = [line.text for line in block]
                 best = [(h[0].text, h[0].tokens) if h else ("", []) for h in found]
                 pairs = align(translator, texts, best, layer=options.alignment_layer)
                 write_alignments(map(pharaoh, pairs))
             done += len(block)
 
 
-def _arriving(
-    translator: Translator, text: Text, options: argparse.Namespace
-) -> tuple[int | None, Iterator[list[Line]]]:
-    """Returns the number of lines, None for a stream, and the lines in blocks."""
-    prefixes_name = "--prefix" if options.prefixes is None else str(options.prefixes)
-
-    def lines() -> Iterator[Line]:
-        given = lines_with_prefixes(text, options.prefix, options.prefixes)
-        return _checked(translator, given, text.name, prefixes_name)
-
-    if text.stream or is_stream(options.prefixes):
-        return None, blocks_as_they_arrive(lines(), BLOCK)
-    return sum(1 for _ in lines()), blocks(lines(), BLOCK)
+def _checked(translator: Translator, text: Text, options: argparse.Namespace) -> Iterator[Line]:
+    """Yields all lines with their prefixes; a line that cannot be translated becomes blank."""
+    lines = lines_with_prefixes(text, options.prefix, options.prefixes)
+    for number, line in enumerate(lines, start=1):
+        try:
+            translator.encode(line.text, f"{text.name}:{number}")
+            translator.encode_target(line.prefix, f"{options.prefixes}:{number}")
+        except UserError as error:
+            line = Line("", error=str(error))
+        yield line if line.error is None else Line("", error=line.error)
 
 
 def _hypotheses(
@@ -96,46 +101,59 @@ def _hypotheses(
 def output_format(options: argparse.Namespace, translator: Translator) -> Format:
     """Returns the output format that the options select."""
     if options.json:
-        return lambda number, source, hypotheses: [
-            json_line(source, hypotheses[: options.n_best or 1], translator.tokenizer.piece)
+        return lambda number, line, hypotheses: [
+            json_line(line, hypotheses[: options.n_best or 1], translator.tokenizer.piece)
         ]
     if options.n_best is not None:
-        return lambda number, source, hypotheses: n_best_lines(number, hypotheses[: options.n_best])
+        return lambda number, line, hypotheses: n_best_lines(
+            number, line, hypotheses[: options.n_best]
+        )
     if options.scores:
-        return lambda number, source, hypotheses: [scored_line(hypotheses)]
-    return lambda number, source, hypotheses: [hypotheses[0].text if hypotheses else ""]
+        return lambda number, line, hypotheses: [scored_line(line, hypotheses)]
+    return lambda number, line, hypotheses: [hypotheses[0].text if hypotheses else ""]
 
 
-def scored_line(hypotheses: Sequence[Hypothesis]) -> str:
-    r"""Formats score and text of the best hypothesis; for a blank line, 0 and no text.
+def scored_line(line: Line, hypotheses: Sequence[Hypothesis]) -> str:
+    r"""Formats score and text of the best hypothesis; without text if there is none.
 
-    >>> scored_line([Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.3)])
+    >>> best = Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.3)
+    >>> scored_line(Line("one"), [best])
     '-0.250000\teins'
-    >>> scored_line([])
-    '0.000000\t'
+    >>> scored_line(Line("", error="in.txt:2: not UTF-8"), [])
+    'nan\t'
     """
-    return f"{hypotheses[0].score:.6f}\t{hypotheses[0].text}" if hypotheses else f"{0:.6f}\t"
+    text, score = _texts_and_scores(line, hypotheses)[0]
+    return f"{score:.6f}\t{text}"
 
 
-def n_best_lines(number: int, hypotheses: Sequence[Hypothesis]) -> list[str]:
+def n_best_lines(number: int, line: Line, hypotheses: Sequence[Hypothesis]) -> list[str]:
     """Formats an n-best list as Moses does: line number from 0, text and score.
 
-    >>> n_best_lines(7, [Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.3)])
+    >>> best = Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.3)
+    >>> n_best_lines(7, Line("one"), [best])
     ['7 ||| eins ||| -0.250000']
-    >>> n_best_lines(8, [])
+    >>> n_best_lines(8, Line(""), [])
     ['8 |||  ||| 0.000000']
     """
-    rows = [(h.text, h.score) for h in hypotheses] or [("", 0.0)]
+    rows = _texts_and_scores(line, hypotheses)
     return [f"{number} ||| {text} ||| {score:.6f}" for text, score in rows]
 
 
-def json_line(source: str, hypotheses: Sequence[Hypothesis], piece: Callable[[int], str]) -> str:
+def _texts_and_scores(line: Line, hypotheses: Sequence[Hypothesis]) -> list[tuple[str, float]]:
+    """Returns at least one row: a blank line has score 0, and nan if it could not be translated."""
+    blank = ("", 0.0 if line.error is None else math.nan)
+    return [(h.text, h.score) for h in hypotheses] or [blank]
+
+
+def json_line(line: Line, hypotheses: Sequence[Hypothesis], piece: Callable[[int], str]) -> str:
     """Formats the source and its hypotheses, with their tokens as pieces, as one JSON object.
 
     >>> best = Hypothesis(text="eins", tokens=[9, 1], score=-0.25, log_prob=-0.5)
-    >>> json_line("one", [best], {9: "▁eins", 1: "</s>"}.__getitem__)
+    >>> json_line(Line("one"), [best], {9: "▁eins", 1: "</s>"}.__getitem__)
     '{"source": "one", "hypotheses": [{"text": "eins", "score": -0.25, "log_prob": -0.5,
     "tokens": ["▁eins", "</s>"]}]}'
+    >>> json_line(Line("", error="in.txt:2: not UTF-8"), [], str)
+    '{"source": "", "hypotheses": [], "error": "in.txt:2: not UTF-8"}'
     """
     rows = [
         {
@@ -146,7 +164,8 @@ def json_line(source: str, hypotheses: Sequence[Hypothesis], piece: Callable[[in
         }
         for h in hypotheses
     ]
-    return json.dumps({"source": source, "hypotheses": rows}, ensure_ascii=False)
+    error = {} if line.error is None else {"error": line.error}
+    return json.dumps({"source": line.text, "hypotheses": rows, **error}, ensure_ascii=False)
 
 
 def _check(options: argparse.Namespace, search: Algorithm) -> None:
@@ -161,16 +180,6 @@ def _check(options: argparse.Namespace, search: Algorithm) -> None:
         raise UserError("--alignment-layer needs --alignments FILE to write them to")
     outputs = {"--output": options.output, "--alignments": options.alignments}
     check_outputs([options.input, options.prefixes], outputs)
-
-
-def _checked(
-    translator: Translator, lines: Iterator[Line], name: str, prefixes: str
-) -> Iterator[Line]:
-    for number, line in enumerate(lines, start=1):
-        translator.encode(line.text, f"{name}:{number}")
-        if line.prefix:
-            translator.encode_target(line.prefix, f"{prefixes}:{number}")
-        yield line
 
 
 def _optional(path: pathlib.Path | None) -> contextlib.AbstractContextManager[Writer | None]:

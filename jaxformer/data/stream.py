@@ -18,7 +18,13 @@ from jaxformer.checks import check_text, check_tokens
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.findings import Findings
 from jaxformer.data.text_files import check_format, regular_file
-from jaxformer.data.tokenizer import PAD, UNK, open_processor, train_byte_pair_model
+from jaxformer.data.tokenizer import (
+    PAD,
+    SPACE_SYMBOL,
+    UNK,
+    open_processor,
+    train_byte_pair_model,
+)
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
 from jaxformer.files import local_path, read_whole, write_file
@@ -115,7 +121,7 @@ class ByteFallbackTokenizer:
         self.sha256 = hashlib.sha256(model).hexdigest()
         # SentencePiece writes a space as this character; the character itself is encoded as bytes.
         piece_of = self._processor.piece_to_id
-        self._escaped = [piece_of(f"<0x{byte:02X}>") for byte in _SPACE_SYMBOL.encode()]
+        self._escaped = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text.
@@ -128,7 +134,7 @@ class ByteFallbackTokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise UserError("text: not UTF-8") from None
-        first, *others = (self._processor.encode(part) for part in text.split(_SPACE_SYMBOL))
+        first, *others = (self._processor.encode(part) for part in text.split(SPACE_SYMBOL))
         return first + [i for part in others for i in (*self._escaped, *part)]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -141,7 +147,6 @@ class ByteFallbackTokenizer:
         return self._processor.decode([i for i in found if i > UNK])
 
 
-_SPACE_SYMBOL = "\u2581"
 StreamTokenizer = CharacterTokenizer | ByteFallbackTokenizer
 
 

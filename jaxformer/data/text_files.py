@@ -1,5 +1,6 @@
 """Text files, compressed or not: lines, fingerprints, and suggestions for misspelled names."""
 
+import contextlib
 import difflib
 import gzip
 import hashlib
@@ -9,7 +10,7 @@ import pathlib
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from jaxformer.errors import UserError
 
@@ -46,15 +47,28 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
     ['café', 'two']
     """
     for number, line in enumerate(stream, 1):
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}:{number}: not UTF-8: byte 0x{line[error.start]:02x} at position "
-                f"{error.start + 1} of the line; convert the file, for example with "
-                "iconv -f WINDOWS-1252 -t UTF-8"
-            ) from None
-        yield text.removesuffix("\n").removesuffix("\r")
+        yield decode_line(line, f"{name}:{number}")
+
+
+def decode_line(line: bytes, place: str) -> str:
+    """Returns the text of a line, without its end.
+
+    Args:
+      line: The line as bytes.
+      place: File and number of the line for error messages.
+
+    Raises:
+      UserError: The line is not UTF-8.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: not UTF-8: byte 0x{line[error.start]:02x} at position "
+            f"{error.start + 1} of the line; convert the file, for example with "
+            "iconv -f WINDOWS-1252 -t UTF-8"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
@@ -172,9 +186,20 @@ def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     Raises:
       UserError: The file cannot be read or is damaged, or a line is too long.
     """
+    with open_bytes(path) as stream:
+        yield from bounded_lines(stream.readline, str(path))
+
+
+@contextlib.contextmanager
+def open_bytes(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Opens a file to read bytes, decompressed if its name ends in ``.gz``.
+
+    Raises:
+      UserError: The file cannot be opened, or cannot be read while it is open.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield from bounded_lines(stream.readline, str(path))
+            yield cast(BinaryIO, stream)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
             f"{path}: expected a whole gzip file: {error}; copy it again, or compress it with gzip"

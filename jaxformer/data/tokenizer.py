@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import random
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
@@ -28,6 +29,8 @@ _MOST_LINES = 2_000_000
 _DIGEST_BYTES = 32
 # The key of every cached tokenizer includes it; increase it when the same files give other pairs.
 _FORMAT = 2
+# SentencePiece writes a space as this character, and would read it as a space.
+SPACE_SYMBOL = "\u2581"
 
 
 class Tokenizer:
@@ -93,6 +96,8 @@ class Tokenizer:
           UserError: The argument is not a string.
         """
         check_text(text, "text")
+        if SPACE_SYMBOL in text:
+            return self._encode_space_symbol(text)
         return self._processor.encode(text)
 
     def encode_target(self, text: str) -> list[int]:
@@ -110,7 +115,23 @@ class Tokenizer:
         Raises:
           UserError: The argument is a single string, or not strings.
         """
-        return self._processor.encode(check_texts(texts, "texts"))
+        texts = check_texts(texts, "texts")
+        rows = self._processor.encode(texts)
+        for number, text in enumerate(texts):
+            if SPACE_SYMBOL in text:
+                rows[number] = self._encode_space_symbol(text)
+        return rows
+
+    def _encode_space_symbol(self, text: str) -> list[int]:
+        """Returns the token ids of a text with U+2581, which is encoded as its bytes."""
+        # A character that is neither in the text nor in the vocabulary is encoded as bytes, too.
+        known = self._processor.piece_to_id
+        characters = map(chr, range(sys.maxunicode, 0xE000, -1))
+        other = next(c for c in characters if c not in text and known(c) == UNK)
+        pieces = self._processor.encode(text.replace(SPACE_SYMBOL, other), out_type=str)
+        # Pieces contain no spaces, so they can be separated by spaces.
+        written = " ".join(pieces).replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
+        return known(written.split(" "))
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of many target sentences; the sides share pieces, but not symbols.
@@ -278,6 +299,10 @@ def _with_text(lines: Iterable[str], split: str) -> Iterator[str]:
             yield line
     if not found:
         raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
+
+
+def _byte_pieces(character: str) -> str:
+    return " ".join(f"<0x{byte:02X}>" for byte in character.encode())
 
 
 def _split(target: str) -> list[str]:

@@ -150,6 +150,24 @@ class Generator:
         """
         return self.tokenizer.encode(text or "\n")
 
+    def check(self, prompt: str, *, max_tokens: int) -> None:
+        """Checks that a prompt can be continued by this number of tokens.
+
+        Raises:
+          UserError: A character is not in the vocabulary, or beam search would exceed the model's
+            context.
+        """
+        self._check_context(len(self.encode(prompt)), max_tokens)
+
+    def _check_context(self, length: int, max_tokens: int) -> None:
+        longest = self.config.model.max_length
+        if isinstance(self.config.search, BeamSearch) and length - 1 + max_tokens > longest:
+            raise UserError(
+                f"beam search keeps to the model's context of {longest} tokens: expected at "
+                f"most {max(0, longest + 1 - length)} tokens after this prompt, got "
+                f"{max_tokens}; sample, or ask for fewer"
+            )
+
     def _generate(self, rows: list["_Row"], max_tokens: int) -> Iterator[Any]:
         """Yields all tokens generated so far [rows, hypotheses, tokens], after each chunk."""
         if max_tokens < 1:
@@ -157,13 +175,8 @@ class Generator:
         search, longest = self.config.search, self.config.model.max_length
         context = np.asarray([row.tokens for row in rows], np.int32)
         context = np.resize(context, (next(n for n in _ROWS if n >= len(rows)), context.shape[1]))
+        self._check_context(context.shape[1], max_tokens)
         if isinstance(search, BeamSearch):
-            if context.shape[1] - 1 + max_tokens > longest:
-                raise UserError(
-                    f"beam search keeps to the model's context of {longest} tokens: expected at "
-                    f"most {max(0, longest + 1 - context.shape[1])} tokens after this prompt, got "
-                    f"{max_tokens}; sample, or ask for fewer"
-                )
             yield from self._window(context, None, max_tokens, max_tokens)
             return
         done = np.zeros((len(context), 1, 0), np.int32)

@@ -74,14 +74,15 @@ def test_translation_does_not_depend_on_the_batch(tiny_workdir):
 
 def test_not_utf8_names_the_line(tiny_workdir, feed, capsys):
     feed(b"one\ntwo\ncaf\xe9\n")
-    refused(capsys, ["translate", "--workdir", tiny_workdir], "standard input:3: not UTF-8")
+    command = ["translate", "--workdir", tiny_workdir, "--strict"]
+    refused(capsys, command, "standard input:3: not UTF-8")
 
 
 def test_too_long_a_source_names_the_line_and_writes_nothing(tiny_workdir, feed, capsys):
     feed(b"one\n" + b"nine " * 200 + b"\n")
     refused(
         capsys,
-        ["translate", "--workdir", tiny_workdir],
+        ["translate", "--workdir", tiny_workdir, "--strict"],
         "standard input:2: expected at most 63 tokens (model.max_length), got ",
         "split it into sentences",
     )

@@ -1,7 +1,9 @@
 """The command ``compare`` against sacreBLEU's own command."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -70,6 +72,19 @@ def test_table(files, capsys):
     assert code == 0
     assert out.startswith("lines: 30, target language: de\n")
     assert out.count(f"\n  {files[1]} ") == out.count(f"\n  {files[2]} ") == 5
+
+
+def test_names_need_not_fit_the_terminal(files, tmp_path):
+    """The name of a file may not even be UTF-8."""
+    name = os.path.join(os.fsencode(tmp_path), b"gr\xc3\xb6\xdf.de")
+    shutil.copy(files[1], name)
+    result = subprocess.run(
+        [sys.executable, "-m", "jaxformer.cli", "compare", "--reference", files[0], name],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"/gr\xc3\xb6\\udcdf.de " in result.stdout
 
 
 def test_mistakes(files, tmp_path, capsys):

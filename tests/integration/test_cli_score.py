@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.cli import score as command
+from jaxformer.cli import main, text
 from jaxformer.data.numerals import english
 from jaxformer.inference.pair_scores import score_pairs
 from jaxformer.inference.translator import Translator
@@ -103,7 +102,7 @@ def test_blank_lines(score):
 def test_results_do_not_depend_on_blocks(score, monkeypatch):
     pairs = (SOURCES, ["zweihunderteins", "neun", "", "siebenhundert", "elf"])
     whole = score(*pairs)
-    monkeypatch.setattr(command, "BLOCK", 2)
+    monkeypatch.setattr(text, "BLOCK", 2)
     assert [float(n) for n in score(*pairs)] == pytest.approx([float(n) for n in whole], abs=2e-6)
 
 
@@ -116,6 +115,8 @@ def test_output(score, tmp_path):
 def test_mistakes(score, tmp_path):
     assert "expected as many lines in" in score(["one", "two"], ["eins"], code=2)
     assert "got 2 and 1" in score(["one", "two"], ["eins"], code=2)
-    assert "target:2: expected at most 63 tokens" in score(["a", "b"], ["c", "d " * 99], code=2)
+    assert "target:2: expected at most 63 tokens" in score(
+        ["a", "b"], ["c", "d " * 99], "--strict", code=2
+    )
     error = score(["a"], ["b"], "--output", tmp_path / "source", code=2)
     assert "is an input; name another file" in error

@@ -10,8 +10,7 @@ import threading
 
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.cli import translate as command
+from jaxformer.cli import main, text
 from jaxformer.inference.alignment import align, pharaoh
 from jaxformer.inference.translator import Translator
 
@@ -123,7 +122,7 @@ def test_alignments_point_from_source_words_to_target_words(run, best, learned_w
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_results_do_not_depend_on_blocks(run, monkeypatch, tmp_path, size):
     expected = run("--alignments", tmp_path / "whole")
-    monkeypatch.setattr(command, "BLOCK", size)
+    monkeypatch.setattr(text, "BLOCK", size)
     assert run("--alignments", tmp_path / "blocks") == expected
     assert (tmp_path / "blocks").read_text() == (tmp_path / "whole").read_text()
 
@@ -169,7 +168,7 @@ def test_an_interrupted_job_keeps_finished_lines(
 ):
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("".join(f"{line}\n" for line in SOURCES))
-    monkeypatch.setattr(command, "BLOCK", 2)
+    monkeypatch.setattr(text, "BLOCK", 2)
     hypotheses = Translator.hypotheses
 
     def interrupted(self, sentences, **rest):
@@ -187,13 +186,13 @@ def test_an_interrupted_job_keeps_finished_lines(
 
 
 def test_mistakes_in_a_file_show_before_translation(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "BLOCK", 1)
+    monkeypatch.setattr(text, "BLOCK", 1)
     monkeypatch.delattr(Translator, "hypotheses")  # Never reached.
     source = tmp_path / "in.txt"
     source.write_bytes(b"one\ntwo\ncaf\xe9\n")
-    assert f"{source}:3: not UTF-8" in refused("--input", source)
+    assert f"{source}:3: not UTF-8" in refused("--strict", "--input", source)
     source.write_text("one\n" + "nine " * 200 + "\n")
-    assert f"{source}:2: expected at most 63 tokens" in refused("--input", source)
+    assert f"{source}:2: expected at most 63 tokens" in refused("--strict", "--input", source)
     prefixes = tmp_path / "prefixes"
     prefixes.write_text("eins\n")
     error = refused("--input", source, "--prefixes", prefixes)
@@ -237,16 +236,36 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
         bufsize=0,
     ) as process:
         answers = []
-        for line in ("one", "", "two"):
-            process.stdin.write(f"{line}\n".encode())
+        for line in (b"one", b"", b"two", b"\xff", b"nine " * 200, b"two"):
+            process.stdin.write(line + b"\n")
             answers.append(process.stdout.readline().decode())
-        process.stdin.write(b"two\n" + b"nine " * 200 + b"\n")
-        # The command ends at the mistake, although standard input is still open.
-        assert process.wait(timeout=60) == 2
-        answers.append(process.stdout.read().decode())
+        process.stdin.close()
+        assert process.wait(timeout=60) == 3
         error = process.stderr.read().decode()
-    assert answers[1] == "\n"
-    assert answers[3] == answers[2] != answers[0]
+    assert answers[1] == answers[3] == answers[4] == "\n"
+    assert answers[5] == answers[2] != answers[0]
+    assert "error: standard input:4: not UTF-8" in error
     assert "error: standard input:5: expected at most 63 tokens" in error
+    assert error.endswith("error: 2 of 6 lines could not be done; see above\n")
+    assert "Traceback" not in error
+    assert "Fatal" not in error
+
+
+@pytest.mark.slow
+def test_a_strict_stream_ends_at_a_bad_line(learned_workdir):
+    """Lines before it are translated, and standard input may still be open."""
+    arguments = ["translate", "--workdir", str(learned_workdir), "--strict", "--beam-size", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "jaxformer.cli", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    ) as process:
+        process.stdin.write(b"two\n" + b"nine " * 200 + b"\n")
+        assert process.wait(timeout=60) == 2
+        assert process.stdout.read().count(b"\n") == 1
+        error = process.stderr.read().decode()
+    assert "error: standard input:2: expected at most 63 tokens" in error
     assert "Traceback" not in error
     assert "Fatal" not in error

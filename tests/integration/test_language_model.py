@@ -69,8 +69,8 @@ def run(tmp_path_factory):
 def feed(monkeypatch):
     """Returns a function that puts text on standard input."""
 
-    def put(text):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
+    def put(content):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
 
     return put
 
@@ -227,11 +227,38 @@ def test_command_streams(run, monkeypatch):
 
 
 def test_command_reads_prompts_from_standard_input(run, feed, capsys):
-    feed("abc\nxy\n")
+    feed(b"abc\nxy\n")
     options = ["--tokens", "4", "--samples", "2", "--top-k", "1", "--seed", "3"]
     assert main(["generate", "--workdir", str(run[1]), *options]) == 0
     out = capsys.readouterr().out
     assert out == "abcdefg\n---\nabcdefg\n---\nxyz\nab\n---\nxyz\nab\n"
+
+
+def test_a_bad_prompt_gives_empty_texts(run, feed, capsys):
+    lines = b"abc\n\xff\nx\xc3\x89\nxy"
+    options = ["--workdir", str(run[1]), "--tokens", "4", "--top-k", "1", "--seed", "3"]
+    feed(lines)
+    assert main(["generate", *options, "--samples", "2"]) == 3
+    out, err = capsys.readouterr()
+    texts = ["abcdefg", "abcdefg", "", "", "", "", "xyz\nab", "xyz\nab"]
+    assert out == "\n---\n".join(texts) + "\n"
+    assert "error: standard input:2: not UTF-8" in err
+    assert "error: standard input:3: the model has never seen the character 'É'" in err
+    assert err.endswith("error: 2 of 4 lines could not be done; see above\n")
+    feed(lines)
+    assert main(["generate", *options, "--strict"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "error: standard input:2: not UTF-8" in err
+
+
+def test_a_prompt_beyond_the_context_of_beam_search_is_bad(run, feed, capsys):
+    feed(b"klm\n" + b"a" * 100 + b"\n")
+    options = ["--tokens", "5", "--beam-size", "3"]
+    assert main(["generate", "--workdir", str(run[1]), *options]) == 3
+    out, err = capsys.readouterr()
+    assert out == "klmnopqr\n---\n\n"
+    assert "error: standard input:2: beam search keeps to the model's context" in err
 
 
 def test_command_searches(run, capsys):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import sys
 import threading
 
@@ -34,6 +35,8 @@ from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.step import init_state
 from jaxformer.workdir import Workdir
+
+from .nasty_lines import BAD, CONTENT, GOOD, KINDS
 
 TREES = [
     "( (S (NP-SBJ-1 (DT The) (NN gene)) (VP (VBZ works) (NP (-NONE- *-1))) (. .)))",
@@ -108,10 +111,10 @@ def workdir(config, data, state, tmp_path_factory):
 def run(workdir, monkeypatch, capsys):
     """Parses lines from standard input, and returns the output."""
 
-    def parse(*arguments, lines=()):
-        content = "".join(f"{line}\n" for line in lines).encode()
+    def parse(*arguments, lines=(), content=None, code=0):
+        content = content or "".join(f"{line}\n" for line in lines).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
-        assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == 0
+        assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == code
         return capsys.readouterr().out.split("\n")[:-1]
 
     return parse
@@ -173,10 +176,37 @@ def test_validation_takes_the_best_hypothesis(config, data, state, monkeypatch):
 def test_every_line_gets_a_tree_over_its_words(run):
     lines = run(lines=WORDS)
     assert [not line for line in lines] == [not words.strip() for words in WORDS]
+    bad = "\n".join([*WORDS, "word " * 100, "last"]).encode()[:-4] + b"\xff"
+    assert run(content=bad, code=3) == [*lines, "", ""]
     for line, words in zip(lines, WORDS, strict=True):
         if line:
             (tree,) = read_trees([line], "output")
             assert tree.words() == word_ids(words)
+
+
+@pytest.mark.slow
+def test_nasty_lines_get_a_tree_or_a_blank_line(run):
+    lines = run(content=CONTENT, code=3)
+    assert len(lines) == len(KINDS)
+    assert not any(lines[number - 1] for number in BAD)
+    for line, kind, source in zip(lines, KINDS, CONTENT.split(b"\n"), strict=True):
+        if kind == GOOD:
+            words = [escape(word) for word in re.split(r"[ \t\r\v\f]+", source.decode()) if word]
+            trees = list(read_trees([line], "output")) if line else []
+            assert [tree.words() for tree in trees] == ([words] if words else [])
+
+
+@pytest.mark.slow
+def test_too_long_a_tree_keeps_the_files_aligned(run, tmp_path, capsys):
+    treebank, gold, parsed = tmp_path / "trees", tmp_path / "gold", tmp_path / "parsed"
+    long = f"(S {' '.join(['(NN word)'] * 100)})"
+    treebank.write_text("\n".join([TREES[0], long, TREES[4]]), encoding="utf-8")
+    assert run("--trees", treebank, "--gold", gold, "--output", parsed, code=3) == []
+    right, found = (path.read_text("utf-8").split("\n")[:-1] for path in (gold, parsed))
+    assert right[1] == long
+    assert [not tree for tree in found] == [False, True, False]
+    assert main(["evalb", str(gold), str(parsed)]) == 0
+    assert "Number of Error sentence  =      0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -276,7 +306,9 @@ def test_files_and_contradictory_options(run, config, workdir, tmp_path, capsys)
         return capsys.readouterr().err
 
     text.write_text("short\n" + 100 * "word ", encoding="utf-8")
-    assert f"{text}:2: expected at most 95 tokens (model.max_length)" in refused("--input", text)
+    assert f"{text}:2: expected at most 95 tokens (model.max_length)" in refused(
+        "--strict", "--input", text
+    )
     assert "--gold needs --trees FILE" in refused("--gold", tmp_path / "gold")
     trees = config.data.valid
     assert "leave --input out" in refused("--trees", trees, "--input", text)

@@ -1,15 +1,17 @@
+import os
 import subprocess
 import sys
 
 import pytest
 
-from jaxformer.errors import StoppedError, UserError, exit_code
+from jaxformer.errors import SomeLinesError, StoppedError, UserError, exit_code
 
 
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         (UserError("expected x"), 2, "error: expected x\n"),
+        (SomeLinesError("2 of 3 lines"), 3, "error: 2 of 3 lines\n"),
         (FloatingPointError("no number"), 1, "error: no number\n"),
         (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
@@ -28,6 +30,20 @@ def test_exit_codes(error, code, message, capsys):
 def test_success_is_silent(capsys):
     assert exit_code(lambda: None) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_standard_output_is_utf8(encoding):
+    """A name of a file that is not UTF-8 holds a surrogate."""
+    program = (
+        "import sys; from jaxformer.errors import exit_code\n"
+        "sys.exit(exit_code(lambda: print('\\u6f22', '\\udcff')))"
+    )
+    environment = {"PYTHONIOENCODING": encoding}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, env={**os.environ, **environment}
+    )
+    assert (result.returncode, result.stdout) == (0, "\u6f22 \\udcff\n".encode())
 
 
 def test_other_errors_propagate():

@@ -121,3 +121,12 @@ def test_every_option_refuses_a_url():
             parse(arguments)
     with pytest.raises(UserError, match=r"expected a path on a local disk: got gs://bucket/f\.py"):
         load_config("gs://bucket/f.py")
+
+
+@pytest.mark.parametrize("command", ["translate", "score", "parse", "generate"])
+def test_help_explains_bad_lines(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--strict refuse an input with a line that is too long or not UTF-8" in text
+    assert "exit code is 3" in text

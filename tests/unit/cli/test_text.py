@@ -6,20 +6,25 @@ import os
 import queue
 import sys
 import threading
+import tracemalloc
 
 import pytest
 
+from jaxformer.cli import text
 from jaxformer.cli.text import (
     Line,
     Text,
+    bad_lines,
     blocks,
     blocks_as_they_arrive,
     check_outputs,
     lines_with_prefixes,
     paired,
+    read_in_blocks,
+    read_lines,
     writing,
 )
-from jaxformer.errors import UserError
+from jaxformer.errors import SomeLinesError, UserError
 
 
 @pytest.fixture
@@ -41,10 +46,10 @@ def test_typed_lines_arrive_one_by_one(pipe):
     arriving = blocks_as_they_arrive(Text(None).lines(), 100)
     for line in ("one", "two", ""):
         pipe.write(f"{line}\n".encode())
-        assert next(arriving) == [line]
+        assert next(arriving) == [Line(line)]
     pipe.write(b"the last without its end")
     pipe.close()
-    assert list(arriving) == [["the last without its end"]]
+    assert list(arriving) == [[Line("the last without its end")]]
 
 
 def test_lines_that_arrive_together_are_one_block(pipe):
@@ -53,7 +58,7 @@ def test_lines_that_arrive_together_are_one_block(pipe):
     pipe.close()
     arriving = list(blocks_as_they_arrive(Text(None).lines(), 400))
     assert [len(block) for block in arriving] == [400, 400, 200]
-    assert list(itertools.chain.from_iterable(arriving)) == lines
+    assert list(itertools.chain.from_iterable(arriving)) == list(map(Line, lines))
 
 
 def test_reading_ahead_is_bounded():
@@ -76,13 +81,77 @@ def test_reading_ahead_is_bounded():
     assert taken <= taken_at_the_end + 11
 
 
-def test_lines_before_an_error_are_yielded_first(pipe):
+def test_lines_before_a_refused_one_are_yielded_first(pipe):
     pipe.write(b"one\ntwo\ncaf\xe9\nfour\n")
     pipe.close()
-    arriving = blocks_as_they_arrive(Text(None).lines(), 100)
-    assert next(arriving) == ["one", "two"]
+    _, arriving = read_in_blocks(Text(None).lines, stream=True, strict=True)
+    assert next(arriving) == [Line("one"), Line("two")]
     with pytest.raises(UserError, match="standard input:3: not UTF-8"):
         next(arriving)
+
+
+def test_a_file_with_a_bad_line_is_refused_before_the_first_block(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"one\ncaf\xe9\n")
+    with pytest.raises(UserError, match=r"in.txt:2: not UTF-8"):
+        read_in_blocks(Text(path).lines, stream=False, strict=True)
+    total, arriving = read_in_blocks(Text(path).lines, stream=False, strict=False)
+    assert (total, [len(block) for block in arriving]) == (2, [2])
+
+
+def test_bad_lines_are_yielded_in_place():
+    content = b"\xef\xbb\xbfone\n\xff\n\xef\xbb\xbf\r\n\n\xc3"
+    lines = list(read_lines(io.BytesIO(content).readline, "in"))
+    assert [line.text for line in lines] == ["one", "", "\ufeff", "", ""]
+    errors = [line.error and line.error.partition(";")[0] for line in lines]
+    byte = "not UTF-8: byte 0x{} at position 1 of the line"
+    assert errors == [None, f"in:2: {byte.format('ff')}", None, None, f"in:5: {byte.format('c3')}"]
+
+
+@pytest.mark.parametrize("excess", [-1, 0, 1, text._LONGEST_LINE])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_too_long_a_line_is_skipped_up_to_its_end(excess, end):
+    long = "a" * (text._LONGEST_LINE - len(end) + excess) + end
+    found = list(read_lines(io.BytesIO(f"one\n{long}two".encode()).readline, "in"))
+    assert found[0] == Line("one")
+    assert found[-1].text.endswith("two") or not end
+    if (end and excess <= 0) or (not end and excess + 3 < 0):
+        assert found[1] == Line(long.rstrip())
+    else:
+        error = f"in:2: {text._TOO_LONG}"
+        assert found[1] == Line("", error=error)
+    assert len(found) == (3 if end else 2)
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "in.txt"
+    with path.open("wb") as file:
+        file.truncate(1 << 26)
+    tracemalloc.start()
+    (line,) = Text(path).lines()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert line.error is not None
+    assert peak < 1 << 21
+
+
+def report(*blocks_of_lines, then=None):
+    with bad_lines() as report_bad:
+        for block in blocks_of_lines:
+            report_bad(block)
+        if then is not None:
+            raise then
+
+
+def test_bad_lines_are_reported_and_counted(capsys):
+    report([Line("one"), Line("two")])
+    assert capsys.readouterr().err == ""
+    mixed = [[Line("one"), Line("", error="in:2: bad")], [Line("", error="in:3: bad"), Line("4")]]
+    with pytest.raises(SomeLinesError, match="2 of 4 lines could not be done"):
+        report(*mixed)
+    assert capsys.readouterr().err == "error: in:2: bad\nerror: in:3: bad\n"
+    with pytest.raises(KeyboardInterrupt):
+        report(*mixed, then=KeyboardInterrupt())
 
 
 def test_a_slow_source_does_not_delay_available_lines():
@@ -103,15 +172,15 @@ def test_a_file_can_be_read_twice_and_a_pipe_once(tmp_path, monkeypatch, pipe):
     assert Text(None).stream
     path = tmp_path / "in.txt"
     path.write_bytes(b"one\r\n\ntwo")
-    text = Text(path)
-    assert not text.stream
-    assert list(text.lines()) == list(text.lines()) == ["one", "", "two"]
+    lines = Text(path)
+    assert not lines.stream
+    assert list(lines.lines()) == list(lines.lines()) == [Line("one"), Line(""), Line("two")]
     with path.open(encoding="utf-8") as stdin:
         stdin.buffer.readline()  # Another reader has consumed a line.
         monkeypatch.setattr(sys, "stdin", stdin)
-        text = Text(None)
-        assert not text.stream
-        assert list(text.lines()) == list(text.lines()) == ["", "two"]
+        lines = Text(None)
+        assert not lines.stream
+        assert list(lines.lines()) == list(lines.lines()) == [Line(""), Line("two")]
     named = tmp_path / "pipe"
     os.mkfifo(named)
     assert Text(named).stream
@@ -124,12 +193,12 @@ def test_closed_standard_input_is_refused(monkeypatch):
 
 
 def test_prefixes(tmp_path):
-    text, prefixes = tmp_path / "in", tmp_path / "prefixes"
-    text.write_text("one\ntwo\n", encoding="utf-8")
+    source, prefixes = tmp_path / "in", tmp_path / "prefixes"
+    source.write_text("one\ntwo\n", encoding="utf-8")
     prefixes.write_text("eins\n\n", encoding="utf-8")
-    assert list(lines_with_prefixes(Text(text), None, None)) == [Line("one", ""), Line("two", "")]
-    assert list(lines_with_prefixes(Text(text), "Der", None))[1] == Line("two", "Der")
-    assert list(lines_with_prefixes(Text(text), None, prefixes)) == [
+    assert list(lines_with_prefixes(Text(source), None, None)) == [Line("one", ""), Line("two", "")]
+    assert list(lines_with_prefixes(Text(source), "Der", None))[1] == Line("two", "Der")
+    assert list(lines_with_prefixes(Text(source), None, prefixes)) == [
         Line("one", "eins"),
         Line("two", ""),
     ]
@@ -189,14 +258,6 @@ def test_only_files_are_written(tmp_path):
         with pytest.raises(UserError, match="expected the name of a file to write"), writing(path):
             pass
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_standard_output_is_utf8_whatever_the_locale(monkeypatch):
-    content = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, "latin-1"))
-    with writing(None) as write:
-        write(["漢字"])
-    assert content.getvalue() == "漢字\n".encode()
 
 
 def test_outputs_are_not_inputs(tmp_path, monkeypatch):

@@ -37,6 +37,8 @@ def test_same_lines_same_bytes(tokenizer: Tokenizer):
         "日本語 🎉 \u00a0 \x85 \x00",
         "<s> </s> <unk> <pad> <0x41>",
         "tab\there, a\u200bb",
+        "▁ a ▁▁b▁",
+        "\U0010ffff▁\U0010fffe <0xE2>",
     ],
 )
 def test_text_round_trips(tokenizer: Tokenizer, text: str):
@@ -45,6 +47,15 @@ def test_text_round_trips(tokenizer: Tokenizer, text: str):
     assert max(ids) < tokenizer.vocab_size == tokenizer.target_vocab_size == 320
     assert tokenizer.decode(ids) == text
     assert tokenizer.encode_batch([text, ""]) == [ids, []]
+
+
+def test_space_symbol_does_not_change_its_neighbors(tokenizer: Tokenizer):
+    """U+2581 is encoded as its bytes, as U+2585 is, which has no other meaning."""
+    texts = ["two ▁ hundred", "▁seven▁"]
+    expected = [tokenizer.encode(text.replace("▁", "\u2585")) for text in texts]
+    last, other = (tokenizer.encode(c)[-1] for c in ("▁", "\u2585"))
+    for text, ids in zip(texts, expected, strict=True):
+        assert tokenizer.encode(text) == [last if token == other else token for token in ids]
 
 
 def test_special_ids_are_not_decoded(tokenizer: Tokenizer):

@@ -14,13 +14,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 def add_model_options(command: argparse.ArgumentParser) -> None:
     """Adds options for checkpoint, ensemble and dtype."""
     group = command.add_argument_group("model")
-    group.add_argument(
-        "--weights",
-        default="auto",
-        help="averaged, best (lowest validation loss), latest, or a step; several, separated by "
-        "commas, form an ensemble (default: averaged if the newest checkpoint is part of the "
-        "average, else latest)",
-    )
+    add_weights_option(group, "; several, separated by commas, form an ensemble")
     group.add_argument(
         "--ensemble",
         type=local_path,
@@ -31,6 +25,17 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         "this model's",
     )
     add_dtype_option(group)
+
+
+def add_weights_option(group: argparse._ActionsContainer, note: str = "") -> None:
+    """Adds the option that selects a checkpoint."""
+    group.add_argument(
+        "--weights",
+        default="auto",
+        metavar="CHECKPOINT",
+        help=f"auto, averaged, best, latest or a step{note} (default: auto, the average if it "
+        "includes the newest checkpoint, else latest)",
+    )
 
 
 def add_dtype_option(group: argparse._ArgumentGroup) -> None:

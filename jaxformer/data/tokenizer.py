@@ -1,7 +1,7 @@
 """SentencePiece byte-pair encoding with one vocabulary for both languages (section 5.1).
 
-Departs from the paper: pieces are learned from plain text, spaces included, of two million
-sentences at most, and every byte is a piece, so that nothing is unknown.
+Departs from the paper: BPE tokens are learned from plain text, spaces included, of two million
+sentences at most, and every byte is a token, so that nothing is unknown.
 """
 
 import hashlib

@@ -80,8 +80,7 @@ class Generator:
 
         Args:
           workdir: The run directory.
-          weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
-            averaged if the newest checkpoint is part of the average, else latest.
+          weights: Checkpoint; see :func:`~jaxformer.load_model`.
           search: Replaces the run's search.
           compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
 
@@ -230,14 +229,14 @@ def _read(
     """Prefills contexts of ``length`` tokens and returns the state before the first new token."""
     variables: Any = {"params": params}
     model: Any = LanguageModel(config)
-    sizes = {"num_beams": search.num_hypotheses, "max_length": capacity}
+    sizes = {"num_beams": search.num_hypotheses, "capacity": capacity}
     cache = model.apply(variables, context, **sizes, method="start")
     # The first step feeds the last token.
     _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
     search = dataclasses.replace(search, constraints=constraints)
-    limits = jnp.broadcast_to(count, context.shape[:1])
+    max_lengths = jnp.broadcast_to(count, context.shape[:1])
     last = context[:, length - 1]
-    return search.start(cache, limits, capacity + 1, keys=keys, first_tokens=last)
+    return search.start(cache, max_lengths, capacity + 1, keys=keys, first_tokens=last)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)

@@ -100,9 +100,8 @@ class Translator:
 
         Args:
           workdir: The run directory.
-          weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
-            averaged if the newest checkpoint is part of the average, else latest. Several,
-            separated by commas, form an ensemble.
+          weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
+            an ensemble.
           search: Replaces the run's search.
           compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16", or "int8", which
             quantizes the parameters.

@@ -121,9 +121,9 @@ class LanguageModeling(Task):
         """Returns the SHA-256 of the text and of the tokenizer."""
         return _identity(self._stream)
 
-    def save(self, folder: Workdir) -> None:
+    def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer."""
-        save_tokenizer(self._stream.tokenizer, folder.tokenizer)
+        save_tokenizer(self._stream.tokenizer, workdir.tokenizer)
 
     def summary(self) -> str:
         """Returns the numbers of tokens and epochs."""
@@ -132,7 +132,7 @@ class LanguageModeling(Task):
         epochs = self.config.training.steps * step / len(stream.train)
         return (
             f"{len(stream.train):,} training tokens, {len(stream.valid):,} validation tokens of "
-            f"{stream.valid_characters:,} characters; {step:,} tokens a step, {epochs:.1f} epochs"
+            f"{stream.valid_characters:,} characters; {step:,} tokens per step, {epochs:.1f} epochs"
         )
 
     def evaluate(

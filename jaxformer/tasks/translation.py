@@ -119,11 +119,11 @@ class Translation(Task):
 
     def _log_formats(self) -> dict[str, str]:
         data = sentence_pairs(self.config)
-        if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
-            return {"bleu": "", "exact_match": "exact {:.1f}%"}
+        if data.corpus == "numerals":
+            return {"exact_match": "exact {:.1f}%"}
         scorer = cast(BLEU, sacrebleu(data.target_language).scorer)
         tokenizer = scorer.tokenizer.signature()
-        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)", "exact_match": ""}
+        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)"}
 
     def init(self, key: Array) -> PyTree:
         return self._init(key)
@@ -147,19 +147,19 @@ class Translation(Task):
         """Returns the SHA-256 of the tokenizer and of both splits of the corpus."""
         return self._data.identity
 
-    def save(self, folder: Workdir) -> None:
+    def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer.
 
         Raises:
           UserError: The workdir already holds another tokenizer.
         """
         tokenizer = self._data.tokenizer
-        if folder.tokenizer.exists() and sha256_of(folder.tokenizer) != tokenizer.sha256:
+        if workdir.tokenizer.exists() and sha256_of(workdir.tokenizer) != tokenizer.sha256:
             raise UserError(
-                f"{folder.tokenizer}: expected no tokenizer, or the one of this run, found "
+                f"{workdir.tokenizer}: expected no tokenizer, or the one of this run, found "
                 "another; move it away, or give another --workdir"
             )
-        tokenizer.save(folder.tokenizer)
+        tokenizer.save(workdir.tokenizer)
 
     def summary(self) -> str:
         """Returns the numbers of pairs and batches, and the share of padding."""
@@ -173,9 +173,9 @@ class Translation(Task):
             f"{data.plan.efficiency:.1%} of them tokens, the rest padding"
         )
 
-    def describe_batch(self, step: int) -> str:
+    def describe_batch(self, number: int) -> str:
         """Lists the examples of a batch."""
-        ids = sorted(i for row in self._data.plan.rows(step)[1] for i in row)
+        ids = sorted(i for row in self._data.plan.rows(number)[1] for i in row)
         return (
             f"it had {len(ids)} examples: {', '.join(map(str, ids[:10]))}"
             f"{', ...' if ids[10:] else ''} of the training pairs that were not left out, the "
@@ -195,18 +195,18 @@ class Translation(Task):
         return values
 
     def score_decoded(self, params: PyTree, mesh: Mesh, report: Report) -> dict[str, float]:
-        """Translates the sentences set aside; returns BLEU and exact match in %."""
+        """Translates the sentences set aside; returns BLEU, or exact matches of numerals in %."""
         sources, references = zip(*self._data.valid_text, strict=True)
 
         def translate(translator: Translator, mine: slice) -> list[str]:
             return translator.translate(sources[mine], name="validation", report=report)
 
         translations = self._decode(params, mesh, translate)
-        language = sentence_pairs(self.config).target_language
-        return {
-            "bleu": corpus_bleu(translations, references, target_language=language),
-            "exact_match": percentage_equal(translations, references),
-        }
+        data = sentence_pairs(self.config)
+        if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
+            return {"exact_match": percentage_equal(translations, references)}
+        bleu = corpus_bleu(translations, references, target_language=data.target_language)
+        return {"bleu": bleu}
 
     def _decode(
         self, params: PyTree, mesh: Mesh, decode: Callable[[Translator, slice], list[str]]

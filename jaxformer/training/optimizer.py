@@ -125,14 +125,18 @@ def muon(
     adam_learning_rate: float | optax.Schedule | None = None,
     **options: Any,
 ) -> optax.GradientTransformation:
-    """Returns Muon (Jordan et al. 2024) for the matrices of the layers, and AdamW for all else.
+    """Returns Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for all else.
 
     Args:
       learning_rate: Learning rate of the matrices, about 0.02. Their updates are orthogonal.
       info: Description of the parameters, from :func:`~jaxformer.nn.describe` or
         ``task.describe()``.
       adam_learning_rate: Learning rate of all other parameters; ``learning_rate`` when None.
-      **options: Options of ``optax.contrib.muon``, such as ``weight_decay``.
+      **options: Options of ``optax.contrib.muon``, such as ``weight_decay`` of the matrices. With
+        ``adam_weight_decay``, Adam becomes AdamW.
+
+    Returns:
+      The optimizer, for :func:`~jaxformer.fit` and :func:`~jaxformer.make_train_step`.
     """
     return optax.contrib.muon(
         learning_rate,

@@ -133,7 +133,7 @@ def test_cached_equals_full_pass(changes):
     variables = {"params": prepare_params(config, variables["params"], LanguageModel)}
     tokens = random_tokens(0, 2, 9)
     full = apply(variables, tokens)
-    cache = apply(variables, tokens, max_length=9, method="start")
+    cache = apply(variables, tokens, capacity=9, method="start")
     stepped, _ = steps(apply, variables, cache, tokens)
     # In bfloat16, sums in another order round differently.
     tolerance = 2e-2 if config.compute_dtype == "bfloat16" else 1e-4
@@ -152,7 +152,7 @@ def test_prefill_equals_token_by_token(changes, kept):
     prompt, rest = random_tokens(1, 2, 5), random_tokens(2, 2, 3)
 
     def start():
-        return apply(variables, prompt, num_beams=3, max_length=9, method="start")
+        return apply(variables, prompt, num_beams=3, capacity=9, method="start")
 
     cache = start()
     for t in range(kept):

@@ -116,7 +116,16 @@ def _add_constraints(group: argparse._ArgumentGroup) -> None:
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--sampling", action="store_true", help="draw --beam-size samples, and print the best first"
+        "--sampling",
+        action="store_true",
+        help="sample instead of searching; translate prints the samples best first",
+    )
+    group.add_argument(
+        "--samples",
+        dest="num_samples",
+        type=int,
+        metavar="N",
+        help="number of samples per sentence; implies --sampling",
     )
     add_sampling_options(group)
 
@@ -156,9 +165,13 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
     given = {
         name: value for name in settings if (value := getattr(options, name, None)) is not None
     }
-    if getattr(options, "sampling", False):
+    if "num_samples" in given and "beam_size" in given:
+        raise UserError("--samples and --beam-size exclude each other; leave one of them out")
+    if getattr(options, "sampling", False) or "num_samples" in given:
         given["method"] = "sampling"
     method = given.get("method", settings["method"])
+    if method == "sampling" and "beam_size" in given:  # the number of samples in earlier releases
+        given["num_samples"] = given["beam_size"]
     for name, value in given.items():
         if name in _SAMPLING and method != "sampling":
             raise UserError(f"{_flag(name)} {value} works with --sampling only; add it")

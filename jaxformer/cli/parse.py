@@ -79,7 +79,7 @@ def _arriving(
         name = str(options.trees) if text is None else text.name
         given = _of_trees(options) if text is None else _of_lines(text)
         for number, sentence in enumerate(given, start=1):
-            parser.translator.encode(" ".join(sentence.words), f"{name}:{number}")
+            parser.translator.source_ids(" ".join(sentence.words), f"{name}:{number}")
             yield sentence
 
     if text.stream if text is not None else is_stream(options.trees):

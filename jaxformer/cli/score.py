@@ -52,7 +52,7 @@ def json_line(result: Score) -> str:
 def _encoded(translator: Translator, source: Text, target: Text) -> Iterator[Pair]:
     lines = paired(source.lines(), target.lines(), source.name, target.name)
     for number, (source_line, target_line) in enumerate(lines, start=1):
-        source_ids = translator.encode(source_line, f"{source.name}:{number}")
-        target_ids = translator.encode_target(target_line, f"{target.name}:{number}")
+        source_ids = translator.source_ids(source_line, f"{source.name}:{number}")
+        target_ids = translator.target_ids(target_line, f"{target.name}:{number}")
         # The empty translation of a sentence is end-of-sentence alone.
         yield source_ids, target_ids or ([EOS] if source_ids else [])

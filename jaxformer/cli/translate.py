@@ -167,9 +167,9 @@ def _checked(
     translator: Translator, lines: Iterator[Line], name: str, prefixes: str
 ) -> Iterator[Line]:
     for number, line in enumerate(lines, start=1):
-        translator.encode(line.text, f"{name}:{number}")
+        translator.source_ids(line.text, f"{name}:{number}")
         if line.prefix:
-            translator.encode_target(line.prefix, f"{prefixes}:{number}")
+            translator.target_ids(line.prefix, f"{prefixes}:{number}")
         yield line
 
 

@@ -213,7 +213,7 @@ def test_translator_finds_exactly_the_allowed_translations(translator):
     for sentence, found in zip(
         SOURCES, translator.hypotheses(SOURCES, constraints=constraints), strict=True
     ):
-        source = translator.encode(sentence)
+        source = translator.source_ids(sentence)
         scores = score_pairs(translator, [(source, tokens) for tokens in possible])
         best = sorted(zip(scores, possible, strict=True), reverse=True)
         assert [h.tokens for h in found] == [tokens for _, tokens in best]
@@ -237,7 +237,7 @@ def test_translator_samples_allowed_translations(translator):
     )
     drawing = Translator(sampled, translator.models[0][1], translator.tokenizer)
     (found,) = drawing.hypotheses(["one"], constraints=(alternate,))
-    source = translator.encode("one")
+    source = translator.source_ids("one")
     scores = score_pairs(drawing, [(source, h.tokens) for h in found])
     assert len({tuple(h.tokens) for h in found}) > 1
     for hypothesis, score in zip(found, scores, strict=True):

@@ -49,7 +49,7 @@ test: $(VENV)/installed  ## Run the fast tests (about 7 minutes on two cores)
 test-slow: $(VENV)/installed  ## Run the slow tests (about 20 minutes on two cores)
 	$(BIN)/$(PYTEST) -m slow
 
-nightly: $(VENV)/installed  ## Test the searches on many more random cases
+nightly: $(VENV)/installed  ## Test searches on many more random cases, and large shapes with and without XLA's fusion
 	$(BIN)/$(PYTEST) -m nightly
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language

@@ -31,6 +31,9 @@ _DIGEST_BYTES = 32
 class Tokenizer:
     """Converts text to token ids and back.
 
+    Ids 0 to 3 are PAD, EOS, BOS and UNK. :func:`train_tokenizer` learns a tokenizer, and
+    :meth:`load` reads one.
+
     Targets can be space-separated symbols instead of text, such as the brackets of trees. Each
     symbol is then one token, and no text contains its id.
 

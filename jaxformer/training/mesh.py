@@ -154,7 +154,12 @@ class BatchShards(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, gradient_accumulation: int = 1) -> "BatchShards":
-        """Returns the shards of a mesh, for steps of ``gradient_accumulation`` micro-batches."""
+        """Returns the shards of a mesh.
+
+        Args:
+          mesh: Mesh from :func:`make_mesh`.
+          gradient_accumulation: Micro-batches per step.
+        """
         count = num_batch_shards(mesh)
         return cls(count * gradient_accumulation, local_batch_shards(mesh), count)
 

@@ -23,6 +23,11 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
     >>> round(float(schedule(3999)) * 1e4, 4)  # the peak: (512 * 4000)^-0.5
     6.9877
 
+    Args:
+      d_model: Width of the model.
+      warmup_steps: Steps of the linear warm-up, at least 1.
+      scale: Factor on the learning rate; 1 is the paper's.
+
     Raises:
       UserError: ``d_model`` or ``warmup_steps`` is less than 1.
     """

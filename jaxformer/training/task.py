@@ -150,5 +150,5 @@ class Task(Protocol):
         return ""
 
     def describe_batch(self, number: int) -> str:
-        """Describes batch ``number``, from 0, for the log, if its update was not finite."""
+        """Returns a description of batch ``number``, from 0, if its update was not finite."""
         return ""

@@ -80,7 +80,9 @@ def pair_flags():
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
-    return [(f"--coordinator={coordinator}", "--processes=2", f"--process={i}") for i in range(2)]
+    return [
+        (f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={i}") for i in range(2)
+    ]
 
 
 def finish(*processes):

@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, config):
         self.module = Transformer(config)
-        static = ("method", "deterministic", "mutable", "num_beams", "max_length")
+        static = ("method", "deterministic", "mutable", "num_beams", "capacity")
         self.apply = jax.jit(self.module.apply, static_argnames=static)
 
 

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from jaxformer.errors import UserError
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
-LOSS, PERPLEXITY, BLEU, EXACT, RATE, SPEED = (
+LOSS, PERPLEXITY, NATS, BLEU, EXACT, RATE, SPEED = (
     "Loss",
     "Perplexity",
     "Nats per character on the validation set",

@@ -142,7 +142,7 @@ class Task(Protocol):
         """Writes the task's own files, such as a tokenizer, into a new workdir.
 
         Args:
-          workdir: Run directory; ``workdir.path`` is its :class:`pathlib.Path`.
+          workdir: Run directory; ``workdir.path`` is its ``pathlib.Path``.
         """
 
     def summary(self) -> str:

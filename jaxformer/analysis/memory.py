@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.config import Config, StreamConfig
 from jaxformer.data.loader import round_up
+from jaxformer.data.stream import CharacterTokenizer, TokenStream
 from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.language_modeling import LanguageModeling
 from jaxformer.tasks.translation import abstract_batch, make_init, make_loss
@@ -63,7 +65,9 @@ def _longest_step(config: Config, mesh: Mesh) -> tuple[Callable[[Any], PyTree], 
     """Returns the initialization, the loss, and the shape of the longest batch."""
     shards, data = BatchShards.of(mesh, config.training.gradient_accumulation), config.data
     if isinstance(data, StreamConfig):
-        task = LanguageModeling(config, cast(Any, None))  # no method used here reads the text
+        # The methods used here do not read the text, so it may be empty.
+        none = np.zeros(0, np.int32)
+        task = LanguageModeling(config, TokenStream(CharacterTokenizer(""), none, none, 0, ""))
         return task.init, task.loss, task.shapes(shards)[0]
     longest = data.max_length
     rows = round_up(data.tokens_per_batch // longest, shards.row_multiple)

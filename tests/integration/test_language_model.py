@@ -24,6 +24,8 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 
+from . import pages
+
 # Each line is the alphabet.
 TEXT = "abcdefghijklmnopqrstuvwxyz\n" * 40
 
@@ -63,6 +65,14 @@ def run(tmp_path_factory):
     )
     train(config, folder / "run")
     return config, folder / "run"
+
+
+def test_the_page_runs_in_ones_own_code():
+    names = {}
+    for block in pages.sections("language_model.md")["The model in your own code"]:
+        pages.run("language_model.md", block, names)
+    assert names["logits"].shape == (1, 3, 69)
+    assert names["result"].tokens.shape == (1, 2, 20)
 
 
 @pytest.fixture

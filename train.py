@@ -40,8 +40,6 @@ NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes
 PROCESS_ID = flags.DEFINE_integer(
     "process_id", None, "Number of this process, from 0; not with auto."
 )
-flags.DEFINE_alias("processes", "num_processes")  # names of the previous release
-flags.DEFINE_alias("process", "process_id")
 
 # With several processes: time without a heartbeat after which a process counts as dead, and time
 # that a process that fails waits for the others to fail too.

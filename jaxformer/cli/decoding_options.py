@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import sys
 
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
@@ -170,7 +171,8 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
     if getattr(options, "sampling", False) or "num_samples" in given:
         given["method"] = "sampling"
     method = given.get("method", settings["method"])
-    if method == "sampling" and "beam_size" in given:  # the number of samples in earlier releases
+    if method == "sampling" and "beam_size" in given:
+        print("warning: --beam-size with sampling is now --samples", file=sys.stderr)
         given["num_samples"] = given["beam_size"]
     for name, value in given.items():
         if name in _SAMPLING and method != "sampling":

@@ -93,3 +93,8 @@ def test_scoring_takes_the_length_penalty_alone(settings):
     )
     with pytest.raises(UserError, match="unknown argument --beam-size"):
         settings(f"{files} --beam-size 4", "score")
+
+
+def test_the_beam_size_of_samples_is_their_old_number(settings, capsys):
+    assert settings("--sampling --beam-size 2") == settings("--samples 2")
+    assert capsys.readouterr().err == "warning: --beam-size with sampling is now --samples\n"

@@ -53,7 +53,7 @@ coverage:  ## make test, and check how much of jaxformer/ it covers (a third slo
 test-slow: $(VENV)/installed  ## Run the slow tests (about 20 minutes on two cores)
 	$(BIN)/$(PYTEST) -m slow
 
-nightly: $(VENV)/installed  ## Test the searches on many more random cases
+nightly: $(VENV)/installed  ## Test searches on many more random cases, and large shapes with and without XLA's fusion
 	$(BIN)/$(PYTEST) -m nightly
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language

@@ -25,10 +25,15 @@ from jaxformer.errors import UserError, exit_code
 from jaxformer.files import local_path
 
 CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The experiment: a file in configs/, with an optional variant (base.py:tiny)."
+    "config",
+    None,
+    "Required. The experiment: a file in configs/, with an optional variant (base.py:tiny). Any "
+    "field can be overridden: --config.model.num_layers=3. Fields: "
+    "python -c 'import jaxformer; help(jaxformer.ModelConfig)', likewise DataConfig, StreamConfig, "
+    "TrainingConfig and MeshConfig.",
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Run directory: config, tokenizer, checkpoints, metrics."
+    "workdir", None, "Required. Run directory: config, tokenizer, checkpoints, metrics."
 )
 COORDINATOR = flags.DEFINE_string(
     "coordinator",
@@ -36,8 +41,10 @@ COORDINATOR = flags.DEFINE_string(
     "With several processes: HOST:PORT of the first one, or 'auto' to ask the cluster "
     "(Cloud TPU, SLURM, GKE). Run the same command on every host.",
 )
-PROCESSES = flags.DEFINE_integer("processes", None, "Number of processes; not with auto.")
-PROCESS = flags.DEFINE_integer("process", None, "Number of this process, from 0; not with auto.")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes; not with auto.")
+PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "Number of this process, from 0; not with auto."
+)
 
 # With several processes: time that a process that fails waits for the others to fail too.
 _FAREWELL_SECONDS = 3
@@ -83,15 +90,15 @@ def _join_processes(heartbeat_timeout: int) -> None:
     """Connects the processes of a run, if the flags specify several."""
     import jax
 
-    numbers = (PROCESSES.value, PROCESS.value)
+    numbers = (NUM_PROCESSES.value, PROCESS_ID.value)
     if COORDINATOR.value in (None, "auto"):
         if numbers != (None, None):
-            raise UserError("--processes and --process need --coordinator=HOST:PORT")
+            raise UserError("--num_processes and --process_id need --coordinator=HOST:PORT")
         if COORDINATOR.value == "auto":
             _join_cluster(heartbeat_timeout)
         return
     if None in numbers:
-        raise UserError("--coordinator=HOST:PORT needs --processes=N and --process=0 to N-1")
+        raise UserError("--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1")
     jax.distributed.initialize(
         COORDINATOR.value, *numbers, heartbeat_timeout_seconds=heartbeat_timeout
     )
@@ -127,7 +134,7 @@ def _join_cluster(heartbeat_timeout: int) -> None:
     except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
         raise UserError(
             f"--coordinator=auto: jax found no cluster it could join ({error}); give "
-            "--coordinator=HOST:PORT, --processes and --process"
+            "--coordinator=HOST:PORT, --num_processes and --process_id"
         ) from None
 
 

@@ -261,7 +261,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
     from jaxformer.tasks.translation import make_init, make_loss
-    from jaxformer.training.mesh import row_shards
+    from jaxformer.training.mesh import num_batch_shards
 
     config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
     rows, length = size["rows"], size["length"]
@@ -272,7 +272,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     ]
     lengths = np.full(len(store), length)
     plan = bucket_plan(lengths, lengths, tokens_per_batch=rows * length, seed=0)
-    batches = load_batches(store, plan, row_multiple=row_shards(mesh))
+    batches = load_batches(store, plan, row_multiple=num_batch_shards(mesh))
     known = {
         "flops": training_flops(config.model, rows, length, length),
         "padding_efficiency": plan.efficiency,

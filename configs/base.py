@@ -16,8 +16,8 @@ Your own parallel text, ``my/train.en`` and ``my/train.de``, needs no other conf
 The variant ``configs/base.py:tiny`` is a small model to try out a corpus on a CPU.
 
 Departs from the paper: matmuls in bfloat16, for current accelerators.
-Measured: 37 ms per step on one H100, over 30 steps with 32,000 pieces and sentences of 256 tokens;
-no whole run yet. The paper's run took 12 hours on 8 P100 GPUs, 0.4 s per step.
+Measured: 37 ms per step on one H100, over 30 steps with a vocabulary of 32,000 and sentences of 256
+tokens; no whole run yet. The paper's run took 12 hours on 8 P100 GPUs, 0.4 s per step.
 """
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, select

@@ -7,7 +7,7 @@
 
 docs/reproduce.md describes data, hashes, expected figures and hardware.
 
-Departs from the paper: matmuls in bfloat16, for current accelerators; 32,000 byte-pair pieces
+Departs from the paper: matmuls in bfloat16, for current accelerators; 32,000 BPE tokens
 instead of 32,000 word pieces; 40.8 million sentence pairs from TensorFlow Datasets, where the paper
 counts 36 million.
 Measured: nothing yet.

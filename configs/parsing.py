@@ -10,7 +10,7 @@ below ``../shared/data``):
     python train.py --config=configs/parsing.py:small --workdir=runs/parsing-small
     jaxformer average --workdir runs/parsing-small --last 10
 
-Departs from the paper: matmuls in bfloat16, for current accelerators; 16,000 byte-pair pieces
+Departs from the paper: matmuls in bfloat16, for current accelerators; 16,000 BPE tokens
 instead of 16,000 word pieces. Not in the paper, and chosen here: parts of speech in the target,
 which has 128 ids and its own embeddings, dropout, warm-up and steps. The base model gives d_ff,
 heads and tokens per batch. Only in the variant: pre-norm, since with post-norm its attention to the

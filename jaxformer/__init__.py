@@ -5,7 +5,7 @@ text, checkpoints and plots.
 
 Config       Config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel
-Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout, KVCache,
+Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout,
              StackCache, dot_product_attention, sinusoidal_positions, rotary_positions,
              segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
@@ -13,8 +13,8 @@ Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
 Data         Tokenizer, Batch, Corpus
-Inference    Translator, Hypothesis, Parser, Generator, score_pairs, Score, record_attention,
-             AttentionView
+Inference    Translator, Hypothesis, Decoded, Parser, Generator, score_pairs, Score,
+             record_attention, AttentionView
 Runs         load_model, quantize, Checkpoints
 Errors       UserError
 """
@@ -22,4 +22,4 @@ Errors       UserError
 from jaxformer.lazy import attach
 from jaxformer.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = attach(__name__, "__version__")  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__, __all__ = attach(__name__, "__version__", moved={"KVCache": "jaxformer.nn"})  # pyright: ignore[reportUnsupportedDunderAll]

@@ -17,6 +17,7 @@ from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
 from jaxformer.inference.attention_view import AttentionView as AttentionView
 from jaxformer.inference.attention_view import record_attention as record_attention
+from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
@@ -29,7 +30,6 @@ from jaxformer.models.transformer import Transformer as Transformer
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.block import Block as Block
 from jaxformer.nn.block import Residual as Residual
-from jaxformer.nn.cache import KVCache as KVCache
 from jaxformer.nn.dropout import Dropout as Dropout
 from jaxformer.nn.feed_forward import FeedForward as FeedForward
 from jaxformer.nn.kernels import dot_product_attention as dot_product_attention

@@ -135,6 +135,10 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
     Section 5.3 of the paper: beta1 = 0.9, beta2 = 0.98 and epsilon = 1e-9.
 
+    Args:
+      config: The experiment: the optimizer depends on ``config.training`` and the sizes of
+        ``config.model``.
+
     Raises:
       UserError: The argument is not a ``Config``. ``TrainingConfig`` is not enough, because the
         learning rate also depends on the width of the model.

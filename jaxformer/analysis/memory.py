@@ -1,22 +1,29 @@
 """Memory of a training step on each device, computed before anything runs."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jaxformer.config import Config, sentence_pairs
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from jaxformer.config import Config, StreamConfig
 from jaxformer.data.loader import round_up
+from jaxformer.data.stream import CharacterTokenizer, TokenStream
 from jaxformer.experiment import make_optimizer
+from jaxformer.tasks.language_modeling import LanguageModeling
 from jaxformer.tasks.translation import abstract_batch, make_init, make_loss
-from jaxformer.training.mesh import make_mesh, row_shards
+from jaxformer.training.mesh import BatchShards, make_mesh
 from jaxformer.training.step import abstract_state, make_train_step
+from jaxformer.training.task import Loss
 
 
 class StepMemory(NamedTuple):
     """Bytes on each device while a step runs.
 
     Attributes:
-      state: Bytes that persist between steps: parameters, Adam's moments, and the batch.
+      state: Bytes of the inputs of a step: parameters, optimizer state and batch.
       work: Bytes that only the step needs: gradients, and what the backward pass keeps.
     """
 
@@ -45,17 +52,26 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     gradient_accumulation = config.training.gradient_accumulation
-    data = sentence_pairs(config)
-    longest, multiple = data.max_length, row_shards(mesh) * gradient_accumulation
-    rows = round_up(data.tokens_per_batch // longest, multiple)
-    state = abstract_state(make_init(config.model), optimizer, mesh)
-    step = make_train_step(
-        make_loss(config), optimizer, mesh, gradient_accumulation=gradient_accumulation
-    )
-    program = step.lower(state, abstract_batch(rows, longest, longest)).compile()
+    init, loss, batch = _longest_step(config, mesh)
+    state = abstract_state(init, optimizer, mesh)
+    step = make_train_step(loss, optimizer, mesh, gradient_accumulation=gradient_accumulation)
+    program = step.lower(state, batch).compile()
     reserved = program.memory_analysis()
     new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
     return StepMemory(reserved.argument_size_in_bytes, reserved.temp_size_in_bytes + new)
+
+
+def _longest_step(config: Config, mesh: Mesh) -> tuple[Callable[[Any], PyTree], Loss, PyTree]:
+    """Returns the initialization, the loss, and the shape of the longest batch."""
+    shards, data = BatchShards.of(mesh, config.training.gradient_accumulation), config.data
+    if isinstance(data, StreamConfig):
+        # The methods used here do not read the text, so it may be empty.
+        none = np.zeros(0, np.int32)
+        task = LanguageModeling(config, TokenStream(CharacterTokenizer(""), none, none, 0, ""))
+        return task.init, task.loss, task.shapes(shards)[0]
+    longest = data.max_length
+    rows = round_up(data.tokens_per_batch // longest, shards.row_multiple)
+    return make_init(config.model), make_loss(config), abstract_batch(rows, longest, longest)
 
 
 def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
@@ -79,7 +95,7 @@ def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     for remat in ("dots", "layer")[("none", "dots", "layer").index(config.training.remat) :]:
         settings["training.remat"] = remat
         yield dict(settings)
-    if config.training.adam_dtype == "float32":
+    if config.training.optimizer == "adam" and config.training.adam_dtype == "float32":
         yield settings | {"training.adam_dtype": "bfloat16"}
 
 

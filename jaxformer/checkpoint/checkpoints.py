@@ -83,6 +83,10 @@ class Checkpoints:
 
     With several processes, each calls every method at the same point of the program, on a shared
     file system.
+
+    >>> with Checkpoints("runs/mine/checkpoints") as checkpoints:  # doctest: +SKIP
+    ...     template = jax.eval_shape(task.init, jax.random.key(0))
+    ...     params = checkpoints.restore_params(template).params  # of the newest step
     """
 
     # Orbax's CheckpointManager is not safe enough. Its check_for_errors races with its clean-up,
@@ -91,7 +95,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: pathlib.Path,
+        directory: str | pathlib.Path,
         *,
         keep: int | None = None,
         on_commit: Callable[[int], None] | None = None,

@@ -279,12 +279,7 @@ def _add_generate(commands) -> None:
     )
     _add_strict(text, "empty texts")
     model = command.add_argument_group("model")
-    model.add_argument(
-        "--weights",
-        default="auto",
-        help="averaged, best (lowest validation loss), latest, or a step (default: averaged if the "
-        "newest checkpoint is part of the average, else latest)",
-    )
+    decoding_options.add_weights_option(model)
     decoding_options.add_dtype_option(model)
     sampling = command.add_argument_group("sampling", "Defaults come from the run's config.")
     sampling.add_argument("--samples", type=int, metavar="N", help="number of texts per prompt")
@@ -365,8 +360,8 @@ def _add_evalb(commands) -> None:
         "gold",
         type=local_path,
         metavar="GOLD",
-        help="gold trees; unlike outermost brackets labeled TOP, unlabeled ones count as a "
-        "constituent",
+        help="gold trees; outermost brackets count as a constituent if they have no label, and do "
+        "not count if the label is TOP",
     )
     command.add_argument(
         "test",
@@ -527,7 +522,7 @@ def _add_quantize(commands) -> None:
     command.add_argument(
         "--output", type=local_path, required=True, metavar="DIR", help="workdir to create"
     )
-    command.add_argument("--weights", default="auto", help="as for translate")
+    decoding_options.add_weights_option(command)
 
 
 def _add_import(commands) -> None:
@@ -537,6 +532,7 @@ def _add_import(commands) -> None:
         "convert.import_model",
         "convert another system's model to a workdir that every command accepts",
         "jaxformer import marian opus-mt-en-de --workdir runs/opus-mt-en-de",
+        workdir_help="workdir to create",
     )
     command.add_argument(
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
@@ -545,7 +541,14 @@ def _add_import(commands) -> None:
 
 
 def _command(
-    commands, name: str, run: str, summary: str, example: str, *, workdir: bool = True
+    commands,
+    name: str,
+    run: str,
+    summary: str,
+    example: str,
+    *,
+    workdir: bool = True,
+    workdir_help: str = "run directory of train.py",
 ) -> CommandParser:
     lines = [line.removeprefix(8 * " ") for line in example.strip().split("\n")]
     command = commands.add_parser(
@@ -564,7 +567,7 @@ def _command(
             type=local_path,
             required=True,
             metavar="DIR",
-            help="run directory of train.py",
+            help=workdir_help,
         )
     command.set_defaults(run=run, parser=command)
     return command

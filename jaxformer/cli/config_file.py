@@ -15,6 +15,11 @@ from jaxformer.files import local_path
 # Exceptions that absl and ml_collections raise for a mistake in a flag, a field or a file.
 MISTAKES = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
 
+# Flags of the previous release.
+_RENAMED_FLAGS = {"--process": "--process_id", "--processes": "--num_processes"} | {
+    f"--config.{old}": f"--config.{old.rpartition('.')[0]}.{new}" for old, new in RENAMED.items()
+}
+
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     """Loads the config that ``train.py`` would use.
@@ -41,15 +46,13 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def rename_flags(words: Sequence[str]) -> list[str]:
-    """Replaces names of config fields from earlier releases, with a warning for each."""
+    """Replaces flags and names of config fields from earlier releases, with a warning for each."""
     renamed = []
     for word in words:
         flag, equals, value = word.partition("=")
-        old = flag.removeprefix("--config.")
-        if flag != old and old in RENAMED:
-            new = f"{old.rpartition('.')[0]}.{RENAMED[old]}"
-            print(f"warning: --config.{old} is now --config.{new}", file=sys.stderr)
-            word = f"--config.{new}{equals}{value}"
+        if new := _RENAMED_FLAGS.get(flag):
+            print(f"warning: {flag} is now {new}", file=sys.stderr)
+            word = f"{new}{equals}{value}"
         renamed.append(word)
     return renamed
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import sys
 
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
@@ -14,13 +15,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 def add_model_options(command: argparse.ArgumentParser) -> None:
     """Adds options for checkpoint, ensemble and dtype."""
     group = command.add_argument_group("model")
-    group.add_argument(
-        "--weights",
-        default="auto",
-        help="averaged, best (lowest validation loss), latest, or a step; several, separated by "
-        "commas, form an ensemble (default: averaged if the newest checkpoint is part of the "
-        "average, else latest)",
-    )
+    add_weights_option(group, "; several, separated by commas, form an ensemble")
     group.add_argument(
         "--ensemble",
         type=local_path,
@@ -31,6 +26,17 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         "this model's",
     )
     add_dtype_option(group)
+
+
+def add_weights_option(group: argparse._ActionsContainer, note: str = "") -> None:
+    """Adds the option that selects a checkpoint."""
+    group.add_argument(
+        "--weights",
+        default="auto",
+        metavar="CHECKPOINT",
+        help=f"auto, averaged, best, latest or a step{note} (default: auto, the average if it "
+        "includes the newest checkpoint, else latest)",
+    )
 
 
 def add_dtype_option(group: argparse._ArgumentGroup) -> None:
@@ -111,7 +117,16 @@ def _add_constraints(group: argparse._ArgumentGroup) -> None:
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--sampling", action="store_true", help="draw --beam-size samples, and print the best first"
+        "--sampling",
+        action="store_true",
+        help="sample instead of searching; translate prints the samples best first",
+    )
+    group.add_argument(
+        "--samples",
+        dest="num_samples",
+        type=int,
+        metavar="N",
+        help="number of samples per sentence; implies --sampling",
     )
     add_sampling_options(group)
 
@@ -151,9 +166,14 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
     given = {
         name: value for name in settings if (value := getattr(options, name, None)) is not None
     }
-    if getattr(options, "sampling", False):
+    if "num_samples" in given and "beam_size" in given:
+        raise UserError("--samples and --beam-size exclude each other; leave one of them out")
+    if getattr(options, "sampling", False) or "num_samples" in given:
         given["method"] = "sampling"
     method = given.get("method", settings["method"])
+    if method == "sampling" and "beam_size" in given:
+        print("warning: --beam-size with sampling is now --samples", file=sys.stderr)
+        given["num_samples"] = given["beam_size"]
     for name, value in given.items():
         if name in _SAMPLING and method != "sampling":
             raise UserError(f"{_flag(name)} {value} works with --sampling only; add it")

@@ -31,10 +31,10 @@ def _measure(options: argparse.Namespace) -> None:
     """Prints the memory per device for settings that save more and more, until a step fits."""
     # Imported late, so that the report works even if a library that these need is broken.
     from jaxformer.cli.config_file import load_config
-    from jaxformer.config import sentence_pairs
+    from jaxformer.config import StreamConfig
 
     config = load_config(options.config, options.overrides)
-    data = sentence_pairs(config)
+    data = config.data
     limit = None if options.memory is None else _bytes(options.memory)
     if options.devices is not None and options.devices < 1:
         raise UserError(f"--devices must be at least 1: got {options.devices}")
@@ -50,9 +50,13 @@ def _measure(options: argparse.Namespace) -> None:
     use_compilation_cache()
     devices = jax.devices()
     limit = limit or _memory(devices[0])
+    if isinstance(data, StreamConfig):
+        batch, fields = f"{data.rows:,} rows of {data.length:,} tokens", "data.rows or data.length"
+    else:
+        batch = f"{data.tokens_per_batch:,} tokens per side in sentences of {data.max_length}"
+        fields = "data.tokens_per_batch or data.max_length"
     print(
-        f"A step of {data.tokens_per_batch:,} tokens per side in sentences of "
-        f"{data.max_length}, on {len(devices)} {devices[0].device_kind} device(s). "
+        f"A step of {batch}, on {len(devices)} {devices[0].device_kind} device(s). "
         f"Each has {limit / 1e9:.2f} GB and needs:",
         flush=True,
     )
@@ -62,8 +66,8 @@ def _measure(options: argparse.Namespace) -> None:
         flags = " ".join(f"--config.{name}={value}" for name, value in settings.items())
         fits = memory.total <= limit
         print(
-            f"{memory.total / 1e9:8.2f} GB ({memory.state / 1e9:.2f} of it parameters and moments)"
-            f" {'fits' if fits else 'too much'}: {flags or 'as it is'}",
+            f"{memory.total / 1e9:8.2f} GB ({memory.state / 1e9:.2f} of it parameters, optimizer "
+            f"state and batch) {'fits' if fits else 'too much'}: {flags or 'as it is'}",
             flush=True,
         )
         if fits:
@@ -71,8 +75,7 @@ def _measure(options: argparse.Namespace) -> None:
         least = memory.total
     raise UserError(
         f"{options.config} needs {least / 1e9:.2f} GB on each device with any settings, "
-        f"more than {limit / 1e9:.2f} GB; use more devices, or lower data.tokens_per_batch or "
-        "data.max_length"
+        f"more than {limit / 1e9:.2f} GB; use more devices, or lower {fields}"
     )
 
 

@@ -94,7 +94,7 @@ def _checked(parser: Parser, text: Text | None, trees: pathlib.Path | None) -> I
     for number, sentence in enumerate(_sentences(text, trees), start=1):
         error = sentence.error
         try:
-            parser.translator.encode(" ".join(sentence.words), f"{name}:{number}")
+            parser.translator.source_ids(" ".join(sentence.words), f"{name}:{number}")
         except UserError as too_long:
             error = str(too_long)
         yield sentence if error is None else Sentence([], gold=sentence.gold, error=error)

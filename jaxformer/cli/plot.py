@@ -87,7 +87,7 @@ def _draw_map(
     heads: list[int] | None,
     output: pathlib.Path,
 ) -> None:
-    queries, keys, weights = view.part(kind)
+    queries, keys, weights = view.weights_of(kind)
     layer = len(weights) - 1 if layer is None else layer
     heads = list(range(weights.shape[1])) if heads is None else heads
     title = f"{view.translation}\n{kind} attention, layer {layer + 1} of {len(weights)}"

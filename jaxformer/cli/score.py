@@ -98,8 +98,8 @@ def _encoded(translator: Translator, source: Text, target: Text) -> Iterator[Pai
     for number, (source_line, target_line) in enumerate(lines, start=1):
         error = source_line.error or target_line.error
         try:
-            source_ids = translator.encode(source_line.text, f"{source.name}:{number}")
-            target_ids = translator.encode_target(target_line.text, f"{target.name}:{number}")
+            source_ids = translator.source_ids(source_line.text, f"{source.name}:{number}")
+            target_ids = translator.target_ids(target_line.text, f"{target.name}:{number}")
         except UserError as too_long:
             error = error or str(too_long)
         if error is not None:

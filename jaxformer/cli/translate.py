@@ -47,7 +47,7 @@ def translate(options: argparse.Namespace) -> None:
     _check(options, search)
     text = Text(options.input)
     translator = load(options, search)
-    translator.encode_target(options.prefix or "", "--prefix")
+    translator.target_ids(options.prefix or "", "--prefix")
     if options.alignments is not None:
         layer_indices(translator, options.alignment_layer)  # Checks that the layer exists.
     total, arriving = read_in_blocks(
@@ -83,8 +83,8 @@ def _checked(translator: Translator, text: Text, options: argparse.Namespace) ->
     lines = lines_with_prefixes(text, options.prefix, options.prefixes)
     for number, line in enumerate(lines, start=1):
         try:
-            translator.encode(line.text, f"{text.name}:{number}")
-            translator.encode_target(line.prefix, f"{options.prefixes}:{number}")
+            translator.source_ids(line.text, f"{text.name}:{number}")
+            translator.target_ids(line.prefix, f"{options.prefixes}:{number}")
         except UserError as error:
             line = Line("", error=str(error))
         yield line if line.error is None else Line("", error=line.error)

@@ -39,7 +39,7 @@ class StreamConfig:
     Attributes:
       corpus: "stream"; distinguishes this config from :class:`~jaxformer.data.corpus.DataConfig`.
       file: Text file, UTF-8.
-      tokens: "characters", or "bpe" for byte pairs that preserve line breaks and spaces.
+      tokens: "characters", or "bpe" for BPE tokens that preserve line breaks and spaces.
       length: Predicted tokens per row, each from the tokens before it in the row.
       rows: Rows of a global batch. Empty rows may be added so that they divide evenly among
         devices.
@@ -105,7 +105,7 @@ class CharacterTokenizer:
 
 
 class ByteFallbackTokenizer:
-    """Converts text to byte pairs and back, without loss, by a SentencePiece model.
+    """Converts text to BPE tokens and back, without loss, by a SentencePiece model.
 
     Attributes:
       vocab_size: Number of ids.
@@ -151,7 +151,7 @@ StreamTokenizer = CharacterTokenizer | ByteFallbackTokenizer
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
-    """Learns byte pairs from a text. The same text gives the same tokenizer, bit for bit.
+    """Learns a byte-pair encoding from a text. The same text gives the same tokenizer, bit for bit.
 
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
@@ -166,7 +166,7 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
         )
     except RuntimeError as error:
         raise UserError(
-            f"model.vocab_size={vocab_size}: SentencePiece cannot learn so many byte pairs from "
+            f"model.vocab_size={vocab_size}: SentencePiece cannot learn so many BPE tokens from "
             f"the text: {error}"
         ) from None
     return ByteFallbackTokenizer(model)

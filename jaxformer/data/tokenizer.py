@@ -1,7 +1,7 @@
 """SentencePiece byte-pair encoding with one vocabulary for both languages (section 5.1).
 
-Departs from the paper: pieces are learned from plain text, spaces included, of two million
-sentences at most, and every byte is a piece, so that nothing is unknown.
+Departs from the paper: BPE tokens are learned from plain text, spaces included, of two million
+sentences at most, and every byte is a token, so that nothing is unknown.
 """
 
 import hashlib
@@ -35,6 +35,9 @@ SPACE_SYMBOL = "\u2581"
 
 class Tokenizer:
     """Converts text to token ids and back.
+
+    Ids 0 to 3 are PAD, EOS, BOS and UNK. :func:`train_tokenizer` learns a tokenizer, and
+    :meth:`load` reads one.
 
     Targets can be space-separated symbols instead of text, such as the brackets of trees. Each
     symbol is then one token, and no text contains its id.

@@ -97,7 +97,7 @@ def word_attention(
     layers = layer_indices(translator, layer)
     sources = check_texts(sources, "sources")
     _check_targets(targets, sources)
-    source_ids = [translator.encode(text) for text in sources]
+    source_ids = [translator.source_ids(text) for text in sources]
     pairs = [(ids, target) for ids, (_, target) in zip(source_ids, targets, strict=True)]
     check_pairs(configs, pairs)
     shapes = [

@@ -14,6 +14,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 from jaxformer.plots.attention_page import attention_page, in_frame
 from jaxformer.plots.paper_figures import PaperFigure
+from jaxformer.renamed import renamed_method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +24,8 @@ class AttentionView:
     Attributes:
       sentence: The source text.
       translation: The translation, as text.
-      source: S source pieces, end-of-sentence included.
-      target: T decoder input pieces, beginning-of-sentence included.
+      source: S source tokens, end-of-sentence included.
+      target: T decoder input tokens, beginning-of-sentence included.
       encoder: Encoder self-attention weights, float32.
       decoder: Decoder self-attention weights, float32.
       cross: Encoder-decoder attention weights, float32.
@@ -38,15 +39,25 @@ class AttentionView:
     decoder: Float[np.ndarray, "L H T T"]
     cross: Float[np.ndarray, "L H T S"]
 
-    def part(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
-        """Returns query pieces, key pieces and weights of "encoder", "decoder" or "cross"."""
-        queries = self.source if kind == "encoder" else self.target
-        keys = self.target if kind == "decoder" else self.source
-        return (
-            queries,
-            keys,
-            {"encoder": self.encoder, "decoder": self.decoder}.get(kind, self.cross),
-        )
+    def weights_of(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
+        """Returns query tokens, key tokens and weights of one kind of attention.
+
+        Args:
+          kind: "encoder" or "decoder" self-attention, or "cross", encoder-decoder attention.
+
+        Raises:
+          UserError: There is no such kind.
+        """
+        kinds = {
+            "encoder": (self.source, self.source, self.encoder),
+            "decoder": (self.target, self.target, self.decoder),
+            "cross": (self.target, self.source, self.cross),
+        }
+        if kind not in kinds:
+            raise UserError(f"kind must be one of {', '.join(kinds)}: got {kind!r}")
+        return kinds[kind]
+
+    part = renamed_method("AttentionView.part", weights_of)
 
     def page(
         self,
@@ -83,14 +94,19 @@ class AttentionView:
 def record_attention(translator: Translator, sentence: str) -> AttentionView:
     """Translates a sentence and records the attention weights of every layer and head.
 
+    Args:
+      translator: Its search finds the translation. Of an ensemble, the first model's attention is
+        recorded.
+      sentence: Source text.
+
     Raises:
       UserError: The sentence is empty or longer than the model allows.
     """
-    source = translator.encode(sentence)
+    source = translator.source_ids(sentence)
     if not source:
         raise UserError("expected a sentence, got an empty one")
     tokenizer = translator.tokenizer
-    found = translator.search([source])[0].tokens
+    found = translator.translate_ids([source])[0].tokens
     translation = found[0] if found else []
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
     config, params = translator.models[0]
@@ -105,7 +121,7 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     decoder = stacks["decoder"]["layers"]
     return AttentionView(
         sentence=sentence,
-        translation=translator.decode(translation),
+        translation=translator.detokenize(translation),
         source=[tokenizer.piece(i) for i in source],
         target=[tokenizer.piece(i) for i in target],
         encoder=stacks["encoder"]["layers"]["self_attention"]["weights"][0][:, 0],

@@ -295,14 +295,16 @@ def _first_stage(
     caches, half = [], max(1, shape.first // 2)
     for model, own in zip(models, params, strict=True):
         sizes: dict[str, Any] = {"num_beams": search.num_hypotheses}
-        sizes["max_length"] = max(half, shape.prefix)
+        sizes["capacity"] = max(half, shape.prefix)
         caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
     lengths = segments.sum(axis=1)
-    limits = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
+    max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
     search = dataclasses.replace(search, constraints=constraints)
-    rows = jnp.asarray(batch.numbers)
-    keys = sentence_keys(batch.seed, rows) if isinstance(search, Sampling) else None
-    state = search.start(tuple(caches), limits, shape.capacity, batch.prefix, keys=keys, rows=rows)
+    ids = jnp.asarray(batch.numbers)
+    keys = sentence_keys(batch.seed, ids) if isinstance(search, Sampling) else None
+    state = search.start(
+        tuple(caches), max_lengths, shape.capacity, batch.prefix, keys=keys, sentence_ids=ids
+    )
     if shape.prefix:
         state = search.prefill(_prefill_fn(configs, params), state)
     # Attention reads the whole capacity, so the first half of the steps uses half of it.

@@ -20,6 +20,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
+from jaxformer.renamed import renamed_method
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.constraints import as_pytrees
 from jaxformer.search.sampling import sentence_keys
@@ -80,8 +81,7 @@ class Generator:
 
         Args:
           workdir: The run directory.
-          weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
-            averaged if the newest checkpoint is part of the average, else latest.
+          weights: Checkpoint; see :func:`~jaxformer.load_model`.
           search: Replaces the run's search.
           compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
 
@@ -96,15 +96,15 @@ class Generator:
         config = override(config, workdir, search, compute_dtype)
         return cls(config, params, load_stream_tokenizer(folder.tokenizer), name)
 
-    def generate(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[str]:
-        """Returns one continuation per prompt: the best of the beam, or the first sample.
+    def generate(self, prompts: Sequence[str], *, max_tokens: int = 500) -> list[str]:
+        """Returns one continuation per prompt, without the prompt: the best, or the first sample.
 
         Takes the arguments of :meth:`continuations` and raises the same errors.
         """
         return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
 
-    def continuations(self, prompts: Sequence[str], *, max_tokens: int = 256) -> list[list[str]]:
-        """Returns all continuations: the beam, best first, or the samples in the order drawn.
+    def continuations(self, prompts: Sequence[str], *, max_tokens: int = 500) -> list[list[str]]:
+        """Returns all continuations, without prompts: the beam, best first, or samples as drawn.
 
         The random numbers of a sample depend only on the seed and the indices of prompt and sample.
 
@@ -116,7 +116,7 @@ class Generator:
           UserError: A prompt has characters outside the vocabulary, or beam search would exceed
             the model's context.
         """
-        ids = [self.encode(text) for text in check_texts(prompts, "prompts")]
+        ids = [self.prompt_ids(text) for text in check_texts(prompts, "prompts")]
         search, found = self.config.search, [[] for _ in ids]
         copies = search.num_samples if isinstance(search, Sampling) else 1
         rows = [_Row(n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
@@ -126,7 +126,7 @@ class Generator:
                 found[row.prompt] += [self.tokenizer.decode(own) for own in hypotheses]
         return found
 
-    def stream(self, prompt: str, *, max_tokens: int = 256) -> Iterator[str]:
+    def stream(self, prompt: str, *, max_tokens: int = 500) -> Iterator[str]:
         """Yields the first sample in pieces, during generation.
 
         Takes the arguments of :meth:`continuations`, for one prompt, and raises the same errors.
@@ -134,7 +134,7 @@ class Generator:
         """
         check_text(prompt, "prompt")
         shown = 0
-        for tokens in self._generate([_Row(0, 0, self.encode(prompt))], max_tokens):
+        for tokens in self._generate([_Row(0, 0, self.prompt_ids(prompt))], max_tokens):
             # The bytes of a character may be several tokens, so an incomplete one is held back.
             text = self.tokenizer.decode(tokens[0][0])
             ready = len(text.rstrip("\ufffd")) if len(tokens[0][0]) < max_tokens else len(text)
@@ -142,13 +142,15 @@ class Generator:
                 yield text[shown:ready]
                 shown = ready
 
-    def encode(self, text: str) -> list[int]:
+    def prompt_ids(self, text: str) -> list[int]:
         """Returns the token ids of a prompt; an empty prompt stands for a line break.
 
         Raises:
           UserError: A character is not in the vocabulary.
         """
         return self.tokenizer.encode(text or "\n")
+
+    encode = renamed_method("Generator.encode", prompt_ids)
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
         """Checks that a prompt can be continued by this number of tokens.
@@ -157,7 +159,7 @@ class Generator:
           UserError: A character is not in the vocabulary, or beam search would exceed the model's
             context.
         """
-        self._check_context(len(self.encode(prompt)), max_tokens)
+        self._check_context(len(self.prompt_ids(prompt)), max_tokens)
 
     def _check_context(self, length: int, max_tokens: int) -> None:
         longest = self.config.model.max_length
@@ -243,14 +245,14 @@ def _read(
     """Prefills contexts of ``length`` tokens and returns the state before the first new token."""
     variables: Any = {"params": params}
     model: Any = LanguageModel(config)
-    sizes = {"num_beams": search.num_hypotheses, "max_length": capacity}
+    sizes = {"num_beams": search.num_hypotheses, "capacity": capacity}
     cache = model.apply(variables, context, **sizes, method="start")
     # The first step feeds the last token.
     _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
     search = dataclasses.replace(search, constraints=constraints)
-    limits = jnp.broadcast_to(count, context.shape[:1])
+    max_lengths = jnp.broadcast_to(count, context.shape[:1])
     last = context[:, length - 1]
-    return search.start(cache, limits, capacity + 1, keys=keys, first_tokens=last)
+    return search.start(cache, max_lengths, capacity + 1, keys=keys, first_tokens=last)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)

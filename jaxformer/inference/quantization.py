@@ -17,18 +17,18 @@ _COMMAND = "jaxformer quantize"
 
 
 def quantize(
-    workdir: str | pathlib.Path, output: str | pathlib.Path, *, weights: str = "auto"
+    workdir: str | pathlib.Path, output: str | pathlib.Path, *, weights: str | int = "auto"
 ) -> tuple[int, int]:
     """Quantizes the parameters of a run to int8 and writes them to a new workdir.
 
     Every command accepts the new workdir. Matrices are stored as int8 with one float32 scale per
-    output; biases and layer norms are unchanged. The inputs of matrix multiplications are
+    output channel; biases and layer norms are unchanged. The inputs of matrix multiplications are
     quantized during decoding, row by row.
 
     Args:
       workdir: The run directory.
       output: The workdir to write, new or empty; an unfinished one is overwritten.
-      weights: As for :meth:`~jaxformer.inference.translator.Translator.load`.
+      weights: Checkpoint; see :func:`~jaxformer.load_model`.
 
     Returns:
       Bytes of the parameters before and after.
@@ -46,7 +46,7 @@ def quantize(
     target.check_unused(_COMMAND)
     folder.check_tokenizer()
     kind = config_lib.model_of(config)
-    params, name = load_params(folder, config.model, weights, kind)
+    params, name = load_params(folder, config.model, str(weights), kind)
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, kind)
     identity = read_json(folder.identity)

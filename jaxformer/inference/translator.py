@@ -17,6 +17,7 @@ from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.weights import load_params, override, prepare_params
+from jaxformer.renamed import renamed_method
 from jaxformer.search import BeamSearch, Constraint, Sampling
 from jaxformer.workdir import Workdir, use_compilation_cache
 
@@ -100,9 +101,8 @@ class Translator:
 
         Args:
           workdir: The run directory.
-          weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto":
-            averaged if the newest checkpoint is part of the average, else latest. Several,
-            separated by commas, form an ensemble.
+          weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
+            an ensemble.
           search: Replaces the run's search.
           compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16", or "int8", which
             quantizes the parameters.
@@ -122,6 +122,9 @@ class Translator:
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
         """Returns an ensemble with other translators, which averages the models' probabilities.
+
+        Args:
+          *others: Translators with the same tokenizer; their models may have other architectures.
 
         Raises:
           UserError: The tokenizers differ.
@@ -183,8 +186,8 @@ class Translator:
           constraints: Constraints in addition to ``config.search.constraints``; see
             :mod:`jaxformer.search.constraints`.
           name: Name of the sentences in error messages, such as a file name.
-          first: Number of the first sentence. It appears in messages and in ``context.rows`` of
-            constraints, and samples depend on it.
+          first: Number of the first sentence. It appears in messages and in the constraints'
+            ``context.sentence_ids``, and samples depend on it.
           report: Called with the number of sentences in each finished batch.
 
         Raises:
@@ -192,18 +195,20 @@ class Translator:
             or the number of prefixes differs. Raised before any translation.
         """
         sentences, targets = check_texts(sentences, "sentences"), None
-        sources = [self.encode(text, f"{name}:{n}") for n, text in enumerate(sentences, first)]
+        sources = [self.source_ids(text, f"{name}:{n}") for n, text in enumerate(sentences, first)]
         if prefixes is not None:
             prefixes = check_texts(prefixes, "prefixes")
             check_same_length(prefixes, sentences, "prefixes", "sentences")
             targets = [self.tokenizer.encode_target(text) for text in prefixes]
-        rows = self.search(sources, targets, constraints=constraints, first=first, report=report)
+        found = self.translate_ids(
+            sources, targets, constraints=constraints, first=first, report=report
+        )
         return [
             [
-                Hypothesis(self.decode(tokens), tokens, score, log_prob)
-                for tokens, score, log_prob in zip(*found, strict=True)
+                Hypothesis(self.detokenize(tokens), tokens, score, log_prob)
+                for tokens, score, log_prob in zip(*decoded, strict=True)
             ]
-            for found in rows
+            for decoded in found
         ]
 
     def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
@@ -231,7 +236,7 @@ class Translator:
         for shape in shapes(sentences, min(tokens, longest), longest, search):
             compile_programs(configs, search, params, shape, prefixes=prefixes)
 
-    def search(
+    def translate_ids(
         self,
         sources: Sequence[Sequence[int]],
         prefixes: Sequence[Sequence[int]] | None = None,
@@ -242,14 +247,15 @@ class Translator:
     ) -> list[Decoded]:
         """Works as :meth:`hypotheses` does, on token ids instead of text.
 
-        Returns, for each source, the lists ``tokens``, ``scores`` and ``log_probs``, best first.
-
         Args:
-          sources: Token ids from :meth:`encode`.
+          sources: Token ids from :meth:`source_ids`.
           prefixes: Token ids that each translation must start with.
           constraints: Constraints in addition to ``config.search.constraints``.
           first: Number of the first sentence.
           report: Called with the number of sentences in each finished batch.
+
+        Returns:
+          For each source, the lists ``tokens``, ``scores`` and ``log_probs``, best first.
 
         Raises:
           UserError: A token id is out of range, a source is longer than the model allows, or the
@@ -272,7 +278,7 @@ class Translator:
             configs, search, params, sources, prefixes, first=first, report=report
         )
 
-    def encode(self, text: str, place: str = "sentence") -> list[int]:
+    def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with end-of-sentence; none for a sentence without visible characters.
 
         Args:
@@ -284,17 +290,22 @@ class Translator:
         """
         return self._checked(text, self.tokenizer.encode, place)
 
-    def encode_target(self, text: str, place: str = "translation") -> list[int]:
-        """Works as :meth:`encode` does, for a translation."""
+    def target_ids(self, text: str, place: str = "translation") -> list[int]:
+        """Works as :meth:`source_ids` does, for a translation."""
         return self._checked(text, self.tokenizer.encode_target, place)
 
-    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+    def detokenize(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids; line breaks, which byte pieces can spell, become spaces.
 
         Raises:
           UserError: An id is out of range.
         """
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
+
+    search = renamed_method("Translator.search", translate_ids)
+    encode = renamed_method("Translator.encode", source_ids)
+    encode_target = renamed_method("Translator.encode_target", target_ids)
+    decode = renamed_method("Translator.decode", detokenize)
 
     def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_text(text, place)

@@ -78,8 +78,7 @@ def load_params(
     Args:
       folder: The workdir.
       config: The architecture that the parameters must fit.
-      weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
-        if the newest checkpoint is part of the average, else latest.
+      weights: Checkpoint; see :func:`load_model`. A step is given as text.
       model: The class of the model.
 
     Returns:
@@ -122,8 +121,9 @@ def load_model(
 
     Args:
       workdir: The run directory of a training run, an import or a quantization.
-      weights: "averaged", "best" (lowest validation loss), "latest", a step, or "auto": averaged
-        if the newest checkpoint is part of the average, else latest.
+      weights: Checkpoint: "latest", "best" (best validation score, by default the lowest loss),
+        "averaged" (from ``jaxformer average``), a step, or "auto": averaged if the average
+        includes the newest checkpoint, else latest.
 
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.

@@ -22,6 +22,7 @@ from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
+from jaxformer.renamed import renamed_arguments
 
 
 class LanguageModel(nn.Module):
@@ -123,24 +124,23 @@ class LanguageModel(nn.Module):
         """
         return unquantized(self.embedding), self.logits_bias
 
-    def start(
-        self, rows: Int[Array, "B ..."], *, num_beams: int = 1, max_length: int
-    ) -> StackCache:
+    @renamed_arguments(max_length="capacity", rows="like")
+    def start(self, like: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
         Args:
-          rows: Integers with a batch axis, such as the prompt's tokens, whose layout on a mesh the
-            cache follows.
+          like: Integers with a batch axis, such as the prompt's tokens, whose number of rows and
+            layout on a mesh the cache follows.
           num_beams: Beams per row.
-          max_length: Capacity in tokens; see :meth:`~jaxformer.StackCache.grow`.
+          capacity: Capacity in tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
-        check_length("text", max_length, self.config.max_length)
+        check_length("text", capacity, self.config.max_length)
         return self.decoder.init_cache(
-            rows.reshape(rows.shape[0], -1)[:, 0],
+            like.reshape(like.shape[0], -1)[:, 0],
             self.config.d_model,
             activation_dtype(self.config.compute_dtype),
             num_beams=num_beams,
-            max_length=max_length,
+            capacity=capacity,
         )
 
     def prefill(

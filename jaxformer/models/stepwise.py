@@ -18,7 +18,7 @@ class StepwiseModel(Protocol):
 
     config: ModelConfig
 
-    def start(self, inputs: Array, /, *, num_beams: int, max_length: int) -> StackCache:
+    def start(self, inputs: Array, /, *, num_beams: int, capacity: int) -> StackCache:
         """Returns an empty cache for inputs, which a model with an encoder encodes first."""
         ...
 
@@ -49,7 +49,7 @@ def step_fn(model: StepwiseModel, params: PyTree) -> Any:
     It unstacks layers once, before the loop of the search, which would slice them again for every
     token.
 
-    >>> search(step_fn(model, params), cache, limits=limits, max_length=64)  # doctest: +SKIP
+    >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
     layers = unstack_layers(params["decoder"]["layers"], model.config.num_layers)
     variables = {"params": {**params, "decoder": {**params["decoder"], "layers": layers}}}

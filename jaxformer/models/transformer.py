@@ -22,6 +22,7 @@ from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import Int8Matrix, activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
+from jaxformer.renamed import renamed_arguments
 
 
 class Transformer(nn.Module):
@@ -169,13 +170,14 @@ class Transformer(nn.Module):
         """
         return unquantized(self.output_table), self.logits_bias
 
+    @renamed_arguments(max_length="capacity")
     def start(
         self,
         src: Int[Array, "B S"],
         segments: Int[Array, "B S"] | None = None,
         *,
         num_beams: int = 1,
-        max_length: int,
+        capacity: int,
     ) -> StackCache:
         """Encodes source sentences, and returns an empty cache for decoding their translations.
 
@@ -183,9 +185,9 @@ class Transformer(nn.Module):
           src: Source token ids.
           segments: 0 on padding; ``src != 0`` when None.
           num_beams: Beams per sentence.
-          max_length: Capacity in target tokens; see :meth:`~jaxformer.StackCache.grow`.
+          capacity: Capacity in target tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
-        check_length("target", max_length, self.config.max_length)
+        check_length("target", capacity, self.config.max_length)
         segments = _segments(src) if segments is None else segments
         encoded = self.encode(src, segments)
         return self.decoder.init_cache(
@@ -193,7 +195,7 @@ class Transformer(nn.Module):
             self.config.d_model,
             encoded.dtype.name,
             num_beams=num_beams,
-            max_length=max_length,
+            capacity=capacity,
             memory=encoded,
             memory_mask=segments != 0,
         )

@@ -19,7 +19,7 @@ class Residual(nn.Module):
 
     "post" (sections 3.1 and 5.4): LayerNorm(x + Dropout(Sublayer(x))).
     "pre": x + Dropout(Sublayer(LayerNorm(x))).
-    Departs from the paper: "pre", which is optional.
+    Departs from the paper: ``norm_position="pre"``, which is optional.
 
     Attributes:
       norm_position: "post" or "pre".

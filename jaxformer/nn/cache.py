@@ -52,9 +52,9 @@ class Slots:
     is_prompt: bool = flax.struct.field(pytree_node=False, default=False)
 
     @classmethod
-    def empty(cls, rows: Int[Array, " B"], num_beams: int, length: int) -> "Slots":
-        """Returns slots for ``length`` positions, with the layout of ``rows`` on a mesh."""
-        beam_slots = zeros_beside(rows, (num_beams, capacity_for(length)), jnp.int32)
+    def empty(cls, like: Int[Array, " B"], num_beams: int, length: int) -> "Slots":
+        """Returns slots for ``length`` positions, with the layout of ``like`` on a mesh."""
+        beam_slots = zeros_beside(like, (num_beams, capacity_for(length)), jnp.int32)
         return cls(beam_slots, jnp.zeros((), jnp.int32))
 
     def positions(self, tokens: int) -> Int[Array, "1 T"]:

@@ -14,6 +14,10 @@ def segment_mask(
 
     >>> segment_mask(jnp.array([[1, 2]]), jnp.array([[1, 2, 0]]))[0, 0].astype(int).tolist()
     [[1, 0, 0], [0, 1, 0]]
+
+    Args:
+      query_segments: Segment of each query.
+      key_segments: Segment of each key.
     """
     same = query_segments[:, :, None] == key_segments[:, None, :]
     return (same & (key_segments != 0)[:, None, :])[:, None]

@@ -19,6 +19,10 @@ def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     >>> sinusoidal_positions(2, 2).round(4).tolist()
     [[0.0, 1.0], [0.8414999842643738, 0.5403000116348267]]
 
+    Args:
+      length: Number of positions, T.
+      d_model: Width of the embeddings, even.
+
     Raises:
       UserError: ``d_model`` is odd or not positive, or ``length`` is negative.
     """
@@ -74,6 +78,10 @@ def rotary_positions(
 
     >>> rotary_positions(jnp.array([[[[1.0, 0.0]]]]), jnp.array([[1]])).round(4).tolist()
     [[[[0.5403000116348267, 0.8414999842643738]]]]
+
+    Args:
+      heads: Queries or keys; K is even.
+      positions: Position of each token in its sequence, from 0.
 
     Raises:
       UserError: K is odd.

@@ -16,6 +16,7 @@ from jaxformer.nn.cache import Slots
 from jaxformer.nn.masks import causal_mask
 from jaxformer.nn.projection import PRODUCT
 from jaxformer.nn.sharding import constrain_batch
+from jaxformer.renamed import renamed_arguments
 
 # Rematerialization policy: the backward pass recomputes nothing, all but the results of matmuls
 # with parameters, or all but the inputs of the blocks.
@@ -81,29 +82,30 @@ class Stack(nn.Module):
         x, _ = _scan_layers(layer, self.num_layers, self.remat)(self.layers, x)
         return constrain_batch(self._normalize(x))
 
+    @renamed_arguments(max_length="capacity", rows="like")
     def init_cache(
         self,
-        rows: Int[Array, " B"],
+        like: Int[Array, " B"],
         d_model: int,
         dtype: str,
         *,
         num_beams: int,
-        max_length: int,
+        capacity: int,
         memory: Float[Array, "B S D"] | None = None,
         memory_mask: Bool[Array, "B S"] | None = None,
     ) -> StackCache:
-        """Returns an empty cache for ``max_length`` tokens; projects the memory for every block.
+        """Returns an empty cache for ``capacity`` tokens; projects the memory for every block.
 
         Args:
-          rows: Integers [B], such as ``tokens[:, 0]``. Only their number and sharding are used.
+          like: Integers [B], such as ``tokens[:, 0]``. Only their number and sharding are used.
           d_model: Width of the activations.
           dtype: Dtype of the activations.
           num_beams: Beams per row.
-          max_length: Capacity in tokens.
+          capacity: Capacity in tokens.
           memory: Activations that the blocks' cross-attention attends to.
           memory_mask: True where the memory is not padding.
         """
-        slots = Slots.empty(rows, num_beams, max_length)
+        slots = Slots.empty(like, num_beams, capacity)
         layers = tuple(
             block.init_cache(slots, memory, d_model, dtype) for block in self._unstacked()
         )
@@ -112,7 +114,15 @@ class Stack(nn.Module):
     def step(
         self, x: Float[Array, "B N D"], cache: StackCache
     ) -> tuple[Float[Array, "B N D"], StackCache]:
-        """Runs the stack on one new token per beam."""
+        """Runs the stack on one new token per beam.
+
+        Args:
+          x: Activations of the newest token of each beam.
+          cache: From :meth:`init_cache`, :meth:`prefill` or the previous step.
+
+        Returns:
+          The output for each beam, and the cache including the new tokens.
+        """
         slots = cache.slots.add_position()
         x, layers = self._run_cached(x, cache, slots, slots.visible())
         return x, cache._replace(

@@ -72,8 +72,9 @@ def report(length: int) -> str:
         [
             "# Training cost of Table 2: floating point operations\n",
             command.markdown_table(header, lines),
-            f"Counted: all matrix products, forward and backward, of {_TOKENS_PER_BATCH:,} source "
-            f"and as many target tokens a step, in sentences of {length}, without padding. "
+            f"Counted: all matrix multiplications, forward and backward, of {_TOKENS_PER_BATCH:,} "
+            f"source and {_TOKENS_PER_BATCH:,} target tokens per step, in sentences of {length}, "
+            "without padding. "
             f"Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, "
             + " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
             + ".\n",

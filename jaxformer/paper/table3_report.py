@@ -51,7 +51,7 @@ class Result:
       steps: Training steps of the row "base" at this scale.
       seed: Random seed of the training.
       corpus: Name of the corpus.
-      perplexity: Perplexity per word piece on the validation split.
+      perplexity: Perplexity per BPE token on the validation split.
       bleu: Cased detokenized sacreBLEU on the validation split.
       bleu_signature: sacreBLEU's signature.
       compound_split_bleu: BLEU of the same translations, computed as in the paper.
@@ -157,9 +157,9 @@ def report(results: Sequence[Result]) -> str:
             f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
             f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n",
             "Each row differs from base in what is named and in nothing else. PPL: perplexity per "
-            f"word piece; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU "
+            f"BPE token; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU "
             "with compounds split, as in the paper. All figures are of the validation split of "
-            f"{corpora}; the paper's are of newstest2013, with other word pieces: compare "
+            f"{corpora}; the paper's are of newstest2013, with word pieces: compare "
             "differences between rows, not levels. ±: sample standard deviation over seeds. "
             "Minutes: the training steps of one seed, and decoding.\n",
             f"Machine: {machines}.\n",

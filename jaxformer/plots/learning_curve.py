@@ -18,8 +18,9 @@ from jaxformer.plots import figure
 
 # For each metric: the title of its panel, and the function that selects the best value.
 _PANELS = {
-    "loss": ("Loss (label-smoothed, nats per token)", min),
+    "loss": ("Loss", min),
     "perplexity": ("Perplexity", min),
+    "nats_per_character": ("Nats per character on the validation set", min),
     "bleu": ("sacreBLEU on the validation set", max),
     "f1": ("F1 of brackets on the validation set (%)", max),
     "exact_match": ("Exact matches on the validation set (%)", max),
@@ -74,8 +75,9 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
 
     Args:
       records: Records of ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts optimizer
-        steps, and the metrics are any of "loss", "perplexity", "bleu", "f1", "exact_match",
-        "learning_rate" and "tokens_per_second". Values of 10^9 or more, inf and NaN are omitted.
+        steps, and the metrics are any of "loss", "perplexity", "nats_per_character", "bleu",
+        "f1", "exact_match", "learning_rate" and "tokens_per_second". Values of 10^9 or more, inf
+        and NaN are omitted.
       path: The PNG; replaced atomically.
 
     Raises:
@@ -128,7 +130,7 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
                 line.set_marker("o")
     axes.margins(y=0.15)  # Space for the value that _mark writes.
     axes.set_xlim(left=0)
-    if name not in ("loss", "perplexity"):
+    if name not in ("loss", "perplexity", "nats_per_character"):
         largest = max(value for curve in curves.values() for value in curve.values())
         axes.set_ylim(0, 1.2 * largest if largest > 0 else 1)
     if name == "learning_rate":

@@ -9,7 +9,7 @@ sentences that are ``done``.
 >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
 >>> step_fn = lambda tokens, cache: (log_probs[tokens], cache)  # a Markov chain; 1 is EOS
 >>> search = BeamSearch(beam_size=2, length_penalty=0.0, bos_id=0)
->>> result = search(step_fn, (), limits=[4], max_length=4)
+>>> result = search(step_fn, (), max_lengths=[4], capacity=4)
 >>> result.tokens[0].tolist()
 [[1, 0, 0, 0], [2, 1, 0, 0]]
 """
@@ -18,13 +18,17 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from jaxformer.renamed import renamed_arguments
 from jaxformer.search.settings import BeamSettings, SamplingSettings, SearchSettings
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, Key
 
-    from jaxformer.search.state import BeamResult, Limits, Prefix
+    from jaxformer.search.state import BeamResult, MaxLengths, Prefix
     from jaxformer.search.step_loop import PrefillFn, StepFn
+
+
+_renamed = renamed_arguments(limits="max_lengths", max_length="capacity", rows="sentence_ids")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,15 +47,16 @@ class Algorithm(SearchSettings, abc.ABC):
         It is imported lazily, because configs hold algorithms and need no JAX.
         """
 
+    @_renamed
     def start(
         self,
         cache: Any,
-        limits: "Limits",
-        max_length: int,
+        max_lengths: "MaxLengths",
+        capacity: int,
         prefix: "Prefix | None" = None,
         *,
         keys: "Key[Array, ' B'] | None" = None,
-        rows: "Int[Array, ' B'] | None" = None,
+        sentence_ids: "Int[Array, ' B'] | None" = None,
         first_tokens: "Int[Array, ' B'] | None" = None,
     ) -> Any:
         """Returns the state before the first step, a pytree.
@@ -61,16 +66,16 @@ class Algorithm(SearchSettings, abc.ABC):
             must keep. Arrays with leading axes ``[B, N]`` belong to hypotheses and are reordered
             with them. Arrays with leading axes ``[B, 1]`` are shared by the hypotheses of a
             sentence, and scalars by all hypotheses; neither is ever copied or reordered.
-          limits: Maximum number of tokens of each sentence, EOS included; clipped to
-            ``max_length``. A sentence with limit 0 costs no step, and its result is empty.
-          max_length: Capacity in tokens, EOS included, T.
+          max_lengths: Maximum number of tokens of each sentence, EOS included; clipped to
+            ``capacity``. A sentence with limit 0 costs no step, and its result is empty.
+          capacity: Size of the result in tokens, EOS included, T.
           prefix: Tokens that every hypothesis of a sentence starts with, padded on the right with
             ``pad_id``. They count toward length, score and limit. If the limit is not longer than
             the prefix, it truncates the prefix, and the hypothesis is unfinished.
-          keys: One typed PRNG key per sentence, for sampling; derived from ``seed`` and ``rows``
+          keys: One typed PRNG key per sentence, for sampling; derived from ``seed`` and
+            ``sentence_ids`` when None.
+          sentence_ids: Ids of the sentences, int32, for constraints and keys; indices in the batch
             when None.
-          rows: Ids of the sentences, int32, for constraints and keys; indices in the batch when
-            None.
           first_tokens: Inputs of the first step, such as the last token of a prompt whose other
             tokens are in the cache; ``bos_id`` when None.
 
@@ -78,7 +83,7 @@ class Algorithm(SearchSettings, abc.ABC):
           UserError: An argument is out of range, or the cache has other axes.
         """
         return self._implementation().start(
-            self, cache, limits, max_length, prefix, keys, rows, first_tokens
+            self, cache, max_lengths, capacity, prefix, keys, sentence_ids, first_tokens
         )
 
     def prefill(self, prefill_fn: "PrefillFn", state: Any) -> Any:
@@ -116,16 +121,17 @@ class Algorithm(SearchSettings, abc.ABC):
         """Returns the N hypotheses of each sentence, best first."""
         return self._implementation().finalize(self, state)
 
+    @_renamed
     def __call__(
         self,
         step_fn: "StepFn",
         cache: Any,
         *,
-        limits: "Limits",
-        max_length: int,
+        max_lengths: "MaxLengths",
+        capacity: int,
         prefix: "Prefix | None" = None,
         keys: "Key[Array, ' B'] | None" = None,
-        rows: "Int[Array, ' B'] | None" = None,
+        sentence_ids: "Int[Array, ' B'] | None" = None,
         prefill_fn: "PrefillFn | None" = None,
     ) -> "BeamResult":
         """Runs the whole search. The methods that it calls describe the arguments and errors.
@@ -133,10 +139,12 @@ class Algorithm(SearchSettings, abc.ABC):
         It works inside the caller's ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to
         compile once.
         """
-        state = self.start(cache, limits, max_length, prefix, keys=keys, rows=rows)
+        state = self.start(
+            cache, max_lengths, capacity, prefix, keys=keys, sentence_ids=sentence_ids
+        )
         if prefill_fn is not None:
             state = self.prefill(prefill_fn, state)
-        return self.finalize(self.advance(step_fn, state, max_length))
+        return self.finalize(self.advance(step_fn, state, capacity))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,61 +177,82 @@ class Sampling(SamplingSettings, Algorithm):
         return sampling
 
 
+@_renamed
 def beam_search(
     step_fn: "StepFn",
     cache: Any,
     *,
-    limits: "Limits",
-    max_length: int,
+    max_lengths: "MaxLengths",
+    capacity: int,
     prefix: "Prefix | None" = None,
     prefill_fn: "PrefillFn | None" = None,
     **settings: Any,
 ) -> "BeamResult":
     """Returns the best hypotheses that beam search finds: ``BeamSearch(**settings)`` in one call.
 
-    :meth:`Algorithm.start` and :meth:`Algorithm.advance` describe arguments and errors; settings
-    are the attributes of :class:`~jaxformer.search.settings.BeamSettings`, such as ``beam_size``,
-    ``length_penalty``, ``min_length``, ``no_repeat_ngram``, ``constraints`` and ``eos_id``.
+    Args:
+      step_fn: ``(tokens [B, N], cache) -> (logits [B, N, V], cache)``; see
+        :meth:`Algorithm.advance`.
+      cache: The cache of the step function; see :meth:`Algorithm.start`.
+      max_lengths: Maximum number of tokens of each sentence, EOS included.
+      capacity: Size of the result in tokens, T.
+      prefix: Tokens that every hypothesis of a sentence starts with, [B, P].
+      prefill_fn: Reads the prefix in one pass; see :meth:`Algorithm.prefill`.
+      **settings: Attributes of :class:`~jaxformer.search.settings.BeamSettings`, such as
+        ``beam_size``, ``length_penalty``, ``min_length``, ``no_repeat_ngram``, ``constraints`` and
+        ``eos_id``.
+
+    Raises:
+      UserError: An argument is out of range, or has other axes than expected.
 
     >>> import jax.numpy as jnp
     >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
     >>> step_fn = lambda tokens, cache: (log_probs[tokens], cache)  # a Markov chain; 1 is EOS
-    >>> beam_search(step_fn, (), limits=[4], max_length=4, beam_size=1, bos_id=0).tokens.tolist()
+    >>> beam_search(step_fn, (), max_lengths=[4], capacity=4, beam_size=1, bos_id=0).tokens.tolist()
     [[[2, 1, 0, 0]]]
     """
     options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn}
     search = BeamSearch(**settings)
-    return search(step_fn, cache, limits=limits, max_length=max_length, **options)
+    return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)
 
 
+@_renamed
 def sample(
     step_fn: "StepFn",
     cache: Any,
     *,
-    keys: "Key[Array, ' B']",
-    limits: "Limits",
-    max_length: int,
+    max_lengths: "MaxLengths",
+    capacity: int,
     prefix: "Prefix | None" = None,
+    keys: "Key[Array, ' B'] | None" = None,
     prefill_fn: "PrefillFn | None" = None,
     length_penalty: float = 0.0,
     **settings: Any,
 ) -> "BeamResult":
     """Returns samples, best score first: ``Sampling(**settings)`` in one call.
 
-    :meth:`Algorithm.start` and :meth:`Algorithm.advance` describe arguments and errors; settings
-    are the attributes of :class:`~jaxformer.search.settings.SamplingSettings`. By default, scores
-    are log probabilities, without a length penalty.
+    Takes the arguments of :func:`beam_search` and raises the same errors.
 
-    >>> import jax
+    Args:
+      step_fn: The step function.
+      cache: Its cache.
+      max_lengths: Maximum number of tokens of each sentence, EOS included.
+      capacity: Size of the result in tokens, T.
+      prefix: Tokens that every sample of a sentence starts with, [B, P].
+      keys: One typed PRNG key per sentence; derived from the setting ``seed`` when None.
+      prefill_fn: Reads the prefix in one pass.
+      length_penalty: alpha of the length penalty; 0 makes scores log probabilities.
+      **settings: Attributes of :class:`~jaxformer.search.settings.SamplingSettings`, such as
+        ``num_samples``, ``temperature``, ``top_k``, ``top_p`` and ``seed``.
+
     >>> import jax.numpy as jnp
     >>> logits = jnp.log(jnp.array([0.0, 0.1, 0.9]))  # 1 is EOS
     >>> step_fn = lambda tokens, cache: (jnp.broadcast_to(logits, (*tokens.shape, 3)), cache)
-    >>> keys = jax.random.split(jax.random.key(0), 1)
     >>> result = sample(
-    ...     step_fn, (), keys=keys, limits=[4], max_length=4, num_samples=2, bos_id=0, top_k=1)
+    ...     step_fn, (), max_lengths=[4], capacity=4, num_samples=2, bos_id=0, top_k=1)
     >>> result.tokens[0].tolist()
     [[2, 2, 2, 2], [2, 2, 2, 2]]
     """
     options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn, "keys": keys}
     search = Sampling(length_penalty=length_penalty, **settings)
-    return search(step_fn, cache, limits=limits, max_length=max_length, **options)
+    return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)

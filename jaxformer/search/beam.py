@@ -36,14 +36,14 @@ from jaxformer.layout import take_rows, zeros_beside
 from jaxformer.search import step_loop
 from jaxformer.search.beam_cache import gather_beams, reorder_cache
 from jaxformer.search.candidates import choose, mask_finished
-from jaxformer.search.constraints import constrain, number_rows
+from jaxformer.search.constraints import constrain, number_sentences
 from jaxformer.search.penalties import length_penalties
 from jaxformer.search.settings import BeamSettings
 from jaxformer.search.state import (
     BeamResult,
     BeamState,
     Candidates,
-    Limits,
+    MaxLengths,
     Prefix,
     best_first,
     prepare,
@@ -54,30 +54,30 @@ from jaxformer.search.step_loop import PrefillFn, StepFn, append, call, check_pr
 def start(
     settings: BeamSettings,
     cache: Any,
-    limits: Limits,
-    max_length: int,
+    max_lengths: MaxLengths,
+    capacity: int,
     prefix: Prefix | None = None,
     keys: object = None,
-    rows: Int[Array, " B"] | None = None,
+    sentence_ids: Int[Array, " B"] | None = None,
     first_tokens: Int[Array, " B"] | None = None,
 ) -> BeamState:
     """Returns the state with one alive hypothesis per sentence or group, which is empty.
 
     ``keys`` is not used.
     """
-    most = min(max_length, settings.max_length or max_length)
-    cache, limits, prefix = prepare(cache, limits, settings.beam_size, most, prefix)
-    none = zeros_beside(limits, (settings.beam_size,), jnp.int32)
-    tokens = zeros_beside(limits, (settings.beam_size, max_length), jnp.int32) + settings.pad_id
+    most = min(capacity, settings.max_length or capacity)
+    cache, max_lengths, prefix = prepare(cache, max_lengths, settings.beam_size, most, prefix)
+    none = zeros_beside(max_lengths, (settings.beam_size,), jnp.int32)
+    tokens = zeros_beside(max_lengths, (settings.beam_size, capacity), jnp.int32) + settings.pad_id
     impossible = none - jnp.float32(jnp.inf)
     # Each group starts with its own empty hypothesis.
     firsts = slice(None, None, settings.beam_size // settings.diversity_groups)
     return BeamState(
         step=jnp.zeros((), jnp.int32),
-        limits=limits,
+        max_lengths=max_lengths,
         prefix=prefix,
-        rows=number_rows(settings, prefix, limits, rows),
-        done=limits == 0,
+        sentence_ids=number_sentences(settings, prefix, max_lengths, sentence_ids),
+        done=max_lengths == 0,
         alive=Candidates(
             log_probs=impossible.at[:, firsts].set(0.0),
             tokens=none + first(settings, first_tokens),
@@ -121,7 +121,7 @@ def step(settings: BeamSettings, step_fn: StepFn, state: BeamState) -> BeamState
     logits, cache = call(step_fn, state.alive.tokens, state.cache, settings.eos_id)
     allowed = constrain(settings, logits, state.alive_tokens, state)
     length = state.step + 1
-    at_limit = length >= state.limits
+    at_limit = length >= state.max_lengths
     alive, ended = choose(settings, logits, allowed, state.alive.log_probs, at_limit)
     alive, ended = mask_finished(state.done, state.alive, alive, ended, settings.pad_id)
     penalties = _penalties(settings, state)
@@ -137,7 +137,7 @@ def step(settings: BeamSettings, step_fn: StepFn, state: BeamState) -> BeamState
         ),
         settings.diversity_groups,
     )
-    penalty_now, penalty_at_limit = penalties[length], take_rows(penalties, state.limits)
+    penalty_now, penalty_at_limit = penalties[length], take_rows(penalties, state.max_lengths)
     stopped = can_stop(settings, alive, finished, penalty_now, penalty_at_limit)
     return dataclasses.replace(
         state,
@@ -174,7 +174,7 @@ def can_stop(
     penalty_now: Float[Array, ""],
     penalty_at_limit: Float[Array, " B"],
 ) -> Bool[Array, " B"]:
-    """Returns the mask of sentences that may stop before their limits."""
+    """Returns the mask of sentences that may stop before their limit."""
     groups = (-1, settings.diversity_groups, settings.beam_size // settings.diversity_groups)
     best = alive.log_probs.reshape(groups).max(axis=2)
     worst = finished.scores.reshape(groups)[:, :, -1]
@@ -192,7 +192,7 @@ def can_stop(
 
 def finalize(settings: BeamSettings, state: BeamState) -> BeamResult:
     """Returns the finished hypotheses, or the unfinished ones of sentences without any."""
-    alive, length = state.alive, jnp.minimum(state.step, state.limits)[:, None]
+    alive, length = state.alive, jnp.minimum(state.step, state.max_lengths)[:, None]
     unfinished = BeamResult(
         tokens=state.alive_tokens,
         lengths=jnp.broadcast_to(length, alive.tokens.shape),

@@ -14,7 +14,7 @@ array)``. Then its arrays are traced, and other arrays of the same shapes need n
 ...     return logits.at[:, :, tokens].set(-jnp.inf)
 >>> step_fn = lambda tokens, cache: (jnp.zeros((*tokens.shape, 5)), cache)
 >>> constraint = jax.tree_util.Partial(forbid, jnp.array([0, 2, 4]))
->>> beam_search(step_fn, (), limits=[3], max_length=3, beam_size=1, min_length=2,
+>>> beam_search(step_fn, (), max_lengths=[3], capacity=3, beam_size=1, min_length=2,
 ...             constraints=(constraint,)).tokens.tolist()
 [[[3, 3, 1]]]
 """
@@ -30,6 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.layout import zeros_beside
+from jaxformer.renamed import warn
 from jaxformer.search.settings import Constraint, SearchSettings
 from jaxformer.search.state import BeamState, SampleState
 
@@ -42,8 +43,8 @@ class SearchContext(NamedTuple):
       tokens: Tokens of the hypotheses so far, int32, without BOS: the first ``step`` are valid.
       step: Number of tokens so far, int32.
       prefix: Tokens that the hypotheses must start with, int32; ``pad_id`` leaves a position free.
-      rows: Ids of the sentences, int32, as given to :meth:`~jaxformer.search.Algorithm.start`;
-        their indices in the batch if none were given.
+      sentence_ids: Ids of the sentences, int32, as given to
+        :meth:`~jaxformer.search.Algorithm.start`; their indices in the batch if none were given.
       eos_id: Token that ends a hypothesis.
       pad_id: Padding token.
     """
@@ -52,9 +53,15 @@ class SearchContext(NamedTuple):
     tokens: Int[Array, "B N T"]
     step: Int[Array, ""]
     prefix: Int[Array, "B P"]
-    rows: Int[Array, " B"]
+    sentence_ids: Int[Array, " B"]
     eos_id: int
     pad_id: int
+
+    @property
+    def rows(self) -> Int[Array, " B"]:
+        """Old name of ``sentence_ids``."""
+        warn("SearchContext.rows", "sentence_ids")
+        return self.sentence_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,18 +111,19 @@ def active(settings: SearchSettings, prefix: Int[Array, "B P"]) -> tuple[Constra
     return tuple(constraints)
 
 
-def number_rows(
+def number_sentences(
     settings: SearchSettings,
     prefix: Int[Array, "B P"],
-    limits: Int[Array, " B"],
-    rows: Int[Array, " B"] | None,
+    max_lengths: Int[Array, " B"],
+    sentence_ids: Int[Array, " B"] | None,
 ) -> Int[Array, " B"] | None:
     """Returns the ids of the sentences; None if there are no constraints."""
     if not active(settings, prefix):
         return None
-    if rows is None:
-        return zeros_beside(limits, (), jnp.int32) + jnp.arange(limits.shape[0], dtype=jnp.int32)
-    return jnp.asarray(rows, jnp.int32)
+    if sentence_ids is None:
+        indices = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
+        return zeros_beside(max_lengths, (), jnp.int32) + indices
+    return jnp.asarray(sentence_ids, jnp.int32)
 
 
 def constrain(
@@ -130,16 +138,22 @@ def constrain(
       settings: Minimum length, n-grams that may not repeat, and the caller's constraints.
       logits: Scores of the next token of each hypothesis.
       tokens: Tokens of the hypotheses so far.
-      state: The state, whose step, prefix and rows are passed to constraints.
+      state: The state, whose step, prefix and sentence ids are passed to constraints.
 
     Raises:
       UserError: A constraint does not return logits of this shape.
     """
     allowed = logits
     for constraint in active(settings, state.prefix):
-        assert state.rows is not None  # ``start`` sets the ids if there are constraints.
+        assert state.sentence_ids is not None  # ``start`` sets the ids if there are constraints.
         context = SearchContext(
-            logits, tokens, state.step, state.prefix, state.rows, settings.eos_id, settings.pad_id
+            logits=logits,
+            tokens=tokens,
+            step=state.step,
+            prefix=state.prefix,
+            sentence_ids=state.sentence_ids,
+            eos_id=settings.eos_id,
+            pad_id=settings.pad_id,
         )
         allowed = constraint(allowed, context)
         if getattr(allowed, "shape", None) != logits.shape:

@@ -29,7 +29,7 @@ def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
         )
     method = next(name for name, kind in SEARCHES.items() if isinstance(search, kind))
     defaults = {name: hint[1] for name, hint in search_fields().items()}
-    own = {name: getattr(search, field) for name, field in _file_fields(type(search)).items()}
+    own = {name: getattr(search, name) for name in _file_fields(type(search))}
     return {**defaults, "method": method, **own}
 
 
@@ -46,13 +46,18 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
         raise UserError(
             f"search.method must be one of {', '.join(map(repr, SEARCHES))}: got {method!r}"
         )
+    if method == "sampling":
+        # Files of earlier releases have only the beam size, as the number of samples, too.
+        samples, values["beam_size"] = values["beam_size"], fields["beam_size"][1]
+        if values["num_samples"] is None:
+            values["num_samples"] = samples
     searches = {}
     for name, kind in SEARCHES.items():
         try:
-            own = {field: values[key] for key, field in _file_fields(kind).items()}
+            own = {f: values[f] for f in _file_fields(kind) if values[f] is not None}
             searches[name] = kind(**own)
         except UserError as error:
-            names = "|".join([*fields, "num_samples"])
+            names = "|".join(fields)
             raise UserError(re.sub(rf"\b({names})\b", r"search.\1", str(error))) from None
     for other, kind in SEARCHES.items():
         for name in _file_fields(kind):
@@ -64,10 +69,8 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
     return searches[method]
 
 
-def _file_fields(kind: type[BeamSearch | Sampling]) -> dict[str, str]:
-    """Returns fields by their names in files, where ``num_samples`` is ``beam_size``."""
-    names = [f.name for f in dataclasses.fields(kind) if f.name not in _NOT_IN_FILES]
-    return {"beam_size" if name == "num_samples" else name: name for name in names}
+def _file_fields(kind: type[BeamSearch | Sampling]) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind) if f.name not in _NOT_IN_FILES]
 
 
 def search_fields() -> dict[str, tuple[Any, Any]]:
@@ -75,6 +78,6 @@ def search_fields() -> dict[str, tuple[Any, Any]]:
     fields: dict[str, tuple[Any, Any]] = {"method": (str, "beam"), "beam_size": (int, 4)}
     for kind in SEARCHES.values():
         hints = typing.get_type_hints(kind)
-        for name, field in _file_fields(kind).items():
-            fields.setdefault(name, (hints[field], getattr(kind, field)))
-    return fields
+        for name in _file_fields(kind):
+            fields.setdefault(name, (hints[name], getattr(kind, name)))
+    return fields | {"num_samples": (int | None, None)}

@@ -26,10 +26,10 @@ from jaxtyping import Array, Float, Int, Key
 from jaxformer.errors import UserError
 from jaxformer.layout import take_rows, zeros_beside
 from jaxformer.search import step_loop
-from jaxformer.search.constraints import constrain, number_rows
+from jaxformer.search.constraints import constrain, number_sentences
 from jaxformer.search.penalties import length_penalties
 from jaxformer.search.settings import SamplingSettings
-from jaxformer.search.state import BeamResult, Limits, Prefix, SampleState, best_first, prepare
+from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, best_first, prepare
 from jaxformer.search.step_loop import (
     PrefillFn,
     StepFn,
@@ -45,31 +45,31 @@ from jaxformer.search.step_loop import (
 def start(
     settings: SamplingSettings,
     cache: Any,
-    limits: Limits,
-    max_length: int,
+    max_lengths: MaxLengths,
+    capacity: int,
     prefix: Prefix | None = None,
     keys: Key[Array, "..."] | None = None,
-    rows: Int[Array, " B"] | None = None,
+    sentence_ids: Int[Array, " B"] | None = None,
     first_tokens: Int[Array, " B"] | None = None,
 ) -> SampleState:
     """Returns the state with N empty samples per sentence."""
-    most = min(max_length, settings.max_length or max_length)
-    cache, limits, prefix = prepare(cache, limits, settings.num_samples, most, prefix)
+    most = min(capacity, settings.max_length or capacity)
+    cache, max_lengths, prefix = prepare(cache, max_lengths, settings.num_samples, most, prefix)
     if keys is None:
-        numbers = jnp.arange(limits.shape[0], dtype=jnp.int32) if rows is None else rows
-        keys = sentence_keys(settings.seed, numbers)
-    _check_keys(keys, limits)
-    none = zeros_beside(limits, (settings.num_samples,), jnp.int32)
-    capacity = (settings.num_samples, max_length)
+        ids = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
+        keys = sentence_keys(settings.seed, ids if sentence_ids is None else sentence_ids)
+    _check_keys(keys, max_lengths)
+    none = zeros_beside(max_lengths, (settings.num_samples,), jnp.int32)
     return SampleState(
         step=jnp.zeros((), jnp.int32),
-        limits=limits,
+        max_lengths=max_lengths,
         prefix=prefix,
-        rows=number_rows(settings, prefix, limits, rows),
-        done=limits == 0,
+        sentence_ids=number_sentences(settings, prefix, max_lengths, sentence_ids),
+        done=max_lengths == 0,
         keys=keys,
         newest=none + first(settings, first_tokens),
-        tokens=zeros_beside(limits, capacity, jnp.int32) + settings.pad_id,
+        tokens=zeros_beside(max_lengths, (settings.num_samples, capacity), jnp.int32)
+        + settings.pad_id,
         lengths=none,
         finished=none != 0,
         log_probs=none.astype(jnp.float32),
@@ -85,15 +85,15 @@ def sentence_keys(
     return jax.vmap(fold_in)(numbers)
 
 
-def _check_keys(keys: Any, limits: Int[Array, " B"]) -> None:
+def _check_keys(keys: Any, max_lengths: Int[Array, " B"]) -> None:
     if not isinstance(keys, Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
         raise UserError(
             f"keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0), "
-            f"{limits.shape[0]}): got {reprlib.repr(keys)}"
+            f"{max_lengths.shape[0]}): got {reprlib.repr(keys)}"
         )
-    if keys.shape != limits.shape:
+    if keys.shape != max_lengths.shape:
         raise UserError(
-            f"keys must hold one PRNG key per sentence, shape {limits.shape}: got {keys.shape}"
+            f"keys must hold one PRNG key per sentence, shape {max_lengths.shape}: got {keys.shape}"
         )
 
 
@@ -143,7 +143,7 @@ def step(settings: SamplingSettings, step_fn: StepFn, state: SampleState) -> Sam
     return dataclasses.replace(
         state,
         step=length,
-        done=state.done | (length >= state.limits) | finished.all(axis=1),
+        done=state.done | (length >= state.max_lengths) | finished.all(axis=1),
         newest=tokens,
         tokens=append(state.tokens, tokens, state.step),
         lengths=jnp.where(before, state.lengths, length),

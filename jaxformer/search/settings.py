@@ -36,9 +36,9 @@ class SearchSettings:
       penalty: Divisor of the log probability of n tokens: "gnmt" ((5 + n) / 6)^alpha as in the
         paper, "power" n^alpha, "none" 1. See :mod:`jaxformer.search.penalties`.
       max_extra_length: With a source sentence, a hypothesis has at most this many tokens more than
-        the source. Callers pass this to the search as limits.
+        the source. Callers pass this to the search as ``max_lengths``.
       max_length: Maximum number of tokens of a hypothesis, EOS included; None for the caller's
-        limits only.
+        ``max_lengths`` only.
       min_length: Minimum number of tokens before EOS. Limits take precedence: a hypothesis with a
         lower limit is cut off unfinished.
       no_repeat_ngram: Forbids hypotheses to repeat an n-gram of this size; 0 allows it. A sentence

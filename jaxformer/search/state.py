@@ -16,10 +16,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
+from jaxformer.renamed import renamed_arguments
 from jaxformer.search.beam_cache import check_cache, gather_beams
 
 # Callers may give lists and NumPy arrays, which become JAX arrays.
-Limits: TypeAlias = Int[Array, " B"] | Int[np.ndarray, " B"] | Sequence[int]
+MaxLengths: TypeAlias = Int[Array, " B"] | Int[np.ndarray, " B"] | Sequence[int]
 Prefix: TypeAlias = Int[Array, "B P"] | Int[np.ndarray, "B P"] | Sequence[Sequence[int]]
 
 
@@ -49,9 +50,9 @@ class BeamState:
     """State of beam search between two steps."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
-    limits: Int[Array, " B"]  # int32; maximum number of tokens, at most T
+    max_lengths: Int[Array, " B"]  # int32; maximum number of tokens, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
-    rows: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
+    sentence_ids: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
     done: Bool[Array, " B"]  # the sentence no longer changes
     alive: Candidates  # [B, N]; the newest token of each alive hypothesis
     alive_tokens: Int[Array, "B N T"]  # int32; all tokens of alive hypotheses, padded on the right
@@ -64,9 +65,9 @@ class SampleState:
     """State of sampling between two steps."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
-    limits: Int[Array, " B"]  # int32; maximum number of tokens, at most T
+    max_lengths: Int[Array, " B"]  # int32; maximum number of tokens, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
-    rows: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
+    sentence_ids: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
     done: Bool[Array, " B"]  # the sentence no longer changes
     keys: Key[Array, " B"]  # one per sentence, the same at every step
     newest: Int[Array, "B N"]  # int32; the next input of the step function
@@ -80,36 +81,38 @@ class SampleState:
 State = TypeVar("State", BeamState, SampleState)
 
 
-def take_sentences(state: State, rows: Int[Array, " R"]) -> State:
+@renamed_arguments(rows="indices")
+def take_sentences(state: State, indices: Int[Array, " R"]) -> State:
     """Returns the state of some sentences, in the given order; a sentence may occur twice.
 
     Args:
       state: State of beam search or sampling, between two calls of ``advance``.
-      rows: Indices of the sentences in the batch, int32.
+      indices: Indices of the sentences in the batch, int32.
     """
-    return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, state)
+    return jax.tree.map(lambda leaf: leaf[indices] if leaf.ndim else leaf, state)
 
 
 def prepare(
     cache: Any,
-    limits: Limits | Array,
+    max_lengths: MaxLengths | Array,
     hypotheses: int,
-    max_length: int,
+    capacity: int,
     prefix: Prefix | Array | None,
 ) -> tuple[Any, Int[Array, " B"], Int[Array, "B P"]]:
-    """Returns the cache, limits and prefix of a new state, checked and converted.
+    """Returns the cache, maximum lengths and prefix of a new state, checked and converted.
 
     Raises:
       UserError: An argument is out of range or has other axes than the others.
     """
-    if max_length < 1:
-        raise UserError(f"max_length must be at least 1: got {max_length}")
-    limits = _integers(limits, "limits")
-    if limits.ndim != 1 or not limits.size:
+    if capacity < 1:
+        raise UserError(f"capacity must be at least 1: got {capacity}")
+    max_lengths = _integers(max_lengths, "max_lengths")
+    if max_lengths.ndim != 1 or not max_lengths.size:
         raise UserError(
-            f"limits must hold one number per sentence, of one at least: got shape {limits.shape}"
+            "max_lengths must hold one number per sentence, of one at least: got shape "
+            f"{max_lengths.shape}"
         )
-    (batch,) = limits.shape
+    (batch,) = max_lengths.shape
     prefix = jnp.zeros((batch, 0), jnp.int32) if prefix is None else _integers(prefix, "prefix")
     if prefix.ndim != 2 or prefix.shape[0] != batch:
         raise UserError(
@@ -117,11 +120,11 @@ def prepare(
         )
     cache = jax.tree.map(jnp.asarray, cache)
     check_cache(cache, batch, hypotheses)
-    limits = jnp.clip(limits, 0, max_length).astype(jnp.int32)
-    return cache, limits, prefix.astype(jnp.int32)
+    max_lengths = jnp.clip(max_lengths, 0, capacity).astype(jnp.int32)
+    return cache, max_lengths, prefix.astype(jnp.int32)
 
 
-def _integers(values: Limits | Prefix | Array, name: str) -> Array:
+def _integers(values: MaxLengths | Prefix | Array, name: str) -> Array:
     try:
         array = jnp.asarray(values)
     except (TypeError, ValueError):

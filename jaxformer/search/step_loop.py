@@ -137,7 +137,7 @@ def prefill(
     positions = jnp.arange(prefix.shape[1])
     forced = jnp.where(stops, positions, prefix.shape[1]).min(axis=1)
     # The loop handles hypotheses at their limit, which are unfinished.
-    forced = jnp.minimum(forced, jnp.maximum(state.limits - 1, 0))
+    forced = jnp.minimum(forced, jnp.maximum(state.max_lengths - 1, 0))
     length = jnp.where(done, prefix.shape[1], forced).min().astype(jnp.int32)
     inputs = jnp.concatenate([newest, prefix[:, :-1]], axis=1)
     log_probs, cache = prefill_fn(inputs, prefix, length, state.cache)

@@ -114,9 +114,9 @@ class LanguageModeling(Task):
 
         return prefetch(batch_of, start, self.config.training.steps)
 
-    def examples(self, step: int, batch: Int[np.ndarray, "B _"]) -> Iterator[Example]:
+    def examples(self, number: int, batch: Int[np.ndarray, "B _"]) -> Iterator[Example]:
         """Yields the rows of a batch as text."""
-        for example in super().examples(step, batch):
+        for example in super().examples(number, batch):
             tokens = batch[example.row]
             text = self._stream.tokenizer.decode(tokens[tokens != PAD])
             yield example._replace(text=f"{example.text}: {text!r}")
@@ -129,9 +129,9 @@ class LanguageModeling(Task):
         """Returns the SHA-256 of the text and of the tokenizer."""
         return _identity(self._stream)
 
-    def save(self, folder: Workdir) -> None:
+    def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer."""
-        save_tokenizer(self._stream.tokenizer, folder.tokenizer)
+        save_tokenizer(self._stream.tokenizer, workdir.tokenizer)
 
     def summary(self) -> str:
         """Returns the numbers of tokens and epochs, and lines with unusual characters."""
@@ -140,7 +140,7 @@ class LanguageModeling(Task):
         epochs = self.config.training.steps * step / len(stream.train)
         counts = (
             f"{len(stream.train):,} training tokens, {len(stream.valid):,} validation tokens of "
-            f"{stream.valid_characters:,} characters; {step:,} tokens a step, {epochs:.1f} epochs"
+            f"{stream.valid_characters:,} characters; {step:,} tokens per step, {epochs:.1f} epochs"
         )
         notes = (
             f"lines with {kind}, kept: "
@@ -149,14 +149,14 @@ class LanguageModeling(Task):
         )
         return "\n".join((counts, *notes))
 
-    def example_ids(self, step: int) -> list[int]:
+    def example_ids(self, number: int) -> list[int]:
         """Returns the positions in the training tokens where the rows of a batch begin."""
         data, seed = self._data, self.config.training.seed
-        return self._stream.row_starts(step, data.rows, data.length, seed).tolist()
+        return self._stream.row_starts(number, data.rows, data.length, seed).tolist()
 
-    def describe_batch(self, step: int) -> str:
+    def describe_batch(self, number: int) -> str:
         """Names the first rows of a batch."""
-        starts = self.example_ids(step)
+        starts = self.example_ids(number)
         return f"its rows begin at the tokens {listed(starts[:10], len(starts))}"
 
     def evaluate(

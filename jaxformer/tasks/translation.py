@@ -125,11 +125,11 @@ class Translation(Task):
 
     def _log_formats(self) -> dict[str, str]:
         data = sentence_pairs(self.config)
-        if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
-            return {"bleu": "", "exact_match": "exact {:.1f}%"}
+        if data.corpus == "numerals":
+            return {"exact_match": "exact {:.1f}%"}
         scorer = cast(BLEU, sacrebleu(data.target_language).scorer)
         tokenizer = scorer.tokenizer.signature()
-        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)", "exact_match": ""}
+        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)"}
 
     def init(self, key: Array) -> PyTree:
         return self._init(key)
@@ -153,19 +153,19 @@ class Translation(Task):
         """Returns the SHA-256 of the tokenizer and of both splits of the corpus."""
         return self._data.identity
 
-    def save(self, folder: Workdir) -> None:
+    def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer.
 
         Raises:
           UserError: The workdir already holds another tokenizer.
         """
         tokenizer = self._data.tokenizer
-        if folder.tokenizer.exists() and sha256_of(folder.tokenizer) != tokenizer.sha256:
+        if workdir.tokenizer.exists() and sha256_of(workdir.tokenizer) != tokenizer.sha256:
             raise UserError(
-                f"{folder.tokenizer}: expected no tokenizer, or the one of this run, found "
+                f"{workdir.tokenizer}: expected no tokenizer, or the one of this run, found "
                 "another; move it away, or give another --workdir"
             )
-        tokenizer.save(folder.tokenizer)
+        tokenizer.save(workdir.tokenizer)
 
     def summary(self) -> str:
         """Returns the numbers of pairs and batches, the share of padding, and unusual pairs."""
@@ -199,25 +199,25 @@ class Translation(Task):
                 f"{listed(places, finding.count)}"
             )
 
-    def example_ids(self, step: int) -> list[int]:
+    def example_ids(self, number: int) -> list[int]:
         """Returns the numbers of a batch's pairs in the training split, from 1."""
-        ids = sorted(i for row in self._data.plan.rows(step)[1] for i in row)
+        ids = sorted(i for row in self._data.plan.rows(number)[1] for i in row)
         return (self._data.train.numbers[ids].astype(int) + 1).tolist()
 
-    def describe_batch(self, step: int) -> str:
+    def describe_batch(self, number: int) -> str:
         """Names the first examples of a batch."""
         corpus, split = self._data.corpus, sentence_pairs(self.config).train
-        ids = self.example_ids(step)
+        ids = self.example_ids(number)
         places = [corpus.place(split, i - 1, 0) for i in ids[:10]]
         return f"it had {len(ids)} pairs: {listed(places, len(ids))}"
 
-    def examples(self, step: int, batch: Batch) -> Iterator[Example]:
+    def examples(self, number: int, batch: Batch) -> Iterator[Example]:
         """Yields the pairs of a batch, numbered as in :meth:`example_ids`."""
         decode = self._data.tokenizer.decode
-        for row, ids in enumerate(self._data.plan.rows(step)[1]):
-            for segment, number in enumerate(ids, start=1):
-                source, target = map(decode, self._data.train[number])
-                text = f"pair {self._data.train.numbers[number] + 1}: {source} ||| {target}"
+        for row, ids in enumerate(self._data.plan.rows(number)[1]):
+            for segment, pair in enumerate(ids, start=1):
+                source, target = map(decode, self._data.train[pair])
+                text = f"pair {self._data.train.numbers[pair] + 1}: {source} ||| {target}"
                 yield Example(row, only_pair(batch, row, segment), text)
 
     def evaluate(
@@ -235,7 +235,7 @@ class Translation(Task):
     def score_decoded(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Translates the sentences set aside; returns BLEU and exact match in %."""
+        """Translates the sentences set aside; returns BLEU, or exact matches of numerals in %."""
         sources, references = zip(*self._data.valid_text, strict=True)
 
         def translate(
@@ -244,11 +244,11 @@ class Translation(Task):
             return translator.translate(sources[mine], name="validation", report=report)
 
         translations = self._decode(params, mesh, translate, check_stop)
-        language = sentence_pairs(self.config).target_language
-        return {
-            "bleu": corpus_bleu(translations, references, target_language=language),
-            "exact_match": percentage_equal(translations, references),
-        }
+        data = sentence_pairs(self.config)
+        if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
+            return {"exact_match": percentage_equal(translations, references)}
+        bleu = corpus_bleu(translations, references, target_language=data.target_language)
+        return {"bleu": bleu}
 
     def _decode(
         self, params: PyTree, mesh: Mesh, decode: Decode, check_stop: Callable[[], None]

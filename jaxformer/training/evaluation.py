@@ -35,6 +35,9 @@ def evaluate_loss(
         several processes passes its own rows.
       mesh: Mesh from :func:`~jaxformer.training.mesh.make_mesh`.
       check_stop: Called before each batch.
+
+    Returns:
+      "loss", "perplexity" if there is a sum "nll", and every other sum, each divided by "count".
     """
     # One at a time: concurrent programs that sum over the devices of a CPU can deadlock.
     sums = []

@@ -13,6 +13,10 @@ Hook: TypeAlias = Callable[[int, TrainState, Sums], None]
 def every(steps: int, hook: Hook) -> Hook:
     """Returns a hook that calls ``hook`` only after every ``steps`` steps.
 
+    Args:
+      steps: Steps between two calls.
+      hook: Called with the number of the step, from 1, the state and the sums of the step.
+
     >>> noted = []
     >>> hook = every(3, lambda step, state, sums: noted.append(step))
     >>> for step in range(1, 10):

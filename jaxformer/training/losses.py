@@ -13,28 +13,35 @@ from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
 from jaxformer.nn.precision import matmul_dtype
 from jaxformer.nn.sharding import per_batch_shard, shards_of
+from jaxformer.renamed import renamed_arguments
 
 
+@renamed_arguments(smoothing="label_smoothing")
 def cross_entropy(
     features: Float[Array, "R D"],
     embedding: Float[Array, "V D"],
     targets: Int[Array, " R"],
     weights: Float[Array, " R"],
-    smoothing: float,
+    label_smoothing: float,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums the label-smoothed loss and the negative log likelihood over weighted rows.
 
     The logits are ``features @ embedding.T``, computed in the dtype of ``features`` and accumulated
     in float32. The target distribution follows Szegedy et al. 2015, cited by the paper:
-    (1 - smoothing) on the target plus smoothing / V everywhere. Logits exist for one chunk of rows
-    at a time. Their gradient is computed in the same pass, and never recomputed.
+    (1 - epsilon_ls) on the target plus epsilon_ls / V everywhere. Logits exist for one chunk of
+    rows at a time. Their gradient is computed in the same pass, and never recomputed.
+
+    >>> features, embedding = jnp.zeros((2, 3)), jnp.zeros((5, 3))  # all logits are 0
+    >>> loss, nll = cross_entropy(features, embedding, jnp.array([1, 2]), jnp.ones(2), 0.1)
+    >>> round(float(loss), 4)  # 2 ln 5
+    3.2189
 
     Args:
       features: Decoder outputs, one row for every target position.
       embedding: The shared embedding, which is also the pre-softmax projection.
       targets: Target token ids. An id outside the vocabulary gives NaN, unless its weight is 0.
       weights: 1 for real targets, 0 for padding. The loss is differentiable with respect to them.
-      smoothing: epsilon_ls.
+      label_smoothing: epsilon_ls; 0 for the plain negative log likelihood.
 
     Returns:
       The loss to minimize, and the plain negative log likelihood for perplexity, which has no
@@ -47,7 +54,7 @@ def cross_entropy(
 
     def sums(embedding, features, targets, weights):
         features, targets, weights = _chunks(features, targets, weights, embedding.shape[0])
-        return _chunked(*vary_alike(embedding, features), targets, weights, smoothing)
+        return _chunked(*vary_alike(embedding, features), targets, weights, label_smoothing)
 
     if has_explicit_axes(embedding, features):
         rows = (features, targets, weights)

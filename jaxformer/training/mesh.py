@@ -39,7 +39,8 @@ RULES = {
 class MeshConfig:
     """Sizes of the three axes of the mesh; their product is the number of devices.
 
-    The result of a run does not depend on them. ``docs/scaling.md`` says which sizes are fast.
+    The result of a run depends on them only by floating-point rounding. ``docs/scaling.md`` shows
+    which sizes are fast.
 
     Attributes:
       data: Number of batch shards, each with a whole copy of the parameters. -1: all devices that
@@ -116,24 +117,24 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def rows_split(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of batches: rows split over "data" and "fsdp"."""
     return NamedSharding(mesh, PartitionSpec((DATA_AXIS, "fsdp")))
 
 
-def row_shards(mesh: Mesh) -> int:
+def num_batch_shards(mesh: Mesh) -> int:
     """Returns the number of shards of the rows of a batch."""
     return mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
 
 
-def row_parts(mesh: Mesh) -> list[int]:
+def local_batch_shards(mesh: Mesh) -> list[int]:
     """Returns the numbers of the row shards that this process reads, ascending.
 
     They are not always contiguous: TPUs are ordered by their interconnect. Processes whose devices
     differ only along "tensor" read the same rows.
     """
     process = jax.process_index()
-    shards = mesh.devices.reshape(row_shards(mesh), -1)
+    shards = mesh.devices.reshape(num_batch_shards(mesh), -1)
     return [n for n, shard in enumerate(shards) if any(d.process_index == process for d in shard)]
 
 
@@ -153,9 +154,14 @@ class BatchShards(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, gradient_accumulation: int = 1) -> "BatchShards":
-        """Returns the shards of a mesh, for steps of ``gradient_accumulation`` micro-batches."""
-        count = row_shards(mesh)
-        return cls(count * gradient_accumulation, row_parts(mesh), count)
+        """Returns the shards of a mesh.
+
+        Args:
+          mesh: Mesh from :func:`make_mesh`.
+          gradient_accumulation: Micro-batches per step.
+        """
+        count = num_batch_shards(mesh)
+        return cls(count * gradient_accumulation, local_batch_shards(mesh), count)
 
     def local(self, batch: PyTree) -> PyTree:
         """Takes the rows of this process from a global batch of NumPy arrays."""
@@ -169,7 +175,7 @@ class BatchShards(NamedTuple):
         )
 
 
-def split_over(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
+def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
     """Returns the sharding of every parameter.
 
     An axis that cannot be split evenly is not split. An array without a description is replicated.
@@ -195,7 +201,7 @@ def split_over(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
     return jax.tree.map(sharding, params, info)
 
 
-def split_alike(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -> PyTree:
+def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -> PyTree:
     """Returns the sharding of every array of an optimizer's state.
 
     An array whose path ends with a parameter's path, and which has the parameter's shape, is
@@ -206,7 +212,7 @@ def split_alike(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -
       mesh: Mesh from :func:`make_mesh`.
       opt_state: Arrays or their shapes.
       params: Arrays or their shapes.
-      layout: Shardings of the parameters, from :func:`split_over`.
+      layout: Shardings of the parameters, from :func:`param_shardings`.
     """
     shardings = {
         path: (leaf.shape, sharding)
@@ -231,7 +237,7 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
     Raises:
       UserError: The rows are not divisible by the number of batch shards times micro-batches.
     """
-    sharding, shards, count = rows_split(mesh), row_parts(mesh), row_shards(mesh)
+    sharding, shards, count = batch_sharding(mesh), local_batch_shards(mesh), num_batch_shards(mesh)
 
     def place(local: np.ndarray) -> jax.Array:
         if np.ndim(local) == 0 or local.shape[0] % (len(shards) * gradient_accumulation):

@@ -23,6 +23,11 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
     >>> round(float(schedule(3999)) * 1e4, 4)  # the peak: (512 * 4000)^-0.5
     6.9877
 
+    Args:
+      d_model: Width of the model.
+      warmup_steps: Steps of the linear warm-up, at least 1.
+      scale: Factor on the learning rate; 1 is the paper's.
+
     Raises:
       UserError: ``d_model`` or ``warmup_steps`` is less than 1.
     """
@@ -125,14 +130,18 @@ def muon(
     adam_learning_rate: float | optax.Schedule | None = None,
     **options: Any,
 ) -> optax.GradientTransformation:
-    """Returns Muon (Jordan et al. 2024) for the matrices of the layers, and AdamW for all else.
+    """Returns Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for all else.
 
     Args:
       learning_rate: Learning rate of the matrices, about 0.02. Their updates are orthogonal.
       info: Description of the parameters, from :func:`~jaxformer.nn.describe` or
         ``task.describe()``.
       adam_learning_rate: Learning rate of all other parameters; ``learning_rate`` when None.
-      **options: Options of ``optax.contrib.muon``, such as ``weight_decay``.
+      **options: Options of ``optax.contrib.muon``, such as ``weight_decay`` of the matrices. With
+        ``adam_weight_decay``, Adam becomes AdamW.
+
+    Returns:
+      The optimizer, for :func:`~jaxformer.fit` and :func:`~jaxformer.make_train_step`.
     """
     return optax.contrib.muon(
         learning_rate,

@@ -38,7 +38,8 @@ class FitConfig:
 
     Attributes:
       steps: Optimizer steps of the whole run.
-      gradient_accumulation: Micro-batches per step. The result does not depend on it.
+      gradient_accumulation: Micro-batches per step. The result depends on it only by
+        floating-point rounding.
       seed: Seed of the parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
       eval_every: Steps between two validations; a multiple of checkpoint_every.
@@ -107,9 +108,10 @@ class TrainingConfig(FitConfig):
       clip_norm: Largest global gradient norm; None, as in the paper, turns clipping off.
       remat: Rematerialization policy. "none" keeps all activations; "dots" recomputes all but the
         matmuls with parameters; "layer" recomputes all but the inputs of layers. Recomputing is
-        slower and saves memory. The result does not depend on it.
+        slower and saves memory. The result depends on it only by floating-point rounding.
       optimizer: "adam" as in section 5.3, or "muon": Muon for the matrices of the layers, with
-        updates of Adam's usual size, and Adam for all other parameters.
+        updates of Adam's usual size, and Adam for all other parameters. ``weight_decay`` applies
+        to the matrices only.
       schedule: Learning rate after warm-up: "inverse_sqrt" as in equation 3, or "linear", to 0 at
         the last step.
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.

@@ -20,10 +20,10 @@ from jaxformer.nn.backend import backend
 from jaxformer.nn.parameters import describe as describe_parameters
 from jaxformer.training.mesh import (
     DATA_AXIS,
+    batch_sharding,
+    opt_state_shardings,
+    param_shardings,
     replicated,
-    rows_split,
-    split_alike,
-    split_over,
     sum_over_data,
 )
 from jaxformer.training.task import Loss, Randomness, Sums
@@ -96,8 +96,8 @@ def abstract_state(
 def _layout(init: Init, state: TrainState, mesh: Mesh, describe: Describe | None) -> TrainState:
     """Returns the sharding of every array of the state."""
     info = describe_parameters(init, jax.random.key(0)) if describe is None else describe()
-    whole, params = replicated(mesh), split_over(mesh, state.params, info)
-    opt_state = split_alike(mesh, state.opt_state, state.params, params)
+    whole, params = replicated(mesh), param_shardings(mesh, state.params, info)
+    opt_state = opt_state_shardings(mesh, state.opt_state, state.params, params)
     layout: Any = (whole, params, opt_state, whole, whole)
     return TrainState(*layout)
 
@@ -129,7 +129,7 @@ class TrainStep:
             self._jitted = jax.jit(
                 self._function,
                 donate_argnums=0,
-                in_shardings=(layout, rows_split(self._mesh)),
+                in_shardings=(layout, batch_sharding(self._mesh)),
                 out_shardings=(layout, replicated(self._mesh)),
                 compiler_options=dict(backend().compiler_options),
             )
@@ -152,9 +152,8 @@ def make_train_step(
     """Returns the jitted step: forward, backward, one psum, one update. The state is donated.
 
     The rows of a batch must be divisible by the batch shards of the mesh
-    (:func:`~jaxformer.training.mesh.row_shards`) times ``gradient_accumulation``. The step returns
-    the next state, and the sums over the global batch with "grad_norm", the global norm of the
-    gradient, before clipping, and "skipped": 1 if the update was not finite, else 0.
+    (:func:`~jaxformer.training.mesh.num_batch_shards`) times
+    ``gradient_accumulation``.
 
     Departs from the paper: a step that would make parameters or optimizer state NaN or Inf changes
     neither, on any device. A step whose gradient norm overflows is skipped, too.
@@ -165,7 +164,13 @@ def make_train_step(
       optimizer: Any gradient transformation.
       mesh: Mesh from :func:`~jaxformer.training.mesh.make_mesh`.
       seed: Seed of the key of :class:`~jaxformer.training.task.Randomness`, together with the step.
-      gradient_accumulation: Micro-batches per step. The result does not depend on it.
+      gradient_accumulation: Micro-batches per step. The result depends on it only by
+        floating-point rounding.
+
+    Returns:
+      A :class:`TrainStep`: ``(state, batch) -> (state, sums)``. The sums are over the global batch
+      and include "grad_norm", the global norm of the gradient before clipping, and "skipped": 1 if
+      the update was not finite, else 0.
 
     Raises:
       UserError: The loss is not callable.
@@ -291,7 +296,7 @@ def make_eval_step(loss: Loss, mesh: Mesh) -> Callable[[PyTree, PyTree], Sums]:
 
     return jax.jit(
         sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),
-        in_shardings=(None, rows_split(mesh)),
+        in_shardings=(None, batch_sharding(mesh)),
         out_shardings=replicated(mesh),
     )
 

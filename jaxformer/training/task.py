@@ -57,7 +57,7 @@ class Task(Protocol):
 
     Derive from this class and implement the four abstract methods; the others have defaults.
     Results must depend only on the arguments and on what :meth:`identity` hashes. A run then
-    resumes exactly, and computes the same on any number of devices.
+    resumes exactly, and computes the same on any number of devices, up to floating-point rounding.
 
     Attributes:
       best: Name of the value of :meth:`evaluate` that selects the best checkpoint, and whether its
@@ -98,6 +98,10 @@ class Task(Protocol):
         a global batch is divisible by ``shards.row_multiple``. On several hosts, each process
         yields only its own rows: ``shards.local(batch)`` takes them. :func:`~jaxformer.prefetch`
         makes batches ahead in threads.
+
+        Args:
+          start: Number of the first batch, from 0: the number of steps already taken.
+          shards: Batch shards of the mesh, including those that this process reads.
         """
         ...
 
@@ -143,22 +147,30 @@ class Task(Protocol):
 
         The step is compiled for them before training starts; any other shape is then an error.
         Without shapes, the step is compiled for each new shape.
+
+        Args:
+          shards: Batch shards of the mesh; the rows of each shape must be divisible by
+            ``shards.row_multiple``.
         """
         return ()
 
-    def save(self, folder: Workdir) -> None:
-        """Writes the task's own files, such as a tokenizer, into a new workdir."""
+    def save(self, workdir: Workdir) -> None:
+        """Writes the task's own files, such as a tokenizer, into a new workdir.
+
+        Args:
+          workdir: Run directory; ``workdir.path`` is its ``pathlib.Path``.
+        """
 
     def summary(self) -> str:
-        """Returns what the log says about the data when a run starts, in one or several lines."""
+        """Returns a summary of the data for the log, one or several lines."""
         return ""
 
-    def describe_batch(self, step: int) -> str:
-        """Returns what the log says about batch ``step`` if its update was not finite."""
+    def describe_batch(self, number: int) -> str:
+        """Returns a description of batch ``number``, from 0, if its update was not finite."""
         return ""
 
-    def examples(self, step: int, batch: PyTree) -> Iterator[Example]:
-        """Yields the examples of batch ``step``, which :meth:`batches` has made; by default rows.
+    def examples(self, number: int, batch: PyTree) -> Iterator[Example]:
+        """Yields the examples of batch ``number``, which :meth:`batches` has made; by default rows.
 
         ``jaxformer replay`` measures the loss and the gradient of each.
         """
@@ -167,8 +179,8 @@ class Task(Protocol):
                 row, jax.tree.map(lambda a, row=row: a[row : row + 1], batch), f"row {row}"
             )
 
-    def example_ids(self, step: int) -> Sequence[int]:
-        """Returns numbers of all examples of batch ``step``, for ``metrics.jsonl``.
+    def example_ids(self, number: int) -> Sequence[int]:
+        """Returns numbers of all examples of batch ``number``, for ``metrics.jsonl``.
 
         They are written if the update was not finite.
         """

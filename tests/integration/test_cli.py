@@ -281,7 +281,7 @@ def test_attention_and_plot_write_images(tiny_workdir, tmp_path, capsys):
 def test_attention_views_are_distributions_over_the_right_pieces(tiny_workdir):
     view = record_attention(Translator.load(tiny_workdir), "two hundred")
     for kind in ("encoder", "decoder", "cross"):
-        queries, keys, weights = view.part(kind)
+        queries, keys, weights = view.weights_of(kind)
         assert weights.shape == (1, 2, len(queries), len(keys))
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
     assert "".join(view.source).replace("▁", " ").startswith(" two hundred")

@@ -34,7 +34,7 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(tiny_workdir, tmp
     assert (data["source"], data["target"]) == (view.source, view.target)
     assert data["start"] == {"kind": "decoder", "layer": 0, "heads": [0, 1], "figure": None}
     for kind in ("encoder", "decoder", "cross"):
-        _, _, weights = view.part(kind)
+        _, _, weights = view.weights_of(kind)
         read = np.frombuffer(base64.b64decode(data["weights"][kind]), "<u2") / 65535
         np.testing.assert_allclose(read.reshape(weights.shape), weights, rtol=0, atol=1e-5)
 

@@ -151,6 +151,15 @@ def test_it_tries_all_settings_that_save_memory(capsys, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_language_model_is_measured(capsys):
+    config = f"--config={PROJECT / 'configs' / 'shakespeare.py'}:smoke"
+    assert main(["doctor", config, "--memory", "1GB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("A step of 8 rows of 64 tokens, on ")
+    assert re.search(r"GB \(0\.00 of it parameters, optimizer state and batch\) fits", lines[1])
+
+
+@pytest.mark.slow
 def test_devices_are_simulated():
     finished = subprocess.run(
         [sys.executable, "-m", "jaxformer.cli", "doctor", *SMALL, "--devices", "3"],

@@ -39,7 +39,7 @@ def test_force_decoding_gives_the_score_of_the_search(learned_workdir):
     pairs, hypotheses = [], []
     for source, rows in zip(SOURCES, found, strict=True):
         for row in rows:
-            pairs.append((translator.encode(source), row.tokens))
+            pairs.append((translator.source_ids(source), row.tokens))
             hypotheses.append(row)
     assert len(pairs) > 2 * len(SOURCES)
     for result, hypothesis in zip(score_pairs(translator, pairs), hypotheses, strict=True):
@@ -71,7 +71,7 @@ def test_the_command_prints_the_score_of_translate(
     for source, (_, words), printed, scored in zip(sources, rows, given, result, strict=True):
         # Text determines neither the pieces nor whether the translation was truncated.
         tokens = translator.hypotheses([source])[0][0].tokens
-        if translator.encode(words) == tokens:
+        if translator.source_ids(words) == tokens:
             assert scored == pytest.approx(printed, abs=1e-5)
             compared += 1
     assert compared > 2

@@ -13,7 +13,7 @@ from jaxformer.analysis.communication import step_traffic
 from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch
 from jaxformer.tasks.translation import make_init, make_loss
-from jaxformer.training.mesh import make_mesh, rows_split
+from jaxformer.training.mesh import batch_sharding, make_mesh
 from jaxformer.training.step import abstract_state, make_train_step
 
 # The vocabulary is so large that the loss is computed in chunks, of 160 rows.
@@ -27,7 +27,7 @@ def compiled_text(config):
     mesh, optimizer = make_mesh(config.mesh), optax.sgd(1.0)
     state = abstract_state(make_init(config.model), optimizer, mesh)
     lengths = [TARGET if name.startswith("tgt") else SOURCE for name in Batch._fields]
-    split = rows_split(mesh)
+    split = batch_sharding(mesh)
     batch = Batch(*(jax.ShapeDtypeStruct((ROWS, n), np.int32, sharding=split) for n in lengths))
     gradient_accumulation = config.training.gradient_accumulation
     step = make_train_step(

@@ -55,7 +55,7 @@ def alternate(logits: jax.Array, context: SearchContext) -> jax.Array:
 
 def forbid_by_row(forbidden: jax.Array, logits: jax.Array, context: SearchContext) -> jax.Array:
     """Forbids the tokens of row n in sentence n."""
-    return jnp.where(forbidden[context.rows][:, None], -jnp.inf, logits)
+    return jnp.where(forbidden[context.sentence_ids][:, None], -jnp.inf, logits)
 
 
 def obeys(forbidden: set[int], tokens: tuple[int, ...]) -> bool:
@@ -73,8 +73,8 @@ def search(logits: jax.Array, limits: jax.Array, forbidden: jax.Array):
     return beam_search(
         tree_step,
         tree_cache(logits, 50),
-        limits=limits,
-        max_length=DEPTH,
+        max_lengths=limits,
+        capacity=DEPTH,
         beam_size=50,
         length_penalty=0.6,
         constraints=(Forbid(forbidden), alternate),
@@ -121,8 +121,8 @@ def test_allowed_samples_have_the_renormalized_distribution():
             tree_step,
             tree_cache(jnp.broadcast_to(logits, (rows, *logits.shape[1:])), draws // rows),
             keys=jax.random.split(jax.random.key(0), rows),
-            limits=jnp.full(rows, DEPTH),
-            max_length=DEPTH,
+            max_lengths=jnp.full(rows, DEPTH),
+            capacity=DEPTH,
             num_samples=draws // rows,
             constraints=(Forbid(forbidden), alternate),
             **IDS,
@@ -168,7 +168,7 @@ def test_other_logits_affect_the_choice_and_not_the_score(algorithm: BeamSearch 
         return logits + jnp.array([0.0, 0.0, 5.0, 50.0])
 
     algorithm = dataclasses.replace(algorithm, constraints=(prefer,), length_penalty=0.0)
-    result = algorithm(chain_step, (), limits=[2], max_length=2)
+    result = algorithm(chain_step, (), max_lengths=[2], capacity=2)
     for score, log_prob, tokens in hypotheses(result, 0):
         assert tokens == (3, EOS)
         assert score == log_prob == pytest.approx(np.log(0.2))
@@ -177,7 +177,7 @@ def test_other_logits_affect_the_choice_and_not_the_score(algorithm: BeamSearch 
 def test_combined_with_prefixes_and_built_in_constraints():
     settings = dataclasses.replace(WIDE, constraints=(Forbid(jnp.array([2])), MinLength(2)))
     cache = tree_cache(jnp.zeros((1, 156, VOCABULARY)), 50)  # All tokens are equally probable.
-    found = hypotheses(settings(tree_step, cache, limits=[4], max_length=4, prefix=[[2]]), 0)
+    found = hypotheses(settings(tree_step, cache, max_lengths=[4], capacity=4, prefix=[[2]]), 0)
     assert found
     assert all(tokens[0] == 2 and EOS not in tokens[:2] for tokens in tokens_of(found))
     assert not any(2 in tokens[1:] for tokens in tokens_of(found))
@@ -186,7 +186,7 @@ def test_combined_with_prefixes_and_built_in_constraints():
 def test_logits_of_another_shape_are_refused():
     wrong = BeamSearch(constraints=(lambda logits, context: logits[:, :, 0],), **IDS)
     with pytest.raises(UserError, match=r"must return logits .* = \(1, 4, 4\): got \(1, 4\)"):
-        wrong(chain_step, (), limits=[2], max_length=2)
+        wrong(chain_step, (), max_lengths=[2], capacity=2)
 
 
 SOURCES = ["one", "one hundred and two thousand", "twenty two", "seven"]
@@ -213,7 +213,7 @@ def test_translator_finds_exactly_the_allowed_translations(translator):
     for sentence, found in zip(
         SOURCES, translator.hypotheses(SOURCES, constraints=constraints), strict=True
     ):
-        source = translator.encode(sentence)
+        source = translator.source_ids(sentence)
         scores = score_pairs(translator, [(source, tokens) for tokens in possible])
         best = sorted(zip(scores, possible, strict=True), reverse=True)
         assert [h.tokens for h in found] == [tokens for _, tokens in best]
@@ -237,7 +237,7 @@ def test_translator_samples_allowed_translations(translator):
     )
     drawing = Translator(sampled, translator.models[0][1], translator.tokenizer)
     (found,) = drawing.hypotheses(["one"], constraints=(alternate,))
-    source = translator.encode("one")
+    source = translator.source_ids("one")
     scores = score_pairs(drawing, [(source, h.tokens) for h in found])
     assert len({tuple(h.tokens) for h in found}) > 1
     for hypothesis, score in zip(found, scores, strict=True):

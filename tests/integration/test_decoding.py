@@ -35,11 +35,11 @@ def same(found: list[Decoded], expected: list[Decoded]) -> None:
 @pytest.mark.slow
 def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, monkeypatch):
     translator = Translator.load(learned_workdir)
-    sources = [translator.encode(sentence) for sentence in SENTENCES]
-    expected = translator.search(sources)
+    sources = [translator.source_ids(sentence) for sentence in SENTENCES]
+    expected = translator.translate_ids(sources)
     assert len({tuple(e.tokens[0]) for e in expected}) > 50
     order = np.random.default_rng(1).permutation(len(sources))
-    shuffled = translator.search([sources[n] for n in order])
+    shuffled = translator.translate_ids([sources[n] for n in order])
     same([shuffled[n] for n in np.argsort(order)], expected)
     for size in (1, 2, 7, 32):
         # Seven sentences get a smaller batch shape than 32 sentences.
@@ -47,7 +47,7 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
         monkeypatch.setattr(batched_search, "_BUCKETS", buckets)
         monkeypatch.setattr(batched_search, "_FEW", ())
         jax.clear_caches()
-        found = translator.search(sources if size > 1 else sources[:40])
+        found = translator.translate_ids(sources if size > 1 else sources[:40])
         same(found, expected[: len(found)])
 
 

@@ -24,6 +24,8 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 
+from . import pages
+
 # Each line is the alphabet.
 TEXT = "abcdefghijklmnopqrstuvwxyz\n" * 40
 
@@ -63,6 +65,14 @@ def run(tmp_path_factory):
     )
     train(config, folder / "run")
     return config, folder / "run"
+
+
+def test_the_page_runs_in_ones_own_code():
+    names = {}
+    for block in pages.sections("language_model.md")["The model in your own code"]:
+        pages.run("language_model.md", block, names)
+    assert names["logits"].shape == (1, 3, 69)
+    assert names["result"].tokens.shape == (1, 2, 20)
 
 
 @pytest.fixture
@@ -122,7 +132,7 @@ def test_samples_are_drawn_from_the_model_step_by_step(run):
     model = LanguageModel(config.model)
     apply = jax.jit(model.apply)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
-    tokens = generator.encode("xyz\nab")
+    tokens = generator.prompt_ids("xyz\nab")
     # The context is full after 33 tokens; then its second half is read again.
     start, window, step, expected = 0, 0, 0, []
     for _ in range(60):
@@ -159,7 +169,7 @@ def test_a_sample_depends_only_on_its_prompt_and_numbers(run):
 @pytest.mark.slow
 def test_beam_search_finds_the_most_probable_continuation(run):
     generator = Generator.load(run[1], search=BeamSearch(beam_size=31))
-    model, tokens = LanguageModel(run[0].model), generator.encode("klm")
+    model, tokens = LanguageModel(run[0].model), generator.prompt_ids("klm")
 
     def log_probs(ids):
         logits = model.apply({"params": generator.params}, jnp.asarray([ids]))

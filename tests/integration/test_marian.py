@@ -119,7 +119,7 @@ def test_translations_equal_transformers(model, beam_size, name):
 def _search(config, beam_size, params, src):
     """Searches as ``generate`` does with the fixture's generation_config.json."""
     transformer = Transformer(config)
-    sizes = {"num_beams": beam_size, "max_length": MAX_LENGTH}
+    sizes = {"num_beams": beam_size, "capacity": MAX_LENGTH}
     cache = transformer.apply({"params": params}, src, **sizes, method="start")
 
     def step(tokens, cache):
@@ -131,8 +131,8 @@ def _search(config, beam_size, params, src):
     return beam_search(
         step,
         cache,
-        limits=jnp.full(src.shape[0], MAX_LENGTH),
-        max_length=MAX_LENGTH,
+        max_lengths=jnp.full(src.shape[0], MAX_LENGTH),
+        capacity=MAX_LENGTH,
         beam_size=beam_size,
         bos_id=BOS,
         eos_id=EOS,

@@ -66,12 +66,12 @@ def calls():
 
     ids = {"bos_id": 0, "eos_id": 1, "pad_id": 0}
 
-    def beam(step_fn=step, limits=(6, 6), **changed):
-        given = {"max_length": 6, "beam_size": 2, "length_penalty": 0.0, **ids, **changed}
-        return beam_search(step_fn, (), limits=limits, **given)
+    def beam(step_fn=step, max_lengths=(6, 6), **changed):
+        given = {"capacity": 6, "beam_size": 2, "length_penalty": 0.0, **ids, **changed}
+        return beam_search(step_fn, (), max_lengths=max_lengths, **given)
 
     def draw(keys):
-        return sample(step, (), keys=keys, limits=[6, 6], max_length=6, num_samples=1, **ids)
+        return sample(step, (), keys=keys, max_lengths=[6, 6], capacity=6, num_samples=1, **ids)
 
     key, x = jax.random.key(0), jnp.ones((2, 3, 8))
     attention, feed_forward = MultiHeadAttention(2), FeedForward(16)
@@ -116,8 +116,8 @@ def calls():
         "bytes": lambda: translator.translate([b"ten"]),
         "number for a text": lambda: translator.translate([10]),
         "no list": lambda: translator.translate(10),
-        "text for ids": lambda: translator.search(["ten"]),
-        "ids of one": lambda: translator.search([5, 1]),
+        "text for ids": lambda: translator.translate_ids(["ten"]),
+        "ids of one": lambda: translator.translate_ids([5, 1]),
         "texts to score": lambda: score_pairs(translator, [("ten", "zehn")]),
         "no pairs": lambda: score_pairs(translator, [[5, 1, 1]]),
         "texts to align": lambda: align(translator, ["ten"], ["zehn"]),
@@ -126,8 +126,8 @@ def calls():
         "parsed text": lambda: Parser(translator).parse(["It works"]),
         "tokenizer's name": lambda: Tokenizer("runs/tokenizer.model"),
         "tokenizer's text": lambda: tokenizer.encode(["ten"]),
-        "limit": lambda: beam(limits=6),
-        "limits": lambda: beam(limits=[6.5]),
+        "limit": lambda: beam(max_lengths=6),
+        "limits": lambda: beam(max_lengths=[6.5]),
         "ragged prefix": lambda: beam(prefix=[[2], [2, 2]]),
         "prefix": lambda: beam(prefix=[[2], [3]]),
         "beam": lambda: beam(beam_size="2"),
@@ -150,8 +150,8 @@ def calls():
         "lists of the loss": lambda: float(cross_entropy([[0.0]], [[1.0], [2.0]], [1], [1], 0)[0]),
         "a layer of activations alone": lambda: block.init_with_output(key, x)[0].shape,
         "attention without a mask": lambda: attention.init_with_output(key, x)[0].shape,
-        "lists": lambda: beam(limits=[6, 1], prefix=[[2], [0]]).lengths.tolist(),
-        "NumPy's sizes": lambda: beam(beam_size=np.int64(1), max_length=np.int32(3)).tokens.shape,
+        "lists": lambda: beam(max_lengths=[6, 1], prefix=[[2], [0]]).lengths.tolist(),
+        "NumPy's sizes": lambda: beam(beam_size=np.int64(1), capacity=np.int32(3)).tokens.shape,
         "NumPy's numbers": numbers,
         "list of lengths": lambda: gnmt_penalty([1, 7], 1.0).tolist(),
     }
@@ -213,8 +213,8 @@ EXPECTED = {
     "parsed text": "expected a list of words, got one string, 'It works'; split it: split_words",
     "tokenizer's name": "got 'runs/tokenizer.model'; read a file with Tokenizer.load",
     "tokenizer's text": "text: expected text, got ['ten']",
-    "limit": "limits must hold one number per sentence, of one at least: got shape ()",
-    "limits": "limits must be integers: got dtype float32",
+    "limit": "max_lengths must hold one number per sentence, of one at least: got shape ()",
+    "limits": "max_lengths must be integers: got dtype float32",
     "ragged prefix": "prefix must be an array of integers, or lists of equal length: got",
     "prefix": "prefix[1] must be tokens of the vocabulary, 0 to 2, or padding, 0: got 3",
     "beam": "beam_size must be a whole number: got '2'",

@@ -16,7 +16,7 @@ from jaxformer.data.batch import make_batch
 from jaxformer.models.selection import describe_model
 from jaxformer.nn import ParameterInfo
 from jaxformer.tasks.translation import make_init, make_loss
-from jaxformer.training.mesh import rows_split
+from jaxformer.training.mesh import batch_sharding
 from jaxformer.training.optimizer import matrix_dimensions
 from jaxformer.training.step import abstract_state, init_state, make_train_step
 
@@ -53,7 +53,7 @@ def ten_steps(name, sizes, seeds=tuple(range(10))):
     state = init_state(INIT, OPTIMIZERS[name], mesh)
     step, losses = make_train_step(LOSS, OPTIMIZERS[name], mesh), []
     for seed in seeds:
-        state, sums = step(state, jax.device_put(batch_of(seed), rows_split(mesh)))
+        state, sums = step(state, jax.device_put(batch_of(seed), batch_sharding(mesh)))
         losses.append(float(sums["loss"] / sums["count"]))
     assert int(state.skipped) == 0
     return state, losses

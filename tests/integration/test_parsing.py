@@ -164,8 +164,7 @@ def test_validation_takes_the_best_hypothesis(config, data, state, monkeypatch):
     def found(self, sources, **rest):
         texts = [[targets[source], "(S (NP (X) )S"] for source in sources]
         return [
-            [Hypothesis(text, self.encode_target(text), 0.0, 0.0) for text in beam]
-            for beam in texts
+            [Hypothesis(text, self.target_ids(text), 0.0, 0.0) for text in beam] for beam in texts
         ]
 
     monkeypatch.setattr(Translator, "hypotheses", found)
@@ -214,7 +213,7 @@ def test_too_long_a_tree_keeps_the_files_aligned(run, tmp_path, capsys):
 )
 def test_any_model_output_becomes_a_tree(workdir, monkeypatch, written):
     parser = Parser.load(workdir)
-    beam = [Hypothesis(written, parser.translator.encode_target(written), 0.0, 0.0)]
+    beam = [Hypothesis(written, parser.translator.target_ids(written), 0.0, 0.0)]
     monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [beam for _ in s])
     sentences = [word_ids(words) for words in WORDS]
     trees = parser.parse(sentences)

@@ -37,14 +37,14 @@ import jax, numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxformer.data.batch import Batch
-from jaxformer.training.mesh import row_parts, to_devices
+from jaxformer.training.mesh import local_batch_shards, to_devices
 
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 order = np.array(jax.devices())[[0, 2, 3, 1]]
 mesh = Mesh(order.reshape(2, 2, 1), ("data", "fsdp", "tensor"))
-assert row_parts(mesh) == [[0, 3], [1, 2]][jax.process_index()]
+assert local_batch_shards(mesh) == [[0, 3], [1, 2]][jax.process_index()]
 shards = np.arange(24, dtype=np.int32).reshape(4, 2, 3)
-batch = to_devices(mesh, Batch(*[shards[row_parts(mesh)].reshape(4, 3)] * 7))
+batch = to_devices(mesh, Batch(*[shards[local_batch_shards(mesh)].reshape(4, 3)] * 7))
 for whole in multihost_utils.process_allgather(batch, tiled=True):
     np.testing.assert_array_equal(whole, shards.reshape(8, 3))
 """
@@ -81,7 +81,9 @@ def pair_flags():
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
-    return [(f"--coordinator={coordinator}", "--processes=2", f"--process={i}") for i in range(2)]
+    return [
+        (f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={i}") for i in range(2)
+    ]
 
 
 def finish(*processes):
@@ -117,7 +119,7 @@ def test_two_processes_equal_one(tmp_path):
     ]  # fmt: skip
     for ours, theirs in zip(reports, others_reports, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-    assert reports[-1]["bleu"] == others_reports[-1]["bleu"]
+    assert reports[-1]["exact_match"] == others_reports[-1]["exact_match"]
 
 
 def test_rows_reach_the_devices_whatever_their_order():

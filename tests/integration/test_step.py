@@ -17,7 +17,7 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.models.transformer import Transformer
 from jaxformer.tasks.translation import loss_sums, make_init, make_loss
-from jaxformer.training.mesh import make_mesh, rows_split
+from jaxformer.training.mesh import batch_sharding, make_mesh
 from jaxformer.training.step import abstract_state, init_state, make_eval_step, make_train_step
 
 CONFIG = Config(
@@ -67,7 +67,7 @@ def one_step(devices, gradient_accumulation=1, config=CONFIG, batch=None, mesh=N
     )
     mesh, train_step = step_on(devices, config, mesh)
     state = init_state(make_init(config.model), OPTIMIZER, mesh, seed=0)
-    batch = jax.device_put(ragged_batch() if batch is None else batch, rows_split(mesh))
+    batch = jax.device_put(ragged_batch() if batch is None else batch, batch_sharding(mesh))
     state, metrics = train_step(state, batch)
     gradients = jax.device_get(optax.tree.get(state.opt_state, "trace"))
     return state, gradients, jax.device_get(metrics)
@@ -180,7 +180,7 @@ def twenty_steps(sizes):
     state = init_state(make_init(DIVISIBLE.model), optimizer, mesh, seed=0)
     train_step = make_train_step(make_loss(DIVISIBLE), optimizer, mesh)
     for seed in range(20):
-        batch = jax.device_put(ragged_batch(seed), rows_split(mesh))
+        batch = jax.device_put(ragged_batch(seed), batch_sharding(mesh))
         state, metrics = train_step(state, batch)
         if seed == 0:
             first = jax.device_get(metrics)

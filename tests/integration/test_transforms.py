@@ -467,7 +467,7 @@ def search():
 
     def run(params, sources):
         variables = {"params": params}
-        cache = model.apply(variables, sources, num_beams=2, max_length=5, method="start")
+        cache = model.apply(variables, sources, num_beams=2, capacity=5, method="start")
 
         def step(tokens, cache):
             return model.apply(variables, tokens, cache, method="step")
@@ -475,8 +475,8 @@ def search():
         result = beam_search(
             step,
             cache,
-            limits=jnp.full_like(sources[:, 0], 5),
-            max_length=5,
+            max_lengths=jnp.full_like(sources[:, 0], 5),
+            capacity=5,
             beam_size=2,
             length_penalty=0.6,
             bos_id=2,

@@ -305,11 +305,12 @@ FLAT = {
 
 
 def test_a_file_has_one_flat_section_for_the_search():
-    """The fields of commit 8c81d1e, and three fields of beam search that were added later."""
+    """The fields of commit 8c81d1e, and fields that were added later."""
     rules = {"ends_within": "2N", "unfinished": "fallback", "early_stop": "proven"}
+    rules |= {"num_samples": None}
     assert Config().to_dict()["search"] == FLAT | rules
     drawn = Config(search=Sampling(num_samples=7, top_k=3)).to_dict()["search"]
-    assert drawn == FLAT | rules | {"method": "sampling", "beam_size": 7, "top_k": 3}
+    assert drawn == FLAT | rules | {"method": "sampling", "num_samples": 7, "top_k": 3}
 
 
 def test_searches_of_earlier_files_are_read():
@@ -555,9 +556,14 @@ def test_overrides_on_the_command_line_are_typed(parse):
 def test_the_method_of_a_search_can_be_overridden(parse):
     found = parse("--config.search.method=sampling", "--config.search.top_k=10")
     assert found == Config(search=Sampling(top_k=10))
+    for old_or_new in ("num_samples", "beam_size"):
+        found = parse("--config.search.method=sampling", f"--config.search.{old_or_new}=7")
+        assert found == Config(search=Sampling(num_samples=7))
     message = r"search\.top_k needs search\.method=sampling: got 10 with search\.method=beam"
     with pytest.raises(UserError, match=message):
         parse("--config.search.top_k=10")
+    with pytest.raises(UserError, match=r"num_samples needs search\.method=sampling: got 5 with"):
+        parse("--config.search.num_samples=5")
     with pytest.raises(UserError, match=r"early_stop needs search\.method=beam: got full"):
         parse("--config.search.method=sampling", "--config.search.early_stop=full")
 
@@ -613,5 +619,6 @@ def test_fields_are_understood_by_their_old_names(capsys):
     with pytest.warns(FutureWarning, match=r"fit\.accumulation is now fit\.gradient_acc"):
         assert FitConfig(accumulation=4) == FitConfig(gradient_accumulation=4)
     words = rename_flags(["--config.training.accumulation=4", "--config.training.steps=3"])
+    assert rename_flags(["--process", "1"]) == ["--process_id", "1"]
     assert words == ["--config.training.gradient_accumulation=4", "--config.training.steps=3"]
     assert "--config.training.accumulation is now" in capsys.readouterr().err

@@ -56,7 +56,12 @@ class Parser:
     ) -> "Parser":
         """Reads a model from a workdir.
 
-        See :meth:`~jaxformer.inference.translator.Translator.load` for the arguments.
+        Args:
+          workdir: The run directory.
+          weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
+            an ensemble.
+          search: Replaces the run's search.
+          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
 
         Raises:
           UserError: A file is missing or damaged, or the model was not trained on trees.

@@ -58,6 +58,8 @@ def test_savings_start_unchanged_and_change_results_last():
     assert list(savings(with_settings(CONFIG, {"mesh.tensor": 2}), 8))[1]["mesh.fsdp"] == 4
     taken = with_settings(CONFIG, {"mesh.data": 1, "mesh.tensor": -1})
     assert not any("mesh.fsdp" in settings for settings in savings(taken, 8))
+    muon = with_settings(CONFIG, {"training.optimizer": "muon"})
+    assert not any("training.adam_dtype" in settings for settings in savings(muon, devices=1))
     training = TrainingConfig(gradient_accumulation=4, remat="layer", adam_dtype="bfloat16")
     saving = dataclasses.replace(CONFIG, training=training)
     assert list(savings(saving, devices=1)) == [

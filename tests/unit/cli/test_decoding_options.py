@@ -40,6 +40,7 @@ def settings(tmp_path):
         ),
         ("--sampling", {"method": "sampling"}),
         ("--sampling --seed 0", {"method": "sampling"}),
+        ("--samples 9", {"method": "sampling", "num_samples": 9}),
         (
             "--sampling --temperature 0.7 --top-k 10 --top-p 0.9 --seed 3 --beam-size 2",
             {
@@ -68,6 +69,7 @@ def test_flags_change_the_settings_of_the_run(flags, changes, settings):
             "--penalty none --length-penalty 0.6",
             "--length-penalty 0.6 has no effect with --penalty none; leave one of them out",
         ),
+        ("--samples 3 --beam-size 3", "--samples and --beam-size exclude each other; leave one of"),
         ("--diversity-groups 2 --diversity-penalty 1", "must divide search.beam_size: got 2 and 5"),
         ("--diversity-groups 5", "go together: got 5 and 0.0"),
         ("--diversity-penalty 0.5", "go together: got 1 and 0.5"),
@@ -91,3 +93,8 @@ def test_scoring_takes_the_length_penalty_alone(settings):
     )
     with pytest.raises(UserError, match="unknown argument --beam-size"):
         settings(f"{files} --beam-size 4", "score")
+
+
+def test_the_beam_size_of_samples_is_their_old_number(settings, capsys):
+    assert settings("--sampling --beam-size 2") == settings("--samples 2")
+    assert capsys.readouterr().err == "warning: --beam-size with sampling is now --samples\n"

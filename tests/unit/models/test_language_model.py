@@ -44,7 +44,7 @@ def shapes_of(config):
 @functools.cache
 def make(config):
     """Returns a compiled ``apply``, and parameters perturbed away from symmetric initial values."""
-    static = ("method", "deterministic", "mutable", "num_beams", "max_length")
+    static = ("method", "deterministic", "mutable", "num_beams", "capacity")
     rng = np.random.default_rng(0)
     variables = jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32), shapes_of(config)
@@ -129,11 +129,11 @@ def steps(apply, variables, cache, tokens, beams=1):
 def test_cached_equals_full_pass(changes):
     config = variant(**changes)
     apply, variables = make(dataclasses.replace(config, compute_dtype="float32"))
-    apply = jax.jit(LanguageModel(config).apply, static_argnames=("method", "max_length"))
+    apply = jax.jit(LanguageModel(config).apply, static_argnames=("method", "capacity"))
     variables = {"params": prepare_params(config, variables["params"], LanguageModel)}
     tokens = random_tokens(0, 2, 9)
     full = apply(variables, tokens)
-    cache = apply(variables, tokens, max_length=9, method="start")
+    cache = apply(variables, tokens, capacity=9, method="start")
     stepped, _ = steps(apply, variables, cache, tokens)
     # In bfloat16, sums in another order round differently.
     tolerance = 2e-2 if config.compute_dtype == "bfloat16" else 1e-4
@@ -146,13 +146,13 @@ def test_cached_equals_full_pass(changes):
 def test_prefill_equals_token_by_token(changes, kept):
     config = variant(**changes)
     apply, variables = make(dataclasses.replace(config, compute_dtype="float32"))
-    static = ("method", "max_length", "num_beams")
+    static = ("method", "capacity", "num_beams")
     apply = jax.jit(LanguageModel(config).apply, static_argnames=static)
     variables = {"params": prepare_params(config, variables["params"], LanguageModel)}
     prompt, rest = random_tokens(1, 2, 5), random_tokens(2, 2, 3)
 
     def start():
-        return apply(variables, prompt, num_beams=3, max_length=9, method="start")
+        return apply(variables, prompt, num_beams=3, capacity=9, method="start")
 
     cache = start()
     for t in range(kept):

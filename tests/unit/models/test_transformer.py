@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, config):
         self.module = Transformer(config)
-        static = ("method", "deterministic", "mutable", "num_beams", "max_length")
+        static = ("method", "deterministic", "mutable", "num_beams", "capacity")
         self.apply = jax.jit(self.module.apply, static_argnames=static)
 
 
@@ -175,7 +175,7 @@ def test_cached_decoding_equals_the_full_pass(changes):
     src = src.at[1, 4:].set(0)
     beams = 3
     full = model.apply(variables, jnp.repeat(src, beams, axis=0), tgt)
-    cache = model.apply(variables, src, num_beams=beams, max_length=7, method="start")
+    cache = model.apply(variables, src, num_beams=beams, capacity=7, method="start")
     for t in range(7):
         tokens = tgt[:, t].reshape(2, beams)
         logits, cache = model.apply(variables, tokens, cache, method="step")
@@ -207,7 +207,7 @@ def test_prefill_equals_token_by_token(changes, kept):
     beams = 3
 
     def start():
-        return model.apply(variables, src, num_beams=beams, max_length=9, method="start")
+        return model.apply(variables, src, num_beams=beams, capacity=9, method="start")
 
     def steps(tokens, cache):
         found = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.paper import command, scaling, table1, table2, table3
+from jaxformer.paper import command, dot_product_scaling, table1, table2, table3
 
 SMALL = ["--lengths=4,8", "--width=8", "--heads=2", "--neighborhood=3", "--rounds=1"]
 
@@ -99,19 +99,20 @@ def test_variance_of_scores():
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     tanh = np.tanh(math.sqrt(2) * nodes) ** 2
     expected["additive"] = float(weights @ tanh / weights.sum())
-    for name, found in scaling.measure(256, keys=32, queries=256).items():
+    for name, found in dot_product_scaling.measure(256, keys=32, queries=256).items():
         assert found.variance == pytest.approx(expected[name], rel=0.15)
 
 
 def test_softmax_saturates_without_scaling_alone():
-    small, large = (scaling.measure(d_k, keys=16, queries=64) for d_k in (2, 256))
+    measure = dot_product_scaling.measure
+    small, large = (measure(d_k, keys=16, queries=64) for d_k in (2, 256))
     assert large["dot product"].gradient < 0.3 * small["dot product"].gradient
     for name in ("dot product / √d_k", "additive"):
         assert 0.9 < large[name].gradient / small[name].gradient < 1.1
 
 
 def test_saturation_of_known_weights():
-    saturation = jax.jit(scaling.saturation)
+    saturation = jax.jit(dot_product_scaling.saturation)
     one = saturation(jnp.array([[0.0, -200.0, -200.0, -200.0]]))
     assert one[1:] == pytest.approx((1, 0))
     equal = saturation(jnp.zeros((1, 4)))
@@ -122,17 +123,17 @@ def test_saturation_of_known_weights():
 
 
 def test_scaling_writes_table_and_plot(tmp_path, pages):
-    scaling.main([f"--output={tmp_path}", "--sizes=4,2", "--keys=3", "--queries=5"])
-    text = (tmp_path / "scaling.md").read_text()
-    variance = float(scaling.measure(4, 3, 5)["dot product"].variance)
+    dot_product_scaling.main([f"--output={tmp_path}", "--sizes=4,2", "--keys=3", "--queries=5"])
+    text = (tmp_path / "dot_product_scaling.md").read_text()
+    variance = float(dot_product_scaling.measure(4, 3, 5)["dot product"].variance)
     assert float(cells(text, "4")[1]) == pytest.approx(variance, rel=0.01)
     assert "0.667 for equal weights" in text
     assert [len(axes.lines) for axes in pages[-1].axes] == [5, 3, 3]
     with pytest.raises(UserError, match="--keys of 2 or more"):
-        scaling.main([f"--output={tmp_path}", "--keys=1"])
+        dot_product_scaling.main([f"--output={tmp_path}", "--keys=1"])
 
 
-@pytest.mark.parametrize("module", [scaling, table1, table2, table3])
+@pytest.mark.parametrize("module", [dot_product_scaling, table1, table2, table3])
 def test_help_has_an_example(module, capsys):
     with pytest.raises(SystemExit):
         module.main(["--help"])

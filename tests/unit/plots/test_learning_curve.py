@@ -11,9 +11,10 @@ from matplotlib.image import imread
 from jaxformer.errors import UserError
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
-LOSS, PERPLEXITY, BLEU, EXACT, RATE, SPEED = (
-    "Loss (label-smoothed, nats per token)",
+LOSS, PERPLEXITY, NATS, BLEU, EXACT, RATE, SPEED = (
+    "Loss",
     "Perplexity",
+    "Nats per character on the validation set",
     "sacreBLEU on the validation set",
     "Exact matches on the validation set (%)",
     "Learning rate (10⁻³)",
@@ -80,6 +81,7 @@ def test_panels_without_values_are_left_out(tmp_path: pathlib.Path, pages: list[
     every = [train(1), valid(2, bleu=1.0, exact_match=2.0)]
     assert list(draw(every, tmp_path, pages)) == [LOSS, PERPLEXITY, BLEU, EXACT, RATE, SPEED]
     assert list(draw([valid(2, bleu=1.0)], tmp_path, pages)) == [LOSS, PERPLEXITY, BLEU]
+    assert list(draw([valid(2, nats_per_character=1.5)], tmp_path, pages))[2] == NATS
 
 
 def test_a_single_report_can_be_seen(tmp_path: pathlib.Path, pages: list[Figure]):

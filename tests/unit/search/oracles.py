@@ -93,7 +93,7 @@ def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamR
     state = start_tree(settings, logits, limits, prefix)
     for length in range(1, CAPACITY + 1):
         state, _ = advance_tree(settings, state, length)
-        state = state.replace(done=state.limits <= state.step)
+        state = state.replace(done=state.max_lengths <= state.step)
     return advance_tree(settings, state, CAPACITY)[1]
 
 

@@ -329,8 +329,8 @@ def test_beam_search_composes_its_methods():
         return beam_search(
             tree_step,
             tree_cache(logits, 4),
-            limits=limits,
-            max_length=CAPACITY,
+            max_lengths=limits,
+            capacity=CAPACITY,
             beam_size=4,
             length_penalty=0.6,
             bos_id=BOS,

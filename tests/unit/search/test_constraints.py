@@ -28,7 +28,7 @@ def forbidden(prefix=NO_PREFIX, step: int = 0, tokens=EMPTY, **changes) -> list[
 
 def test_no_constraints_by_default():
     state = beam(beam_size=1).start((), [5], 5)
-    assert state.rows is None
+    assert state.sentence_ids is None
     assert constrain(beam(beam_size=1), LOGITS, EMPTY, state) is LOGITS
 
 

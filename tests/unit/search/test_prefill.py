@@ -60,7 +60,7 @@ def test_result_equals_reading_one_by_one(search):
 
     @jax.jit
     def run(prefix, limits, key):
-        kwargs = {"limits": limits, "max_length": CAPACITY, "prefix": prefix}
+        kwargs = {"max_lengths": limits, "capacity": CAPACITY, "prefix": prefix}
         if isinstance(search, Sampling):
             kwargs["keys"] = jax.random.split(key, BATCH)
         return search(step, cache, **kwargs), search(step, cache, prefill_fn=prefill, **kwargs)

@@ -228,8 +228,8 @@ def test_sample_composes_its_methods():
             tree_step,
             tree_cache(logits, 4),
             keys=keys(3),
-            limits=limits,
-            max_length=CAPACITY,
+            max_lengths=limits,
+            capacity=CAPACITY,
             num_samples=4,
             bos_id=BOS,
             eos_id=EOS,
@@ -248,9 +248,9 @@ def test_keys_derive_from_the_seed_and_the_row_ids(rows: list[int] | None):
     found = settings(
         tree_step,
         tree_cache(logits, 4),
-        limits=limits,
-        max_length=CAPACITY,
-        rows=None if rows is None else jnp.array(rows),
+        max_lengths=limits,
+        capacity=CAPACITY,
+        sentence_ids=None if rows is None else jnp.array(rows),
     )
     made = [jax.random.fold_in(jax.random.key(3), n) for n in rows or range(3)]
     given = sample_tree(sampling(num_samples=4), jnp.stack(made), logits, limits)

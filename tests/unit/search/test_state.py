@@ -15,16 +15,19 @@ from .oracles import INFINITY, PAD, beam
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_length": 0}, "max_length must be at least 1: got 0"),
-        ({"limits": jnp.ones((1, 1), int)}, r"limits must hold one number .* shape \(1, 1\)"),
-        ({"limits": jnp.ones((0,), int)}, r"limits must hold one number .* shape \(0,\)"),
+        ({"capacity": 0}, "capacity must be at least 1: got 0"),
+        (
+            {"max_lengths": jnp.ones((1, 1), int)},
+            r"max_lengths must hold one number .* shape \(1, 1\)",
+        ),
+        ({"max_lengths": jnp.ones((0,), int)}, r"max_lengths must hold one number .* shape \(0,\)"),
         ({"prefix": jnp.ones((2, 3), int)}, r"prefix must hold .* \[1, tokens\]: got \(2, 3\)"),
         ({"prefix": jnp.ones((1,), int)}, r"prefix must hold .* \[1, tokens\]: got \(1,\)"),
         ({"cache": jnp.ones((1, 3))}, r"cache must lead with axes \[batch, beams\] = \[1, 2\]"),
     ],
 )
 def test_mismatched_arguments_are_refused(arguments: dict, message: str):
-    right = {"cache": (), "limits": jnp.array([3]), "max_length": 6, "prefix": None}
+    right = {"cache": (), "max_lengths": jnp.array([3]), "capacity": 6, "prefix": None}
     with pytest.raises(UserError, match=message):
         prepare(**{**right, **arguments}, hypotheses=2)
 

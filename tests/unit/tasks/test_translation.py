@@ -31,13 +31,19 @@ def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
     found = task.score_decoded({}, make_mesh(), lambda finished: None)
     expected = BLEU(trg_lang="zh").corpus_score(TRANSLATIONS, [REFERENCES]).score
     assert 20 < expected < 100
-    assert found == {"bleu": pytest.approx(expected), "exact_match": 50.0}
+    assert found == {"bleu": pytest.approx(expected)}
+
+
+def test_numerals_are_scored_by_exact_match_alone(monkeypatch):
+    monkeypatch.setattr(Translation, "_decode", lambda self, params, mesh, decode: TRANSLATIONS)
+    task = make_task(Translation, corpus="numerals")
+    assert task.score_decoded({}, make_mesh(), lambda finished: None) == {"exact_match": 50.0}
 
 
 @pytest.mark.parametrize(
     ("task_class", "data", "score", "expected"),
     [
-        (Translation, {"corpus": "numerals"}, {"bleu": 0.0}, "exact 87.0%"),
+        (Translation, {"corpus": "numerals"}, {"exact_match": 87.0}, "exact 87.0%"),
         (Translation, {}, {"bleu": 31.4}, "sacreBLEU 31.40 (cased, 13a tokenizer)"),
         (
             Translation,
@@ -45,10 +51,15 @@ def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
             {"bleu": 31.4},
             "sacreBLEU 31.40 (cased, zh tokenizer)",
         ),
-        (Parsing, {"corpus": "trees"}, {"f1": 81.254}, "F1 81.25  exact 87.0%"),
+        (
+            Parsing,
+            {"corpus": "trees"},
+            {"f1": 81.254, "exact_match": 87.0},
+            "F1 81.25  exact 87.0%",
+        ),
     ],
 )
 def test_the_log_shows_the_score_of_the_task(task_class, data, score, expected, capsys):
     terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)
-    terminal.write(10, "valid", {"loss": 2.0} | score | {"exact_match": 87.0})
+    terminal.write(10, "valid", {"loss": 2.0} | score)
     assert capsys.readouterr().err == f"step 10/10  validation: loss 2.000  {expected}\n"

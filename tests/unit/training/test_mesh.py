@@ -10,11 +10,11 @@ from jaxformer.config import MeshConfig
 from jaxformer.nn import ParameterInfo
 from jaxformer.training.mesh import (
     BatchShards,
+    local_batch_shards,
     make_mesh,
-    row_parts,
-    row_shards,
-    split_alike,
-    split_over,
+    num_batch_shards,
+    opt_state_shardings,
+    param_shardings,
 )
 
 
@@ -67,16 +67,18 @@ CLUSTERS = [POD, tpu_slice(4, 8), TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)]
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (2, -1, 1), (1, -1, 1), (-1, 1, 2), (-1, 2, 2)])
 def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch):
     mesh = make_mesh(mesh_config(*sizes), devices)
-    assert mesh.shape["data"] * mesh.shape["fsdp"] == row_shards(mesh)
+    assert mesh.shape["data"] * mesh.shape["fsdp"] == num_batch_shards(mesh)
     read = {}
     for process in {device.process_index for device in devices}:
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        read[process] = row_parts(mesh)
+        read[process] = local_batch_shards(mesh)
     needed = {process: set() for process in read}
     for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
         needed[device.process_index].add(data * mesh.shape["fsdp"] + fsdp)
     assert read == {process: sorted(shards) for process, shards in needed.items()}
-    assert {shard for shards in read.values() for shard in shards} == set(range(row_shards(mesh)))
+    assert {shard for shards in read.values() for shard in shards} == set(
+        range(num_batch_shards(mesh))
+    )
 
 
 def test_a_process_takes_its_own_rows_of_a_global_batch():
@@ -104,12 +106,14 @@ def test_an_optimizer_state_is_sharded_by_path_and_shape():
         "b": {"outer": ParameterInfo(("d_ff", "d_model"), "matrix")},
         "scale": None,
     }
-    layout = split_over(mesh, params, info)
+    layout = param_shardings(mesh, params, info)
     state = (
         {"mu": params, "count": jax.ShapeDtypeStruct((), np.int32)},
         {"inner": shape, "a": row},
     )
-    found = split_alike(mesh, {"x": state, "factored": {"a": {"inner": row}}}, params, layout)
+    found = opt_state_shardings(
+        mesh, {"x": state, "factored": {"a": {"inner": row}}}, params, layout
+    )
     specs = jax.tree.map(lambda sharding: tuple(sharding.spec), found)
     assert specs == {
         "x": (
@@ -130,7 +134,7 @@ def test_an_optimizer_state_is_sharded_by_path_and_shape():
 def test_row_shards_of_a_host_in_a_pod_are_not_contiguous(monkeypatch):
     # If every cluster were in the order of its hosts, the test above would prove little.
     monkeypatch.setattr(jax, "process_index", lambda: 0)
-    shards = row_parts(make_mesh(devices=POD))
+    shards = local_batch_shards(make_mesh(devices=POD))
     assert len(shards) == 4
     assert np.ptp(shards) > 3
 

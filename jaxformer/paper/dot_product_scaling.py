@@ -3,7 +3,7 @@
 Components of queries and keys are independent, with mean 0 and variance 1, so their dot product has
 variance d_k. With growing d_k the softmax puts all weight on one key, and its gradient vanishes.
 Division by sqrt(d_k) makes the variance 1. Additive attention, whose matrices are initialized with
-variance 1 / d_k, needs no such factor. Writes scaling.md and scaling.png.
+variance 1 / d_k, needs no such factor. Writes dot_product_scaling.md and dot_product_scaling.png.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from jaxformer.nn.kernels import additive_scores
 from jaxformer.paper import command
 from jaxformer.plots import figure
 
-_EXAMPLE = "python -m jaxformer.paper.scaling --output runs/scaling"
+_EXAMPLE = "python -m jaxformer.paper.dot_product_scaling --output runs/dot_product_scaling"
 _QUERIES_PER_NETWORK = 32
 _LOOKS = {
     "dot product": (figure.ORANGE, "s"),
@@ -67,10 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for d_k in options.sizes:
         print(f"d_k = {d_k}", file=sys.stderr)
         found[d_k] = jax.device_get(measure(d_k, options.keys, options.queries))
-    write_file(options.output / "scaling.md", report(found, options.keys, options.queries).encode())
-    draw(found, options.output / "scaling.png")
-    print(options.output / "scaling.md")
-    print(options.output / "scaling.png")
+    table, plot = (options.output / f"dot_product_scaling.{suffix}" for suffix in ("md", "png"))
+    write_file(table, report(found, options.keys, options.queries).encode())
+    draw(found, plot)
+    print(table)
+    print(plot)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -173,7 +174,7 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.parser("scaling", __doc__, _EXAMPLE)
+    parser = command.parser("dot_product_scaling", __doc__, _EXAMPLE)
     add = parser.add_argument
     add("--output", type=local_path, required=True, metavar="DIR", help="folder to write to")
     add(

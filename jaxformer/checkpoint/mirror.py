@@ -236,7 +236,7 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
       The steps, ascending.
 
     Raises:
-      UserError: The run has no steps, and all those of the copy are damaged.
+      UserError: The run has no steps, and all steps of the copy are damaged.
       OSError: A file cannot be read or written.
     """
     newest = max(saved_steps(run.checkpoints), default=-1)

@@ -316,7 +316,7 @@ class Run:
         self, state: TrainState
     ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
         """Compiles the step for every shape in ``Task.shapes``; any other shape is an error."""
-        watchdog.progress("compilation", limited=False)
+        watchdog.progress("the start of the compilation", limited=False)
         began = time.monotonic()
         train_step = make_train_step(
             self.task.loss,

@@ -14,11 +14,9 @@ import ctypes
 import dataclasses
 import faulthandler
 import functools
-import hmac
 import json
 import multiprocessing.connection
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -29,11 +27,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-from jax._src import distributed
 
 from jaxformer.errors import RESUMABLE
-from jaxformer.training import hosts
-from jaxformer.workdir import use_compilation_cache
+from jaxformer.training.connections import connect
 
 _TICK = 1.0
 # Time in which processes that all fail for the same reason may report it themselves.
@@ -44,9 +40,6 @@ _SUSPICION = 1.5
 _SILENCE = 5.0
 # Time in which an exception must have ended its own process.
 _LONGEST_FAILURE = 10.0
-# Time in which a process must connect, and after which a host that does not answer is down.
-_CONNECT_SECONDS = 60
-_HOST_DOWN_SECONDS = 30
 
 _current: "Watchdog | None" = None
 
@@ -64,7 +57,7 @@ def watch(stall_timeout: float) -> Iterator[None]:
     if _current is not None:
         yield
         return
-    _current = Watchdog(stall_timeout, _connect())
+    _current = Watchdog(stall_timeout, connect())
     try:
         with announcing_errors():
             yield
@@ -74,13 +67,11 @@ def watch(stall_timeout: float) -> Iterator[None]:
 
 
 def progress(what: str, *, limited: bool = True) -> None:
-    """Records what the main thread is doing; the time that it may take starts now.
-
-    All processes call it equally often.
+    """Records that the main thread has made progress. All processes call it equally often.
 
     Args:
-      what: Names it in messages, such as "step 10".
-      limited: Whether it is stuck after the stall timeout. A compilation may take longer.
+      what: What it has reached, such as "step 10".
+      limited: Whether it must make further progress within the stall timeout.
     """
     if _current is not None:
         _current.progress(what, limited)
@@ -108,14 +99,14 @@ class _Progress(NamedTuple):
 
     Attributes:
       process: Number of the process.
-      doing: What it was doing when it last made progress.
+      reached: What it had reached when it last made progress.
       count: How often it has made progress.
-      idle: Seconds since then; None if it may take any time.
+      idle: Seconds since then; None if the next progress may take any time.
       silent: Whether not even its watching thread has reported for some time.
     """
 
     process: int
-    doing: str
+    reached: str
     count: int
     idle: float | None
     silent: bool = False
@@ -144,7 +135,7 @@ class Watchdog:
     def __init__(self, stall_timeout: float, connections: dict[int, socket.socket]) -> None:
         self._timeout, self._me = stall_timeout, jax.process_index()
         self._alone = jax.process_count() == 1
-        self._doing: tuple[str, int, float | None] = ("the start", 0, None)
+        self._progress: tuple[str, int, float | None] = ("the start", 0, None)
         now = time.monotonic()
         self._peers = [
             _Peer(connection, _Progress(process, "the start", 0, None), now)
@@ -161,7 +152,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def progress(self, what: str, limited: bool) -> None:
-        self._doing = (what, self._doing[1] + 1, time.monotonic() if limited else None)
+        self._progress = (what, self._progress[1] + 1, time.monotonic() if limited else None)
 
     def announce(self, error: BaseException) -> None:
         """Tells the other processes that this one has failed and is about to end."""
@@ -171,7 +162,7 @@ class Watchdog:
             self._collective_failed = True
             time.sleep(_SUSPICION)  # The thread ends the process if another one is the cause.
         text = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-        cause = f"process {self._me} raised {text} after {self._doing[0]}"
+        cause = f"process {self._me} raised {text} after {self._progress[0]}"
         self._send({"end": cause, "at_once": False})
         self._stop()
         if not self._alone:
@@ -212,19 +203,19 @@ class Watchdog:
         with self._lock:
             if self._left or self._alone:
                 return
-            if self._doing[2] is None:
+            if self._progress[2] is None:
                 faulthandler.cancel_dump_traceback_later()
             else:
                 faulthandler.dump_traceback_later(self._timeout + _SILENCE, exit=True)
 
     def _mine(self) -> _Progress:
-        doing, count, since = self._doing
+        reached, count, since = self._progress
         idle = None if since is None else time.monotonic() - since
-        return _Progress(self._me, doing, count, idle)
+        return _Progress(self._me, reached, count, idle)
 
     def _report_progress(self) -> None:
-        _, doing, count, idle, _ = self._mine()
-        self._send({"doing": doing, "count": count, "idle": idle})
+        _, reached, count, idle, _ = self._mine()
+        self._send({"reached": reached, "count": count, "idle": idle})
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -267,7 +258,7 @@ class Watchdog:
             peer.connection.close()
         if not peer.leaving:
             cause = f"process {peer.last.process} is gone (killed, crashed, or unreachable)"
-            self._plan_end(f"{cause} after {peer.last.doing}", at_once=True)
+            self._plan_end(f"{cause} after {peer.last.reached}", at_once=True)
 
     def _check_stalls(self) -> None:
         """Ends the run if all processes wait for one: a silent one, or the one that is behind.
@@ -284,7 +275,7 @@ class Watchdog:
             silent = "; it is stopped, or a call holds its interpreter" if last.silent else ""
             self._plan_end(
                 f"process {last.process} has made no progress for {self._timeout:g} s "
-                f"(stall_timeout) after {last.doing}{silent}",
+                f"(stall_timeout) after {last.reached}{silent}",
                 at_once=True,
             )
 
@@ -293,7 +284,7 @@ class Watchdog:
         if mine.count != self._reported:
             self._reported = mine.count
             _print_stacks(
-                f"no progress for {self._timeout:g} s (stall_timeout) after {mine.doing}; the "
+                f"no progress for {self._timeout:g} s (stall_timeout) after {mine.reached}; the "
                 "stacks of all threads are above"
             )
 
@@ -340,66 +331,3 @@ def _survive_loss_of_coordinator() -> None:
     if sys.platform != "win32":
         libc = ctypes.CDLL(None)
         libc.signal(signal.SIGABRT, libc.sleep)
-
-
-def _connect() -> dict[int, socket.socket]:
-    """Connects process 0 and every other process."""
-    if jax.process_count() == 1:
-        return {}
-    use_compilation_cache()  # before the first compilation, which all_gather needs
-    listener = _listen() if hosts.is_primary() else None
-    mine = (listener.getsockname()[1] if listener else 0, secrets.token_hex(16))
-    port, token = hosts.all_gather(mine)[0]
-    try:
-        connections = _accept(listener, token) if listener else {0: _reach(port, token)}
-    except OSError as error:
-        print(
-            f"process {jax.process_index()} could not connect to process 0 ({error}); lost or "
-            "stuck processes are not noticed",
-            file=sys.stderr,
-        )
-        return {}
-    for connection in connections.values():
-        connection.setblocking(False)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-            milliseconds = 1000 * _HOST_DOWN_SECONDS
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-    return connections
-
-
-def _listen() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
-def _accept(listener: socket.socket, token: str) -> dict[int, socket.socket]:
-    """Returns the connections to all other processes; strangers do not know the token."""
-    connections = {}
-    listener.settimeout(_CONNECT_SECONDS)
-    with listener:
-        while len(connections) < jax.process_count() - 1:
-            connection, _ = listener.accept()
-            process = _identify(connection, token)
-            if process is None:
-                connection.close()
-            else:
-                connections[process] = connection
-    return connections
-
-
-def _identify(connection: socket.socket, token: str) -> int | None:
-    connection.settimeout(5)
-    try:
-        hello = connection.recv(len(token) + 6, socket.MSG_WAITALL)
-    except OSError:
-        return None
-    return int(hello[-6:]) if hmac.compare_digest(hello[:-6], token.encode()) else None
-
-
-def _reach(port: int, token: str) -> socket.socket:
-    # Private, but the only host name that is known to reach process 0 (jax 0.7.2 to 0.12).
-    host = (distributed.global_state.coordinator_address or "localhost").rpartition(":")[0]
-    connection = socket.create_connection((host.strip("[]"), port), _CONNECT_SECONDS)
-    connection.sendall(f"{token}{jax.process_index():6d}".encode())
-    return connection

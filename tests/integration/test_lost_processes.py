@@ -20,7 +20,7 @@ from jaxformer.training.step import abstract_state
 from .test_processes import newest_step, wait_for_step
 from .training_process import start_training
 
-STALL = 10
+STALL = 30  # a loaded machine takes seconds for a step
 STEPS = 50
 SETTINGS = {
     "training.steps": STEPS,

@@ -7,7 +7,7 @@ import time
 import jax
 import pytest
 
-from jaxformer.training import watchdog
+from jaxformer.training import connections, watchdog
 
 
 @pytest.fixture(autouse=True)
@@ -45,15 +45,17 @@ def test_frequent_progress_is_no_stall(capfd):
 def test_strangers_are_not_taken_for_a_process(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(watchdog.distributed.global_state, "coordinator_address", "localhost:1")
-    listener = watchdog._listen()
+    monkeypatch.setattr(connections.distributed.global_state, "coordinator_address", "localhost:1")
+    listener = connections._listen()
     port, accepted = listener.getsockname()[1], {}
-    thread = threading.Thread(target=lambda: accepted.update(watchdog._accept(listener, "secret")))
+    thread = threading.Thread(
+        target=lambda: accepted.update(connections._accept(listener, "secret"))
+    )
     thread.start()
-    stranger = watchdog._reach(port, "wrongs")
+    stranger = connections._reach(port, "wrongs")
     silent = socket.create_connection(("localhost", port))
     silent.close()
-    friend = watchdog._reach(port, "secret")
+    friend = connections._reach(port, "secret")
     thread.join(timeout=10)
     assert accepted[1].getpeername()[1] == friend.getsockname()[1]
     for connection in (stranger, friend, accepted[1]):

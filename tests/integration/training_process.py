@@ -22,6 +22,14 @@ SETTINGS = {
 }
 
 
+def command(folder: pathlib.Path, **settings: object) -> list[str]:
+    """Returns the command of the run."""
+    return [
+        *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),
+        *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
+    ]
+
+
 def start_training(
     folder: pathlib.Path,
     *flags: str,
@@ -31,11 +39,7 @@ def start_training(
 ):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(
-        [
-            *(sys.executable, "train.py", "--config=configs/numerals.py", f"--workdir={folder}"),
-            *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
-            *flags,
-        ],
+        [*command(folder, **settings), *flags],
         cwd=PROJECT,
         env={
             **os.environ,

@@ -1,6 +1,5 @@
 """The training loop: :func:`fit` trains any task."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -213,7 +212,7 @@ class Run:
         settings, step, saved, stop = self.settings, start, start, False
         with self.stop.at_once():
             train_step = self.compile_train_step(state)
-        for batch in window.timed(self.until_stopped(self.batches(start))):
+        for batch in window.timed(self.stop.until_stopped(self.batches(start))):
             watchdog.progress(f"step {step}")
             state, sums = train_step(state, batch)
             step += 1
@@ -241,22 +240,6 @@ class Run:
         if stop or step < settings.steps:
             self.end_early(step)
         return state
-
-    def until_stopped(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
-        """Yields batches until a signal comes, even while it waits for a batch.
-
-        Several processes continue until they have agreed on a last step.
-        """
-        alone = jax.process_count() == 1
-        while True:
-            try:
-                with self.stop.at_once() if alone else contextlib.nullcontext():
-                    batch = next(batches, None)
-            except StoppedError:
-                return
-            if batch is None:
-                return
-            yield batch
 
     def end_early(self, step: int) -> NoReturn:
         """Ends the run after its state has been saved."""

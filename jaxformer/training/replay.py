@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree
@@ -97,7 +97,7 @@ def replay(
     sums_and_norm = _on_one_device(task.loss)
     found = []
     for example in task.examples(step - 1, batch):
-        randomness = Randomness(key, np.array([example.row], np.int32))
+        randomness = Randomness(key, jnp.array([example.row]))
         own, norm = jax.device_get(sums_and_norm(params, example.batch, randomness))
         loss = float(own["loss"]) / (float(own["count"]) or math.nan)
         share = float(norm) / (sums["count"] or math.nan)

@@ -9,6 +9,7 @@ from types import FrameType
 
 import jax
 from jax.experimental import multihost_utils
+from jaxtyping import PyTree
 
 from jaxformer.errors import StoppedError
 from jaxformer.training import hosts
@@ -79,6 +80,22 @@ class StopSignals:
             yield
         finally:
             self._at_once = False
+
+    def until_stopped(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
+        """Yields batches until a signal comes, even while it waits for a batch.
+
+        Several processes continue until they have agreed on a last step.
+        """
+        alone = jax.process_count() == 1
+        while True:
+            try:
+                with self.at_once() if alone else contextlib.nullcontext():
+                    batch = next(batches, None)
+            except StoppedError:
+                return
+            if batch is None:
+                return
+            yield batch
 
 
 @contextlib.contextmanager

@@ -194,8 +194,9 @@ def make_train_step(
         key = step_key(seed, state.step)
         gradients, sums = gradients_and_sums(state.params, batch, key)
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
+        # Before the division, which XLA would otherwise write to memory for its two readers.
+        norm = global_norm(gradients) / count
         gradients = jax.tree.map(lambda g: g / count, gradients)
-        norm = global_norm(gradients)
         state, skipped = _update(state, gradients, norm, sums["loss"] / count, optimizer)
         return state, sums | {"grad_norm": norm, "skipped": skipped}
 
@@ -208,10 +209,7 @@ def step_key(seed: int, step: Int[Array, ""]) -> Array:
 
 
 def global_norm(gradients: PyTree) -> Float[Array, ""]:
-    """Returns the norm of all gradients, at least in float32.
-
-    Clipping computes the same expression, which XLA then evaluates once.
-    """
+    """Returns the norm of all gradients, at least in float32."""
     return optax.tree.norm(
         jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), gradients)
     )

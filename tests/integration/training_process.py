@@ -22,6 +22,14 @@ SETTINGS = {
 }
 
 
+def command(folder: pathlib.Path, script: str = "train.py", **settings: object) -> list[str]:
+    """Returns the command of the run."""
+    return [
+        *(sys.executable, script, "--config=configs/numerals.py", f"--workdir={folder}"),
+        *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
+    ]
+
+
 def start_training(
     folder: pathlib.Path,
     *flags: str,
@@ -33,11 +41,7 @@ def start_training(
 ):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(
-        [
-            *(sys.executable, script, "--config=configs/numerals.py", f"--workdir={folder}"),
-            *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
-            *flags,
-        ],
+        [*command(folder, script, **settings), *flags],
         cwd=PROJECT,
         env={
             **os.environ,

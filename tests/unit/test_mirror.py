@@ -128,6 +128,22 @@ def test_brings_back_steps_that_are_newer(run, copy):
     assert run.config.read_text() == "changed"
 
 
+def test_space_is_made_before_it_is_needed_but_one_copy_stays(run, copy, monkeypatch):
+    copy_file, seen = mirror_module._copy_file, []
+
+    def watched(source, target):
+        seen.append(Checkpoints(copy.checkpoints).steps())
+        copy_file(source, target)
+
+    monkeypatch.setattr(mirror_module, "_copy_file", watched)
+    for step in range(1, 5):
+        with trained(run, copy, keep=1) as save:
+            save(step)
+    assert seen[-1] == [3, 4]
+    assert max(map(len, seen)) == 2
+    assert min(map(len, seen[1:])) > 0
+
+
 def test_newer_steps_of_the_copy_are_never_removed(run, copy):
     with trained(run, copy) as save:
         save(1)

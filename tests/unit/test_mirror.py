@@ -276,6 +276,22 @@ def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeyp
     assert json.loads(copy.committed.read_bytes()) == {"step": 20}
 
 
+def test_the_newest_of_several_missing_steps_is_copied_first(run, copy, monkeypatch):
+    copy_step, copied = mirror_module.copy_step, []
+
+    def watched(source, target):
+        copied.append(int(source.name))
+        copy_step(source, target)
+
+    monkeypatch.setattr(mirror_module, "copy_step", watched)
+    with Checkpoints(run.checkpoints, keep=3) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state_of(step), metadata={})
+    with Mirror(run, copy) as mirror:
+        mirror.update()
+    assert copied == [3, 2, 1]
+
+
 def test_the_end_of_a_run_waits_for_a_limited_time(run, copy, caplog, monkeypatch):
     monkeypatch.setattr(mirror_module, "_LAST_COPY_SECONDS", 0.1)
     monkeypatch.setattr(mirror_module, "_copy_file", lambda *_: time.sleep(5))

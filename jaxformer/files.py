@@ -158,6 +158,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
         # Mode "x" does not follow a symbolic link that someone else may have created.
         with partial.open("xb") as file:
             file.write(content)
+            file.flush()
             flush_to_disk(file.fileno())
         partial.replace(path)
         if os.name != "nt":  # Windows cannot open folders.

@@ -114,9 +114,15 @@ class Mirror:
 
     def _copy_changes(self) -> None:
         self._copy.path.mkdir(exist_ok=True)  # not its parents: the drive may be unmounted
+        self._remove_old()  # makes space
         self._copy_files()
         while (step := self._newest_missing()) is not None:
-            copy_step(self._run.checkpoints / str(step), self._copy.checkpoints / str(step))
+            source = self._run.checkpoints / str(step)
+            try:
+                copy_step(source, self._copy.checkpoints / source.name)
+            except (OSError, DamagedError):
+                if source.exists():  # the run has not just removed it
+                    raise
             self._copy_files()
         self._copy_scores()
         self._remove_old()
@@ -154,12 +160,16 @@ class Mirror:
                 write_and_verify(theirs, ours.read_bytes())
 
     def _remove_old(self) -> None:
-        """Removes steps that the run has removed, but none that are newer than all of its own."""
-        kept = saved_steps(self._run.checkpoints)
-        for step in saved_steps(self._copy.checkpoints):
-            if step not in kept and step < max(kept, default=0):
-                folder = self._copy.checkpoints / str(step)
-                _remove(folder)
+        """Removes steps that the run has removed and that are older than another complete copy.
+
+        Steps that are newer than all of the run are kept.
+        """
+        kept, copied = (saved_steps(folder.checkpoints) for folder in (self._run, self._copy))
+        complete = [step for step in copied if is_step(self._copy.checkpoints / str(step))]
+        newest = min(max(kept, default=0), max(complete, default=0))
+        for step in copied:
+            if step not in kept and step < newest:
+                _remove(self._copy.checkpoints / str(step))
 
 
 def _same(ours: pathlib.Path, theirs: pathlib.Path) -> bool:

@@ -192,7 +192,7 @@ def newest(folder):
 
 
 FILLS_THE_DRIVE = """
-mount -t tmpfs -o size=300k none "$1"/drive
+mount -t tmpfs -o size=600k none "$1"/drive
 exec "$2" - "$1" <<EOF
 import pathlib, sys, time
 import numpy as np
@@ -201,7 +201,7 @@ from jaxformer.workdir import Workdir
 
 root = pathlib.Path(sys.argv[1])
 run, copy = Workdir(root / "run"), Workdir(root / "drive" / "copy")
-(root / "drive" / "other").write_bytes(bytes(200_000))
+(root / "drive" / "other").write_bytes(bytes(450_000))
 run.path.mkdir()
 rng = np.random.default_rng(0)
 with Mirror(run, copy) as mirror, Checkpoints(run.checkpoints, keep=2) as checkpoints:
@@ -219,7 +219,7 @@ EOF
 
 @pytest.mark.slow
 def test_a_full_drive_is_reported_and_survived(tmp_path):
-    """A real one: a tmpfs of 300 kB in a namespace of its own."""
+    """A real one: a tmpfs of 600 kB in a namespace of its own."""
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system lets users make no namespaces")

@@ -5,13 +5,22 @@ import fcntl
 import os
 import pathlib
 import socket
+import stat
 import subprocess
 import sys
 
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, lock_folder, open_file, read_whole, write_file
+from jaxformer.files import (
+    check_file_system,
+    local_path,
+    lock_file,
+    lock_folder,
+    open_file,
+    read_whole,
+    write_file,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +47,25 @@ def test_content_and_folder(tmp_path):
     write_file(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_content_and_name_reach_the_disk_in_this_order(tmp_path, monkeypatch):
+    """A power failure leaves the old or the new content, not an empty file."""
+    calls, fsync, replace = [], os.fsync, os.replace
+
+    def watched_fsync(descriptor):
+        facts = os.fstat(descriptor)
+        calls.append("folder" if stat.S_ISDIR(facts.st_mode) else facts.st_size)
+        fsync(descriptor)
+
+    def watched_replace(*paths):
+        calls.append("rename")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    write_file(tmp_path / "file", b"content")
+    assert calls == [7, "rename", "folder"]
 
 
 @pytest.mark.parametrize("failing", ["open", "replace"])
@@ -200,3 +228,40 @@ def test_lock_is_no_link(tmp_path):
     ):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EIO])
+def test_a_file_system_without_fsync_is_written_and_a_failing_one_is_not(
+    error, tmp_path, monkeypatch
+):
+    def refuse(_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if error == errno.EINVAL:
+        write_file(tmp_path / "file", b"content")
+        assert (tmp_path / "file").read_bytes() == b"content"
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            write_file(tmp_path / "file", b"content")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_of_readers_and_a_writer(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    with lock_file(path, shared=True) as one, lock_file(path, shared=True) as other:
+        assert one
+        assert other
+        with lock_file(path, shared=False) as alone:
+            assert not alone
+    with lock_file(path, shared=False) as alone, lock_file(path, shared=True) as reader:
+        assert alone
+        assert not reader
+
+
+def test_a_usable_file_system(tmp_path):
+    check_file_system(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        check_file_system(tmp_path / "missing")

@@ -128,6 +128,22 @@ def test_brings_back_steps_that_are_newer(run, copy):
     assert run.config.read_text() == "changed"
 
 
+def test_space_is_made_before_it_is_needed_but_one_copy_stays(run, copy, monkeypatch):
+    copy_file, seen = mirror_module._copy_file, []
+
+    def watched(source, target):
+        seen.append(Checkpoints(copy.checkpoints).steps())
+        copy_file(source, target)
+
+    monkeypatch.setattr(mirror_module, "_copy_file", watched)
+    for step in range(1, 5):
+        with trained(run, copy, keep=1) as save:
+            save(step)
+    assert seen[-1] == [3, 4]
+    assert max(map(len, seen)) == 2
+    assert min(map(len, seen[1:])) > 0
+
+
 def test_newer_steps_of_the_copy_are_never_removed(run, copy):
     with trained(run, copy) as save:
         save(1)
@@ -258,6 +274,22 @@ def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeyp
     # The run left the step that was being copied when it saved the last one.
     assert Checkpoints(copy.checkpoints).steps() in ([20], [copied[-2], 20])
     assert json.loads(copy.committed.read_bytes()) == {"step": 20}
+
+
+def test_the_newest_of_several_missing_steps_is_copied_first(run, copy, monkeypatch):
+    copy_step, copied = mirror_module.copy_step, []
+
+    def watched(source, target):
+        copied.append(int(source.name))
+        copy_step(source, target)
+
+    monkeypatch.setattr(mirror_module, "copy_step", watched)
+    with Checkpoints(run.checkpoints, keep=3) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state_of(step), metadata={})
+    with Mirror(run, copy) as mirror:
+        mirror.update()
+    assert copied == [3, 2, 1]
 
 
 def test_the_end_of_a_run_waits_for_a_limited_time(run, copy, caplog, monkeypatch):

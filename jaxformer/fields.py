@@ -81,7 +81,7 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
         )
     for name in values:
         if name not in known:
-            name = name[:100]
+            name = str(name)[:100]
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
             raise UserError(f"unknown config field {prefix}{name}; {hint}")

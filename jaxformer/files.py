@@ -15,8 +15,8 @@ from typing import Any
 
 from jaxformer.errors import UserError
 
-# Largest size of a file that is read whole: tokenizers, configs, manifests. Ours are below 10 MiB.
-MOST_BYTES = 64 << 20
+# Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
+MOST_BYTES = 32 << 20
 # JSON of this size takes about a second and 400 MiB if it is made to cost as much as possible.
 MOST_JSON_BYTES = 8 << 20
 # What file systems report of operations that they do not know.
@@ -97,7 +97,8 @@ def _check_regular(path: pathlib.Path, descriptor: int) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path}: expected a regular file, found {_kind(status.st_mode)}")
-    if status.st_size > MOST_BYTES and status.st_blocks * 512 < status.st_size // 4:
+    allocated = 512 * getattr(status, "st_blocks", status.st_size)  # Windows has no blocks.
+    if status.st_size > MOST_BYTES and allocated < status.st_size // 4:
         # File systems that compress or do not count blocks have no holes.
         hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
         os.lseek(descriptor, 0, os.SEEK_SET)

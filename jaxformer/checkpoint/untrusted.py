@@ -45,14 +45,16 @@ def check_listing(folder: pathlib.Path, listed: set[str], optional: set[str]) ->
     Raises:
       DamagedError: A file is missing, is not listed, or is not a regular file.
     """
+    try:
+        entries = [entry for entry in _walk(folder) if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DamagedError(f"{folder} cannot be read: {error.strerror}") from None
     found = set()
-    for entry in _walk(folder):
+    for entry in entries:
         name = pathlib.Path(entry.path).relative_to(folder).as_posix()
-        if entry.name.startswith(".") or name.startswith(tuple(optional)):
-            continue
         if not entry.is_file(follow_symlinks=False):
             raise DamagedError(f"{entry.path}: expected a regular file, found a link or a device")
-        if name not in listed:
+        if name not in listed and not name.startswith(tuple(optional)):
             raise DamagedError(f"{entry.path} was not saved with the checkpoint")
         found.add(name)
     if missing := sorted(listed.union(_ESSENTIAL) - found):

@@ -783,7 +783,7 @@ class TestHostileStep:
         assert Checkpoints(directory).restore(make_state(0)).step == 2
 
     @pytest.mark.parametrize("kind", ["link", "link to a folder", "FIFO", "loop"])
-    @pytest.mark.parametrize("name", ["manifest.json", "_METADATA", "d", "manifest.ocdbt"])
+    @pytest.mark.parametrize("name", ["manifest.json", "_METADATA", "d", "_CHECKPOINT_METADATA"])
     def test_only_regular_files_count(self, directory: pathlib.Path, name: str, kind: str) -> None:
         path = directory / "2" / name
         kept = path.rename(directory.parent / "kept")

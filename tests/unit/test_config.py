@@ -622,3 +622,21 @@ def test_fields_are_understood_by_their_old_names(capsys):
     assert rename_flags(["--process", "1"]) == ["--process_id", "1"]
     assert words == ["--config.training.gradient_accumulation=4", "--config.training.steps=3"]
     assert "--config.training.accumulation is now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["d_model", "d_ff", "num_layers", "d_k", "vocab_size", "max_length"]
+)
+@pytest.mark.parametrize("size", [2**20 + 1, 10**11, 10**400])
+def test_sizes_are_bounded(name, size):
+    """Also in time: d_model=10^11 once looked for its divisors."""
+    with pytest.raises(UserError, match=f"model.{name} must be at most 1048576: got 1"):
+        ModelConfig(**{"num_heads": 7, name: size})
+
+
+@pytest.mark.parametrize(
+    ("d_model", "num_heads", "near"), [(512, 7, 8), (12, 5, 4), (2**20, 3, 2), (1046527, 9, 1)]
+)
+def test_nearest_number_of_heads_is_named(d_model, num_heads, near):
+    with pytest.raises(UserError, match=f"; use num_heads={near}, or"):
+        ModelConfig(d_model=d_model, num_heads=num_heads)

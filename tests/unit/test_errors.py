@@ -12,6 +12,7 @@ from jaxformer.errors import SomeLinesError, StoppedError, UserError, exit_code
     [
         (UserError("expected x"), 2, "error: expected x\n"),
         (SomeLinesError("2 of 3 lines"), 3, "error: 2 of 3 lines\n"),
+        (UserError("a\nb\x1b[31m\u2028\x9bß ¤"), 2, "error: a\\nb\\x1b[31m\\u2028\\x9bß ¤\n"),
         (FloatingPointError("no number"), 1, "error: no number\n"),
         (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),

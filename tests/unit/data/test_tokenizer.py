@@ -1,4 +1,5 @@
 import pathlib
+import random
 
 import pytest
 
@@ -140,3 +141,21 @@ def test_cache_is_used_verified_and_repaired(tmp_path: pathlib.Path):
     assert corpus.reads == 5
     assert cached_tokenizer(corpus, "held_out", 330, tmp_path).vocab_size == 330
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_mutated_models_are_refused_or_work(tokenizer):
+    """SentencePiece reports some damage only when a piece is asked for, as UnicodeDecodeError."""
+    refused = 0
+    for seed in range(200):
+        generator, model = random.Random(seed), bytearray(tokenizer.serialized)
+        for _ in range(generator.choice([1, 5])):
+            model[generator.randrange(len(model))] ^= 1 << generator.randrange(8)
+        try:
+            mutated = Tokenizer(bytes(model))
+        except UserError:
+            refused += 1
+            continue
+        for token in range(0, mutated.vocab_size, 7):
+            mutated.piece(token)
+        mutated.decode(mutated.encode("two hundred \u00bd"))
+    assert 50 < refused < 200

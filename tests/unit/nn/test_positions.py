@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
+from jaxformer.nn.positions import FixedPositions, rotary_positions, sinusoidal_positions
 
 
 @pytest.mark.parametrize(("position", "i"), [(0, 0), (1, 0), (3, 1), (100, 7), (4999, 255)])
@@ -65,3 +65,15 @@ def test_rotary_positions_need_an_even_size():
         rotary_positions(jnp.ones((1, 2, 2, 3)), jnp.arange(2)[None])
     with pytest.raises(UserError, match=r"the size of a head, model\.d_k, must be even.* got 3"):
         ModelConfig(d_model=12, num_heads=4, positions="rotary")
+
+
+@pytest.mark.parametrize("positions", [slice(7), slice(None, 100), slice(None)])
+def test_table_is_computed_as_far_as_it_is_used(positions):
+    table = FixedPositions(sinusoidal_positions, 20, 8)
+    assert len(table) == 20
+    np.testing.assert_array_equal(table[positions], sinusoidal_positions(20, 8)[positions])
+
+
+def test_longest_table_takes_no_memory():
+    table = FixedPositions(sinusoidal_positions, 2**40, 512)
+    np.testing.assert_array_equal(table[:3], sinusoidal_positions(3, 512))

@@ -237,3 +237,23 @@ def test_tensorboard_keeps_the_point_that_a_run_resumes_from(folder, monkeypatch
     with Reporter(folder, start=4, steps=10):
         pass
     assert purged == [5]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"kind": [], "step": 3}',
+        '{"kind": {}, "step": 3}',
+        "9" * 5000,
+        '{"step": []}',
+    ],
+)
+def test_corrupt_reports_are_moved_away(line, folder):
+    good = '{"kind": "train", "step": 1}\n'
+    folder.metrics.write_text(f"{good}{line}\n")
+    for _ in range(2):  # The second run reads what the first one has moved.
+        with Reporter(folder, start=1, steps=10):
+            pass
+        assert folder.metrics.read_text() == good
+    assert (folder.path / "metrics.after-1.jsonl").read_text() == f"{line}\n"

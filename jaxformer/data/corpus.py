@@ -1,5 +1,6 @@
 """Corpora of sentence pairs: text files, TensorFlow Datasets, treebanks, or numerals."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Literal, Protocol, runtime_checkable
@@ -126,7 +127,11 @@ class VerifiedCorpus:
     def place(self, split: str, number: int, side: int) -> str:
         """Returns where a side of a pair is; without an answer of the corpus, the pair's number."""
         place = getattr(self._corpus, "place", None)
-        return place(split, number, side) if place else f"{split}: pair {number + 1}"
+        # The files may be gone, since a run that has begun no longer needs them.
+        with contextlib.suppress(LookupError, OSError, UserError):
+            if place:
+                return place(split, number, side)
+        return f"{split}: pair {number + 1}"
 
     def notes(self, split: str) -> list[str]:
         """Returns what the log says about a split."""

@@ -53,7 +53,7 @@ class TextCorpus:
 
     def place(self, split: str, number: int, side: int) -> str:
         """Returns file and line of a side of a pair; see :class:`~jaxformer.Corpus`."""
-        return f"{self._paths(split)[side]}:{number + 1}"
+        return f"{split}.{self._languages[side]}:{number + 1}"
 
     def notes(self, split: str) -> list[str]:
         """Returns what the log says about the files; see :class:`~jaxformer.Corpus`."""

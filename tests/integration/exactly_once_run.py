@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 COUNT = 100_000
-STEPS = 200
+STEPS = 160
 
 
 class Numbers:

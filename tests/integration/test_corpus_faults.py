@@ -569,6 +569,18 @@ def test_trees_are_counted_and_named(folder):
     assert "training pairs with invisible characters, kept: more.trees:4" in summary
 
 
+@pytest.mark.parametrize(
+    ("config", "place"), [(data(), "train.en:"), (trees(), "train.trees,more.trees: pair ")]
+)
+def test_pairs_are_named_when_the_files_are_gone(config, place, folder):
+    assert open_task(config)[0] == 0
+    (task,) = open_task(config)[2]
+    for path in folder.iterdir():
+        path.unlink()
+    numbers = task.example_ids(0)
+    assert f"it had {len(numbers)} pairs: {place}{numbers[0]}" in task.describe_batch(0)
+
+
 def test_lines_of_a_stream_are_named(folder):
     change_line("play.txt", 3, lambda line: line + b"\r")(folder)
     content("play.txt", lambda whole: b"\xef\xbb\xbf" + whole)(folder)
@@ -726,6 +738,20 @@ def test_an_enormous_line_takes_little_memory(folder):
     assert code == 2
     assert "train.en:5: expected one sentence a line, of at most 1,000,000 bytes" in message
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("builder", "said"),
+    [
+        ("wmt14_translate/de-en", r"wmt14_translate/de-en is not prepared as .* pip install"),
+        ("wmt41_translate/de-en", r"data\.builder: TensorFlow Datasets has no 'wmt41_translate/d"),
+    ],
+)
+def test_tensorflow_datasets_that_are_missing(builder, said, folder):
+    code, message, _ = open_task(data(corpus="tfds", builder=builder, directory=str(folder)))
+    assert code == 2
+    assert re.search(said, message)
 
 
 @pytest.mark.slow

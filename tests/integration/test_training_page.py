@@ -79,9 +79,8 @@ def test_loggers_get_each_report_once(name, step, page):
 
 def test_the_tables_name_what_there_is():
     methods = set(re.findall(r"^\| `(\w+)\(", PAGE, flags=re.M)) | {"describe_batch"}
-    assert methods | {"best", "log_formats"} == {
-        name for name in vars(jaxformer.Task) if name[0] != "_"
-    }
+    attributes = {name for name in ("best", "log_formats") if f"`{name} = " in PAGE}
+    assert methods | attributes == {name for name in vars(jaxformer.Task) if name[0] != "_"}
     page_of_writers = {name for name in vars(writers.Writer) if name[0] != "_"}
     assert page_of_writers == {"write", "close"}
 

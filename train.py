@@ -63,12 +63,13 @@ def parse(argv: list[str]) -> list[str]:
     try:
         sys.argv[1:] = argv[1:] = rename_flags(argv[1:])  # ml_collections reads sys.argv too
         rest = flags.FLAGS(argv)
-        if CONFIG.value is None or not WORKDIR.value:
-            raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
+        required = {"--config=configs/NAME.py": CONFIG.value, "--workdir=FOLDER": WORKDIR.value}
+        if missing := [flag for flag, value in required.items() if not value]:
+            raise flags.Error(f"expected {' and '.join(missing)}")
         local_path(WORKDIR.value)
         CONFIG.value.to_dict()  # a file that failed to load raises only when it is used
     except (SyntaxError, *MISTAKES) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
+        print(f"error: {explain(error, argv)}", file=sys.stderr)
         sys.exit(2)
     return rest
 

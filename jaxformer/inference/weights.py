@@ -160,10 +160,15 @@ def average(folder: Workdir, last: int) -> list[int]:
         if not steps:
             raise UserError(f"{folder.checkpoints}: no checkpoint yet; train for longer")
         if len(steps) < last:
+            kept = run.training.keep_checkpoints
+            more = (
+                "train longer"
+                if last <= kept
+                else f"train longer with --config.training.keep_checkpoints={last}"
+            )
             raise UserError(
                 f"{folder.checkpoints}: expected {last} checkpoints to average, found "
-                f"{len(steps)}; use --last {len(steps)}, or train with "
-                f"--config.training.keep_checkpoints={last}"
+                f"{len(steps)}; use --last {len(steps)}, or {more}"
             )
         total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
         metadata: dict[str, Any] = {}

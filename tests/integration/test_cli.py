@@ -148,7 +148,7 @@ def test_evaluate_names_every_metric(tiny_workdir, tmp_path, capsys):
         "chrF",
         "tokenized BLEU",
         "compound-split BLEU",
-        "lower-cased tokenized BLEU",
+        "lowercased tokenized BLEU",
         "exact match",
     ):
         assert f"\n{name} " in table
@@ -260,12 +260,15 @@ def test_unpaired_surrogates_are_refused(tiny_workdir, capsys):
     refused(capsys, ["attention", "--workdir", tiny_workdir, "\udcff"], "sentence: not UTF-8")
 
 
-def test_average_of_too_many_checkpoints_is_refused(tiny_workdir, capsys):
+def test_average_of_too_many_checkpoints_is_refused(copy, capsys):
     refused(
         capsys,
-        ["average", "--workdir", tiny_workdir, "--last", "7"],
-        "expected 7 checkpoints to average, found 3; use --last 3",
+        ["average", "--workdir", copy, "--last", "7"],
+        "expected 7 checkpoints to average, found 3; use --last 3, or train longer with "
+        "--config.training.keep_checkpoints=7",
     )
+    shutil.rmtree(copy / "checkpoints" / "4")  # The run keeps 3, so it need only train longer.
+    refused(capsys, ["average", "--workdir", copy, "--last", "3"], "--last 2, or train longer\n")
 
 
 def test_attention_and_plot_write_images(tiny_workdir, tmp_path, capsys):

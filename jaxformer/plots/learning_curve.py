@@ -24,6 +24,7 @@ _PANELS = {
     "learning_rate": ("Learning rate (10⁻³)", None),
     "tokens_per_second": ("Tokens per second", None),
 }
+_PERCENTAGES = ("bleu", "f1", "exact_match")
 _DIVERGED = 1e9  # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _LOOKS = {
     "train": {"color": figure.BLUE, "label": "training"},
@@ -126,6 +127,9 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
     if name not in ("loss", "perplexity"):
         largest = max(value for curve in curves.values() for value in curve.values())
         axes.set_ylim(0, 1.2 * largest if largest > 0 else 1)
+        if name in _PERCENTAGES:  # The space above is for the best value.
+            top = min(100, axes.get_ylim()[1])
+            axes.set_yticks([tick for tick in axes.get_yticks() if tick <= top])
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
     if name == "tokens_per_second":
@@ -146,7 +150,7 @@ def _mark(axes: Axes, curve: Mapping[int, float], best: Callable[..., int]) -> N
     """Writes the best value of a curve beside it."""
     step = best(curve, key=curve.__getitem__)
     axes.annotate(
-        f"{curve[step]:.2f}",
+        f"best {curve[step]:.2f}",
         (step, curve[step]),
         xytext=(0, 6),
         textcoords="offset points",

@@ -115,7 +115,8 @@ class Translation(Task):
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config, self._data = config, data
         self._init, self._loss = make_init(config.model), make_loss(config)
-        self.log_formats = self._log_formats()
+        smoothed = {"loss": "label-smoothed loss {:.3f}"} if config.training.label_smoothing else {}
+        self.log_formats = {**smoothed, **self._log_formats()}
 
     def _log_formats(self) -> dict[str, str]:
         data = sentence_pairs(self.config)
@@ -164,13 +165,14 @@ class Translation(Task):
     def summary(self) -> str:
         """Returns the numbers of pairs and batches, and the share of padding."""
         config, data = self.config, self._data
-        longest = sentence_pairs(config).max_length
+        longest, shapes = sentence_pairs(config).max_length, len(data.plan.shapes)
         return (
             f"{len(data.train):,} training pairs, {_skipped(data.train, longest)}; "
             f"{len(data.valid):,} validation pairs, "
             f"{_skipped(data.valid, config.model.max_length)}\n"
-            f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "
-            f"{data.plan.efficiency:.1%} of them tokens, the rest padding"
+            f"{data.plan.batches_per_epoch:,} batches an epoch in {shapes} "
+            f"{'shape' if shapes == 1 else 'shapes'}: {data.plan.efficiency:.1%} tokens, "
+            f"{1 - data.plan.efficiency:.1%} padding"
         )
 
     def describe_batch(self, step: int) -> str:

@@ -63,8 +63,9 @@ def parse(argv: list[str]) -> list[str]:
     try:
         sys.argv[1:] = argv[1:] = rename_flags(argv[1:])  # ml_collections reads sys.argv too
         rest = flags.FLAGS(argv)
-        required = {"--config=configs/NAME.py": CONFIG.value, "--workdir=FOLDER": WORKDIR.value}
-        if missing := [flag for flag, value in required.items() if not value]:
+        if CONFIG.value is None or not WORKDIR.value:
+            missing = ["--config=configs/NAME.py"] if CONFIG.value is None else []
+            missing += [] if WORKDIR.value else ["--workdir=FOLDER"]
             raise flags.Error(f"expected {' and '.join(missing)}")
         local_path(WORKDIR.value)
         CONFIG.value.to_dict()  # a file that failed to load raises only when it is used

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.errors import UserError
 from jaxformer.inference.attention_view import record_attention
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import load_model
+from jaxformer.inference.weights import average, load_model
+from jaxformer.workdir import Workdir
 
 
 @pytest.fixture
@@ -268,7 +270,8 @@ def test_average_of_too_many_checkpoints_is_refused(copy, capsys):
         "--config.training.keep_checkpoints=7",
     )
     shutil.rmtree(copy / "checkpoints" / "4")  # The run keeps 3, so it need only train longer.
-    refused(capsys, ["average", "--workdir", copy, "--last", "3"], "--last 2, or train longer\n")
+    with pytest.raises(UserError, match=r"use --last 2, or train longer$"):
+        average(Workdir(copy), 3)
 
 
 def test_attention_and_plot_write_images(tiny_workdir, tmp_path, capsys):

@@ -51,4 +51,5 @@ def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
 def test_the_log_shows_the_score_of_the_task(task_class, data, score, expected, capsys):
     terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)
     terminal.write(10, "valid", {"loss": 2.0} | score | {"exact_match": 87.0})
-    assert capsys.readouterr().err == f"step 10/10  validation: loss 2.000  {expected}\n"
+    start = "step 10/10  validation: label-smoothed loss 2.000"
+    assert capsys.readouterr().err == f"{start}  {expected}\n"

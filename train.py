@@ -77,11 +77,13 @@ def parse(argv: list[str]) -> list[str]:
         sys.argv[1:] = argv[1:] = rename_flags(argv[1:])  # ml_collections reads sys.argv too
         rest = flags.FLAGS(argv)
         if CONFIG.value is None or not WORKDIR.value:
-            raise flags.Error("expected --config=configs/NAME.py and --workdir=FOLDER")
+            missing = ["--config=configs/NAME.py"] if CONFIG.value is None else []
+            missing += [] if WORKDIR.value else ["--workdir=FOLDER"]
+            raise flags.Error(f"expected {' and '.join(missing)}")
         local_path(WORKDIR.value)
         CONFIG.value.to_dict()  # a file that failed to load raises only when it is used
     except (SyntaxError, *MISTAKES) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
+        print(f"error: {explain(error, argv)}", file=sys.stderr)
         sys.exit(2)
     return rest
 

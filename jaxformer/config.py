@@ -258,6 +258,8 @@ def select(variants: dict[str, Config], name: str) -> Any:
       UserError: There is no such variant.
     """
     if name not in variants:
-        known = ", ".join(repr(variant) for variant in variants if variant) or "none"
+        known = ", ".join(
+            repr(variant) if variant else "none (the default)" for variant in variants
+        )
         raise UserError(f"unknown variant {name!r}; known variants: {known}")
     return to_config_dict(variants[name])

@@ -1,15 +1,18 @@
 """Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
+import difflib
+import pathlib
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
 from jaxformer.config import Config
 from jaxformer.errors import UserError
-from jaxformer.fields import RENAMED
+from jaxformer.fields import RENAMED, check_known
 from jaxformer.files import local_path
 
 # Exceptions that absl and ml_collections raise for a mistake in a flag, a field or a file.
@@ -18,6 +21,12 @@ MISTAKES = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSErro
 # Flags of the previous release.
 _RENAMED_FLAGS = {"--process": "--process_id", "--processes": "--num_processes"} | {
     f"--config.{old}": f"--config.{old.rpartition('.')[0]}.{new}" for old, new in RENAMED.items()
+}
+# Causes in absl's messages about values, and the type that the flag takes.
+_EXPECTED = {
+    "invalid literal for int": "an integer",
+    "could not convert string to float": "a number",
+    "Non-boolean argument": "true or false",
 }
 
 
@@ -32,17 +41,22 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
-    values = flags.FlagValues()
     words = ["jaxformer", f"--config={path}", *rename_flags(overrides)]
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=words)
     try:
-        values(words)
-        fields = values.config.to_dict()
+        fields = _load(words)
     except UserError:
         raise
     except (SyntaxError, *MISTAKES) as error:
-        raise UserError(explain(error)) from None
+        raise UserError(explain(error, words)) from None
     return Config.from_dict(fields)
+
+
+def _load(words: Sequence[str]) -> dict[str, Any]:
+    """Returns the sections and fields of the config that a command line names."""
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=list(words))
+    values(list(words), known_only=True)
+    return values.config.to_dict()
 
 
 def rename_flags(words: Sequence[str]) -> list[str]:
@@ -57,14 +71,50 @@ def rename_flags(words: Sequence[str]) -> list[str]:
     return renamed
 
 
-def explain(error: BaseException) -> str:
-    """Shortens messages of ml_collections, which quote tracebacks, to one line."""
+def explain(error: BaseException, words: Sequence[str]) -> str:
+    """Returns one line for an exception of absl or ml_collections, which may quote a traceback.
+
+    Args:
+      error: One of ``MISTAKES``, or a ``SyntaxError`` of the config file.
+      words: The command line.
+    """
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {error.msg}"
     message = str(error.args[0] if error.args else error).replace("\\n", "\n")
+    if isinstance(error, flags.UnrecognizedFlagError):
+        close = re.search(r"Did you mean: ([\w.]+)", message)
+        hint = f"did you mean --{close[1]}?" if close else "see --help"
+        return f"unknown argument --{error.flagname}; {hint}"
+    for cause, expected in _EXPECTED.items():
+        if value := re.match(rf"flag (--[\w.]+)=(.*): {cause}", message, re.DOTALL):
+            return f"{value[1]}: expected {expected}, got {value[2]!r}"
+    if isinstance(error, (AttributeError, KeyError)) and (unknown := _unknown_field(words)):
+        return unknown
     lines = [line.strip() for line in message.split("\n") if line.strip(" '\\")]
-    if "Traceback (most recent call last):" in lines or "Attempted [Relative path]:" in lines:
-        return re.sub(r"^\[Errno \d+\] |^[\w.]*Error: ", "", lines[-1])
-    if isinstance(error, (AttributeError, KeyError)):
-        lines.insert(0, "unknown config field")
+    if missing := re.search(r"No such file or directory: '(.+?)'", lines[-1]):
+        return _no_such_file(pathlib.Path(missing[1]))
+    if "Traceback (most recent call last):" in lines:
+        return re.sub(r"^[\w.]*Error: ", "", lines[-1])
     return " ".join(line.strip("'\\ ") for line in lines)
+
+
+def _unknown_field(words: Sequence[str]) -> str | None:
+    """Names the first override of a field that the config does not have."""
+    overrides = [word for word in words if word.startswith("--config.")]
+    try:
+        config = _load([word for word in words if word not in overrides])
+        for word in overrides:
+            fields, prefix = config, ""
+            for name in word.removeprefix("--config.").partition("=")[0].split("."):
+                check_known({name: None}, fields, prefix)
+                fields, prefix = fields[name], f"{prefix}{name}."
+    except UserError as error:
+        return str(error)
+    except MISTAKES:  # The file has a mistake, too.
+        pass
+    return None
+
+
+def _no_such_file(path: pathlib.Path) -> str:
+    close = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.py")), n=1)
+    return f"{path}: no such file; {f'did you mean {close[0]}?' if close else 'name another'}"

@@ -12,11 +12,14 @@ gives the variants that papers quote, each with its exact method:
   applies ``replace-unicode-punctuation.perl``, tokenizes, and splits words at hyphens, ``x-y``
   into ``x ##AT##-##AT## y``, before ``multi-bleu.perl``. Each matching hyphen thus counts as a
   matching word. The script expects a tokenized reference; here both sides are processed alike.
-* **Lower-cased tokenized BLEU**: the metric of the Multi30k papers. They train and score on the
+* **Lowercased tokenized BLEU**: the metric of the Multi30k papers. They train and score on the
   files ``*.lc.norm.tok`` of the data set, made by ``lowercase.perl``,
   ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order. We process both sides alike.
   On the German reference of ``test_2016_flickr`` the normalization changes nothing.
 * **Exact match**: percentage of lines that equal their reference.
+
+BLEU counts sequences of up to four words. If no line has four, it would be 0 even for perfect
+translations, and the report gives no value.
 
 Chinese, Japanese and Korean do not separate words by spaces. sacreBLEU splits them with the
 tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``. The Perl scripts cannot, so their three metrics
@@ -28,6 +31,7 @@ marks as ``&quot;``; the score is the same, since both are one token.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -54,12 +58,12 @@ class Metric:
 
     Attributes:
       name: Name of the metric.
-      score: Its value, from 0 to 100.
+      score: Its value, from 0 to 100; None for BLEU if no line has four words.
       method: Exact, reproducible description of its computation.
     """
 
     name: str
-    score: float
+    score: float | None
     method: str
 
 
@@ -116,7 +120,12 @@ class TranslationReport:
         """Returns the report as an aligned table of metric, score and method."""
         rows = [
             ("metric", "score", f"lines: {self.lines}, target language: {self.target_language}"),
-            *((metric.name, f"{metric.score:.2f}", metric.method) for metric in self.metrics),
+            *(
+                (metric.name, "n/a", "(no line has 4 words)")
+                if metric.score is None
+                else (metric.name, f"{metric.score:.2f}", metric.method)
+                for metric in self.metrics
+            ),
         ]
         width = max(len(name) for name, _, _ in rows)
         return "\n".join(f"{name:{width}}  {score:>6}  {method}" for name, score, method in rows)
@@ -126,6 +135,8 @@ def corpus_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, target_language: str
 ) -> float:
     """Computes sacreBLEU, from 0 to 100: cased, with the target language's tokenizer.
+
+    It is 0 if no line has four words, as in sacreBLEU itself.
 
     >>> lines = ["Ein Hund läuft im Schnee."]
     >>> corpus_bleu(lines, lines, target_language="de")
@@ -156,7 +167,8 @@ def translation_report(
     for field, measure in measures(target_language).items():
         sides = measure.prepare(hypotheses), measure.prepare(references)
         score = _score(measure.scorer, *sides)
-        metrics[field] = Metric(measure.name, score, measure.method())
+        defined = isinstance(measure.scorer, CHRF) or _has_ngrams(measure.scorer, *sides)
+        metrics[field] = Metric(measure.name, score if defined else None, measure.method())
     matches = sum(h == r for h, r in zip(hypotheses, references, strict=True))
     return TranslationReport(
         target_language=target_language,
@@ -224,7 +236,7 @@ def _moses_measures(language: str) -> dict[str, Measure]:
             rf"s/(\S)-(\S)/$1 ##AT##-##AT## $2/g | {multi_bleu}",
         ),
         "lowercased_tokenized_bleu": Measure(
-            name="lower-cased tokenized BLEU",
+            name="lowercased tokenized BLEU",
             prepare=lambda lines: _tokenized(_lowercased(lines, language), language),
             scorer=_multi_bleu(),
             steps=f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenizer} | "
@@ -253,6 +265,12 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 def _score(scorer: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[str]) -> float:
     # Perfect translations score 100.00000000000004, a rounding error of the exponential in BLEU.
     return min(scorer.corpus_score(hypotheses, [references]).score, 100.0)
+
+
+def _has_ngrams(scorer: BLEU, *sides: Sequence[str]) -> bool:
+    """Returns whether any line is long enough for the longest n-grams of BLEU."""
+    lines = itertools.chain(*sides)
+    return any(len(scorer.tokenizer(line).split()) >= scorer.max_ngram_order for line in lines)
 
 
 def _multi_bleu() -> BLEU:

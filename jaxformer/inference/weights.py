@@ -179,13 +179,13 @@ def average(folder: Workdir, last: int) -> list[int]:
             "quantize the average with jaxformer quantize"
         )
     template = abstract_params(config, model_of(run))
-    steps, mean, metadata = _beside_a_run(lambda: _mean(folder, config, template, last))
+    steps, mean, metadata = _beside_a_run(lambda: _mean(folder, run, template, last))
     write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
     return steps
 
 
 def _mean(
-    folder: Workdir, config: ModelConfig, template: PyTree, last: int
+    folder: Workdir, run: Config, template: PyTree, last: int
 ) -> tuple[list[int], PyTree, dict[str, Any]]:
     """Returns the newest steps, their mean and its metadata."""
     with _open(folder.checkpoints, "train.py") as checkpoints:
@@ -193,16 +193,21 @@ def _mean(
         if not steps:
             raise UserError(f"{folder.checkpoints}: no checkpoint yet; train for longer")
         if len(steps) < last:
+            kept = run.training.keep_checkpoints
+            more = (
+                "train longer"
+                if last <= kept
+                else f"train longer with --config.training.keep_checkpoints={last}"
+            )
             raise UserError(
                 f"{folder.checkpoints}: expected {last} checkpoints to average, found "
-                f"{len(steps)}; use --last {len(steps)}, or train with "
-                f"--config.training.keep_checkpoints={last}"
+                f"{len(steps)}; use --last {len(steps)}, or {more}"
             )
         total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
         metadata: dict[str, Any] = {}
         for step in steps:
             restored = checkpoints.restore_params(template, step=step)
-            _check_metadata(folder, folder.checkpoints, config, restored.metadata)
+            _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
             total = jax.tree.map(np.add, total, jax.device_get(restored.params))
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)

@@ -183,9 +183,9 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         seed=config.training.seed,
         corpus=_corpus_name(sentence_pairs(config)),
         perplexity=perplexity,
-        bleu=scores.sacrebleu.score,
+        bleu=scores.sacrebleu.score or 0.0,  # None if no sentence has four words
         bleu_signature=scores.sacrebleu.method,
-        compound_split_bleu=scores.compound_split_bleu.score,
+        compound_split_bleu=scores.compound_split_bleu.score or 0.0,
         parameters=count_parameters(config),
         training_seconds=training_seconds,
         decoding_seconds=time.monotonic() - began,

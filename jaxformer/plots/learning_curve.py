@@ -28,6 +28,7 @@ _PANELS = {
     "tokens_per_second": ("Tokens per second", None),
 }
 _MOST_BYTES = 64 << 20  # Metrics of 400,000 reports.
+_PERCENTAGES = ("bleu", "f1", "exact_match")
 _DIVERGED = 1e9  # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _LOOKS = {
     "train": {"color": figure.BLUE, "label": "training"},
@@ -133,6 +134,9 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
     if name not in ("loss", "perplexity", "nats_per_character"):
         largest = max(value for curve in curves.values() for value in curve.values())
         axes.set_ylim(0, 1.2 * largest if largest > 0 else 1)
+        if name in _PERCENTAGES:  # The space above is for the best value.
+            top = min(100, axes.get_ylim()[1])
+            axes.set_yticks([tick for tick in axes.get_yticks() if tick <= top])
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
     if name == "tokens_per_second":
@@ -153,7 +157,7 @@ def _mark(axes: Axes, curve: Mapping[int, float], best: Callable[..., int]) -> N
     """Writes the best value of a curve beside it."""
     step = best(curve, key=curve.__getitem__)
     axes.annotate(
-        f"{curve[step]:.2f}",
+        f"best {curve[step]:.2f}",
         (step, curve[step]),
         xytext=(0, 6),
         textcoords="offset points",

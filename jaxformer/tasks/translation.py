@@ -121,7 +121,8 @@ class Translation(Task):
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config, self._data = config, data
         self._init, self._loss = make_init(config.model), make_loss(config)
-        self.log_formats = self._log_formats()
+        smoothed = {"loss": "label-smoothed loss {:.3f}"} if config.training.label_smoothing else {}
+        self.log_formats = {**smoothed, **self._log_formats()}
 
     def _log_formats(self) -> dict[str, str]:
         data = sentence_pairs(self.config)
@@ -179,9 +180,11 @@ class Translation(Task):
             f"{len(store):,} {name} pairs, {_counts(store.findings, longest)}"
             for name, _, store, longest in splits
         ]
+        shapes = len(data.plan.shapes)
         batches = (
-            f"{data.plan.batches_per_epoch:,} batches an epoch in {len(data.plan.shapes)} shapes, "
-            f"{data.plan.efficiency:.1%} of them tokens, the rest padding"
+            f"{data.plan.batches_per_epoch:,} batches an epoch in {shapes} "
+            f"{'shape' if shapes == 1 else 'shapes'}: {data.plan.efficiency:.1%} tokens, "
+            f"{1 - data.plan.efficiency:.1%} padding"
         )
         notes = [
             line

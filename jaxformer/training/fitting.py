@@ -313,7 +313,8 @@ class Run:
             return train_step
         programs = {_shape_of(batch): train_step.lower(state, batch).compile() for batch in shapes}
         self.reporter.log(
-            f"compiled the step for {len(programs)} shapes in {time.monotonic() - began:.0f} s"
+            f"compiled the step for {len(programs)} {'shape' if len(programs) == 1 else 'shapes'} "
+            f"in {time.monotonic() - began:.0f} s"
         )
 
         def compiled_step(state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
@@ -391,7 +392,7 @@ def _log_summary(reporter: Reporter, task: Task, mesh: Mesh, state: TrainState) 
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     summary, start = task.summary(), int(state.step)
     reporter.log(
-        f"{parameters:,} parameters on {mesh.size} {mesh.devices.flat[0].device_kind} device(s)"
-        f"{'; ' if summary else ''}{summary}"
+        f"{parameters:,} parameters on {mesh.size} {mesh.devices.flat[0].device_kind} "
+        f"{'device' if mesh.size == 1 else 'devices'}{'; ' if summary else ''}{summary}"
     )
     reporter.log(f"{'resumed from' if start else 'starting at'} step {start}")

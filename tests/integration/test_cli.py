@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.errors import UserError
 from jaxformer.inference.attention_view import record_attention
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import load_model
+from jaxformer.inference.weights import average, load_model
+from jaxformer.workdir import Workdir
 
 
 @pytest.fixture
@@ -149,7 +151,7 @@ def test_evaluate_names_every_metric(tiny_workdir, tmp_path, capsys):
         "chrF",
         "tokenized BLEU",
         "compound-split BLEU",
-        "lower-cased tokenized BLEU",
+        "lowercased tokenized BLEU",
         "exact match",
     ):
         assert f"\n{name} " in table
@@ -261,12 +263,16 @@ def test_unpaired_surrogates_are_refused(tiny_workdir, capsys):
     refused(capsys, ["attention", "--workdir", tiny_workdir, "\udcff"], "sentence: not UTF-8")
 
 
-def test_average_of_too_many_checkpoints_is_refused(tiny_workdir, capsys):
+def test_average_of_too_many_checkpoints_is_refused(copy, capsys):
     refused(
         capsys,
-        ["average", "--workdir", tiny_workdir, "--last", "7"],
-        "expected 7 checkpoints to average, found 3; use --last 3",
+        ["average", "--workdir", copy, "--last", "7"],
+        "expected 7 checkpoints to average, found 3; use --last 3, or train longer with "
+        "--config.training.keep_checkpoints=7",
     )
+    shutil.rmtree(copy / "checkpoints" / "4")  # The run keeps 3, so it need only train longer.
+    with pytest.raises(UserError, match=r"use --last 2, or train longer$"):
+        average(Workdir(copy), 3)
 
 
 def test_attention_and_plot_write_images(tiny_workdir, tmp_path, capsys):

@@ -175,9 +175,9 @@ def test_devices_are_simulated():
     [
         (["--memory", "16"], "--memory: expected a size such as 16GB or 16GiB, got '16'"),
         (["--devices", "0"], "--devices must be at least 1: got 0"),
-        (["--config.model.num_layer=1"], 'Did you mean "num_layers"'),
+        (["--config.model.num_layer=1"], "model.num_layer; did you mean model.num_layers?"),
         (["--config.model.num_heads=3"], "model.num_heads must divide model.d_model"),
-        (["--config.model.num_heads=x"], "invalid literal for int"),
+        (["--config.model.num_heads=x"], "--config.model.num_heads: expected an integer, got 'x'"),
         (["--memry", "16GB"], "unknown argument --memry; did you mean --memory?"),
     ],
 )
@@ -190,8 +190,8 @@ def test_mistakes_are_reported_in_one_line(capsys, arguments, words):
 
 def test_a_missing_or_broken_config_is_refused(capsys, tmp_path):
     for path, words in [
-        (tmp_path / "none.py", "No such file or directory"),
-        (PROJECT / "configs" / "base.py:huge", "unknown variant 'huge'; known variants: 'tiny'"),
+        (tmp_path / "none.py", "none.py: no such file; name another"),
+        (PROJECT / "configs" / "base.py:huge", "known variants: none (the default), 'tiny'"),
     ]:
         assert main(["doctor", "--config", str(path)]) == 2
         assert words in capsys.readouterr().err

@@ -109,7 +109,7 @@ def test_two_processes_equal_one(tmp_path):
     pair = [start(tmp_path / "two", 4, *flags, **{"mesh.fsdp": 2}) for flags in pair_flags()]
     codes, said = finish(*pair)
     assert codes == [0, 0], said
-    assert "on 8 cpu device(s)" in said[0]
+    assert "on 8 cpu devices" in said[0]
     assert "step 20/20" not in said[1]  # only process 0 reports
     (params, reports), (others, others_reports) = result(tmp_path / "one"), result(tmp_path / "two")
     for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):

@@ -24,21 +24,28 @@ def run(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--config=configs/bas.py"], ["No such file or directory: 'configs/bas.py'"]),
-        (["--config=configs/base.py:small"], ["unknown variant 'small'; known variants: 'tiny'"]),
-        (["--confg=configs/base.py"], ["Unknown command line flag 'confg'. Did you mean: config"]),
-        ([], ["expected --config=configs/NAME.py and --workdir=FOLDER"]),
         (
-            ["--config=configs/base.py", "--workdir="],
-            ["expected --config=configs/NAME.py and --workdir=FOLDER"],
+            ["--config=configs/bas.py"],
+            ["error: configs/bas.py: no such file; did you mean configs/base.py?"],
+        ),
+        (
+            ["--config=configs/base.py:small"],
+            ["unknown variant 'small'; known variants: none (the default), 'tiny'"],
+        ),
+        (["--confg=configs/base.py"], ["unknown argument --confg; did you mean --config?"]),
+        ([], ["error: expected --config=configs/NAME.py"]),
+        (["--config=configs/base.py", "--workdir="], ["error: expected --workdir=FOLDER"]),
+        (
+            ["--config=configs/base.py", "--config.training.steps=9", "--config.model.steps=3"],
+            ["unknown config field model.steps; known: activation, "],
         ),
         (
             ["--config=configs/base.py", "--config.model.num_layer=3"],
-            ["unknown config field", 'Did you mean "num_layers" instead of "num_layer"?'],
+            ["unknown config field model.num_layer; did you mean model.num_layers?"],
         ),
         (
             ["--config=configs/base.py", "--config.model.num_layers=three"],
-            ["config.model.num_layers=three"],
+            ["--config.model.num_layers: expected an integer, got 'three'"],
         ),
         (
             ["--config=configs/base.py", "--config.model.num_heads=7"],

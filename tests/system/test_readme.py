@@ -13,10 +13,10 @@ PROJECT = pathlib.Path(__file__).parents[2]
 
 
 def commands():
-    """Returns every line of the README's console blocks."""
+    """Returns every command of the README's console blocks."""
     text = (PROJECT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
-    return [line for block in blocks for line in block.strip().split("\n")]
+    return [line for block in blocks for line in block.replace("\\\n", "").strip().split("\n")]
 
 
 def test_make_targets_exist():

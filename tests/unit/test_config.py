@@ -493,9 +493,13 @@ def test_variants():
     variants = {"": Config(), "tiny": UNUSUAL, "wide": Config()}
     assert Config.from_dict(select(variants, "").to_dict()) == Config()
     assert Config.from_dict(select(variants, "tiny").to_dict()) == UNUSUAL
-    with pytest.raises(UserError, match="unknown variant 'tny'; known variants: 'tiny', 'wide'"):
+    with pytest.raises(
+        UserError, match=r"'tny'; known variants: none \(the default\), 'tiny', 'wide'"
+    ):
         select(variants, "tny")
-    with pytest.raises(UserError, match="unknown variant 'tiny'; known variants: none"):
+    with pytest.raises(
+        UserError, match=r"unknown variant 'tiny'; known variants: none \(the default\)$"
+    ):
         select({"": Config()}, "tiny")
 
 

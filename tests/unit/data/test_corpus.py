@@ -65,12 +65,15 @@ def test_bytes_that_are_not_utf8(prefix: pathlib.Path):
         list(CORPUS.pairs(str(prefix)))
 
 
-def test_missing_files(prefix: pathlib.Path):
+def test_missing_files(prefix: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match=r"trian.en: no such file, nor trian.en.gz; did you mean "):
         list(CORPUS.pairs(str(prefix.with_name("trian"))))
     with pytest.raises(UserError, match=r"zzz.en: no such file, nor zzz.en.gz; name another"):
         CORPUS.fingerprint(str(prefix.with_name("zzz")))
     with pytest.raises(UserError, match=r"no such file: there is no folder .*nowhere"):
+        CORPUS.fingerprint(str(prefix.parent / "nowhere" / "train"))
+    monkeypatch.setenv("JAXFORMER_DATA", str(prefix.parent))
+    with pytest.raises(UserError, match="set JAXFORMER_DATA to the folder that holds nowhere/, or"):
         CORPUS.fingerprint(str(prefix.parent / "nowhere" / "train"))
 
 

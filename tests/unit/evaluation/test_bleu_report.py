@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -130,7 +131,20 @@ def test_bleu_of_multi_bleu_is_zero_without_a_common_4_gram():
     assert found.sacrebleu.score > 0.0  # Smoothed.
 
 
-def test_only_the_lower_cased_metric_ignores_case():
+def test_bleu_has_no_value_if_no_line_has_four_words():
+    lines = ["zweihundert", "Haus-und-Hof fertig"]  # Split at hyphens, "Haus-und" is four words.
+    found = translation_report(lines, lines, target_language="de")
+    assert (found.sacrebleu.score, found.tokenized_bleu.score) == (None, None)
+    assert found.compound_split_bleu.score == 100.0
+    assert (found.chrf.score, found.exact_match.score) == (100.0, 100.0)
+    assert re.search(r"^sacreBLEU +n/a  \(no line has 4 words\)$", found.table(), re.MULTILINE)
+    assert json.loads(found.to_json())["sacrebleu"]["score"] is None
+    longer = [lines[0], "eins zwei drei vier"]
+    assert translation_report(longer, lines, target_language="de").sacrebleu.score > 0
+    assert translation_report(lines, longer, target_language="de").sacrebleu.score == 0
+
+
+def test_only_the_lowercased_metric_ignores_case():
     shouted = [line.upper().replace("SS", "ß") for line in REFERENCES]
     found = scored(shouted)
     assert found.lowercased_tokenized_bleu.score == 100.0
@@ -138,7 +152,7 @@ def test_only_the_lower_cased_metric_ignores_case():
     assert found.exact_match.score == 0.0
 
 
-def test_only_the_lower_cased_metric_normalizes_punctuation():
+def test_only_the_lowercased_metric_normalizes_punctuation():
     curly = [line.replace('"Guten Tag!"', "„Guten Tag!“") for line in REFERENCES]
     assert curly != REFERENCES
     found = scored(curly)

@@ -66,8 +66,14 @@ def test_the_best_validation_is_written_beside_its_point(
     records = [valid(1, 3.0, bleu=10), valid(2, 2.5, bleu=30), valid(3, 2.75, bleu=20)]
     panels = draw(records, tmp_path, pages)
     marks = {title: [(t.get_text(), t.xy) for t in axes.texts] for title, axes in panels.items()}
-    assert marks[LOSS] == [("2.50", (2, 2.5))]
-    assert marks[BLEU] == [("30.00", (2, 30.0))]
+    assert marks[LOSS] == [("best 2.50", (2, 2.5))]
+    assert marks[BLEU] == [("best 30.00", (2, 30.0))]
+
+
+def test_percentages_end_at_100(tmp_path: pathlib.Path, pages: list[Figure]):
+    panels = draw([valid(1, exact_match=50.0), valid(2, exact_match=98.4)], tmp_path, pages)
+    assert panels[EXACT].get_yticks()[-1] == 100
+    assert panels[EXACT].get_ylim()[1] > 100  # Space for the best value.
 
 
 def test_perplexity_is_logarithmic_only_over_a_decade(tmp_path: pathlib.Path, pages: list[Figure]):

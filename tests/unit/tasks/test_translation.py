@@ -28,7 +28,7 @@ def make_task(task_class, **data):
 def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
     monkeypatch.setattr(Translation, "_decode", lambda self, params, mesh, decode: TRANSLATIONS)
     task = make_task(Translation, target_language="zh")
-    found = task.score_decoded({}, make_mesh(), lambda finished: None)
+    found = task.score_decoded({}, make_mesh(), lambda: None)
     expected = BLEU(trg_lang="zh").corpus_score(TRANSLATIONS, [REFERENCES]).score
     assert 20 < expected < 100
     assert found == {"bleu": pytest.approx(expected)}
@@ -37,7 +37,7 @@ def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
 def test_numerals_are_scored_by_exact_match_alone(monkeypatch):
     monkeypatch.setattr(Translation, "_decode", lambda self, params, mesh, decode: TRANSLATIONS)
     task = make_task(Translation, corpus="numerals")
-    assert task.score_decoded({}, make_mesh(), lambda finished: None) == {"exact_match": 50.0}
+    assert task.score_decoded({}, make_mesh(), lambda: None) == {"exact_match": 50.0}
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,5 @@ def test_numerals_are_scored_by_exact_match_alone(monkeypatch):
 def test_the_log_shows_the_score_of_the_task(task_class, data, score, expected, capsys):
     terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)
     terminal.write(10, "valid", {"loss": 2.0} | score)
-    assert capsys.readouterr().err == f"step 10/10  validation: loss 2.000  {expected}\n"
+    start = "step 10/10  validation: label-smoothed loss 2.000"
+    assert capsys.readouterr().err == f"{start}  {expected}\n"

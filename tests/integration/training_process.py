@@ -30,6 +30,12 @@ def command(folder: pathlib.Path, **settings: object) -> list[str]:
     ]
 
 
+def environment(devices: int = 1) -> dict[str, str]:
+    """Returns the environment of a run on simulated devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "XLA_FLAGS": flags, "PYTHONWARNINGS": "default"}
+
+
 def start_training(
     folder: pathlib.Path,
     *flags: str,
@@ -41,11 +47,7 @@ def start_training(
     return subprocess.Popen(
         [*command(folder, **settings), *flags],
         cwd=PROJECT,
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "PYTHONWARNINGS": "default",
-        },
+        env=environment(devices),
         stderr=stderr,
         text=True,
     )

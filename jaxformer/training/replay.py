@@ -99,9 +99,12 @@ def replay(
     for example in task.examples(step - 1, batch):
         randomness = Randomness(key, jnp.array([example.row]))
         own, norm = jax.device_get(sums_and_norm(params, example.batch, randomness))
-        loss = float(own["loss"]) / (float(own["count"]) or math.nan)
-        share = float(norm) / (sums["count"] or math.nan)
-        found.append(Contribution(example.text, float(own["count"]), loss, share))
+        count = float(own["count"])
+        loss = float(own["loss"]) / (count or math.nan)
+        found.append(Contribution(example.text, count, loss, float(norm)))
+    # Not the count of the batch, which may be NaN because of one example.
+    total = sum(each.count for each in found if math.isfinite(each.count)) or math.nan
+    found = [each._replace(grad_norm=each.grad_norm / total) for each in found]
     return Replayed(start, sums, sorted(found, key=_rank))
 
 

@@ -24,7 +24,7 @@ from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.step import abstract_state
 
-from .training_process import PROJECT, command, start_training
+from .training_process import PROJECT, command, environment, start_training
 
 # No interval divides another, except that checkpoints are validated.
 SETTINGS = {
@@ -188,7 +188,11 @@ def test_training_on_a_full_disk_ends_and_resumes(tmp_path):
     disk.mkdir()
     words = ["unshare", "-Urm", "sh", "-c", ON_A_SMALL_DISK, disk]
     found = subprocess.run(
-        [*words, *command(disk / "run", **aligned)], cwd=PROJECT, capture_output=True, text=True
+        [*words, *command(disk / "run", **aligned)],
+        cwd=PROJECT,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert (found.returncode, found.stdout) == (0, "exit code 1\n"), found.stderr
     (error,) = (line for line in found.stderr.splitlines() if line.startswith("error: "))

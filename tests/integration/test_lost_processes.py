@@ -55,7 +55,7 @@ def start_all(folder, processes, victim=None, fault="none", step=0, **settings):
             f"--processes={processes}",
             f"--process={process}",
             script="tests/integration/faulty_training.py",
-            environment={"FAULT": f"{fault if process == victim else 'none'} {step}"},
+            variables={"FAULT": f"{fault if process == victim else 'none'} {step}"},
             **(SETTINGS | settings),
         )
         for process in range(processes)

@@ -30,26 +30,27 @@ def command(folder: pathlib.Path, script: str = "train.py", **settings: object) 
     ]
 
 
+def environment(devices: int = 1) -> dict[str, str]:
+    """Returns the environment of a run on simulated devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    path = str(PROJECT)
+    return {**os.environ, "XLA_FLAGS": flags, "PYTHONWARNINGS": "default", "PYTHONPATH": path}
+
+
 def start_training(
     folder: pathlib.Path,
     *flags: str,
     devices: int = 1,
     stderr: int | IO = subprocess.PIPE,
     script: str = "train.py",
-    environment: dict[str, str] | None = None,
+    variables: dict[str, str] | None = None,
     **settings: object,
 ):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(
         [*command(folder, script, **settings), *flags],
         cwd=PROJECT,
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "PYTHONWARNINGS": "default",
-            "PYTHONPATH": str(PROJECT),
-            **(environment or {}),
-        },
+        env=environment(devices) | (variables or {}),
         stderr=stderr,
         text=True,
     )

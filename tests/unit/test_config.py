@@ -91,6 +91,7 @@ UNUSUAL = Config(
         eval_sentences=0,
         checkpoint_every=2,
         keep_checkpoints=1,
+        mirror="drive/copy",
     ),
     mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
     search=Sampling(

@@ -92,6 +92,7 @@ UNUSUAL = Config(
         checkpoint_every=2,
         keep_checkpoints=1,
         stall_timeout=60,
+        mirror="drive/copy",
     ),
     mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
     search=Sampling(

@@ -90,7 +90,7 @@ def _prompts(generator: Generator, options: argparse.Namespace) -> Iterator[Line
             try:
                 generator.check(line.text, max_tokens=options.tokens)
             except UserError as error:
-                line = Line("", error=f"{text.name}:{number}: {error}")
+                line = Line("", error=line.error or f"{text.name}:{number}: {error}")
             yield line
 
     _, arriving = read_in_blocks(checked, stream=text.stream, strict=options.strict)

@@ -1,6 +1,5 @@
 import dataclasses
 import hashlib
-import io
 import json
 import logging
 import os
@@ -9,7 +8,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
 import flax.struct
 import jax
@@ -267,15 +266,15 @@ class TestUnreadableDisk:
     @pytest.fixture(params=["_METADATA", "manifest.json", "score.json"])
     def fails(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable:
         """Returns a function: the next reads of that file of step 2, up to a number, fail."""
-        opened, left = pathlib.Path.open, [0]
+        opened, left = os.open, [0]
 
-        def open_file(path: pathlib.Path, *arguments: str, **rest: str) -> IO:
-            if path.parts[-2:] == ("2", request.param) and left[0]:
+        def open_descriptor(path: str, flags: int, *rest: int, **options: int) -> int:
+            if str(path).endswith(f"/2/{request.param}") and left[0]:
                 left[0] -= 1
-                return io.open("/proc/self/mem", "rb")  # noqa: UP020
-            return opened(path, *arguments, **rest)
+                return opened("/proc/self/mem", os.O_RDONLY)
+            return opened(path, flags, *rest, **options)
 
-        monkeypatch.setattr(pathlib.Path, "open", open_file)
+        monkeypatch.setattr(os, "open", open_descriptor)
         return lambda times: left.__setitem__(0, times)
 
     def test_is_read_a_second_time(self, directory: pathlib.Path, fails: Callable) -> None:

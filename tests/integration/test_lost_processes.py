@@ -119,7 +119,7 @@ def final_params(folder):
 
 def complete(folder, processes):
     running = start_all(folder, processes, **{"training.stall_timeout": 600})
-    said = [process.communicate(timeout=300)[1] for process in running]
+    said = [process.communicate(timeout=600)[1] for process in running]
     assert [process.returncode for process in running] == [0] * processes, said
     return final_params(folder)
 
@@ -162,7 +162,7 @@ def test_a_stop_ends_a_validation_on_all_processes(tmp_path):
     pair = start_all(folder, 2, **settings)
     wait_for_step(folder, 10, pair)
     pair[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=300)[1] for process in pair]
+    said = [process.communicate(timeout=600)[1] for process in pair]
     assert [process.returncode for process in pair] == [75, 75], said
     for errors in said:
         assert "SIGTERM: step 10 is saved" in errors

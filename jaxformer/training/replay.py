@@ -91,7 +91,8 @@ def replay(
     for batch in itertools.islice(batches, step - 1 - start):
         state, _ = train_step(state, to_devices(mesh, batch, accumulation))
     batch = next(batches)
-    params, key = jax.device_get(state.params), step_key(settings.seed, state.step)
+    # Examples are measured on one device.
+    params, key = jax.device_get(state.params), step_key(settings.seed, jnp.asarray(step - 1))
     _, sums = train_step(state, to_devices(mesh, batch, accumulation))
     sums = {name: float(value) for name, value in jax.device_get(sums).items()}
     sums_and_norm = _on_one_device(task.loss)

@@ -26,7 +26,7 @@ def make_task(task_class, **data):
 
 
 def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
-    monkeypatch.setattr(Translation, "_decode", lambda self, params, mesh, decode: TRANSLATIONS)
+    monkeypatch.setattr(Translation, "_decode", lambda self, *_: TRANSLATIONS)
     task = make_task(Translation, target_language="zh")
     found = task.score_decoded({}, make_mesh(), lambda: None)
     expected = BLEU(trg_lang="zh").corpus_score(TRANSLATIONS, [REFERENCES]).score
@@ -35,7 +35,7 @@ def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
 
 
 def test_numerals_are_scored_by_exact_match_alone(monkeypatch):
-    monkeypatch.setattr(Translation, "_decode", lambda self, params, mesh, decode: TRANSLATIONS)
+    monkeypatch.setattr(Translation, "_decode", lambda self, *_: TRANSLATIONS)
     task = make_task(Translation, corpus="numerals")
     assert task.score_decoded({}, make_mesh(), lambda: None) == {"exact_match": 50.0}
 

@@ -177,7 +177,7 @@ def same_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
-    """Returns ``Translator.search`` with the model in ``folder`` and the dtype in ``name``."""
+    """Returns ``translate_ids`` with the model in ``folder`` and the dtype in ``name``."""
     from jaxformer.data.tokenizer import EOS
     from jaxformer.inference.translator import Translator
     from jaxformer.interop.marian import import_marian
@@ -197,9 +197,9 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
 
     def decode(setting: Setting, batches: list[list[list[int]]]) -> tuple[float, list[list[int]]]:
         ids = [[[*(n + shift for n in row[:-1]), EOS] for row in batch] for batch in batches]
-        search = translator(setting.beam).search
+        translate_ids = translator(setting.beam).translate_ids
         began = time.perf_counter()
-        found = [hypotheses.tokens[0] for batch in ids for hypotheses in search(batch)]
+        found = [hypotheses.tokens[0] for batch in ids for hypotheses in translate_ids(batch)]
         return time.perf_counter() - began, [[n - shift for n in row] for row in found]
 
     return decode

@@ -73,8 +73,8 @@ def score_pairs(
 
     Args:
       translator: The model or ensemble, and the length penalty.
-      pairs: Source ids from :meth:`~jaxformer.inference.translator.Translator.encode`, and target
-        ids with end-of-sentence; at most ``model.max_length`` ids each.
+      pairs: Source ids from :meth:`~jaxformer.inference.translator.Translator.source_ids`, and
+        target ids with end-of-sentence; at most ``model.max_length`` ids each.
       report: Called with the number of pairs in each finished batch.
 
     Raises:

@@ -44,7 +44,7 @@ def test_a_truncated_translation_is_shown(tiny_workdir, monkeypatch):
     translator = Translator.load(tiny_workdir)
     tokens = [7] * translator.config.model.max_length
     cut = types.SimpleNamespace(tokens=[tokens])
-    monkeypatch.setattr(Translator, "search", lambda self, sources: [cut])
+    monkeypatch.setattr(Translator, "translate_ids", lambda self, sources: [cut])
     view = record_attention(translator, "two")
     assert len(view.target) == len(tokens)
     assert view.cross.shape[2] == len(tokens)

@@ -80,9 +80,9 @@ def test_the_command_prints_the_score_of_translate(
 def test_score_is_log_probability_over_penalty(score, learned_workdir):
     """JSON contains the terms of the score."""
     rows = [json.loads(line) for line in score(["one", "two"], ["eins", "zwei drei"], "--json")]
-    encode = Translator.load(learned_workdir).encode
+    source_ids = Translator.load(learned_workdir).source_ids
     for row, target in zip(rows, ["eins", "zwei drei"], strict=True):
-        assert row["length"] == len(encode(target))
+        assert row["length"] == len(source_ids(target))
         penalty = ((5 + row["length"]) / 6) ** 0.6
         assert row["score"] == pytest.approx(row["log_prob"] / penalty, rel=1e-6)
         assert row["log_prob"] < 0

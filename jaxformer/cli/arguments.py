@@ -50,7 +50,8 @@ def _parser() -> CommandParser:
         description="Translates, generates, parses, scores and plots with models that train.py "
         "has trained.",
         epilog="Every command has its own --help, with an example. Exit codes: 0 done, 1 failed, 2 "
-        "mistake in the input, 3 some lines could not be done, 130 interrupted.",
+        "mistake in the input, 3 some lines could not be done, 130 interrupted. Of "
+        "train.py also 75: stopped, the same command resumes.",
     )
     parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import glob
 import io
 import json
 import os
@@ -170,6 +171,13 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
                 os.close(folder)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partial(path: pathlib.Path) -> None:
+    """Removes what killed processes have left of :func:`write_file`; nobody may be writing now."""
+    for partial in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+        if partial.name.removeprefix(f"{path.name}.").removesuffix(".partial").isdecimal():
+            partial.unlink(missing_ok=True)
 
 
 def flush_to_disk(descriptor: int) -> None:

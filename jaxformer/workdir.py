@@ -11,7 +11,7 @@ import jax
 
 from jaxformer import files
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_whole, resolve_inside, write_file
+from jaxformer.files import local_path, read_whole, remove_partial, resolve_inside, write_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +124,8 @@ class Workdir:
           UserError: As for :meth:`check_unused`.
         """
         self.check_unused(made_by)
+        for path in (self.identity, self.tokenizer, self.config):
+            remove_partial(path)
         identity = {**identity, "made_by": made_by}
         write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
 

@@ -15,8 +15,8 @@ import dataclasses
 import faulthandler
 import functools
 import json
-import multiprocessing.connection
 import os
+import selectors
 import signal
 import socket
 import sys
@@ -228,8 +228,11 @@ class Watchdog:
                     peer.connection.send(line)
 
     def _receive(self, timeout: float) -> None:
-        ready = multiprocessing.connection.wait([peer.connection for peer in self._peers], timeout)
-        for peer in [peer for peer in self._peers if peer.connection in ready]:
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers:
+                selector.register(peer.connection, selectors.EVENT_READ, peer)
+            ready = [key.data for key, _ in selector.select(timeout)]
+        for peer in ready:
             try:
                 data = peer.connection.recv(65536)
             except BlockingIOError:

@@ -6,6 +6,7 @@ primitives of their own, whose two transposes round the gradient to bfloat16 fir
 parameters, one for attention. All other matmuls are a plain ``dot_general``.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -96,7 +97,14 @@ def _einsum(x: Array, y: Array, *, spec: str) -> Array:
 # Operands are float32 and rounded inside: on CPUs XLA stacks bfloat16 residuals of all layers in
 # memory, in float32, and then cuts them apart again (jax 0.10.2).
 def _rounded_einsum(x: Array, y: Array, *, spec: str) -> Array:
+    if jax.__version_info__ < (0, 8):  # jaxlib 0.7.2 lacks the kernels for CPUs.
+        return _rounded_einsum_in_float32(x, y, spec=spec)
     return _einsum(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), spec=spec)
+
+
+def _rounded_einsum_in_float32(x: Array, y: Array, *, spec: str) -> Array:
+    x, y = (jax.lax.reduce_precision(a, 8, 7) for a in (x, y))
+    return _einsum(x, y, spec=spec)
 
 
 def _gradient_by_first(gradient: Array, x: Any, y: Array, *, spec: str) -> Array:
@@ -109,12 +117,8 @@ def _gradient_by_second(gradient: Array, x: Array, y: Any, *, spec: str) -> Arra
 
 
 def _batched_einsum(operands: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[Array, int]:
-    """Batches by a plain einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
-
-    def einsum(x: Array, y: Array) -> Array:
-        x, y = (jax.lax.reduce_precision(a, 8, 7) for a in (x, y))
-        return _einsum(x, y, spec=spec)
-
+    """Batches by an einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
+    einsum = functools.partial(_rounded_einsum_in_float32, spec=spec)
     return jax.vmap(einsum, axes)(*operands), 0
 
 

@@ -51,7 +51,7 @@ coverage:  ## make test, and check how much of jaxformer/ it covers (a third slo
 	$(BIN)/python .ci/coverage
 
 test-slow: $(VENV)/installed  ## Run the slow tests (about 20 minutes on two cores)
-	$(BIN)/$(PYTEST) -m slow
+	$(BIN)/$(PYTEST) -m "slow and not nightly"
 
 nightly: $(VENV)/installed  ## Test searches on many more random cases, and large shapes with and without XLA's fusion
 	$(BIN)/$(PYTEST) -m nightly

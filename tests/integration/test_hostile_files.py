@@ -39,7 +39,11 @@ def run(program, *arguments, folder):
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [pytest.param(0, 12, id="12"), pytest.param(12, 488, id="488", marks=pytest.mark.slow)],
+    [
+        pytest.param(0, 12, id="12"),
+        pytest.param(12, 88, id="88", marks=pytest.mark.slow),
+        pytest.param(100, 400, id="400", marks=pytest.mark.nightly),
+    ],
 )
 def test_hostile_workdirs(first, count, tmp_path):
     results = run("hostile_workdirs.py", first, count, folder=tmp_path)

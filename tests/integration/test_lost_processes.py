@@ -126,7 +126,7 @@ def complete(folder, processes):
 
 CASES = [
     pytest.param(2, [("kill", 0), ("hang", 1)], id="2"),
-    pytest.param(3, [("stop", 0), ("raise", 2)], id="3"),
+    pytest.param(3, [("stop", 0), ("raise", 2)], id="3", marks=pytest.mark.nightly),
     *(
         pytest.param(n, faults, id=f"{n} {names}", marks=pytest.mark.nightly)
         for n, names, faults in [

@@ -208,7 +208,11 @@ def check(directory: pathlib.Path, log: pytest.LogCaptureFixture) -> str:
 
 @pytest.mark.parametrize(
     "cases",
-    [range(30), pytest.param(range(30, 1000), marks=pytest.mark.slow)],
+    [
+        range(30),
+        pytest.param(range(30, 250), marks=pytest.mark.slow),
+        pytest.param(range(250, 1000), marks=pytest.mark.nightly),
+    ],
     ids=lambda cases: f"{cases.start}-{cases.stop}",
 )
 def test_damage_never_restores_wrong_values(

@@ -43,14 +43,14 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
-test: $(VENV)/installed  ## Run the fast tests (about 7 minutes on two cores)
+test: $(VENV)/installed  ## Run the fast tests (about 10 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
 coverage:  ## make test, and check how much of jaxformer/ it covers (a third slower)
 	PYTEST_ADDOPTS="--cov --cov-report=json" make test
 	$(BIN)/python .ci/coverage
 
-test-slow: $(VENV)/installed  ## Run the slow tests (about 20 minutes on two cores)
+test-slow: $(VENV)/installed  ## Run the slow tests (under 40 minutes on two cores)
 	$(BIN)/$(PYTEST) -m "slow and not nightly"
 
 nightly: $(VENV)/installed  ## Test searches on many more random cases, and large shapes with and without XLA's fusion

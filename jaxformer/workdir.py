@@ -87,7 +87,7 @@ class Workdir:
         """
         if not self.committed.exists():
             return None
-        step = read_json(self.committed).get("step")
+        step = read_object(self.committed).get("step")
         if not isinstance(step, int):
             raise UserError(f"{self.committed}: expected the number of a step: got {step!r:.50}")
         return step
@@ -131,7 +131,7 @@ class Workdir:
 
     def _begun_by(self, made_by: str) -> bool:
         try:
-            return read_json(self.identity).get("made_by") == made_by
+            return read_object(self.identity).get("made_by") == made_by
         except (OSError, UserError):
             return False
 
@@ -144,7 +144,7 @@ class Workdir:
         if not self.tokenizer.exists():
             raise UserError(f"{self.tokenizer}: no such file; copy the whole workdir")
         found = sha256_of(self.tokenizer)
-        expected = read_json(self.identity).get("tokenizer")
+        expected = read_object(self.identity).get("tokenizer")
         if found != expected:
             raise UserError(
                 f"{self.tokenizer}: expected the tokenizer that the model was trained with, "
@@ -164,7 +164,7 @@ def sha256_of(path: pathlib.Path) -> str:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_object(path: pathlib.Path) -> dict[str, Any]:
     """Reads a JSON object of a workdir.
 
     Raises:

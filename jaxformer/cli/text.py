@@ -78,16 +78,16 @@ class Text:
         """
         if self._path is not None:
             with open_bytes(self._path) as stream:
-                yield from read_lines(stream.readline, self.name)
+                yield from lines_with_errors(stream.readline, self.name)
         elif self.stream:
             # At exit Python would wait for a thread that reads sys.stdin itself.
-            yield from read_lines(_reopened(sys.stdin.buffer).readline, self.name)
+            yield from lines_with_errors(_reopened(sys.stdin.buffer).readline, self.name)
         else:
             sys.stdin.buffer.seek(self._start)
-            yield from read_lines(sys.stdin.buffer.readline, self.name)
+            yield from lines_with_errors(sys.stdin.buffer.readline, self.name)
 
 
-def read_lines(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
+def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
     r"""Yields every line of an open file; the text of a bad line is replaced by its error.
 
     Only ``\n`` and ``\r\n`` end a line. A byte order mark before the first line is skipped.

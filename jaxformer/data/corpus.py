@@ -139,6 +139,11 @@ class VerifiedCorpus:
         return notes(split) if notes else []
 
 
+def verified(corpus: Corpus) -> VerifiedCorpus:
+    """Returns the corpus as a :class:`VerifiedCorpus`, unless it is one."""
+    return corpus if isinstance(corpus, VerifiedCorpus) else VerifiedCorpus(corpus)
+
+
 def open_corpus(config: DataConfig) -> Corpus:
     """Returns the corpus of the config. Nothing is read before a split is requested.
 

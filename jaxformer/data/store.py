@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformer.data.characters import is_blank
-from jaxformer.data.corpus import Corpus, VerifiedCorpus
+from jaxformer.data.corpus import Corpus, VerifiedCorpus, verified
 from jaxformer.data.findings import EMPTY, LONG, Findings
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
@@ -95,7 +95,7 @@ def build_store(
     Raises:
       UserError: The corpus cannot be read, changes meanwhile, or no pair is left.
     """
-    corpus = VerifiedCorpus(corpus)
+    corpus = verified(corpus)
     inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     folder = cache_directory / f"store-{key[:32]}"

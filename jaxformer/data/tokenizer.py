@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.data.corpus import Corpus, VerifiedCorpus
+from jaxformer.data.corpus import Corpus, verified
 from jaxformer.errors import UserError
 from jaxformer.files import read_whole, write_file
 
@@ -268,7 +268,7 @@ def cached_tokenizer(
     """
     import sentencepiece
 
-    corpus = VerifiedCorpus(corpus)
+    corpus = verified(corpus)
     version = sentencepiece.__version__
     inputs = (_FORMAT, corpus.fingerprint(split), vocab_size, version, _MOST_LINES)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()

@@ -11,7 +11,7 @@ from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_whole, write_file
 from jaxformer.inference.weights import load_params, prepare_params
-from jaxformer.workdir import Workdir, read_json
+from jaxformer.workdir import Workdir, read_object
 
 _COMMAND = "jaxformer quantize"
 
@@ -49,7 +49,7 @@ def quantize(
     params, name = load_params(folder, config.model, str(weights), kind)
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, kind)
-    identity = read_json(folder.identity)
+    identity = read_object(folder.identity)
     metadata = {
         "tokenizer": identity.get("tokenizer"),
         "model": dataclasses.asdict(model),

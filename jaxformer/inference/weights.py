@@ -26,7 +26,7 @@ from jaxformer.models.selection import Model, abstract_model_params, describe_mo
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import cast_params
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir, read_json
+from jaxformer.workdir import Workdir, read_object
 
 T = TypeVar("T")
 
@@ -149,7 +149,7 @@ def _check_metadata(
 ) -> None:
     """Checks that parameters are of the workdir's tokenizer and model."""
     check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))
-    expected = read_json(folder.identity).get("tokenizer")
+    expected = read_object(folder.identity).get("tokenizer")
     if metadata.get("tokenizer") != expected:
         raise UserError(
             f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "

@@ -31,7 +31,7 @@ from jaxformer.paper.table3_report import Result, draw, load_results, report
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
 from jaxformer.plots.learning_curve import read_metrics
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.workdir import Workdir, read_json
+from jaxformer.workdir import Workdir, read_object
 
 _EXAMPLE = """\
 python -m jaxformer.paper.table3 --scale small --data ../shared/data/tatoeba-en-de \\
@@ -190,7 +190,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         training_seconds=training_seconds,
         decoding_seconds=time.monotonic() - began,
         machine=command.machine(),
-        data=read_json(folder.identity),
+        data=read_object(folder.identity),
         settings=settings(config),
     )
     result.save(folder.path / "result.json")

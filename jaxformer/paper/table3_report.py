@@ -18,7 +18,7 @@ from jaxformer.paper.command import markdown_table
 from jaxformer.paper.table3_rows import ROWS, describe, row_config, settings
 from jaxformer.plots import figure
 from jaxformer.training.optimizer import inverse_sqrt_schedule
-from jaxformer.workdir import read_json
+from jaxformer.workdir import read_object
 
 # The paper's claims about pairs of rows, the worse row first.
 _CLAIMS = (
@@ -90,7 +90,7 @@ class Result:
         Raises:
           UserError: The file is damaged or not a result, or the row's settings have changed.
         """
-        values = read_json(path)
+        values = read_object(path)
         try:
             result = cls(**values)
             config = row_config(result.row, result.scale, steps=result.steps, seed=result.seed)

@@ -50,8 +50,8 @@ _WINDOW = "since_last_report"
 _all_finite = jax.jit(all_finite)
 
 
-class _StoppedError(Exception):
-    """Raised in a validation when the run has been asked to stop."""
+class _ValidationStoppedError(Exception):
+    """Ends a validation when the run has been asked to stop."""
 
 
 def fit(
@@ -265,14 +265,14 @@ class Run:
         def check_stop() -> None:
             watchdog.progress(f"a batch of the validation of step {step}")
             if self.stop.asked():
-                raise _StoppedError
+                raise _ValidationStoppedError
 
         name, mode = self.task.best
         values, score, stopped = {}, 0.0, False
         try:
             values = self.task.evaluate(state.params, self.mesh, check_stop)
             score = values[name] if values else 0.0
-        except _StoppedError:
+        except _ValidationStoppedError:
             stopped = True
         except Exception as error:
             if jax.process_count() > 1:

@@ -195,11 +195,11 @@ class Window:
         """Describes a gradient norm far above the others since the last report, if there is one."""
         totals = self._on_host()
         others = totals.steps - len(totals.skipped) - 1
-        if others < 1 or totals.largest_norm * others <= _SPIKE * (
-            totals.sums["grad_norm"] - totals.largest_norm
-        ):
+        if others < 1:
             return ""
         mean = (totals.sums["grad_norm"] - totals.largest_norm) / others
+        if totals.largest_norm <= _SPIKE * mean:
+            return ""
         return (
             f"step {totals.largest_step}: its gradient norm of {totals.largest_norm:.4g} is a "
             f"spike; the mean of the other steps since the last report is {mean:.4g}"

@@ -15,24 +15,15 @@ from jaxformer.files import check_file_system, lock_folder, write_file
 from jaxformer.training import hosts
 from jaxformer.training.settings import Settings
 from jaxformer.training.task import Task
-from jaxformer.workdir import Workdir, code_digest, read_json, use_compilation_cache
+from jaxformer.workdir import Workdir, code_digest, read_object, use_compilation_cache
 
 _logger = logging.getLogger("jaxformer")
 
 # Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
-    *(
-        "train",
-        "valid",
-        "directory",
-        "file",
-        "steps",
-        "gradient_accumulation",
-        "remat",
-        "keep_checkpoints",
-        "mirror",
-    ),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "stall_timeout"),
+    *("train", "valid", "directory", "file", "mirror"),
+    *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout"),
+    *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
 }
 
 
@@ -144,7 +135,7 @@ def _fields(settings: Settings) -> dict[str, Any]:
 
 
 def _saved(folder: Workdir, settings: Settings) -> Settings:
-    values = read_json(folder.config)
+    values = read_object(folder.config)
     if values.keys() - settings.to_dict().keys():
         raise UserError(
             f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
@@ -198,7 +189,7 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
     """
     if not folder.config.exists():
         return
-    began_with = read_json(folder.identity)
+    began_with = read_object(folder.identity)
     for name, digest in identity.items():
         if began_with.get(name) != digest:
             raise UserError(

@@ -18,10 +18,10 @@ from jaxformer.cli.text import (
     blocks,
     blocks_as_they_arrive,
     check_outputs,
+    lines_with_errors,
     lines_with_prefixes,
     paired,
     read_in_blocks,
-    read_lines,
     writing,
 )
 from jaxformer.errors import SomeLinesError, UserError
@@ -101,7 +101,7 @@ def test_a_file_with_a_bad_line_is_refused_before_the_first_block(tmp_path):
 
 def test_bad_lines_are_yielded_in_place():
     content = b"\xef\xbb\xbfone\n\xff\n\xef\xbb\xbf\r\n\n\xc3"
-    lines = list(read_lines(io.BytesIO(content).readline, "in"))
+    lines = list(lines_with_errors(io.BytesIO(content).readline, "in"))
     assert [line.text for line in lines] == ["one", "", "\ufeff", "", ""]
     errors = [line.error and line.error.partition(";")[0] for line in lines]
     byte = "not UTF-8: byte 0x{} at position 1 of the line"
@@ -112,7 +112,7 @@ def test_bad_lines_are_yielded_in_place():
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_too_long_a_line_is_skipped_up_to_its_end(excess, end):
     long = "a" * (text._LONGEST_LINE - len(end) + excess) + end
-    found = list(read_lines(io.BytesIO(f"one\n{long}two".encode()).readline, "in"))
+    found = list(lines_with_errors(io.BytesIO(f"one\n{long}two".encode()).readline, "in"))
     assert found[0] == Line("one")
     assert found[-1].text.endswith("two") or not end
     if (end and excess <= 0) or (not end and excess + 3 < 0):

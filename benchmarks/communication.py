@@ -9,8 +9,8 @@ published data of the chips; nothing is measured.
 from typing import NamedTuple
 
 from jaxformer.analysis.communication import step_traffic
-from jaxformer.analysis.flops import training_flops
 from jaxformer.config import Config, MeshConfig, ModelConfig
+from jaxformer.models.flops import training_flops
 
 # Batch per chip: 25,000 source and 25,000 target tokens, as many as the paper's whole batch.
 ROWS, LENGTH = 500, 50

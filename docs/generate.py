@@ -10,8 +10,8 @@ import re
 import runpy
 from collections.abc import Callable, Iterator
 
-from jaxformer.analysis.flops import training_flops
 from jaxformer.config import Config
+from jaxformer.models.flops import training_flops
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
 
 PROJECT = pathlib.Path(__file__).parents[1]

@@ -29,7 +29,7 @@ class Workdir:
 
     def __post_init__(self) -> None:
         local_path(self.path)  # Refuses URLs.
-        for path in (self.checkpoints, self.averaged, self.tensorboard):
+        for path in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
             resolve_inside(path, self.path)
 
     @property
@@ -74,6 +74,11 @@ class Workdir:
     def tensorboard(self) -> pathlib.Path:
         """TensorBoard event files."""
         return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> pathlib.Path:
+        """Profiles of training steps, in the form of JAX's profiler."""
+        return self.path / "profile"
 
     def record_commit(self, step: int) -> None:
         """Records that ``checkpoints`` holds a step."""

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxformer.analysis.flops import training_flops
 from jaxformer.errors import exit_code
+from jaxformer.models.flops import training_flops
 from jaxformer.paper import command
 from jaxformer.paper.table3_rows import row_config
 

@@ -25,6 +25,7 @@ from jaxformer.data.stream import (
 )
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
+from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
@@ -124,6 +125,11 @@ class LanguageModeling(Task):
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns the only shape of a training batch."""
         return [jax.ShapeDtypeStruct((self._rows(shards), self._data.length + 1), jnp.int32)]
+
+    def flops(self, batch: Int[Array, "B _"]) -> int:
+        """Returns the operations of all matmuls of a step, for padding too."""
+        rows, tokens = batch.shape
+        return language_model_flops(self.config.model, rows, tokens - 1)
 
     def identity(self) -> dict[str, str]:
         """Returns the SHA-256 of the text and of the tokenizer."""

@@ -17,6 +17,7 @@ from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
+from jaxformer.models.flops import training_flops
 from jaxformer.models.transformer import Transformer
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.training import hosts
@@ -149,6 +150,11 @@ class Translation(Task):
         """Returns every shape of a training batch."""
         shapes = padded_shapes(self._data.plan, shards.row_multiple)
         return [abstract_batch(*shape) for shape in shapes]
+
+    def flops(self, batch: Batch) -> int:
+        """Returns the operations of all matmuls of a step, for padding too."""
+        rows, src_length = batch.src.shape
+        return training_flops(self.config.model, rows, src_length, batch.tgt_in.shape[1])
 
     def identity(self) -> dict[str, str]:
         """Returns the SHA-256 of the tokenizer and of both splits of the corpus."""

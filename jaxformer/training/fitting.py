@@ -16,9 +16,11 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import StoppedError, UserError
 from jaxformer.files import local_path
+from jaxformer.nn.backend import peak_flops
 from jaxformer.training import hosts, watchdog
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
+from jaxformer.training.profiling import profiling
 from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.run_directory import (
     begin,
@@ -34,6 +36,7 @@ from jaxformer.training.settings import FitConfig, Settings
 from jaxformer.training.signals import StopSignals, stop_signals
 from jaxformer.training.step import (
     TrainState,
+    TrainStep,
     abstract_state,
     all_finite,
     init_state,
@@ -142,25 +145,17 @@ def fit(
             formats=task.log_formats,
         ) as reporter:
             _log_summary(reporter, task, mesh, state)
-            run = Run(
-                task,
-                settings,
-                mesh,
-                optimizer,
-                checkpoints,
-                metadata,
-                reporter,
-                learning_rate,
-                hooks,
-                stop,
-            )
+            run = Run(task, settings, mesh, optimizer, checkpoints, metadata, reporter, stop)
             if start:
                 run.resume_validation(state, start)
             if start >= settings.steps:
                 section = "training" if config else "fit"
                 reporter.log(f"nothing to do: {section}.steps={settings.steps} are done")
                 return state
-            return run.steps(state, start, Window(learning_rate, unfinished))
+            window = Window(learning_rate, unfinished, _peak_flops(mesh))
+            steps = settings.profiled_steps
+            with profiling(steps, folder.profile, reporter.log) as profile:
+                return run.steps(state, start, window, [*hooks, profile])
 
 
 def _check_task(task: Any) -> None:
@@ -203,21 +198,20 @@ class Run:
     checkpoints: Checkpoints
     metadata: dict[str, Any]
     reporter: Reporter
-    learning_rate: optax.Schedule | None
-    hooks: Sequence[Hook]
     stop: StopSignals
 
-    def steps(self, state: TrainState, start: int, window: Window) -> TrainState:
+    def steps(
+        self, state: TrainState, start: int, window: Window, hooks: Sequence[Hook]
+    ) -> TrainState:
         """Takes all steps after ``start``, and reports, validates and saves along the way."""
         settings, step, saved, stop = self.settings, start, start, False
-        with self.stop.at_once():
-            train_step = self.compile_train_step(state)
         for batch in window.timed(self.stop.until_stopped(self.batches(start))):
+            train_step = self.compiled(state, batch, window)
             watchdog.progress(f"step {step}")
             state, sums = train_step(state, batch)
             step += 1
             self.checkpoints.check()
-            window.add(step, sums)
+            window.add(step, sums, self.task.flops(batch))
             self.reporter.advance(step)
             last = step == settings.steps
             stop = self.stop.asked() and not last
@@ -230,7 +224,7 @@ class Run:
                     saved = step
                     if self.is_validated(step) and not stop:
                         stop = not self.validate(step, state)
-            for hook in self.hooks:
+            for hook in hooks:
                 hook(step, state, sums)
             if stop:
                 break
@@ -295,34 +289,50 @@ class Run:
         if due and not self.checkpoints.is_scored(start) and not self.validate(start, state):
             self.end_early(start)
 
-    def compile_train_step(
-        self, state: TrainState
+    def compiled(
+        self, state: TrainState, batch: PyTree, window: Window
     ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
-        """Compiles the step for every shape in ``Task.shapes``; any other shape is an error."""
+        """Returns the step compiled for the shape of a batch.
+
+        Raises:
+          UserError: The task names its shapes, and this is another one.
+        """
+        if (shape := _shape_of(batch)) not in self.programs:
+            with window.paused():
+                self.programs[shape] = self.compile(state, batch)
+        return self.programs[shape]
+
+    def compile(
+        self, state: TrainState, batch: PyTree
+    ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
+        """Compiles the step for the shape of a batch, and reports it."""
+        shape, shapes = _shape_of(batch), {_shape_of(b) for b in self.task.shapes(self.shards)}
+        if shapes and shape not in shapes:
+            raise UserError(f"expected a batch of one of Task.shapes, got {shape}")
+        sizes = sorted({"x".join(map(str, leaf)) for leaf in shape if leaf})
+        place = f"{len(self.programs) + 1}{f' of {len(shapes)}' if shapes else ''}"
+        self.reporter.log(f"compiling the step for shape {place}: {', '.join(sizes)}")
         watchdog.progress("the start of the compilation", limited=False)
         began = time.monotonic()
-        train_step = make_train_step(
+        program = self.train_step.lower(state, batch).compile()
+        self.reporter.log(f"compiled it in {time.monotonic() - began:.0f} s")
+        return program
+
+    @functools.cached_property
+    def programs(self) -> dict[tuple[tuple[int, ...], ...], Any]:
+        """The compiled steps, by the shapes of the arrays of a batch."""
+        return {}
+
+    @functools.cached_property
+    def train_step(self) -> TrainStep:
+        """The step, to be compiled."""
+        return make_train_step(
             self.task.loss,
             self.optimizer,
             self.mesh,
             seed=self.settings.seed,
             gradient_accumulation=self.settings.gradient_accumulation,
         )
-        shapes = self.task.shapes(self.shards)
-        if not shapes:
-            return train_step
-        programs = {_shape_of(batch): train_step.lower(state, batch).compile() for batch in shapes}
-        self.reporter.log(
-            f"compiled the step for {len(programs)} {'shape' if len(programs) == 1 else 'shapes'} "
-            f"in {time.monotonic() - began:.0f} s"
-        )
-
-        def compiled_step(state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
-            if (shape := _shape_of(batch)) not in programs:
-                raise UserError(f"expected a batch of one of Task.shapes, got {shape}")
-            return programs[shape](state, batch)
-
-        return compiled_step
 
     @functools.cached_property
     def shards(self) -> BatchShards:
@@ -386,6 +396,12 @@ class Run:
 
 def _shape_of(batch: PyTree) -> tuple[tuple[int, ...], ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+
+
+def _peak_flops(mesh: Mesh) -> float | None:
+    """Returns the peak FLOP/s of all devices together, if known."""
+    peak = peak_flops(mesh.devices.flat[0].device_kind)
+    return peak and mesh.size * peak
 
 
 def _log_summary(reporter: Reporter, task: Task, mesh: Mesh, state: TrainState) -> None:

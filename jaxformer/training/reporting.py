@@ -118,6 +118,7 @@ class Totals:
       tokens: Sum of "tokens" over all steps.
       seconds: Time that the steps took.
       waited: Part of this time in which the loop waited for batches.
+      flops: Floating-point operations of the steps; 0 if the task does not count them.
       largest_norm: Largest gradient norm of the steps that were not skipped.
       largest_step: Its step.
     """
@@ -128,6 +129,7 @@ class Totals:
     tokens: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
+    flops: float = 0.0
     largest_norm: float = 0.0
     largest_step: int = 0
 
@@ -146,10 +148,19 @@ class Window:
     """Steps since the last report; their metrics stay on the device until they are needed."""
 
     def __init__(
-        self, learning_rate: optax.Schedule | None = None, saved: Mapping[str, Any] | None = None
+        self,
+        learning_rate: optax.Schedule | None = None,
+        saved: Mapping[str, Any] | None = None,
+        peak_flops: float | None = None,
     ) -> None:
-        """Begins a window, or continues one that a checkpoint has :meth:`saved`."""
-        self._schedule = learning_rate
+        """Begins a window, or continues one that a checkpoint has :meth:`saved`.
+
+        Args:
+          learning_rate: Schedule of the optimizer, for the reports.
+          saved: The unfinished window of a checkpoint.
+          peak_flops: Peak FLOP/s of all devices together, if known.
+        """
+        self._schedule, self._peak_flops = learning_rate, peak_flops
         self._clear(Totals(**saved or {}))
 
     def _clear(self, totals: Totals) -> None:
@@ -168,8 +179,9 @@ class Window:
                 return
             yield batch
 
-    def add(self, step: int, metrics: Sums) -> None:
+    def add(self, step: int, metrics: Sums, flops: int = 0) -> None:
         """Adds one step; blocks only if the device is far behind."""
+        self._totals.flops += flops
         self._steps.append(step)
         self._metrics.append(metrics)
         if len(self._metrics) > _IN_FLIGHT:
@@ -218,7 +230,8 @@ class Window:
 
         "grad_norm" is the mean over the steps of the global norm of the gradient, before clipping.
         "waiting" is the fraction of the time in which the loop waited for batches. Devices compute
-        meanwhile, so it is an upper bound of what loading costs.
+        meanwhile, so it is an upper bound of what loading costs. "mfu" is the model FLOPs
+        utilization: the matmuls of the steps as a fraction of the peak of the devices.
 
         Args:
           updates: Number of optimizer updates so far.
@@ -231,6 +244,9 @@ class Window:
             values["learning_rate"] = float(np.asarray(self._schedule(updates - 1)))
         if "tokens" in totals.sums:
             values["tokens_per_second"] = totals.tokens / totals.seconds
+        if totals.flops and self._peak_flops:
+            rate = totals.flops / totals.seconds
+            values |= {"teraflops_per_second": rate / 1e12, "mfu": rate / self._peak_flops}
         values |= {
             "seconds_per_step": totals.seconds / totals.steps,
             "waiting": totals.waited / totals.seconds,

@@ -22,7 +22,7 @@ _logger = logging.getLogger("jaxformer")
 # Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
     *("train", "valid", "directory", "file", "mirror"),
-    *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout"),
+    *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
 }
 

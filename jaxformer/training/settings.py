@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxformer.errors import UserError
@@ -52,6 +53,7 @@ class FitConfig:
         and compiling the training step may take any time.
       mirror: Folder for a copy of the run, such as a mounted bucket or drive. Each checkpoint is
         copied there in the background. A run whose own checkpoints are gone resumes from it.
+      profile: Steps to profile: "100:110" writes a trace of the steps 101 to 110 into the workdir.
     """
 
     steps: int = 100_000
@@ -63,6 +65,7 @@ class FitConfig:
     keep_checkpoints: int = 5
     stall_timeout: int = 600
     mirror: str | None = None
+    profile: str | None = None
 
     _section = "fit"  # name of the section in the config, not a field
 
@@ -78,8 +81,21 @@ class FitConfig:
             )
         if self.mirror is not None:
             local_path(self.mirror)  # refuses URLs
+        if self.profile is not None:
+            steps = self.profiled_steps
+            if not steps or steps[0] == 1 or steps[-1] > self.steps:
+                raise UserError(
+                    f"{section}.profile: expected two numbers from 1 to {self.steps}, the smaller "
+                    f"first, such as 100:110: got {self.profile!r}"
+                )
         if not 0 <= self.seed < 2**31:
             raise UserError(f"{section}.seed must be from 0 to {2**31 - 1}: got {self.seed}")
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps to profile; none if ``profile`` is None or malformed."""
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile or "")
+        return range(int(match[1]) + 1, int(match[2]) + 1) if match else range(0)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the fields as one section."""

@@ -156,7 +156,7 @@ def make_train_step(
     ``gradient_accumulation``.
 
     Departs from the paper: a step that would make parameters or optimizer state NaN or Inf changes
-    neither, on any device. A step whose gradient norm overflows is skipped, too.
+    neither, on any device. A step whose loss or gradient norm is not finite is skipped, too.
 
     Args:
       loss: Sums by name; "loss" over "count" is minimized. See
@@ -229,7 +229,7 @@ def _update(
     params = optax.apply_updates(state.params, updates)
     # Not the gradients: the square of a finite gradient above 1e19, Adam's second moment, is Inf.
     # Clipping would turn finite gradients, whose norm overflows, into an update of zero.
-    finite = all_finite(params, opt_state) & ~jnp.isinf(norm)
+    finite = all_finite(params, opt_state) & jnp.isfinite(norm) & jnp.isfinite(value)
     params, opt_state = jax.tree.map(
         lambda new, old: jnp.where(finite, new, old),
         (params, opt_state),

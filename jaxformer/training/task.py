@@ -145,14 +145,21 @@ class Task(Protocol):
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns every shape of a global batch, as pytrees of ``jax.ShapeDtypeStruct``.
 
-        The step is compiled for them before training starts; any other shape is then an error.
-        Without shapes, the step is compiled for each new shape.
+        The step is compiled for each shape when it first comes; any other shape is an error.
+        Without shapes, all are allowed.
 
         Args:
           shards: Batch shards of the mesh; the rows of each shape must be divisible by
             ``shards.row_multiple``.
         """
         return ()
+
+    def flops(self, batch: PyTree) -> int:
+        """Returns the floating-point operations of a step over this global batch; 0 if not known.
+
+        On devices whose peak is known, "teraflops_per_second" and "mfu" are then reported.
+        """
+        return 0
 
     def save(self, workdir: Workdir) -> None:
         """Writes the task's own files, such as a tokenizer, into a new workdir.

@@ -22,6 +22,8 @@ _FORMATS = {
     "grad_norm": "norm {:.3g}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
+    "teraflops_per_second": "{:.3g} TFLOP/s",
+    "mfu": "MFU {:.1%}",
     "seconds_per_step": "",
     "waiting": "",
     "skipped": "",

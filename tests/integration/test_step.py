@@ -330,6 +330,27 @@ def test_step_whose_gradient_norm_overflows_is_skipped(devices):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_step_whose_loss_is_not_finite_is_skipped(devices, value):
+    """Even if its gradients are."""
+    mesh = make_mesh(devices=jax.devices()[:devices])
+
+    def loss(params, batch, randomness):
+        return {"loss": params["w"].sum() + batch.sum(), "count": batch.size}
+
+    optimizer = optax.sgd(1.0)
+    train_step = make_train_step(loss, optimizer, mesh)
+    state = init_state(lambda key: {"w": jnp.ones(3)}, optimizer, mesh)
+    batch = np.zeros((8, 1), np.float32)
+    state, metrics = train_step(state, batch)
+    assert (int(metrics["skipped"]), float(state.params["w"][0])) == (0, 1 - devices / 8)
+    batch[-1] = value
+    state, metrics = train_step(state, batch)
+    assert math.isfinite(metrics["grad_norm"])
+    assert (int(metrics["skipped"]), float(state.params["w"][0])) == (1, 1 - devices / 8)
+
+
 def test_validation_sums_do_not_depend_on_devices():
     batch = ragged_batch()
     results = []

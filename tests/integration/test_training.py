@@ -1,8 +1,12 @@
 """The training loop: a resumed run equals an uninterrupted one, bit for bit."""
 
+import collections
 import contextlib
 import dataclasses
+import gzip
+import itertools
 import json
+import re
 import shutil
 import signal
 import threading
@@ -18,6 +22,7 @@ from jaxformer.errors import RESUMABLE, UserError
 from jaxformer.experiment import make_optimizer, train
 from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
+from jaxformer.models.flops import training_flops
 from jaxformer.tasks import translation
 from jaxformer.training import fitting
 
@@ -331,9 +336,7 @@ def test_over_long_pairs_are_skipped_counted_and_reported(tiny_config, tmp_path,
 
 
 @pytest.mark.slow
-def test_an_epoch_of_several_shapes_compiles_nothing_after_its_first_steps(
-    tiny_config, tmp_path, monkeypatch
-):
+def test_each_shape_is_compiled_when_it_first_comes(tiny_config, tmp_path, monkeypatch, capsys):
     write_text_corpus(tmp_path, 200)
     for path in tmp_path.glob("*.*"):
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -342,20 +345,59 @@ def test_an_epoch_of_several_shapes_compiles_nothing_after_its_first_steps(
     often = {"steps": 30, "log_every": 1, "checkpoint_every": 30, "eval_every": 30}
     config = text_config(tiny_config, tmp_path, **often, eval_sentences=0)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, batching="buckets"))
-    seen, counts, shapes = Compilations(), [], set()
+    seen, counts, shapes = Compilations(), [], []
     to_devices, report = fitting.to_devices, fitting.Reporter.train
     monkeypatch.setattr(
-        fitting, "to_devices", lambda *a: (shapes.add(a[1].src.shape), to_devices(*a))[1]
+        fitting,
+        "to_devices",
+        lambda *a: (shapes.append((a[1].src.shape, a[1].tgt_in.shape)), to_devices(*a))[1],
     )
     monkeypatch.setattr(
         fitting.Reporter, "train", lambda *a: (counts.append(seen.count), report(*a))[1]
     )
     with seen:
         train(config, tmp_path / "run")
-    assert len(shapes) > 1
-    assert len(counts) == 30
-    assert counts[0] >= len(shapes)  # the listener works
-    assert counts[2:] == [counts[2]] * 28
+    assert len(counts) == len(shapes) == 30
+    assert 2 < len(set(shapes)) < 10
+    # The first two steps compile other small programs, too.
+    new = [shapes[i] not in shapes[:i] for i in range(2, 30)]
+    assert [after - before for before, after in itertools.pairwise(counts[1:])] == new
+    # Each is announced before.
+    announced = re.findall(
+        r"compiling the step for shape (\d+) of (\d+): ", capsys.readouterr().err
+    )
+    assert [int(number) for number, _ in announced] == [*range(1, len(set(shapes)) + 1)]
+    assert all(int(total) >= len(set(shapes)) for _, total in announced)
+
+
+def test_speed_is_compared_with_the_peak_where_it_is_known(
+    tiny_config, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(fitting, "peak_flops", lambda kind: 5e11 if kind == "cpu" else None)
+    config = tiny_config(steps=2, eval_sentences=0)
+    train(config, tmp_path)
+    (report,) = (r for r in read_metrics(tmp_path) if r["kind"] == "train")
+    # Packed batches of 512 source and 512 target tokens have 8 rows of 64.
+    flops = training_flops(config.model, 8, 64, 64)
+    expected = flops / report["seconds_per_step"] / 1e12
+    assert report["teraflops_per_second"] == pytest.approx(expected)
+    assert report["mfu"] == pytest.approx(expected * 1e12 / (5e11 * jax.device_count()))
+    assert re.search(r"  [\d.e-]+ TFLOP/s  MFU [\d.]+%  ", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_steps_are_profiled(tiny_config, tmp_path, capsys):
+    state = train(tiny_config(steps=6, eval_sentences=0, profile="2:4"), tmp_path / "profiled")
+    assert_equal_states(state, train(tiny_config(steps=6, eval_sentences=0), tmp_path / "plain"))
+    assert "profiled up to step 4: open the perfetto_trace.json.gz" in capsys.readouterr().err
+    assert len(list((tmp_path / "profiled" / "profile").rglob("*.xplane.pb"))) == 1
+    (trace,) = (tmp_path / "profiled" / "profile").rglob("perfetto_trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    executions = [e for e in events if e.get("name", "").endswith("Execute (jit_train_step)")]
+    per_device = collections.Counter(event["name"] for event in executions)
+    assert per_device
+    assert set(per_device.values()) == {2}  # steps 3 and 4
+    assert len(events) < 100_000  # no Python calls
 
 
 def test_hopeless_run_stops_and_keeps_its_good_checkpoint(tiny_config, tmp_path, monkeypatch):

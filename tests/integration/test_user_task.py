@@ -394,7 +394,7 @@ def test_shapes_are_compiled_ahead_and_others_are_refused(tmp_path, uninterrupte
             ]
 
     assert_equal(run(tmp_path / "run", Shaped()), uninterrupted[0])
-    assert "compiled the step for 1 shape in" in capsys.readouterr().err
+    assert "compiling the step for shape 1 of 1: " in capsys.readouterr().err
     wrong = Shaped()
     wrong.rows = 16
     with pytest.raises(UserError, match=r"expected a batch of one of Task\.shapes, got"):

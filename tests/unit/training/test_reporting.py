@@ -209,6 +209,22 @@ def test_gradient_norms_are_averaged_and_spikes_are_described():
     assert math.isnan(window.means(updates=6)["grad_norm"])
 
 
+def test_flops_are_compared_with_the_peak(monkeypatch):
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(reporting, "time", clock)
+    window = reporting.Window(peak_flops=4e12)
+    window.add(1, step_sums(), flops=10**12)
+    clock.now = 0.5
+    window = reporting.Window(saved=json.loads(json.dumps(window.saved())), peak_flops=4e12)
+    window.add(2, step_sums(), flops=2 * 10**12)
+    clock.now = 2.0
+    values = window.means(updates=2)
+    assert (values["teraflops_per_second"], values["mfu"]) == (1.5, 0.375)
+    window.add(3, step_sums())  # The task does not count.
+    clock.now = 3.0
+    assert "mfu" not in window.means(updates=3)
+
+
 def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
     """Otherwise Ctrl-C would wait for all steps until the next report."""
 

@@ -1,6 +1,6 @@
 """Floating point operations of training, computed from sizes alone (section 5.2)."""
 
-from jaxformer.config import ModelConfig
+from jaxformer.models.assembly import ModelConfig
 
 
 def forward_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:

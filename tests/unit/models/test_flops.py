@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.analysis.flops import forward_flops, language_model_flops, training_flops
 from jaxformer.config import ModelConfig
+from jaxformer.models.flops import forward_flops, language_model_flops, training_flops
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 

@@ -1,0 +1,54 @@
+"""Profiles of some training steps, by JAX's profiler."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jaxformer.training.hooks import Hook
+from jaxformer.training.step import TrainState
+from jaxformer.training.task import Sums
+
+
+@contextlib.contextmanager
+def profiling(steps: range, folder: pathlib.Path, log: Callable[[str], None]) -> Iterator[Hook]:
+    """Yields a hook that profiles steps.
+
+    Args:
+      steps: Numbers of the steps, after the first step of the run.
+      folder: Place of the trace.
+      log: Prints a message.
+    """
+    running = False
+
+    def hook(step: int, state: TrainState, sums: Sums) -> None:
+        nonlocal running
+        if running == (step + 1 in steps):
+            return
+        jax.block_until_ready(state)
+        if running:
+            jax.profiler.stop_trace()
+            log(
+                f"profiled up to step {step}: open the perfetto_trace.json.gz below {folder} at "
+                "https://ui.perfetto.dev, or the folder with XProf"
+            )
+        else:
+            jax.profiler.start_trace(
+                folder, create_perfetto_trace=True, profiler_options=_options()
+            )
+        running = not running
+
+    try:
+        yield hook
+    finally:
+        if running:
+            jax.profiler.stop_trace()
+
+
+def _options() -> Any:
+    """Returns options without the tracer of Python calls, which would be most of the trace."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    return options

@@ -7,8 +7,9 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Literal, NoReturn
 
+from jaxformer import pretrained
 from jaxformer.cli import decoding_options
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
@@ -82,14 +83,18 @@ def _add_translate(commands) -> None:
         "translate.translate",
         "translate lines of text, from standard input or a file",
         """
+        echo "Where is the station?" | jaxformer translate
+        Wo ist der Bahnhof?
+
         jaxformer translate --workdir runs/multi30k --input in.txt --output out.txt
 
         echo "A dog runs." | jaxformer translate --workdir runs/multi30k --n-best 2
         0 ||| Ein Hund rennt. ||| -0.412345
         0 ||| Ein Hund läuft. ||| -0.523456
 
-        jaxformer translate --workdir runs/multi30k     # type a line, press Enter; Ctrl-D ends
+        jaxformer translate     # type a line, press Enter; Ctrl-D ends
         """,
+        workdir="translation",
     )
     files = command.add_argument_group(
         "text",
@@ -158,6 +163,7 @@ def _add_score(commands) -> None:
         -0.512345
         -0.734567
         """,
+        workdir="translation",
     )
     files = command.add_argument_group(
         "text",
@@ -193,6 +199,7 @@ def _add_evaluate(commands) -> None:
         "evaluate.evaluate",
         "translate a file and score the translations against a reference",
         "jaxformer evaluate --workdir runs/multi30k --source test.en --reference test.de",
+        workdir="translation",
     )
     files = command.add_argument_group("text")
     files.add_argument(
@@ -226,7 +233,7 @@ def _add_compare(commands) -> None:
 
         jaxformer compare --reference newstest2014.de big.de      # scores with 95 % intervals
         """,
-        workdir=False,
+        workdir="none",
     )
     command.add_argument(
         "translations",
@@ -355,7 +362,7 @@ def _add_evalb(commands) -> None:
 
         jaxformer evalb gold.trees parsed.trees --params COLLINS.prm --json
         """,
-        workdir=False,
+        workdir="none",
     )
     command.add_argument(
         "gold",
@@ -393,7 +400,7 @@ def _add_doctor(commands) -> None:
 
         jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
         """,
-        workdir=False,
+        workdir="none",
     )
     command.add_argument(
         "--config",
@@ -457,12 +464,13 @@ def _add_attention(commands) -> None:
         "plot.attention",
         "translate a sentence and plot its attention weights, as a web page or an image",
         """
-        jaxformer attention --workdir runs/multi30k "A dog runs."     # an interactive web page
+        jaxformer attention "Where is the station?"     # an interactive web page
 
         jaxformer attention --workdir runs/multi30k "A dog runs." --figure 3 --output figure3.svg
 
         jaxformer attention --workdir runs/multi30k "A dog runs." --heads 1,3 --output heads.png
         """,
+        workdir="translation",
     )
     command.add_argument("sentence", help="source sentence")
     command.add_argument(
@@ -470,7 +478,7 @@ def _add_attention(commands) -> None:
         type=local_path,
         metavar="FILE",
         help="file to write: .html for an interactive page of all layers, heads and kinds, which "
-        "works offline; .png or .svg for an image (default: attention.html in the workdir)",
+        "works offline; .png or .svg for an image (default: attention.html in --workdir, or here)",
     )
     shown = command.add_argument_group("selection, which the page shows first")
     shown.add_argument(
@@ -533,7 +541,7 @@ def _add_import(commands) -> None:
         "convert.import_model",
         "convert another system's model to a workdir that every command accepts",
         "jaxformer import marian opus-mt-en-de --workdir runs/opus-mt-en-de",
-        workdir_help="workdir to create",
+        workdir="new",
     )
     command.add_argument(
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
@@ -548,8 +556,7 @@ def _command(
     summary: str,
     example: str,
     *,
-    workdir: bool = True,
-    workdir_help: str = "run directory of train.py",
+    workdir: Literal["run", "translation", "new", "none"] = "run",
 ) -> CommandParser:
     lines = [line.removeprefix(8 * " ") for line in example.strip().split("\n")]
     command = commands.add_parser(
@@ -562,13 +569,19 @@ def _command(
         # An abbreviation may become ambiguous when an option is added.
         allow_abbrev=False,
     )
-    if workdir:
+    if workdir != "none":
         command.add_argument(
             "--workdir",
             type=local_path,
-            required=True,
+            required=workdir != "translation",
+            default=pretrained.WORKDIR,
             metavar="DIR",
-            help=workdir_help,
+            help={
+                "run": "run directory of train.py",
+                "translation": "run directory of train.py (default: the "
+                f"{pretrained.DESCRIPTION})",
+                "new": "workdir to create",
+            }[workdir],
         )
     command.set_defaults(run=run, parser=command)
     return command

@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 
+from jaxformer import pretrained
 from jaxformer.cli.progress import load
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
@@ -21,7 +22,8 @@ def attention(options: argparse.Namespace) -> None:
       UserError: There is no such model, layer, head or word, the sentence cannot be translated,
         or the output is neither a page nor an image.
     """
-    output = options.output or options.workdir / "attention.html"
+    own = options.workdir != pretrained.WORKDIR
+    output = options.output or (options.workdir if own else pathlib.Path()) / "attention.html"
     suffix = output.suffix.lower()
     if suffix not in (".html", ".png", ".svg"):
         raise UserError(f"--output: expected a name that ends in .html, .png or .svg: got {output}")

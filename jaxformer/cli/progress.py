@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
+from jaxformer import pretrained
 from jaxformer.cli.decoding_options import search_settings
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
@@ -35,7 +36,10 @@ def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = Non
                 f"{folder}: expected the tokenizer of {options.workdir}, to make an ensemble with "
                 "it, but it has another; train both with the same vocabulary"
             )
-        print(f"{folder}: {part.weights}", file=sys.stderr)
+        if folder == pretrained.WORKDIR:
+            print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
+        else:
+            print(f"{folder}: {part.weights}", file=sys.stderr)
     return translator.ensemble_with(*parts[1:])
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, SupportsIndex
 
 from jaxtyping import PyTree
 
+from jaxformer import pretrained
 from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
 from jaxformer.config import Config, ModelConfig, check_config, load_run, sentence_pairs
 from jaxformer.data.marian_tokenizer import load_tokenizer
@@ -41,9 +42,8 @@ class Hypothesis(NamedTuple):
 class Translator:
     """Translates sentences with a trained Transformer.
 
-    >>> translator = Translator.load("runs/numerals")  # doctest: +SKIP
-    >>> translator.translate(["two hundred and forty-seven"])  # doctest: +SKIP
-    ['zweihundertsiebenundvierzig']
+    >>> Translator.load().translate(["Where is the station?"])
+    ['Wo ist der Bahnhof?']
 
     Attributes:
       config: The config of the first model; ``config.search`` is the search of the ensemble.
@@ -91,7 +91,7 @@ class Translator:
     @classmethod
     def load(
         cls,
-        workdir: str | pathlib.Path,
+        workdir: str | pathlib.Path = pretrained.WORKDIR,
         *,
         weights: str | int = "auto",
         search: BeamSearch | Sampling | None = None,
@@ -100,7 +100,8 @@ class Translator:
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
         Args:
-          workdir: The run directory.
+          workdir: The run directory; by default the English-German model that comes with the
+            package.
           weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
             an ensemble.
           search: Replaces the run's search.

@@ -1,0 +1,88 @@
+"""The model that comes with the package."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer import pretrained
+from jaxformer.evaluation.bleu_report import translation_report
+from jaxformer.inference.translator import Translator
+
+DATA = pathlib.Path(os.environ.get("JAXFORMER_DATA", "../shared/data")) / "tatoeba-en-de"
+
+
+def run(*words, given="", **settings):
+    """Runs a command in a process of its own."""
+    words = [sys.executable, "-m", "jaxformer", *words]
+    return subprocess.run(
+        words, input=given, capture_output=True, text=True, check=True, **settings
+    )
+
+
+def test_it_is_small():
+    files = [path for path in pretrained.WORKDIR.parent.rglob("*") if path.suffix != ".pyc"]
+    assert sum(path.stat().st_size for path in files if path.is_file()) <= 8_000_000
+
+
+def test_it_names_no_place_of_the_machine_that_trained_it():
+    config = json.loads((pretrained.WORKDIR / "config.json").read_text())
+    assert config["data"]["train"] == "tatoeba-en-de/train"
+    for path in pretrained.WORKDIR.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not any(place in content for place in (b"/work", b"/tmp", b"/root", b"/home"))
+
+
+def test_translates_without_a_workdir(tmp_path):
+    found = run("translate", given="Where is the station?\n", cwd=tmp_path)
+    assert found.stdout == "Wo ist der Bahnhof?\n"
+    assert found.stderr.startswith(f"the {pretrained.DESCRIPTION}; --workdir names another\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_needs_no_writable_package(tmp_path):
+    """As installed by an administrator."""
+    if os.getuid() or not shutil.which("setpriv"):
+        pytest.skip("needs root, to read as another user")
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    script = "from jaxformer import Translator; print(Translator.load().translate(['Good night.']))"
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    tmp_path.chmod(0o777)
+    found = subprocess.run(
+        [*user, sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=pathlib.Path(__file__).parents[2],
+        check=True,
+    )
+    assert found.stdout == "['Gute Nacht.']\n"
+
+
+@pytest.mark.slow
+def test_attention_without_a_workdir_is_written_here(tmp_path):
+    found = run("attention", "Where is the station?", cwd=tmp_path)
+    assert found.stdout == "attention.html: Wo ist der Bahnhof?\n"
+    assert "Bahnhof" in (tmp_path / "attention.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_score_on_its_card():
+    if not DATA.is_dir():
+        pytest.skip("needs the data of Tatoeba: jaxformer data tatoeba")
+    english, german = (
+        (DATA / f"valid.{language}").read_text(encoding="utf-8").split("\n")[:-1]
+        for language in ("en", "de")
+    )
+    report = translation_report(
+        Translator.load().translate(english), german, target_language="de"
+    )
+    card = (pretrained.WORKDIR.parent / "README.md").read_text(encoding="utf-8")
+    assert report.sacrebleu.score >= 36
+    assert f"| sacreBLEU on the validation set | {report.sacrebleu.score:.1f} |" in card

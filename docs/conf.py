@@ -88,8 +88,9 @@ def shorten_signature(app, what, name, value, options, signature, returned):
 
 def skip_field(app, what, name, value, skip, options):
     """Leaves out fields, which the section "Attributes" of a docstring describes."""
-    methods = (property, staticmethod, classmethod)
-    return what == "class" and not (inspect.isroutine(value) or isinstance(value, methods)) or skip
+    kinds = (property, staticmethod, classmethod)
+    field = what == "class" and not inspect.isroutine(value) and not isinstance(value, kinds)
+    return skip or field
 
 
 def link_to_public_name(app, env, node, text):

@@ -14,7 +14,7 @@ PROJECT = pathlib.Path(__file__).parents[2]
 SHORTER = {
     "numerals.py ": "numerals.py:smoke ",
     "train numerals ": "train numerals:smoke ",
-    '"numerals"': '"numerals:smoke"',
+    'load_config("numerals")': 'load_config("numerals:smoke")',
     "--last 3": "--last 2",
     "steps=1000, warmup_steps=400, checkpoint_every=500, eval_every=500": "steps=2",
 }

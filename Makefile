@@ -16,7 +16,7 @@ COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test coverage test-slow nightly lint check smoke-oldest smoke-newest lock clean
+.PHONY: help install demo test coverage test-slow nightly lint docs check smoke-oldest smoke-newest lock clean
 
 help:  ## List all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
@@ -62,6 +62,9 @@ lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tests/language.py
+
+docs: $(VENV)/installed  ## Build the documentation site, build/site; warnings are errors
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . build/site
 
 check: lint test  ## Lint and run the fast tests
 

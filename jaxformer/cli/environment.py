@@ -46,6 +46,8 @@ class Extra(NamedTuple):
 
 
 EXTRAS = (
+    Extra(("matplotlib",), ("matplotlib",), "jaxformer plot and attention, tables of the paper"),
+    Extra(("tensorflow_datasets",), ("tensorflow-datasets",), "data.corpus=tfds"),
     Extra(("tensorboardX",), ("tensorboardX",), "TensorBoard files beside metrics.jsonl"),
     Extra(
         ("importlib_resources", "tensorflow"),

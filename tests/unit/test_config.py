@@ -624,7 +624,6 @@ def test_fields_are_understood_by_their_old_names(capsys):
     with pytest.warns(FutureWarning, match=r"fit\.accumulation is now fit\.gradient_acc"):
         assert FitConfig(accumulation=4) == FitConfig(gradient_accumulation=4)
     words = rename_flags(["--config.training.accumulation=4", "--config.training.steps=3"])
-    assert rename_flags(["--process", "1"]) == ["--process_id", "1"]
     assert words == ["--config.training.gradient_accumulation=4", "--config.training.steps=3"]
     assert "--config.training.accumulation is now" in capsys.readouterr().err
 

@@ -14,6 +14,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
 COMMANDS = [
+    "train",
     "translate",
     "score",
     "evaluate",
@@ -52,6 +53,17 @@ def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
     assert out == ""
     assert re.fullmatch(r"error: [^\n]+\n", err)
     assert words in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["base:tiny --workdir w", "--workdir w base:tiny", "--config base:tiny --workdir=w"],
+)
+def test_train_takes_its_config_anywhere_and_overrides_with_spaces(arguments):
+    words = ["--config.training.steps", "3", "--config.search.length_penalty=-1"]
+    options = parse(["train", *words, *arguments.split()])
+    assert (options.config, str(options.workdir)) == ("base:tiny", "w")
+    assert options.overrides == ["--config.training.steps=3", words[2]]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

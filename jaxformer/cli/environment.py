@@ -90,7 +90,7 @@ def machine() -> Iterator[str]:
 
 def cache() -> Iterator[str]:
     """Yields the folder of tokenizers, token stores and compiled programs, and its size."""
-    from jaxformer.workdir import cache_directory
+    from jaxformer.files import cache_directory
 
     folder = cache_directory()
     if not folder.is_dir():

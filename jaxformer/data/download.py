@@ -1,12 +1,17 @@
 """Downloads over HTTP: resumed after interruptions, checked by hash, with a progress bar."""
 
+import dataclasses
+import gzip
 import hashlib
 import http
 import http.client
 import pathlib
+import re
+import socket
 import time
 import urllib.error
 import urllib.request
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -18,9 +23,59 @@ _TIMEOUT_SECONDS = 30
 # A connection that is cut after some progress is opened again, so long downloads survive.
 _MOST_FAILURES_IN_ROW = 5
 _PAUSE_SECONDS = 1.0
+_INTERRUPTIONS = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+)
+_TEMPORARY = {http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS}
 
 
-def download(url: str, path: pathlib.Path, *, largest: int, sha256: str | None = None) -> None:
+class DownloadError(UserError):
+    """A file that cannot be downloaded: no network, or its server does not have it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checksum:
+    """The hash of a file.
+
+    Attributes:
+      digest: The hash, hexadecimal.
+      algorithm: Name of the hash function.
+      unpacked: True if the hash is of the content of a gzip file, not of the file.
+    """
+
+    digest: str
+    algorithm: Literal["sha256", "md5"] = "sha256"
+    unpacked: bool = False
+
+    def check(self, path: pathlib.Path) -> None:
+        """Checks a file.
+
+        Raises:
+          UserError: The file has another hash, or is no gzip file although it should be one.
+        """
+        try:
+            with gzip.open(path) if self.unpacked else path.open("rb") as stream:
+                found = _digest(stream, self.algorithm)
+        except _INTERRUPTIONS as error:
+            raise UserError(f"{path}: expected a whole gzip file: {error}") from None
+        if found != self.digest:
+            name = self.algorithm.upper().replace("SHA", "SHA-")
+            what = f"{name} of the content" if self.unpacked else name
+            raise UserError(f"{path}: expected {what} {self.digest}, got {found}")
+
+
+def sha256_of(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as stream:
+        return _digest(stream, "sha256")
+
+
+def download(
+    url: str, path: pathlib.Path, *, largest: int, checksum: Checksum | None = None
+) -> None:
     """Downloads a file, or completes an interrupted download of it.
 
     The bytes are collected in ``<path>.partial``, which becomes ``path`` once its hash is right.
@@ -29,10 +84,11 @@ def download(url: str, path: pathlib.Path, *, largest: int, sha256: str | None =
       url: Address of the file.
       path: Place of the file; an existing one is replaced.
       largest: Largest plausible size in bytes; a server that sends more is refused.
-      sha256: Hash of the file, hexadecimal; None accepts any content.
+      checksum: Hash of the file; None accepts any content.
 
     Raises:
-      UserError: The server cannot be reached, or sends something else.
+      DownloadError: The server cannot be reached, or does not have the file.
+      UserError: The server sends something else.
       OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,45 +99,40 @@ def download(url: str, path: pathlib.Path, *, largest: int, sha256: str | None =
         try:
             _fetch(url, partial, largest)
             break
-        except (urllib.error.HTTPError, UserError):
-            raise
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            ConnectionError,
+            TimeoutError,
+        ) as error:
             failures = 1 if _size(partial) > before else failures + 1
-            if failures == _MOST_FAILURES_IN_ROW:
-                raise
+            if failures == _MOST_FAILURES_IN_ROW or not _may_pass(error):
+                raise DownloadError(f"{url}: cannot be downloaded: {_reason(error)}") from None
             time.sleep(_PAUSE_SECONDS * failures)
-    digest = sha256_of(partial)
-    if sha256 is not None and digest != sha256:
-        partial.unlink()
-        raise UserError(f"{url}: expected a file with SHA-256 {sha256}, got {digest}")
+    if checksum is not None:
+        try:
+            checksum.check(partial)
+        except UserError as error:
+            partial.unlink()
+            raise UserError(f"{url}: {error}; the file is not what it was, or damaged") from None
     partial.replace(path)
-
-
-def sha256_of(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _fetch(url: str, partial: pathlib.Path, largest: int) -> None:
     """Appends what is missing of a file; raises if the connection is cut."""
     start = _size(partial)
-    headers = {"User-Agent": f"jaxformer/{__version__}", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS
-        )
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-            return  # The file is already complete; its hash tells.
-        raise
+    response = _open(url, start)
+    if response is None:
+        return
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             start = 0  # The server cannot resume.
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None else None
+        elif _position(response.headers.get("Content-Range")) != start:
+            partial.unlink()
+            raise ConnectionError("the server resumes at another position")
+        length = response.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdecimal() else None
+        _check_size(url, total or 0, largest)
         with (
             partial.open("r+b" if start else "wb") as file,
             tqdm(
@@ -95,12 +146,56 @@ def _fetch(url: str, partial: pathlib.Path, largest: int) -> None:
         ):
             file.seek(start)
             while chunk := response.read(_CHUNK):
-                if file.tell() + len(chunk) > largest:
-                    raise UserError(f"{url}: expected at most {largest:,} bytes, got more")
+                _check_size(url, file.tell() + len(chunk), largest)
                 file.write(chunk)
                 bar.update(len(chunk))
             if total is not None and file.tell() < total:
-                raise ConnectionError(f"{url}: the connection was cut")
+                raise ConnectionError("the connection was cut")
+
+
+def _open(url: str, start: int) -> Any:
+    """Requests a file from a position on; returns None if the file ends there."""
+    headers = {"User-Agent": f"jaxformer/{__version__}", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        return urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS
+        )
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
+            raise
+        if error.headers.get("Content-Range") in (None, f"bytes */{start}"):
+            return None
+        return _open(url, 0)  # The file is now shorter than what was downloaded of it.
+
+
+def _check_size(url: str, size: int, largest: int) -> None:
+    if size > largest:
+        raise UserError(f"{url}: expected at most {largest:,} bytes, got more")
+
+
+def _position(content_range: str | None) -> int | None:
+    """Returns the first position of a header such as ``bytes 5-9/10``."""
+    found = re.match(r"bytes (\d+)-", content_range or "")
+    return int(found[1]) if found else None
+
+
+def _may_pass(error: Exception) -> bool:
+    """Returns whether the same request may succeed later."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _TEMPORARY
+    return not isinstance(getattr(error, "reason", None), socket.gaierror)
+
+
+def _reason(error: Exception) -> object:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {error.reason}"
+    return getattr(error, "reason", None) or error
+
+
+def _digest(stream: Any, algorithm: str) -> str:
+    return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def _size(path: pathlib.Path) -> int:

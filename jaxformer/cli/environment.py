@@ -50,8 +50,9 @@ EXTRAS = (
     Extra(
         ("importlib_resources", "tensorflow"),
         ("importlib_resources", "tensorflow-cpu"),
-        "downloading and preparing WMT (reading it needs neither)",
+        "preparing WMT with TensorFlow Datasets (reading it needs neither)",
     ),
+    Extra(("pyarrow",), ("pyarrow",), "data.corpus=parquet"),
     Extra(("safetensors",), ("safetensors",), "jaxformer import"),
     Extra(("flatbuffers",), ("flatbuffers",), "serializing functions with jax.export"),
     Extra(("MeCab", "ipadic"), ("sacrebleu[ja]",), "BLEU of Japanese words"),

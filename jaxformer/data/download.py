@@ -59,7 +59,7 @@ class Checksum:
         try:
             with gzip.open(path) if self.unpacked else path.open("rb") as stream:
                 found = _digest(stream, self.algorithm)
-        except _INTERRUPTIONS as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(f"{path}: expected a whole gzip file: {error}") from None
         if found != self.digest:
             name = self.algorithm.upper().replace("SHA", "SHA-")
@@ -99,12 +99,7 @@ def download(
         try:
             _fetch(url, partial, largest)
             break
-        except (
-            urllib.error.URLError,
-            http.client.HTTPException,
-            ConnectionError,
-            TimeoutError,
-        ) as error:
+        except _INTERRUPTIONS as error:
             failures = 1 if _size(partial) > before else failures + 1
             if failures == _MOST_FAILURES_IN_ROW or not _may_pass(error):
                 raise DownloadError(f"{url}: cannot be downloaded: {_reason(error)}") from None

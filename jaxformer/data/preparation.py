@@ -9,7 +9,6 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
-from xml.sax.saxutils import unescape
 
 from jaxformer.data.archives import read_tar, read_zip
 from jaxformer.errors import UserError
@@ -18,6 +17,8 @@ Prepared = dict[str, bytes]
 
 # One English sentence in so many, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
+# The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".
+_ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
 # Trees of the Wall Street Journal in the order of NLTK's files; the rest is kept for tests.
 _WSJ_SPLITS = {"train": slice(0, 3262), "dev": slice(3262, 3501)}
 
@@ -136,8 +137,9 @@ def _sgml_set(
 def _segments(text: str) -> list[str]:
     """Returns the segments of a file in WMT's SGML, with the blanks that sacreBLEU leaves."""
     segments = re.findall(r"^<seg .*?>(.*)</seg>", text, flags=re.MULTILINE)
-    entities = {"&quot;": '"', "&apos;": "'"}
-    return [" ".join(unescape(segment, entities).split()) for segment in segments]
+    for entity, character in _ENTITIES.items():
+        segments = [segment.replace(entity, character) for segment in segments]
+    return [" ".join(segment.split()) for segment in segments]
 
 
 def _trees(text: str) -> Iterator[str]:

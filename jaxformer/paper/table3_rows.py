@@ -92,6 +92,11 @@ _DATA = data_directory()
 
 _PAPER = Config(
     model=ModelConfig(compute_dtype="bfloat16"),
+    data=DataConfig(
+        corpus="parquet",
+        train=f"{_DATA}/wmt14-de-en/train-*.parquet",
+        valid=f"{_DATA}/wmt14-de-en/validation-*.parquet",
+    ),
     training=TrainingConfig(eval_every=15_000, eval_sentences=0, keep_checkpoints=1),
 )
 

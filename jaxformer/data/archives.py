@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import Any
 
 from jaxformer.errors import UserError
 
@@ -73,7 +73,7 @@ def read_tar(path: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, byt
 class _Bounded:
     """A stream that refuses to be read further than an archive may be long."""
 
-    def __init__(self, stream: BinaryIO | gzip.GzipFile, path: pathlib.Path) -> None:
+    def __init__(self, stream: Any, path: pathlib.Path) -> None:
         self._stream, self._path, self._left = stream, path, _MOST_UNPACKED
 
     def read(self, size: int) -> bytes:

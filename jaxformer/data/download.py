@@ -11,6 +11,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+import zlib
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -158,6 +159,7 @@ def _open(url: str, start: int) -> Any:
             urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS
         )
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
             raise
         if error.headers.get("Content-Range") in (None, f"bytes */{start}"):

@@ -31,7 +31,7 @@ class WebServer(http.server.ThreadingHTTPServer):
 
 
 class _Handler(Handler):
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         assert isinstance(self.server, WebServer)
         self.server.requests.append((self.path, self.headers["Range"]))
         answer = self.server.answers.get(self.path)

@@ -4,8 +4,9 @@ import argparse
 import difflib
 import sys
 
-from jaxformer.data.catalog import CATALOG, MissingFilesError, fetch, is_present
-from jaxformer.data.download import sha256_of
+from jaxformer.data.catalog import CATALOG, is_present
+from jaxformer.data.checksum import sha256_of
+from jaxformer.data.fetching import MissingFilesError, fetch
 from jaxformer.errors import UserError
 from jaxformer.files import data_directory
 

@@ -1,6 +1,6 @@
 """Public corpora that the shipped configs read: where they come from, and their files.
 
-:func:`fetch` downloads and prepares one of them. ``docs/data.md`` describes them all.
+:func:`jaxformer.data.fetching.fetch` downloads and prepares one. ``docs/data.md`` describes them.
 """
 
 import dataclasses
@@ -10,9 +10,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 from jaxformer.data import preparation
-from jaxformer.data.download import Checksum, DownloadError, download
-from jaxformer.errors import UserError
-from jaxformer.files import data_directory, lock_folder, write_file
+from jaxformer.data.checksum import Checksum
+from jaxformer.files import data_directory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,19 +54,6 @@ class PublicCorpus:
     origin: tuple[OriginFile, ...]
     downloads: str
     prepare: Callable[[pathlib.Path], preparation.Prepared] | None = None
-
-
-class MissingFilesError(UserError):
-    """Files of a corpus that could not be downloaded.
-
-    Attributes:
-      folder: Folder into which the files belong.
-      files: The files.
-    """
-
-    def __init__(self, message: str, folder: pathlib.Path, files: list[OriginFile]) -> None:
-        super().__init__(message)
-        self.folder, self.files = folder, files
 
 
 _MULTI30K = {
@@ -272,56 +258,6 @@ CATALOG = {
 def is_present(corpus: PublicCorpus) -> bool:
     """Returns whether all prepared files of a corpus exist."""
     return all((data_directory() / corpus.folder / name).is_file() for name in corpus.files)
-
-
-def fetch(corpus: PublicCorpus) -> pathlib.Path:
-    """Returns the folder of a corpus, which is downloaded and prepared if it is not there.
-
-    Files that are in the folder of downloads already are used, once their hashes are right.
-
-    Raises:
-      MissingFilesError: A file cannot be downloaded.
-      UserError: A file is not what is expected, or another process is fetching the same corpus.
-      OSError: A file cannot be written.
-    """
-    folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
-    if is_present(corpus):
-        return folder
-    with lock_folder(downloads) as alone:
-        if not alone:
-            raise UserError(f"{downloads}: another process is writing here; wait for its end")
-        # Files that are used as they are may have been moved there before an interruption.
-        missing = [file for file in corpus.origin if not (folder / file.name).exists()]
-        for number, file in enumerate(missing):
-            _fetch_file(downloads, file, missing[number:])
-        if corpus.prepare is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in missing:
-                (downloads / file.name).replace(folder / file.name)
-        else:
-            for name, content in corpus.prepare(downloads).items():
-                write_file(folder / name, content)
-    return folder
-
-
-def _fetch_file(folder: pathlib.Path, file: OriginFile, left: list[OriginFile]) -> None:
-    path = folder / file.name
-    try:
-        if not path.exists():
-            download(file.url, path, largest=file.largest, checksum=file.checksum)
-        elif file.checksum is not None:
-            file.checksum.check(path)
-    except DownloadError as error:
-        missing = [file for file in left if not (folder / file.name).exists()]
-        raise MissingFilesError(
-            f"{error}; run the same command again when there is a network, or put the files into "
-            f"{folder} and run it then",
-            folder,
-            missing,
-        ) from None
-    except UserError as error:
-        hint = f"; delete it and get it again from {file.url}" if path.exists() else ""
-        raise UserError(f"{error}{hint}") from None
 
 
 def how_to_get(path: pathlib.Path) -> str | None:

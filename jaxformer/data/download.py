@@ -1,8 +1,5 @@
 """Downloads over HTTP: resumed after interruptions, checked by hash, with a progress bar."""
 
-import dataclasses
-import gzip
-import hashlib
 import http
 import http.client
 import pathlib
@@ -11,11 +8,11 @@ import socket
 import time
 import urllib.error
 import urllib.request
-import zlib
-from typing import Any, Literal
+from typing import Any
 
 from tqdm import tqdm
 
+from jaxformer.data.checksum import Checksum
 from jaxformer.errors import UserError
 from jaxformer.version import __version__
 
@@ -35,43 +32,6 @@ _TEMPORARY = {http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS
 
 class DownloadError(UserError):
     """A file that cannot be downloaded: no network, or its server does not have it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Checksum:
-    """The hash of a file.
-
-    Attributes:
-      digest: The hash, hexadecimal.
-      algorithm: Name of the hash function.
-      unpacked: True if the hash is of the content of a gzip file, not of the file.
-    """
-
-    digest: str
-    algorithm: Literal["sha256", "md5"] = "sha256"
-    unpacked: bool = False
-
-    def check(self, path: pathlib.Path) -> None:
-        """Checks a file.
-
-        Raises:
-          UserError: The file has another hash, or is no gzip file although it should be one.
-        """
-        try:
-            with gzip.open(path) if self.unpacked else path.open("rb") as stream:
-                found = _digest(stream, self.algorithm)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{path}: expected a whole gzip file: {error}") from None
-        if found != self.digest:
-            name = self.algorithm.upper().replace("SHA", "SHA-")
-            what = f"{name} of the content" if self.unpacked else name
-            raise UserError(f"{path}: expected {what} {self.digest}, got {found}")
-
-
-def sha256_of(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as stream:
-        return _digest(stream, "sha256")
 
 
 def download(
@@ -189,10 +149,6 @@ def _reason(error: Exception) -> object:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answers {error.code} {error.reason}"
     return getattr(error, "reason", None) or error
-
-
-def _digest(stream: Any, algorithm: str) -> str:
-    return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def _size(path: pathlib.Path) -> int:

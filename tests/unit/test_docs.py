@@ -162,7 +162,7 @@ def commands() -> list[str]:
 
 def test_commands_of_the_page_parse():
     ours = [shlex.split(line) for line in commands() if line.startswith("jaxformer ")]
-    assert len(ours) == 9
+    assert len(ours) == 11
     for words in ours:
         parse(words[1:])
     with pytest.raises(UserError):

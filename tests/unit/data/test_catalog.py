@@ -18,8 +18,9 @@ from sacrebleu.dataset import DATASETS
 
 from jaxformer.cli import main
 from jaxformer.data import archives, catalog
-from jaxformer.data.catalog import CATALOG, MissingFilesError, fetch
-from jaxformer.data.download import Checksum
+from jaxformer.data.catalog import CATALOG
+from jaxformer.data.checksum import Checksum
+from jaxformer.data.fetching import MissingFilesError, fetch
 from jaxformer.data.text_files import find_file
 from jaxformer.errors import UserError
 

@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from jaxformer.data import download as module
-from jaxformer.data.download import Checksum, DownloadError, download, sha256_of
+from jaxformer.data.checksum import Checksum, sha256_of
+from jaxformer.data.download import DownloadError, download
 from jaxformer.errors import UserError
 
 from .conftest import serve

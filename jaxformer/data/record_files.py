@@ -76,7 +76,9 @@ class RecordCorpus:
 
     def _pair(self, row: Any, place: str) -> tuple[str, str]:
         texts = row.get(_COLUMN, row) if isinstance(row, dict) else None
-        pair = [texts.get(name) if isinstance(texts, dict) else None for name in self._languages]
+        pair: list[Any] = [
+            texts.get(name) if isinstance(texts, dict) else None for name in self._languages
+        ]
         for language, text in zip(self._languages, pair, strict=True):
             if not isinstance(text, str):
                 raise UserError(

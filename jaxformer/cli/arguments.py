@@ -89,6 +89,7 @@ def _parser() -> CommandParser:
         _add_attention,
         _add_plot,
         _add_import,
+        _add_data,
     ):
         add(commands)
     return parser
@@ -616,6 +617,28 @@ def _add_import(commands) -> None:
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
     )
     command.add_argument("directory", type=local_path, help="folder of the model")
+
+
+def _add_data(commands) -> None:
+    command = _command(
+        commands,
+        "data",
+        "catalog.data",
+        "download and prepare the public corpora that the shipped configs read",
+        """
+        jaxformer data                     # lists them, and the folder they are in
+
+        jaxformer data multi30k
+        python train.py --config=configs/multi30k.py --workdir=runs/multi30k
+
+        They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. An interrupted download
+        is completed by the same command.
+        """,
+        workdir=False,
+    )
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="corpora to get (default: list all corpora)"
+    )
 
 
 def _command(

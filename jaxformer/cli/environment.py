@@ -52,8 +52,9 @@ EXTRAS = (
     Extra(
         ("importlib_resources", "tensorflow"),
         ("importlib_resources", "tensorflow-cpu"),
-        "downloading and preparing WMT (reading it needs neither)",
+        "preparing WMT with TensorFlow Datasets (reading it needs neither)",
     ),
+    Extra(("pyarrow",), ("pyarrow",), "data.corpus=parquet"),
     Extra(("safetensors",), ("safetensors",), "jaxformer import"),
     Extra(("flatbuffers",), ("flatbuffers",), "serializing functions with jax.export"),
     Extra(("MeCab", "ipadic"), ("sacrebleu[ja]",), "BLEU of Japanese words"),
@@ -92,7 +93,7 @@ def machine() -> Iterator[str]:
 
 def cache() -> Iterator[str]:
     """Yields the folder of tokenizers, token stores and compiled programs, and its size."""
-    from jaxformer.workdir import cache_directory
+    from jaxformer.files import cache_directory
 
     folder = cache_directory()
     if not folder.is_dir():

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens
+from jaxformer.data.catalog import how_to_get
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.findings import Findings
 from jaxformer.data.text_files import check_format, regular_file
@@ -197,7 +198,11 @@ def read_text(path: pathlib.Path) -> str:
       UserError: The file cannot be read, is not UTF-8 text, or is too short to split.
     """
     if regular_file(path) is None:
-        raise UserError(f"data.file: {path}: cannot be read: No such file or directory")
+        hint = how_to_get(path)
+        raise UserError(
+            f"data.file: {path}: cannot be read: No such file or directory"
+            + (f"; {hint}" if hint else "")
+        )
     try:
         content = path.read_bytes()
         check_format(content, path)

@@ -10,8 +10,9 @@ from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import Tokenizer, cached_tokenizer
 from jaxformer.errors import UserError
+from jaxformer.files import cache_directory
 from jaxformer.training.run_directory import check_identity
-from jaxformer.workdir import Workdir, cache_directory
+from jaxformer.workdir import Workdir
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,8 @@ import pathlib
 import subprocess
 import sys
 
-SOURCE = (
-    ""  # where jaxformer is not installed: a clone, a wheel, or git+https://... of a repository
-)
+# Where jaxformer is not installed, name a clone, a wheel, or git+https://... of a repository.
+SOURCE = ""
 if SOURCE:
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
 

@@ -69,8 +69,8 @@ on_cpu = jax.default_backend() == "cpu"
 config = Config(
     model=ModelConfig(
         vocab_size=384,
-        d_model=128,
-        d_ff=512,
+        d_model=64,
+        d_ff=256,
         num_heads=4,
         num_layers=2,
         max_length=128,
@@ -85,12 +85,12 @@ config = Config(
         max_length=64,
     ),
     training=TrainingConfig(
-        steps=200,
-        warmup_steps=150,
+        steps=120,
+        warmup_steps=100,
         log_every=20,
         checkpoint_every=20,
-        eval_every=100,
-        eval_sentences=100,
+        eval_every=60,
+        eval_sentences=50,
         keep_checkpoints=2,
         mirror=str(MIRROR.absolute()),
     ),

@@ -59,7 +59,7 @@ def test_is_built_from_its_script(name):
 
 
 def is_public(module, name):
-    """Whether a package lists the name, or a module without a list defines it."""
+    """Returns True if a package lists the name, or a module without a list defines it."""
     listed = getattr(module, "__all__", vars(module))
     is_module = hasattr(module, "__path__") and importlib.util.find_spec(
         f"{module.__name__}.{name}"

@@ -1,5 +1,7 @@
+import inspect
 import json
 import pathlib
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -79,3 +81,10 @@ def test_the_notebook_needs_an_interpreter():
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 2
     assert "--notebook and --peer need each other" in finished.stderr
+
+
+def test_the_page_has_the_number_of_lines():
+    benchmark = runpy.run_path(str(SCRIPT))
+    count = benchmark["count_lines"](inspect.getsource(benchmark["train_ours"]))
+    page = (SCRIPT.parents[1] / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    assert f"| lines of code | 383 | {count} |" in page

@@ -337,8 +337,9 @@ assert accuracies[8].min() > 0.98
 Image("runs/heads_1.png", width=420)
 
 # %% [markdown]
-# The single head had to choose a side, and nearly always gives up the other. Of the eight heads,
-# some look one symbol back and some one symbol ahead:
+# The single head attends to both neighbors at once. Their average does not tell which of them is on
+# the left: the model answers for one side and fails on the other. Of the eight heads, some look one
+# symbol back and some one symbol ahead:
 
 # %%
 Image("runs/heads_8.png", width=800)
@@ -460,9 +461,9 @@ from jaxformer.nn.embedding import embed_tokens
 show(embed_tokens, Transformer.logits, output_logits)
 
 # %% [markdown]
-# The parameters of a small model: there is a single embedding. $\sqrt{d_\mathrm{model}}$ undoes the
-# small variance $1/d_\mathrm{model}$ that the output needs, so that inputs have variance 1, about
-# the same as the sinusoids that are added to them.
+# The parameters of a small model: there is a single embedding. Its variance is
+# $1/d_\mathrm{model}$, so that logits have variance 1. The factor $\sqrt{d_\mathrm{model}}$ gives
+# the inputs variance 1, too, beside sinusoids with a mean square of 1/2.
 
 # %%
 small = ModelConfig(vocab_size=1000, d_model=256, d_ff=512, num_heads=4, num_layers=2)
@@ -472,7 +473,7 @@ table = variables["params"]["embedding"]
 embedded = embed(table, tokens) * np.sqrt(256)
 print("parameters:", ", ".join(variables["params"]))
 print(f"variance: table {table.var():.5f}, inputs {embedded.var():.3f}", end=", ")
-print(f"sinusoids {sinusoidal_positions(1000, 256).var():.3f}")
+print(f"mean square of sinusoids {np.square(sinusoidal_positions(1000, 256)).mean():.3f}")
 unit = jax.random.normal(jax.random.key(1), (100, 256))  # a decoder output after layer norm
 print(f"variance of the logits: {output_logits(unit, table).var():.3f}")
 
@@ -685,7 +686,7 @@ for smoothing in (0.0, 0.1, 0.4):
     np.testing.assert_allclose([loss for loss, _ in losses], by_formula[::20], rtol=1e-3, atol=1e-5)
     left.plot(q, "o--", label=f"{smoothing}")
     right.plot(p, by_formula, label=f"{smoothing}")
-left.set(title="target distribution", xlabel="token")
+left.set(title="target distribution", xlabel="token", xticks=range(V))
 right.set(title="loss", xlabel="probability of the correct token")
 right.legend(title="label smoothing")
 plt.show()

@@ -41,14 +41,15 @@ def main() -> None:
         return {"ours": ours, "notebook": notebook}[options.run](options)
     from machine import machine
 
-    facts = machine()
+    facts, script = machine(), pathlib.Path(__file__).resolve()
+    given = [f"--{name}={value}" for name, value in vars(options).items() if value is not None]
     interpreters = {"ours": sys.executable}
     if options.peer:
         interpreters["notebook"] = options.peer
     for name, python in interpreters.items():
         with tempfile.TemporaryDirectory() as folder:
             output = pathlib.Path(folder) / "result.json"
-            command = [python, __file__, *sys.argv[1:], "--run", name, "--output", str(output)]
+            command = [python, script, *given, "--run", name, "--output", str(output)]
             subprocess.run(command, check=True, cwd=folder)
             result = json.loads(output.read_text(encoding="utf-8"))
         translations = result.pop("translations")

@@ -45,7 +45,7 @@ print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")
 # %%
 WORKDIR = pathlib.Path("runs/colab")
 try:
-    from google.colab import drive  # pyright: ignore[reportMissingImports]
+    from google.colab import drive
 except ImportError:  # not on Colab
     MIRROR = pathlib.Path("drive/jaxformer/colab")
 else:

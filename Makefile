@@ -16,7 +16,8 @@ COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test coverage test-slow nightly lint docs check smoke-oldest smoke-newest lock clean
+.PHONY: help install demo notebooks test coverage test-slow nightly lint docs check smoke-oldest \
+  smoke-newest lock clean
 
 help:  ## List all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
@@ -42,6 +43,9 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 	@echo; echo "== Done. All files are in $(DEMO):"
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
+
+notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside them
+	$(BIN)/python notebooks/build.py
 
 test: $(VENV)/installed  ## Run the fast tests (about 10 minutes on two cores)
 	$(BIN)/$(PYTEST)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int
 
 from jaxformer.data.corpus import Corpus, verified
 from jaxformer.errors import UserError
@@ -86,7 +85,7 @@ class MixedCorpus:
         ]
         return [*weights, *(n for e in _splits(split) for n in verified(self._corpus).notes(e))]
 
-    def repetitions(self, split: str, numbers: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+    def repetitions(self, split: str, numbers: np.ndarray) -> np.ndarray:
         """Returns how often pairs of a split come in an epoch, given their numbers in it."""
         firsts = [first for _, first in self._starts(split)]
         weights = np.array(list(parse_mixture(split).values()))

@@ -137,13 +137,8 @@ def check_initialization(config: Config) -> None:
 
 
 def _layers_of(model: ModelConfig) -> dict[str, object]:
-    """Returns all that determines the layers, the size of heads only if it is not the default."""
-    default = dataclasses.replace(model, d_k=None, d_v=None)
-    sizes = {
-        "d_k": None if model.key_size == default.key_size else model.d_k,
-        "d_v": None if model.value_size == default.value_size else model.d_v,
-    }
-    values = dataclasses.asdict(model) | sizes
+    """Returns all fields that determine the layers, with the sizes of heads."""
+    values = dataclasses.asdict(model) | {"d_k": model.key_size, "d_v": model.value_size}
     return {name: value for name, value in values.items() if name not in _MAY_DIFFER}
 
 

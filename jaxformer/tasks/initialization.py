@@ -94,6 +94,7 @@ def _start_from(folder: Workdir, config: Config, tokenizer: AnyTokenizer, fresh:
     """
     source = load_run(folder)
     params, origin = load_params(folder, source.model, "auto", model_of(source))
+    hosts.check_agreement({"checkpoint in training.init_from": origin})
     folder.check_tokenizer()
     is_stream = isinstance(config.data, StreamConfig)
     theirs = (load_stream_tokenizer if is_stream else load_tokenizer)(folder.tokenizer)

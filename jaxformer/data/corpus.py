@@ -29,8 +29,12 @@ class DataConfig:
         sacreBLEU's tokenizer for BLEU.
       train: Training split. A path prefix for "text": "data/train" means data/train.en and
         data/train.de, or the same with .gz. Comma-separated files for "trees", "parquet" and
-        "jsonl", which accept patterns such as data/train-*.parquet. Otherwise a split name.
+        "jsonl", which accept patterns such as data/train-*.parquet. Otherwise a split name. Several
+        splits with weights: "news:1,captions:3" has each pair of the second one three times in an
+        epoch.
       valid: Validation split, in the same form.
+      tokenizer: Tokenizer of a new run, a file or a workdir. None takes the one of
+        ``training.init_from``, and without that learns one from the training text, as "new" does.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
@@ -48,15 +52,16 @@ class DataConfig:
     target_language: str = "de"
     train: str = "train"
     valid: str = "validation"
+    tokenizer: str | None = None
     batching: Literal["buckets", "packing"] = "buckets"
     tokens_per_batch: int = 25_000
     max_length: int = 256
 
     def __post_init__(self) -> None:
         check_choices(self, "data")
-        for name in ("directory", "train", "valid"):
+        for name in ("directory", "train", "valid", "tokenizer"):
             try:
-                local_path(getattr(self, name))
+                local_path(getattr(self, name) or "")
             except UserError as error:
                 raise UserError(f"data.{name}: {error}") from None
         check_positive(self, "data", "tokens_per_batch", "max_length")

@@ -22,6 +22,7 @@ from jaxformer.data.text_files import check_format, regular_file
 from jaxformer.data.tokenizer import (
     PAD,
     SPACE_SYMBOL,
+    SPECIAL_PIECES,
     UNK,
     open_processor,
     train_byte_pair_model,
@@ -41,6 +42,8 @@ class StreamConfig:
       corpus: "stream"; distinguishes this config from :class:`~jaxformer.data.corpus.DataConfig`.
       file: Text file, UTF-8.
       tokens: "characters", or "bpe" for BPE tokens that preserve line breaks and spaces.
+      tokenizer: Tokenizer of a new run, as in :class:`~jaxformer.data.corpus.DataConfig`; then
+        ``tokens`` has no meaning.
       length: Predicted tokens per row, each from the tokens before it in the row.
       rows: Rows of a global batch. Empty rows may be added so that they divide evenly among
         devices.
@@ -49,6 +52,7 @@ class StreamConfig:
     corpus: Literal["stream"] = "stream"
     file: str = ""
     tokens: Literal["characters", "bpe"] = "characters"
+    tokenizer: str | None = None
     length: int = 256
     rows: int = 64
 
@@ -60,6 +64,8 @@ class StreamConfig:
             local_path(self.file)
         except UserError as error:
             raise UserError(f"data.file: {error}") from None
+        if self.tokenizer is not None:
+            local_path(self.tokenizer)
         check_positive(self, "data", "length", "rows")
 
 
@@ -104,6 +110,15 @@ class CharacterTokenizer:
         found = check_tokens(ids, self.vocab_size, "token ids")
         return "".join(self._characters[i - UNK - 1] for i in found if i > UNK)
 
+    def piece(self, token: SupportsIndex) -> str:
+        """Returns the character of a token, or the name of a special one.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        (index,) = check_tokens([token], self.vocab_size, "token id")
+        return [*SPECIAL_PIECES, *self._characters][index]
+
 
 class ByteFallbackTokenizer:
     """Converts text to BPE tokens and back, without loss, by a SentencePiece model.
@@ -146,6 +161,14 @@ class ByteFallbackTokenizer:
         """
         found = check_tokens(ids, self.vocab_size, "token ids")
         return self._processor.decode([i for i in found if i > UNK])
+
+    def piece(self, token: SupportsIndex) -> str:
+        """Returns the piece of a token; "▁" stands for a space.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
 
 
 StreamTokenizer = CharacterTokenizer | ByteFallbackTokenizer

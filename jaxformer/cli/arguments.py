@@ -70,6 +70,7 @@ def _parser() -> CommandParser:
         _add_attention,
         _add_plot,
         _add_import,
+        _add_export,
     ):
         add(commands)
     return parser
@@ -539,6 +540,28 @@ def _add_import(commands) -> None:
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
     )
     command.add_argument("directory", type=local_path, help="folder of the model")
+
+
+def _add_export(commands) -> None:
+    command = _command(
+        commands,
+        "export",
+        "convert.export_model",
+        "convert a model for another system, with a model card",
+        "jaxformer export stablehlo --workdir runs/multi30k --output multi30k-stablehlo",
+    )
+    command.add_argument(
+        "format",
+        choices=("stablehlo", "ctranslate2", "marian", "safetensors"),
+        help="stablehlo: the whole search as a program for JAX; ctranslate2: a model for "
+        "CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters",
+    )
+    command.add_argument(
+        "--output", type=local_path, required=True, metavar="DIR", help="folder to create"
+    )
+    decoding_options.add_weights_option(command)
+    decoding_options.add_dtype_option(command.add_argument_group("model"))
+    decoding_options.add_search_options(command)
 
 
 def _command(

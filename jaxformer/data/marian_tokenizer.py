@@ -51,7 +51,7 @@ class MarianTokenizer(Tokenizer):
         if len(self._ids) != len(pieces):
             raise UserError("expected a Marian tokenizer with different pieces: some are the same")
         self.serialized = serialized
-        self.vocab_size = len(self._pieces)
+        self.vocab_size = self.target_vocab_size = len(self._pieces)
         self.sha256 = hashlib.sha256(serialized).hexdigest()
 
     @classmethod

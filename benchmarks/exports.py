@@ -4,8 +4,9 @@
 
 It exports a model in float32, and translates the first --lines of --source with greedy search and
 beam 4. Each system translates text in a process of its own, and jaxformer translates the same text
-by the same rules. --peers is an interpreter with torch, transformers, sentencepiece and ctranslate2.
-Without it, only StableHLO is compared. CTranslate2 also needs ctranslate2 in this interpreter.
+by the same rules. --peers is an interpreter with torch, transformers, sentencepiece and
+ctranslate2. Without it, only StableHLO is compared. CTranslate2 also needs the package ctranslate2
+in this interpreter.
 
 A line has the numbers of sentences and of identical translations.
 """
@@ -55,16 +56,12 @@ def compare(
     options: argparse.Namespace, system: str, beam: int, lines: list[str]
 ) -> dict[str, Any]:
     """Returns the counts of one system and beam size."""
-    search = BeamSearch(
-        beam_size=beam, max_extra_length=LENGTH, max_length=LENGTH, **RULES[system]
-    )
+    search = BeamSearch(beam_size=beam, max_extra_length=LENGTH, max_length=LENGTH, **RULES[system])
     translator = Translator.load(options.workdir, search=search, compute_dtype="float32")
     ours = translator.translate(lines)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name) / system
-        export_model(
-            system, options.workdir, folder, search=search, compute_dtype="float32"
-        )
+        export_model(system, options.workdir, folder, search=search, compute_dtype="float32")
         python = sys.executable if system == "stablehlo" else options.peers
         command = [python, str(PEERS), system, str(folder)]
         command += ["--beam", str(beam), "--length", str(LENGTH)]

@@ -59,9 +59,7 @@ def marian(folder: pathlib.Path, beam: int, length: int) -> Callable[[list[str]]
         inputs = tokenizer(lines, return_tensors="pt", padding=True)
         options = {"num_beams": beam, "max_length": length + 1, "length_penalty": 1.0}
         tokens = model.generate(**inputs, **options)
-        return tokenizer.batch_decode(
-            tokens, skip_special_tokens=True, use_source_tokenizer=False
-        )
+        return tokenizer.batch_decode(tokens, skip_special_tokens=True, use_source_tokenizer=False)
 
     return run
 

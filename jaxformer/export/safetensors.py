@@ -20,7 +20,7 @@ print({name: array.shape for name, array in params.items()})
 _NOTES = (
     "A name is the path of an array in the tree of parameters, joined by dots. Layers are stacked "
     "along the first axis.",
-    '`config.json` is the config of the run. In jaxformer, `Transformer(config.model)` takes '
+    "`config.json` is the config of the run. In jaxformer, `Transformer(config.model)` takes "
     '`{"params": flax.traverse_util.unflatten_dict(params, sep=".")}`.',
     "`tokenizer.model` is the tokenizer: a SentencePiece model, or JSON with the two SentencePiece "
     "models of an imported Marian model and its pieces.",
@@ -47,11 +47,11 @@ def save_arrays(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
       UserError: The package safetensors is missing.
     """
     try:
-        import safetensors.numpy
+        from safetensors.numpy import save as serialize
     except ImportError:
         raise UserError(
             "expected the package safetensors, which writes this format; install it: pip install "
             "safetensors"
         ) from None
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_file(path, safetensors.numpy.save(contiguous, metadata={"format": "pt"}))
+    write_file(path, serialize(contiguous, metadata={"format": "pt"}))

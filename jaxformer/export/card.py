@@ -72,7 +72,7 @@ def model_card(model: TrainedModel, name: str, usage: Usage) -> str:
     }
     notes = usage.notes
     if model.dequantized:
-        notes = ("The parameters, of which the original stores int8, are float32.", *notes)
+        notes = ("The original stores parameters as int8. Here they are float32.", *notes)
     return _CARD.format(
         name=name,
         version=__version__,

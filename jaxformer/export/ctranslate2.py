@@ -48,10 +48,11 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
             "CTranslate2: expected model.positions=sinusoidal or learned, got rotary; export "
             "stablehlo instead"
         )
-    if not config.key_size == config.value_size == config.d_model / config.num_heads:
+    head = config.d_model / config.num_heads
+    if not config.key_size == config.value_size == head:
         raise UserError(
-            f"CTranslate2: expected model.d_k and d_v to be d_model / num_heads, got "
-            f"{config.key_size} and {config.value_size}; export stablehlo instead"
+            f"CTranslate2: expected model.d_k={head:g} and d_v={head:g}, got {config.key_size} and "
+            f"{config.value_size}; export stablehlo instead"
         )
     spec = specs.TransformerSpec.from_config(
         (config.num_layers, config.num_layers),

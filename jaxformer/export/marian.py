@@ -80,12 +80,12 @@ def _check(config: ModelConfig) -> None:
     Raises:
       UserError: It cannot.
     """
-    head = config.d_model / config.num_heads
+    head = f"{config.d_model / config.num_heads:g}"
     for name, found, expected in (
         ("norm_position", config.norm_position, "post"),
         ("positions", config.positions, "sinusoidal"),
-        ("d_k", config.key_size, head),
-        ("d_v", config.value_size, head),
+        ("d_k", str(config.key_size), head),
+        ("d_v", str(config.value_size), head),
     ):
         if found != expected:
             raise UserError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.traverse_util
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -84,15 +85,14 @@ def _require_flatbuffers() -> None:
         ) from None
 
 
-def _program(
-    config: Config, arrays: Mapping[str, np.ndarray], length: int, capacity: int
-) -> bytearray:
+def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capacity: int) -> bytes:
     """Returns the serialized program, for any number of sentences."""
     shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
     sentences = jax.export.symbolic_shape("sentences")[0]
     src = jax.ShapeDtypeStruct((sentences, length), jnp.int32)
     translate = jax.jit(_translate_fn(config, capacity))
-    return jax.export.export(translate, platforms=_PLATFORMS)(shapes, src).serialize()
+    exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)
+    return bytes(exported.serialize())
 
 
 def _translate_fn(config: Config, capacity: int) -> Callable[..., Any]:

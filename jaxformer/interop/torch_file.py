@@ -223,7 +223,7 @@ def _set_items(target: Any, items: list[Any]) -> None:
 
 
 def _check_versions(versions: Any, target: Any) -> None:
-    """Checks that attributes, which are not needed, are those of a dictionary.
+    """Checks that a pickle sets attributes only of a dictionary; they are not needed.
 
     PyTorch keeps the versions of its modules in an attribute of a state dictionary.
     """

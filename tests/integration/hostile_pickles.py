@@ -1,7 +1,7 @@
 """Reads files like pytorch_model.bin that somebody else made; prints what each caused as JSON.
 
-``HOSTILE`` has a builder for each. Those of ``PROGRAMS`` run code if they are unpickled, which this
-program checks with the real unpickler, after reading.
+``HOSTILE`` has a builder for each. The files in ``PROGRAMS`` run code if they are unpickled, which
+this program checks with the real unpickler, after reading.
 """
 
 import contextlib

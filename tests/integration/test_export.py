@@ -145,7 +145,8 @@ def test_marian_is_the_inverse_of_the_import(name, tmp_path):
         assert (tmp_path / "out" / side).read_bytes() == (MARIAN / name / side).read_bytes()
 
 
-@pytest.mark.parametrize("embeddings", ["tied", pytest.param("separate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("embeddings", ["tied", "separate"])
 def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
     """Our import, which equals transformers, computes the same from the export."""
     tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
@@ -166,7 +167,8 @@ def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
     assert theirs.detokenize(range(3, 250)) == ours.detokenize(range(3, 250))
 
 
-@pytest.mark.parametrize("beam_size", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("beam_size", [1, 4])
 def test_stablehlo_translates_as_the_model(beam_size, learned_workdir, tmp_path):
     search = BeamSearch(beam_size=beam_size)
     export_model("stablehlo", learned_workdir, tmp_path / "out", search=search)

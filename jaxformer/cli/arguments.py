@@ -90,6 +90,7 @@ def _parser() -> CommandParser:
         _add_plot,
         _add_import,
         _add_data,
+        _add_export,
     ):
         add(commands)
     return parser
@@ -639,6 +640,28 @@ def _add_data(commands) -> None:
     command.add_argument(
         "names", nargs="*", metavar="NAME", help="corpora to get (default: list all corpora)"
     )
+
+
+def _add_export(commands) -> None:
+    command = _command(
+        commands,
+        "export",
+        "convert.export_model",
+        "convert a model for another system, with a model card",
+        "jaxformer export stablehlo --workdir runs/multi30k --output multi30k-stablehlo",
+    )
+    command.add_argument(
+        "format",
+        choices=("stablehlo", "ctranslate2", "marian", "safetensors"),
+        help="stablehlo: the whole search as a program for JAX; ctranslate2: a model for "
+        "CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters",
+    )
+    command.add_argument(
+        "--output", type=local_path, required=True, metavar="DIR", help="folder to create"
+    )
+    decoding_options.add_weights_option(command)
+    decoding_options.add_dtype_option(command.add_argument_group("model"))
+    decoding_options.add_search_options(command)
 
 
 def _command(

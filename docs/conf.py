@@ -27,7 +27,7 @@ PUBLIC = (
     *("jaxformer.checkpoint", "jaxformer.config"),
 )
 
-os.environ["COLUMNS"] = "100"  # width of --help
+os.environ["COLUMNS"] = "88"  # width of --help
 
 project = "jaxformer"
 author = "the jaxformer authors"

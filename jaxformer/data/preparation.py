@@ -31,8 +31,8 @@ def unpack(downloads: pathlib.Path, names: Iterable[str]) -> Prepared:
 def tatoeba(downloads: pathlib.Path) -> Prepared:
     """Splits Tatoeba's pairs by the hashes of their sentences.
 
-    A new edition of the corpus keeps the split of all old pairs. No sentence of either language is
-    in both splits. The pairs are ordered by hash, since the origin begins with the shortest.
+    No pair moves to the other split in a new edition of the corpus. No sentence of either language
+    is in both splits. The pairs are ordered by hash, since the origin begins with the shortest.
 
     Raises:
       UserError: The archive does not have the pairs.

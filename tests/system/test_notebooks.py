@@ -175,7 +175,7 @@ def test_a_killed_colab_kernel_resumes_from_the_mirror_on_a_new_disk(tmp_path):
     shutil.rmtree(killed.folder / "runs")
     killed.finish()
     assert "4 x " in whole.log.read_text()
-    starts = re.search(r"starting at step (\d+)", killed.log.read_text())
+    starts = re.search(r"resumed from step (\d+)", killed.log.read_text())
     assert starts is not None
     assert copied[0] <= int(starts[1]) < 120
     assert len(whole.results()) == 2

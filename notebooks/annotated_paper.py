@@ -653,9 +653,8 @@ show(Dropout)
 # $$\mathrm{loss} = -\sum_{v=1}^{V} q_v \log p_v, \qquad
 # q_v = (1 - \epsilon_{ls})\,[v = y] + \epsilon_{ls} / V$$
 #
-# The code never builds $q$. The sum over all tokens is the mean of the logits, which is the dot
-# product with the mean embedding. `_chunk` computes the loss and its gradient for a few hundred
-# rows.
+# The code never builds $q$. The sum over all tokens needs only the mean of the logits, which is the
+# dot product with the mean embedding. `_chunk` computes loss and gradient of a few hundred rows.
 
 # %%
 from jaxformer import cross_entropy
@@ -748,8 +747,8 @@ for hypothesis in translator.hypotheses(["four hundred and twelve"])[0]:
 
 # %% [markdown]
 # The paper averages the parameters of the last 5 checkpoints of the base model, and of the last 20
-# of the big model. Ours average the last steps of a run that is very short, so that the average
-# need not be better. Other commands use an average by default, once there is one.
+# of the big model. Our run is so short that its average need not be better than its last step.
+# Other commands use the average by default, once there is one.
 
 # %%
 print("average of the steps", average(Workdir(pathlib.Path("runs/annotated")), last=5))

@@ -69,6 +69,7 @@ def first_loss(config, workdir):
     return float(sums[0]["loss"] / sums[0]["count"]), ids, state
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, capsys):
     config = changed(
         load_run(Workdir(learned_workdir)),
@@ -94,6 +95,7 @@ def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, caps
     assert own.read_bytes() == theirs.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_first_loss_of_an_imported_model(tmp_path):
     """Its bias of -inf on two tokens becomes finite, since steps would be skipped otherwise."""
     imported = tmp_path / "imported"
@@ -172,7 +174,6 @@ def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tm
 
 # Options of the config, or an optimizer of the user's own, and the mesh.
 OPTIMIZERS = {
-    "adamw": ({"optimizer": "adamw", "weight_decay": 0.1}, (1, 1, 1)),
     "muon": ({"optimizer": "muon", "weight_decay": 0.1, "clip_norm": 1.0}, (2, 2, 2)),
     "adafactor": (optax.adafactor(0.01, min_dim_size_to_factor=8), (8, 1, 1)),
 }
@@ -290,6 +291,7 @@ def test_language_models_keep_the_rows_of_characters(tmp_path):
     assert np.abs(np.asarray(runs[0]) - runs[1][k]).max(-1).min() > 0.1
 
 
+@pytest.mark.slow
 def test_mixed_runs_resume_exactly_and_keep_their_weights(tmp_path):
     config = changed(COUNTING, data={"train": "even:3,odd:1"}, training={"steps": 5})
     whole = train(config, tmp_path / "whole", corpus=Counting())

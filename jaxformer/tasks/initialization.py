@@ -39,6 +39,7 @@ _NEVER_GENERATED = -100.0
 
 T = TypeVar("T", Tokenizer, StreamTokenizer)
 AnyTokenizer: TypeAlias = Tokenizer | StreamTokenizer
+Kind = Literal["taken", "new", "left out"]
 
 
 def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | None:
@@ -163,7 +164,7 @@ class Entry(NamedTuple):
       note: Which rows it has; "" for a whole array.
     """
 
-    kind: Literal["taken", "new", "left out"]
+    kind: Kind
     path: str
     shape: tuple[int, ...]
     note: str = ""
@@ -219,11 +220,12 @@ def _with_rows(
     result = leaf.copy()
     result[rows[0]] = values[rows[1]]
     taken, width = rows.shape[1], leaf.shape[1:]
-    for kind, count, note in (
+    counts: list[tuple[Kind, int, str]] = [
         ("taken", taken, f"{taken:,} of {len(leaf):,} rows, of {what} that both have"),
         ("new", len(leaf) - taken, f"rows of new {what}"),
         ("left out", len(values) - taken, f"rows of {what} that the new model lacks"),
-    ):
+    ]
+    for kind, count, note in counts:
         if count:
             whole = kind == "taken" and taken == len(leaf) == len(values)
             entries.append(Entry(kind, name, (count, *width), "" if whole else note))

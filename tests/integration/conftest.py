@@ -97,6 +97,8 @@ def _program(config: Config) -> Config:
     if isinstance(config.data, StreamConfig):
         return config
     often = {name: getattr(TINY.training, name) for name in _NOT_COMPILED}
+    if config.training.schedule in ("linear", "cosine"):  # They depend on the number of steps.
+        often["steps"] = config.training.steps
     training = dataclasses.replace(config.training, **often)
     return dataclasses.replace(config, data=TINY.data, training=training)
 

@@ -18,7 +18,11 @@ from jaxformer.data.numerals import english, german
 from . import pages
 from .test_fine_tuning import FIXTURES, changed
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # 2026-11-23: ml_collections 1.1.0 imports config files with the deprecated load_module.
+    pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
+]
 
 PROJECT = pages.DOCS.parent
 TEXT = (pages.DOCS / "fine_tuning.md").read_text(encoding="utf-8")
@@ -103,7 +107,8 @@ def test_fine_tuning_beats_training_from_scratch_for_six_times_as_long(folder, m
     source = Translator.load("runs/numerals").config
     data = {"corpus": "text", "train": "prices", "valid": "prices-valid", "tokens_per_batch": 1024}
     options = {"steps": 60, "warmup_steps": 10, "schedule": "cosine", "eval_sentences": 100}
-    options |= {"checkpoint_every": 60, "eval_every": 60, "learning_rate": 5e-3}
+    options |= {"checkpoint_every": 60, "eval_every": 60}
+    options |= {"learning_rate": 1e-2, "learning_rate_scale": 1.0}
     tuned = changed(source, data=data, training={**options, "init_from": "runs/numerals"})
     longer = {"steps": 360, "warmup_steps": 60, "checkpoint_every": 360, "eval_every": 360}
     scratch = changed(source, data=data, training=options | longer)
@@ -112,5 +117,5 @@ def test_fine_tuning_beats_training_from_scratch_for_six_times_as_long(folder, m
         train(config, f"runs/{name}")
         lines = pathlib.Path(f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8").splitlines()
         found[name] = json.loads(lines[-1])
-    assert found["tuned"]["loss"] < found["scratch"]["loss"]
-    assert found["tuned"]["bleu"] > found["scratch"]["bleu"]
+    # Losses of different tokenizers are not comparable.
+    assert found["tuned"]["bleu"] > found["scratch"]["bleu"] + 5

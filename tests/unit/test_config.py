@@ -71,6 +71,7 @@ UNUSUAL = Config(
         source_language="fr",
         target_language="日本語",
         train="my/train",
+        tokenizer="my/tokenizer.model",
         valid="my/valid",
         batching="packing",
         tokens_per_batch=512,
@@ -93,6 +94,9 @@ UNUSUAL = Config(
         keep_checkpoints=1,
         stall_timeout=60,
         mirror="drive/copy",
+        init_from="my/run",
+        freeze="encoder",
+        learning_rate=0.002,
     ),
     mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
     search=Sampling(
@@ -111,7 +115,7 @@ UNUSUAL = Config(
 )
 # Fields that only Muon or a text stream uses.
 STREAM = Config(
-    data=StreamConfig(file="my/text.txt", tokens="bpe", length=100, rows=3),
+    data=StreamConfig(file="my/text.txt", tokens="bpe", tokenizer="new", length=100, rows=3),
     training=TrainingConfig(optimizer="muon", schedule="linear", weight_decay=0.5),
 )
 # Fields that only beam search uses.

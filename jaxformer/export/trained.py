@@ -83,7 +83,8 @@ class TrainedModel(NamedTuple):
 
     def arrays(self) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the parameters by name: their path in the tree, joined by dots."""
-        return flax.traverse_util.flatten_dict(self.params, sep=".")
+        flat: Any = flax.traverse_util.flatten_dict(self.params, sep=".")
+        return flat
 
     def sha256(self) -> str:
         """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""

@@ -24,6 +24,7 @@ from jaxformer.config import Config, ModelConfig, save
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.export.command import export_model
+from jaxformer.export.marian import rescaled
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params, load_model
@@ -115,7 +116,7 @@ def test_card_has_the_facts(learned_workdir, tmp_path):
     for fact in ("| en to de |", "| license | (please fill in) |", f"| {count:,} |", "| step 1200"):
         assert fact in card
     assert f"| {identity['tokenizer']} |" in card
-    assert "instead of 1e-06" in card
+    assert "this model's 1e-06" in card
 
 
 @pytest.mark.parametrize("name", ["swish_tied", "silu_tied_target"])
@@ -165,6 +166,26 @@ def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
     np.testing.assert_allclose(found[..., pieces], expected[..., pieces], atol=1e-5)
     assert theirs.tokenizer.encode(TEXTS[0]) == ours.tokenizer.encode(TEXTS[0])
     assert theirs.detokenize(range(3, 250)) == ours.detokenize(range(3, 250))
+
+
+@pytest.mark.slow
+def test_rescaled_activations_make_up_for_another_epsilon(learned_workdir, tmp_path):
+    """With large embeddings, for which the first layer norms need none."""
+    tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
+    run = random_workdir(
+        tmp_path, tokenizer, embeddings="separate", biases=True, num_layers=3, norm_epsilon=0.1
+    )
+    model, params = load_model(run)
+    params = jax.device_get(params)
+    for name in ("src_embedding", "tgt_embedding"):
+        params[name] = 1000 * params[name]
+    src, tgt_in = jnp.array([[5, 6, 7, EOS]]), jnp.array([[BOS, 8, 9]])
+    expected = jax.jit(model.apply)({"params": params}, src, tgt_in)
+    other = Transformer(dataclasses.replace(model.config, norm_epsilon=0.9))
+    found = jax.jit(other.apply)({"params": rescaled(params, 3.0)}, src, tgt_in)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    unchanged = jax.jit(other.apply)({"params": params}, src, tgt_in)
+    assert np.abs(unchanged - expected).max() > 0.1
 
 
 @pytest.mark.slow

@@ -20,11 +20,12 @@ import safetensors.numpy
 
 from jaxformer.checkpoint import write_single
 from jaxformer.cli import main
-from jaxformer.config import Config, ModelConfig, save
-from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, save
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.export.command import export_model
 from jaxformer.export.marian import rescaled
+from jaxformer.export.trained import TrainedModel
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params, load_model
@@ -275,6 +276,18 @@ def test_models_that_a_format_lacks_are_refused(format, model, message, learned_
     with pytest.raises(UserError, match=re.escape(message)):
         export_model(format, run, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_models_that_do_not_translate_text_are_refused(tmp_path):
+    lines = ["a dog", "two dogs"] * 20
+    train_tokenizer(lines, 270, symbols=["(S", ")"]).save(tmp_path / "tokenizer.model")
+    for data, found in (
+        (StreamConfig(file="text"), "got a language model; export safetensors instead"),
+        (DataConfig(), "got a model whose targets are symbols; export safetensors"),
+    ):
+        model = TrainedModel(Workdir(tmp_path), Config(data=data), {}, "step 1", False)
+        with pytest.raises(UserError, match=f"expected a model that translates text, {found}"):
+            model.text_model()
 
 
 def test_sampling_is_refused(learned_workdir, tmp_path):

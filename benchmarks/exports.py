@@ -9,8 +9,8 @@ ctranslate2. Without it, only StableHLO is compared. CTranslate2 also needs the 
 in this interpreter.
 
 A line has the numbers of sentences and of identical translations. For Marian, whose probabilities
-exclude padding, "identical_to_import" compares with jaxformer's import of the export, which excludes
-padding, too.
+exclude padding, "identical_to_import" compares with jaxformer's import of the export, which
+excludes padding, too.
 """
 
 import argparse

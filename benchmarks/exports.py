@@ -8,9 +8,9 @@ by the same rules. --peers is an interpreter with torch, transformers, sentencep
 ctranslate2. Without it, only StableHLO is compared. CTranslate2 also needs the package ctranslate2
 in this interpreter.
 
-A line has the numbers of sentences and of identical translations. Marian's layer norms add 1e-5 to
-the variance, and it excludes padding from the probabilities: "identical_to_import" compares with
-jaxformer's import of the export, which does so, too.
+A line has the numbers of sentences and of identical translations. For Marian, whose probabilities
+exclude padding, "identical_to_import" compares with jaxformer's import of the export, which
+excludes padding, too.
 """
 
 import argparse

@@ -77,7 +77,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
 
 def _require() -> Any:
     try:
-        from ctranslate2 import specs
+        from ctranslate2 import specs  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:
         raise UserError(
             "expected the package ctranslate2, which writes this format; install it: pip install "

@@ -5,6 +5,7 @@ token, which starts every translation, gets the embedding of our beginning of se
 """
 
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxformer.files import write_file
 from jaxformer.search import BeamSearch, Sampling
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
-# What Marian's layer norms add to the variance; transformers has no option for it.
+# Marian's layer norms add this to the variance; transformers has no option for it.
 _NORM_EPSILON = 1e-5
 _CODE = """
 from transformers import MarianMTModel, MarianTokenizer
@@ -49,7 +50,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     # Our id for each of Marian's ids: the end, unknown, the pieces, and padding, which begins.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
     names = ["</s>", "<unk>", *text.pieces[UNK + 1 :], "<pad>"]
-    save_arrays(_arrays(config, model.params, order), folder / "model.safetensors")
+    params = rescaled(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
+    save_arrays(_arrays(config, params, order), folder / "model.safetensors")
     data = sentence_pairs(model.config)
     tokenizer = {
         "tokenizer_class": "MarianTokenizer",
@@ -68,10 +70,47 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     notes = _NOTES
     if config.norm_epsilon != _NORM_EPSILON:
         notes += (
-            f"Layer norms add {_NORM_EPSILON:g} to the variance, as Marian's do, instead of "
-            f"{config.norm_epsilon:g}.",
+            f"Marian's layer norms add {_NORM_EPSILON:g} to the variance, this model's "
+            f"{config.norm_epsilon:g}. Activations are scaled to make up for it, except before the "
+            "first layer norm of the encoder and of the decoder.",
         )
     return Usage("a Marian model in the Hugging Face layout", "torch transformers", _CODE, notes)
+
+
+def rescaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Returns parameters of the same post-norm model for ``factor**2`` times the norm epsilon.
+
+    Since ``norm(f * x, f**2 * epsilon) == norm(x, epsilon)``, activations are multiplied by the
+    factor where they enter a layer norm. The first layer norm of a stack sees embeddings and
+    positions, which stay as they are. The outputs of both stacks do not change.
+
+    Args:
+      params: Parameters of a :class:`~jaxformer.models.transformer.Transformer`.
+      factor: Factor of the activations between the layers.
+    """
+    params = jax.tree.map(np.array, params)
+
+    def multiply(group: dict[str, Any], factors: Float[np.ndarray, " N"], *names: str) -> None:
+        for name in names:
+            if name in group:
+                group[name] *= factors.reshape(-1, *[1] * (group[name].ndim - 1))
+
+    for side in ("encoder", "decoder"):
+        layers = params[side]["layers"]
+        inside = np.full(len(layers["feed_forward"]["inner_bias"]), factor, np.float32)
+        first, last = inside.copy(), inside.copy()
+        first[0] = last[-1] = 1
+        multiply(layers["self_attention"], 1 / first, "query", "key", "value")
+        multiply(layers["self_attention"], first, "output", "output_bias")
+        multiply(layers["self_attention_residual"]["norm"], inside, "scale", "bias")
+        if "cross_attention" in layers:
+            multiply(layers["cross_attention"], 1 / inside, "query")
+            multiply(layers["cross_attention"], inside, "output", "output_bias")
+            multiply(layers["cross_attention_residual"]["norm"], inside, "scale", "bias")
+        multiply(layers["feed_forward"], 1 / inside, "inner")
+        multiply(layers["feed_forward"], inside, "outer", "outer_bias")
+        multiply(layers["feed_forward_residual"]["norm"], last, "scale", "bias")
+    return params
 
 
 def _check(config: ModelConfig) -> None:

@@ -56,9 +56,10 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     length = min(_SOURCE_LENGTH, config.model.max_length)
     capacity = length + config.search.max_extra_length
     capacity = min(capacity, config.model.max_length, config.search.max_length or capacity)
-    write_file(folder / "translate.jax", _program(config, model.arrays(), length, capacity))
+    arrays: dict[str, Any] = model.arrays()
+    write_file(folder / "translate.jax", _program(config, arrays, length, capacity))
     buffer = io.BytesIO()
-    np.savez(buffer, **model.arrays())
+    np.savez(buffer, **arrays)
     write_file(folder / "parameters.npz", buffer.getvalue())
     vocabulary = json.dumps(text.pieces, ensure_ascii=False)
     write_file(folder / "vocabulary.json", vocabulary.encode())

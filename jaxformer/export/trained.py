@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.config import Config, load_run, model_of, sentence_pairs
+from jaxformer.config import Config, DataConfig, load_run, model_of
 from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
@@ -83,7 +83,8 @@ class TrainedModel(NamedTuple):
 
     def arrays(self) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the parameters by name: their path in the tree, joined by dots."""
-        return flax.traverse_util.flatten_dict(self.params, sep=".")
+        flat: Any = flax.traverse_util.flatten_dict(self.params, sep=".")
+        return flat
 
     def sha256(self) -> str:
         """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""
@@ -106,15 +107,17 @@ class TrainedModel(NamedTuple):
         Raises:
           UserError: It is a language model, or its targets are not text.
         """
-        sentence_pairs(self.config)
-        tokenizer = load_tokenizer(self.folder.tokenizer)
-        pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-        if tokenizer.target_vocab_size < tokenizer.vocab_size:
-            raise UserError(
-                f"{self.folder.path}: expected a model that translates text: its targets are "
-                "symbols; export safetensors instead"
-            )
-        return TextModel(_sentencepiece_files(tokenizer), pieces)
+        found = "a language model"
+        if isinstance(self.config.data, DataConfig):
+            tokenizer = load_tokenizer(self.folder.tokenizer)
+            found = "a model whose targets are symbols"
+            if tokenizer.target_vocab_size == tokenizer.vocab_size:
+                pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+                return TextModel(_sentencepiece_files(tokenizer), pieces)
+        raise UserError(
+            f"{self.folder.path}: expected a model that translates text, got {found}; export "
+            "safetensors instead"
+        )
 
 
 def _sentencepiece_files(tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -170,6 +170,7 @@ class _Interpreter:
           _RefusedError: The pickle has an opcode or a name that a dictionary of tensors needs not.
         """
         stack = self._stack
+        argument: Any
         for opcode, argument, _ in pickletools.genops(pickled):
             name = opcode.name
             if name in _CONSTANTS:
@@ -196,7 +197,8 @@ class _Interpreter:
             elif name == "REDUCE":
                 stack.append(_reduce(*self._pop(2)))
             elif name == "BUILD":
-                _check_versions(*self._pop(1), stack[-1])
+                versions = stack.pop()
+                _check_versions(versions, stack[-1])
             elif name == "STOP":
                 return stack.pop()
             elif name != "PROTO":

@@ -20,10 +20,12 @@ import safetensors.numpy
 
 from jaxformer.checkpoint import write_single
 from jaxformer.cli import main
-from jaxformer.config import Config, ModelConfig, save
-from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, save
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.export.command import export_model
+from jaxformer.export.marian import rescaled
+from jaxformer.export.trained import TrainedModel
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params, load_model
@@ -115,7 +117,7 @@ def test_card_has_the_facts(learned_workdir, tmp_path):
     for fact in ("| en to de |", "| license | (please fill in) |", f"| {count:,} |", "| step 1200"):
         assert fact in card
     assert f"| {identity['tokenizer']} |" in card
-    assert "instead of 1e-06" in card
+    assert "this model's 1e-06" in card
 
 
 @pytest.mark.parametrize("name", ["swish_tied", "silu_tied_target"])
@@ -165,6 +167,26 @@ def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
     np.testing.assert_allclose(found[..., pieces], expected[..., pieces], atol=1e-5)
     assert theirs.tokenizer.encode(TEXTS[0]) == ours.tokenizer.encode(TEXTS[0])
     assert theirs.detokenize(range(3, 250)) == ours.detokenize(range(3, 250))
+
+
+@pytest.mark.slow
+def test_rescaled_activations_make_up_for_another_epsilon(learned_workdir, tmp_path):
+    """With large embeddings, for which the first layer norms need none."""
+    tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
+    run = random_workdir(
+        tmp_path, tokenizer, embeddings="separate", biases=True, num_layers=3, norm_epsilon=0.1
+    )
+    model, params = load_model(run)
+    params = jax.device_get(params)
+    for name in ("src_embedding", "tgt_embedding"):
+        params[name] = 1000 * params[name]
+    src, tgt_in = jnp.array([[5, 6, 7, EOS]]), jnp.array([[BOS, 8, 9]])
+    expected = jax.jit(model.apply)({"params": params}, src, tgt_in)
+    other = Transformer(dataclasses.replace(model.config, norm_epsilon=0.9))
+    found = jax.jit(other.apply)({"params": rescaled(params, 3.0)}, src, tgt_in)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    unchanged = jax.jit(other.apply)({"params": params}, src, tgt_in)
+    assert np.abs(unchanged - expected).max() > 0.1
 
 
 @pytest.mark.slow
@@ -254,6 +276,18 @@ def test_models_that_a_format_lacks_are_refused(format, model, message, learned_
     with pytest.raises(UserError, match=re.escape(message)):
         export_model(format, run, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_models_that_do_not_translate_text_are_refused(tmp_path):
+    lines = ["a dog", "two dogs"] * 20
+    train_tokenizer(lines, 270, symbols=["(S", ")"]).save(tmp_path / "tokenizer.model")
+    for data, found in (
+        (StreamConfig(file="text"), "got a language model; export safetensors instead"),
+        (DataConfig(), "got a model whose targets are symbols; export safetensors"),
+    ):
+        model = TrainedModel(Workdir(tmp_path), Config(data=data), {}, "step 1", False)
+        with pytest.raises(UserError, match=f"expected a model that translates text, {found}"):
+            model.text_model()
 
 
 def test_sampling_is_refused(learned_workdir, tmp_path):

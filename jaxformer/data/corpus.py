@@ -29,9 +29,9 @@ class DataConfig:
         sacreBLEU's tokenizer for BLEU.
       train: Training split. A path prefix for "text": "data/train" means data/train.en and
         data/train.de, or the same with .gz. Comma-separated files for "trees", "parquet" and
-        "jsonl", which accept patterns such as data/train-*.parquet. Otherwise a split name. Several
-        splits with weights: "news:1,captions:3" has each pair of the second one three times in an
-        epoch.
+        "jsonl", which accept patterns such as ``data/train-*.parquet``. Otherwise a split name.
+        Several splits with weights: "news:1,captions:3" has each pair of the second one three times
+        in an epoch.
       valid: Validation split, in the same form.
       tokenizer: Tokenizer of a new run, a file or a workdir. None takes the one of
         ``training.init_from``, and without that learns one from the training text, as "new" does.

@@ -611,13 +611,17 @@ def _add_import(commands) -> None:
         "import",
         "convert.import_model",
         "convert another system's model to a workdir that every command accepts",
-        "jaxformer import marian opus-mt-en-de --workdir runs/opus-mt-en-de",
+        "jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de",
         workdir_help="workdir to create",
     )
     command.add_argument(
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
     )
-    command.add_argument("directory", type=local_path, help="folder of the model")
+    command.add_argument(
+        "directory",
+        type=local_path,
+        help="folder of the model, or its name on the hub, such as Helsinki-NLP/opus-mt-en-de",
+    )
 
 
 def _add_data(commands) -> None:

@@ -25,9 +25,11 @@ def quantize(options: argparse.Namespace) -> None:
 
 def import_model(options: argparse.Namespace) -> None:
     """Converts another system's model to a workdir."""
+    from jaxformer.interop.hub import marian_folder
     from jaxformer.interop.marian import import_marian
 
-    print(f"{options.workdir}: {import_marian(options.directory, options.workdir)}")
+    folder = marian_folder(options.directory)
+    print(f"{options.workdir}: {import_marian(folder, options.workdir)}")
 
 
 def export_model(options: argparse.Namespace) -> None:

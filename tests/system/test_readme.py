@@ -28,8 +28,12 @@ def blocks(page):
 
 def commands(page):
     """Returns every command of the page's console blocks."""
-    text = "".join(block for kind, block in blocks(page) if kind == "console")
-    return text.replace("\\\n", "").strip().split("\n")
+    return [line for kind, block in blocks(page) if kind == "console" for line in lines(block)]
+
+
+def lines(block):
+    """Returns the commands of a console block, without comments."""
+    return re.sub(r" +# .*", "", block.replace("\\\n", "")).strip().split("\n")
 
 
 def test_make_targets_exist():
@@ -90,7 +94,7 @@ def test_blocks_run(page, folder):
                 (folder / "small.py").write_text(block, encoding="utf-8")
                 run(folder, shlex.join([sys.executable, "small.py"]))
             continue
-        for command in block.replace("\\\n", "").strip().split("\n"):
+        for command in lines(block):
             if command.startswith("make ") or command in known:
                 continue
             if "base" in command:

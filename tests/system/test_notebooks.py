@@ -117,7 +117,7 @@ def run_in_kernel(name, folder):
 
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     variables = {n: v for n, v in environment().items() if n != "MPLBACKEND"}
-    client = nbclient.NotebookClient(notebook, timeout=570, kernel_name="python3")
+    client = nbclient.NotebookClient(notebook, timeout=None, kernel_name="python3")
     client.execute(cwd=str(folder), env=variables)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return [output["data"] for output in outputs if "data" in output]

@@ -14,7 +14,9 @@ import pytest
 from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, TrainingConfig
 
 # Programs that tests run in processes of their own.
-collect_ignore = ["audited_use.py", "exactly_once_run.py", "faulty_training.py"]
+collect_ignore = [
+    *("audited_use.py", "exactly_once_run.py", "faulty_training.py", "hostile_pickles.py"),
+]
 
 # With packing, all batches have one shape, so there is one program to compile.
 TINY = Config(

@@ -59,6 +59,10 @@ def run(*arguments):
         ),
         (
             ["--config=configs/base.py"],
+            ["wmt14-de-en/train-*.parquet: no such file", "jaxformer data wmt14"],
+        ),
+        (
+            ["--config=configs/base.py", "--config.data.corpus=tfds"],
             [
                 "wmt14_translate/de-en",
                 "pip install importlib_resources tensorflow-cpu",

@@ -94,6 +94,7 @@ UNUSUAL = Config(
         keep_checkpoints=1,
         stall_timeout=60,
         mirror="drive/copy",
+        profile="3:5",
         init_from="my/run",
         freeze="encoder",
         learning_rate=0.002,

@@ -16,7 +16,8 @@ COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test coverage test-slow nightly lint check smoke-oldest smoke-newest lock clean
+.PHONY: help install demo notebooks test coverage test-slow nightly lint docs check smoke-oldest \
+  smoke-newest lock clean
 
 help:  ## List all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
@@ -43,6 +44,9 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
+notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside them
+	$(BIN)/python notebooks/build.py
+
 test: $(VENV)/installed  ## Run the fast tests (about 10 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
@@ -62,6 +66,9 @@ lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tests/language.py
+
+docs: $(VENV)/installed  ## Build the documentation site, build/site; warnings are errors
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . build/site
 
 check: lint test  ## Lint and run the fast tests
 

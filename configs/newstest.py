@@ -2,16 +2,15 @@
 
     python train.py --config=configs/newstest.py --workdir=runs/newstest
 
-Reads ``$JAXFORMER_DATA/newstest-en-de/train.en`` and so on (by default below ``../shared/data``).
+``jaxformer data newstest`` downloads the corpus (``docs/data.md``).
 The corpus is too small to translate news well: this is a rehearsal of ``base.py`` on a CPU.
 Measured: nothing yet.
 """
 
-import os
-
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, select
+from jaxformer.files import data_directory
 
-DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
+DATA = data_directory()
 
 NEWSTEST = Config(
     model=ModelConfig(

@@ -4,8 +4,8 @@
 
 This is the paper's WSJ-only setting. It reads sections 2 to 21 of the Wall Street Journal from one
 file of trees, and section 22 from another, below ``$JAXFORMER_DATA/ptb``. The Penn Treebank is not
-free. The variant for two CPU cores reads free treebanks, ``$JAXFORMER_DATA/trees`` (by default
-below ``../shared/data``):
+free. The variant for two CPU cores reads treebanks that ``jaxformer data craft wsj-sample``
+downloads (``docs/data.md``):
 
     python train.py --config=configs/parsing.py:small --workdir=runs/parsing-small
     jaxformer average --workdir runs/parsing-small --last 10
@@ -20,8 +20,6 @@ the sample of the Wall Street Journal, 79.8 on CRAFT (``docs/parsing.md``). The 
 nothing yet.
 """
 
-import os
-
 from jaxformer.config import (
     Config,
     DataConfig,
@@ -29,9 +27,10 @@ from jaxformer.config import (
     TrainingConfig,
     select,
 )
+from jaxformer.files import data_directory
 from jaxformer.search import BeamSearch
 
-DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
+DATA = data_directory()
 
 # "During inference, we increased the maximum output length to input length + 300. We used a beam
 # size of 21 and alpha = 0.3."

@@ -3,21 +3,21 @@
     python train.py --config=configs/shakespeare.py --workdir=runs/shakespeare
     jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:"
 
-Reads ``$JAXFORMER_DATA/tinyshakespeare/input.txt`` (by default below ``../shared/data``), 1.1
-million characters. The last tenth is for validation. The variant ``configs/shakespeare.py:bpe``
-has 1,024 BPE tokens, and ``:smoke`` takes only a few steps. The model has 3.2 million parameters,
-and training takes 3.62e14 FLOPs, counted by :func:`~jaxformer.models.flops.language_model_flops`.
+``jaxformer data shakespeare`` downloads the text (``docs/data.md``), 1.1 million characters. The
+last tenth is for validation. The variant ``configs/shakespeare.py:bpe`` has 1,024 BPE tokens, and
+``:smoke`` takes only a few steps. The model has 3.2 million parameters, and training takes 3.62e14
+FLOPs, counted by :func:`~jaxformer.models.flops.language_model_flops`.
 Measured: 1.478 nats per character (2.133 bits). The run took 51 minutes on two cores of an Intel
 Xeon with AMX that were shared with other work.
 """
 
 import dataclasses
-import os
 
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig, select
+from jaxformer.files import data_directory
 from jaxformer.search import Sampling
 
-DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
+DATA = data_directory()
 
 SHAKESPEARE = Config(
     model=ModelConfig(

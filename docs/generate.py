@@ -11,11 +11,12 @@ import runpy
 from collections.abc import Callable, Iterator
 
 from jaxformer.config import Config
+from jaxformer.data.catalog import CATALOG, OriginFile
 from jaxformer.models.flops import training_flops
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
 
 PROJECT = pathlib.Path(__file__).parents[1]
-PAGES = ("paper.md", "paper_map.md", "reproduce.md")
+PAGES = ("data.md", "paper.md", "paper_map.md", "reproduce.md")
 
 # Peak of one chip for dense bfloat16 matmuls, in FLOP/s, from its maker's data sheet.
 PEAKS = {"TPU v5e": 197e12, "TPU v6e": 918e12, "H100 SXM": 989e12, "H200 SXM": 989e12}
@@ -132,12 +133,55 @@ def _documented(
             yield from _documented(child, (*name, child.name))
 
 
+def corpora() -> str:
+    """Returns a table of the public corpora."""
+    rows = [
+        "| command | folder | size | license of the text |",
+        "|---|---|---|---|",
+    ]
+    for name, corpus in CATALOG.items():
+        cells = (f"`jaxformer data {name}`", f"`{corpus.folder}/`", corpus.size, corpus.license)
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def origins() -> str:
+    """Returns a table of the files to download, with ``*`` for the numbers of a series."""
+    rows = ["| address | place below the data folder | hash that is checked |", "|---|---|---|"]
+    for corpus in CATALOG.values():
+        for file in corpus.origin:
+            place = f"`{corpus.downloads}/{file.name}`"
+            row = f"| `{file.url}` | {place} | {_hash(file)} |"
+            rows.append(re.sub(r"train-\d{5}", "train-*", row))
+    return "\n".join(dict.fromkeys(rows))
+
+
+def _hash(file: OriginFile) -> str:
+    if file.checksum is None:
+        return "none: not known, or changes"
+    name = file.checksum.algorithm.upper().replace("SHA", "SHA-")
+    return f"{name}{' of the content' * file.checksum.unpacked} `{file.checksum.digest}`"
+
+
+def prepared() -> str:
+    """Returns a table of the prepared files of known hash."""
+    rows = ["| file | SHA-256 |", "|---|---|"]
+    for corpus in CATALOG.values():
+        for name, digest in corpus.files.items():
+            if digest:
+                rows.append(f"| `{corpus.folder}/{name}` | `{digest}` |")
+    return "\n".join(rows)
+
+
 def table2() -> str:
     """Returns the output of ``python -m jaxformer.paper.table2`` without its title."""
     return report(length=25).partition("\n\n")[2].strip()
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "corpora": corpora,
+    "origins": origins,
+    "prepared": prepared,
     "costs": costs,
     "estimates": estimates,
     "departures": departures,

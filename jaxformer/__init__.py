@@ -3,7 +3,7 @@
 Names are imported on first use: ``import jaxformer`` is instant and loads none of the libraries for
 text, checkpoints and plots.
 
-Config       Config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig
+Config       Config, load_config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout,
              StackCache, dot_product_attention, sinusoidal_positions, rotary_positions,

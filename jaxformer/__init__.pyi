@@ -1,6 +1,7 @@
 # The one list of public names: type checkers read it, and __init__.py imports each from where this
 # file does, when it is first used.
 from jaxformer.checkpoint import Checkpoints as Checkpoints
+from jaxformer.cli.config_file import load_config as load_config
 from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
 from jaxformer.config import FitConfig as FitConfig

@@ -12,6 +12,8 @@ from typing import Any
 RESUMABLE = 75
 # How output shows what UTF-8 cannot encode: the bytes of a file name that is not UTF-8.
 NOT_UTF8 = "backslashreplace"
+# Packages of optional features by module; anything else that is missing is an error of ours.
+_OPTIONAL = {"matplotlib": "matplotlib", "tensorflow_datasets": "tensorflow-datasets"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -63,6 +65,11 @@ def exit_code(command: Callable[[], None]) -> int:
     except SomeLinesError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
+    except ModuleNotFoundError as error:
+        if (package := _OPTIONAL.get(str(error.name).partition(".")[0])) is None:
+            raise
+        print(f"error: expected the package {package}; pip install {package}", file=sys.stderr)
+        return 2
     except (FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 import optax
+from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Config, StreamConfig, check_config, load_run, model_of
@@ -13,6 +14,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.models.selection import describe_model
 from jaxformer.tasks.dataset import open_dataset
+from jaxformer.tasks.initialization import check_initialization, initialization
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
@@ -21,13 +23,12 @@ from jaxformer.training import hosts, watchdog
 from jaxformer.training.fitting import fit
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.optimizer import configured_optimizer, configured_schedule
+from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
 from jaxformer.training.replay import Replayed
 from jaxformer.training.replay import replay as replay_step
 from jaxformer.training.run_directory import begin
 from jaxformer.training.signals import stop_signals
 from jaxformer.training.step import TrainState
-from jaxformer.training.task import Task
 from jaxformer.training.writers import Writer
 from jaxformer.workdir import Workdir, use_compilation_cache
 
@@ -51,8 +52,8 @@ def train(
       workdir: Directory of the run.
       corpus: Your own sentence pairs, instead of the config's; ``data.train`` and ``data.valid``
         name its splits. A resumed run must be given the same corpus.
-      optimizer: Any optax transformation, instead of the config's. A resumed run must be given the
-        same one.
+      optimizer: Any optax transformation, instead of the config's; ``training.freeze`` applies to
+        it, too. A resumed run must be given the same one.
       hooks: See :func:`~jaxformer.fit`.
       writers: See :func:`~jaxformer.fit`.
 
@@ -74,13 +75,17 @@ def train(
             "quantize the parameters with jaxformer quantize"
         )
     with watchdog.watch(training.stall_timeout):
-        begin(folder, config, training.mirror)
-        with stop_signals() as stop, stop.at_once():
-            task = make_task(config, folder, corpus)
         schedule = None
         if optimizer is None:
             optimizer = make_optimizer(config)
             schedule = configured_schedule(training, config.model.d_model)
+        elif training.freeze is not None:
+            optimizer = freeze(optimizer, training.freeze, _describe(config))
+        begin(folder, config, training.mirror)
+        if not folder.config.exists():
+            check_initialization(config)
+        with stop_signals() as stop, stop.at_once():
+            task = make_task(config, folder, corpus)
         try:
             return fit(
                 task,
@@ -90,6 +95,7 @@ def train(
                 mesh=make_mesh(config.mesh),
                 config=config,
                 learning_rate=schedule,
+                start_from=initialization(config, task.tokenizer),
                 hooks=hooks,
                 writers=writers,
             )
@@ -113,10 +119,20 @@ def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
     mesh = make_mesh(config.mesh)
     task, optimizer = make_task(config, folder), make_optimizer(config)
     with Checkpoints(folder.checkpoints) as checkpoints:
-        return replay_step(task, optimizer, checkpoints, mesh, config.training, step)
+        return replay_step(
+            task,
+            optimizer,
+            checkpoints,
+            mesh,
+            config.training,
+            step,
+            start_from=initialization(config, task.tokenizer),
+        )
 
 
-def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Task:
+def make_task(
+    config: Config, folder: Workdir, corpus: Corpus | None = None
+) -> Translation | LanguageModeling:
     """Opens the data of a config and returns its task: language modeling, parsing or translation.
 
     Raises:
@@ -144,5 +160,12 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         learning rate also depends on the width of the model.
     """
     check_config(config)
-    describe = functools.partial(describe_model, config.model, model_of(config))
-    return configured_optimizer(config.training, config.model.d_model, describe)
+    describe = functools.partial(_describe, config)
+    optimizer = configured_optimizer(config.training, config.model.d_model, describe)
+    if config.training.freeze is None:
+        return optimizer
+    return freeze(optimizer, config.training.freeze, describe())
+
+
+def _describe(config: Config) -> PyTree:
+    return describe_model(config.model, model_of(config))

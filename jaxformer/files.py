@@ -52,6 +52,29 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(path)
 
 
+def cache_directory() -> pathlib.Path:
+    """Returns the directory that keeps tokenizers, token stores and compiled programs between runs.
+
+    It is ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs nothing but time.
+
+    Raises:
+      UserError: ``JAXFORMER_CACHE`` is not on a local disk.
+    """
+    return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer").expanduser()
+
+
+def data_directory() -> pathlib.Path:
+    """Returns the directory of the corpora that the shipped configs read.
+
+    It is ``$JAXFORMER_DATA``, or ``data`` in the :func:`cache_directory`.
+
+    Raises:
+      UserError: ``JAXFORMER_DATA`` is not on a local disk.
+    """
+    named = os.environ.get("JAXFORMER_DATA")
+    return local_path(named).expanduser() if named else cache_directory() / "data"
+
+
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
     """Opens a file that somebody else may have made, without ever waiting.
 

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -11,7 +10,14 @@ import jax
 
 from jaxformer import files
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_whole, remove_partial, resolve_inside, write_file
+from jaxformer.files import (
+    cache_directory,
+    local_path,
+    read_whole,
+    remove_partial,
+    resolve_inside,
+    write_file,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,17 +190,6 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
-
-
-def cache_directory() -> pathlib.Path:
-    """Returns the directory that keeps tokenizers, token stores and compiled programs between runs.
-
-    It is ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs nothing but time.
-
-    Raises:
-      UserError: ``JAXFORMER_CACHE`` is not on a local disk.
-    """
-    return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer").expanduser()
 
 
 def use_compilation_cache() -> None:

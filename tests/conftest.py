@@ -60,16 +60,18 @@ def _own_checks_of_settings() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Redirects the user's cache for tests and the processes that they start.
+    """Redirects the user's cache, but not the user's data, for tests and their processes.
 
     All tests share one cache, so that a program is compiled only once.
     """
+    from jaxformer.files import data_directory
     from jaxformer.workdir import use_compilation_cache
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXFORMER_DATA", str(data_directory()))
         patch.setenv("JAXFORMER_CACHE", str(folder / "cache"))
         use_compilation_cache()
         yield
@@ -93,10 +95,9 @@ def _few_programs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def data_directory() -> pathlib.Path:
-    """Returns the folder of real data: JAXFORMER_DATA, or shared/data beside the project."""
-    default = PROJECT.parent / "shared" / "data"
-    directory = pathlib.Path(os.environ.get("JAXFORMER_DATA", default))
+def data_directory(_cache: None) -> pathlib.Path:
+    """Returns the folder of real data: JAXFORMER_DATA, or the one in the user's own cache."""
+    directory = pathlib.Path(os.environ["JAXFORMER_DATA"])
     if not directory.is_dir():
         pytest.skip(f"no real data: {directory} is not a folder; name one with JAXFORMER_DATA")
     return directory

@@ -95,7 +95,7 @@ def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     for remat in ("dots", "layer")[("none", "dots", "layer").index(config.training.remat) :]:
         settings["training.remat"] = remat
         yield dict(settings)
-    if config.training.optimizer == "adam" and config.training.adam_dtype == "float32":
+    if config.training.optimizer != "muon" and config.training.adam_dtype == "float32":
         yield settings | {"training.adam_dtype": "bfloat16"}
 
 

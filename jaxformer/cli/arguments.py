@@ -6,11 +6,13 @@ The module imports no heavy libraries, so that ``--help`` and error messages app
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from typing import Literal, NoReturn
 
 from jaxformer import pretrained
 from jaxformer.cli import decoding_options
+from jaxformer.cli.configs import list_configs
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.version import __version__
@@ -33,30 +35,47 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     Raises:
       UserError: There is no such command or option, or a value is missing or of the wrong type.
     """
-    options, unknown = _parser().parse_known_args(arguments)
+    words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
+    options, unknown = _parser().parse_known_args(words)
     if "overrides" in options:
         options.overrides = [word for word in unknown if word.startswith("--config.")]
         unknown = [word for word in unknown if word not in options.overrides]
+    if options.run == "train.train" and options.config is None:
+        # Not an argument of argparse: Python 3.11 finds no optional one after --workdir.
+        options.config = next((word for word in unknown if not word.startswith("-")), None)
+        unknown = [word for word in unknown if word != options.config]
     if unknown:
-        known = re.findall(r"--[a-z][a-z-]*", options.parser.format_help())
+        known = re.findall(r"--[a-z][a-z_-]*", options.parser.format_help())
         close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"see {options.parser.prog} --help"
         raise UserError(f"unknown argument {unknown[0]}; {hint}")
     return options
 
 
+def _join_overrides(words: Sequence[str]) -> list[str]:
+    """Joins ``--config.FIELD VALUE`` to ``--config.FIELD=VALUE``."""
+    joined: list[str] = []
+    for word in words:
+        before = joined[-1] if joined else ""
+        if before.startswith("--config.") and "=" not in before and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="jaxformer",
-        description="Translates, generates, parses, scores and plots with models that train.py "
-        "has trained.",
+        description="Trains models, and translates, generates, parses, scores and plots with them.",
         epilog="Every command has its own --help, with an example. Exit codes: 0 done, 1 failed, 2 "
         "mistake in the input, 3 some lines could not be done, 130 interrupted. Of "
-        "train.py also 75: stopped, the same command resumes.",
+        "train also 75: stopped, the same command resumes.",
     )
     parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (
+        _add_train,
         _add_translate,
         _add_score,
         _add_evaluate,
@@ -71,9 +90,69 @@ def _parser() -> CommandParser:
         _add_attention,
         _add_plot,
         _add_import,
+        _add_data,
+        _add_export,
     ):
         add(commands)
     return parser
+
+
+def _add_train(commands) -> None:
+    command = _command(
+        commands,
+        "train",
+        "train.train",
+        "train a model, or resume an interrupted run",
+        """
+        jaxformer train numerals --workdir runs/numerals
+
+        jaxformer train base:tiny --workdir runs/mine --config.training.steps=1000
+
+        jaxformer train my_config.py --workdir runs/mine
+
+        python train.py --config=configs/numerals.py --workdir=runs/numerals     # in a clone
+
+        CONFIG is a file, or the name of a config that comes with jaxformer, with an optional
+        variant. The file is Python and is executed; nothing else is.
+
+        """
+        + list_configs()
+        + """
+
+        Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', likewise DataConfig,
+        StreamConfig, TrainingConfig and MeshConfig.
+
+        SIGTERM, SIGINT (Ctrl-C) and SIGHUP save a checkpoint and stop the run. Exit codes: 0 done,
+        1 failed, 2 a mistake in the input, 75 stopped by a signal (run the same command again),
+        130 interrupted at once by a second Ctrl-C.
+        """,
+        workdir="none",
+    )
+    command.usage = "%(prog)s CONFIG --workdir DIR [--config.FIELD=VALUE ...]"
+    command.add_argument(
+        "--config", metavar="CONFIG", help="the same as CONFIG without the name of the option"
+    )
+    command.add_argument(
+        "--workdir",
+        type=lambda path: path and local_path(path),
+        metavar="DIR",
+        help="run directory: config, tokenizer, checkpoints, metrics; required",
+    )
+    hosts = command.add_argument_group("several processes")
+    hosts.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of the first process, or 'auto' to ask the cluster (Cloud TPU, SLURM, GKE); "
+        "run the same command on every host",
+    )
+    for name, old, meaning in (
+        ("--num_processes", "--processes", "number of processes; not with auto"),
+        ("--process_id", "--process", "number of this process, from 0; not with auto"),
+    ):
+        hosts.add_argument(name, type=int, metavar="N", help=meaning)
+        # The name of the previous release.
+        hosts.add_argument(old, type=int, dest=name.strip("-"), help=argparse.SUPPRESS)
+    command.set_defaults(overrides=[])
 
 
 def _add_translate(commands) -> None:
@@ -404,8 +483,8 @@ def _add_doctor(commands) -> None:
     )
     command.add_argument(
         "--config",
-        metavar="FILE",
-        help="config file of an experiment, as for train.py; add overrides such as "
+        metavar="CONFIG",
+        help="config of an experiment, as for train; add overrides such as "
         "--config.data.tokens_per_batch=8192",
     )
     command.add_argument(
@@ -540,13 +619,61 @@ def _add_import(commands) -> None:
         "import",
         "convert.import_model",
         "convert another system's model to a workdir that every command accepts",
-        "jaxformer import marian opus-mt-en-de --workdir runs/opus-mt-en-de",
+        "jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de",
         workdir="new",
     )
     command.add_argument(
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
     )
-    command.add_argument("directory", type=local_path, help="folder of the model")
+    command.add_argument(
+        "directory",
+        type=local_path,
+        help="folder of the model, or its name on the hub, such as Helsinki-NLP/opus-mt-en-de",
+    )
+
+
+def _add_data(commands) -> None:
+    command = _command(
+        commands,
+        "data",
+        "catalog.data",
+        "download and prepare the public corpora that the shipped configs read",
+        """
+        jaxformer data                     # lists them, and the folder they are in
+
+        jaxformer data multi30k
+        python train.py --config=configs/multi30k.py --workdir=runs/multi30k
+
+        They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. An interrupted download
+        is completed by the same command.
+        """,
+        workdir="none",
+    )
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="corpora to get (default: list all corpora)"
+    )
+
+
+def _add_export(commands) -> None:
+    command = _command(
+        commands,
+        "export",
+        "convert.export_model",
+        "convert a model for another system, with a model card",
+        "jaxformer export stablehlo --workdir runs/multi30k --output multi30k-stablehlo",
+    )
+    command.add_argument(
+        "format",
+        choices=("stablehlo", "ctranslate2", "marian", "safetensors"),
+        help="stablehlo: the whole search as a program for JAX; ctranslate2: a model for "
+        "CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters",
+    )
+    command.add_argument(
+        "--output", type=local_path, required=True, metavar="DIR", help="folder to create"
+    )
+    decoding_options.add_weights_option(command)
+    decoding_options.add_dtype_option(command.add_argument_group("model"))
+    decoding_options.add_search_options(command)
 
 
 def _command(

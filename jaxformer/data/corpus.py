@@ -1,4 +1,4 @@
-"""Corpora of sentence pairs: text files, TensorFlow Datasets, treebanks, or numerals."""
+"""Corpora of sentence pairs: text, Parquet or JSONL files, TFDS, treebanks, or numerals."""
 
 import contextlib
 import dataclasses
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, Protocol, runtime_checkable
 
 from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.record_files import RecordCorpus
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
@@ -17,18 +18,23 @@ class DataConfig:
     """Source of sentence pairs, and how they form batches (section 5.1).
 
     Attributes:
-      corpus: "text" reads line-aligned files, "tfds" a TensorFlow Datasets translation builder,
-        "numerals" generates English and German number words, "trees" reads treebanks: the source is
-        the words, the target is the tree (section 6.3).
+      corpus: "text" reads line-aligned files, "parquet" and "jsonl" files of rows with a column
+        "translation", "tfds" a TensorFlow Datasets translation builder, "numerals" generates
+        English and German number words, "trees" reads treebanks: the source is the words, the
+        target is the tree (section 6.3).
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
       directory: For "tfds": the data directory; the default of TFDS when empty.
       source_language: Language code of the source; also the file extension for "text".
       target_language: Language code of the target; also the file extension for "text". It selects
         sacreBLEU's tokenizer for BLEU.
       train: Training split. A path prefix for "text": "data/train" means data/train.en and
-        data/train.de, or the same with .gz. Comma-separated files for "trees", otherwise a split
-        name.
+        data/train.de, or the same with .gz. Comma-separated files for "trees", "parquet" and
+        "jsonl", which accept patterns such as ``data/train-*.parquet``. Otherwise a split name.
+        Several splits with weights: "news:1,captions:3" has each pair of the second one three times
+        in an epoch.
       valid: Validation split, in the same form.
+      tokenizer: Tokenizer of a new run, a file or a workdir. None takes the one of
+        ``training.init_from``, and without that learns one from the training text, as "new" does.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
@@ -39,22 +45,23 @@ class DataConfig:
     Departs from the paper: training pairs longer than ``max_length``, 256, are left out.
     """
 
-    corpus: Literal["text", "tfds", "numerals", "trees"] = "tfds"
+    corpus: Literal["text", "tfds", "numerals", "trees", "parquet", "jsonl"] = "tfds"
     builder: str = "wmt14_translate/de-en"
     directory: str = ""
     source_language: str = "en"
     target_language: str = "de"
     train: str = "train"
     valid: str = "validation"
+    tokenizer: str | None = None
     batching: Literal["buckets", "packing"] = "buckets"
     tokens_per_batch: int = 25_000
     max_length: int = 256
 
     def __post_init__(self) -> None:
         check_choices(self, "data")
-        for name in ("directory", "train", "valid"):
+        for name in ("directory", "train", "valid", "tokenizer"):
             try:
-                local_path(getattr(self, name))
+                local_path(getattr(self, name) or "")
             except UserError as error:
                 raise UserError(f"data.{name}: {error}") from None
         check_positive(self, "data", "tokens_per_batch", "max_length")
@@ -155,6 +162,8 @@ def open_corpus(config: DataConfig) -> Corpus:
     languages = (config.source_language, config.target_language)
     if config.corpus == "text":
         return TextCorpus(*languages)
+    if config.corpus in ("parquet", "jsonl"):
+        return RecordCorpus(config.corpus, *languages)
     if config.corpus == "numerals":
         return NumeralsCorpus(*languages)
     if config.corpus == "trees":

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.data.tokenizer import UNK, Tokenizer, open_processor
+from jaxformer.data.tokenizer import SPECIAL_PIECES, UNK, Tokenizer, open_processor
 from jaxformer.errors import UserError
 from jaxformer.files import open_file
 
-_SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
 # Models with several target languages expect the code of one at the beginning of a sentence.
 _LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
 
@@ -46,12 +45,13 @@ class MarianTokenizer(Tokenizer):
         pieces = values.get("pieces")
         if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
             raise UserError("expected a Marian tokenizer with a list of strings as pieces")
-        self._pieces = [*_SPECIAL, *pieces]
+        self._pieces = [*SPECIAL_PIECES, *pieces]
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         if len(self._ids) != len(pieces):
             raise UserError("expected a Marian tokenizer with different pieces: some are the same")
         self.serialized = serialized
-        self.vocab_size = len(self._pieces)
+        self.vocab_size = self.target_vocab_size = len(self._pieces)
+        self.target_symbols = False
         self.sha256 = hashlib.sha256(serialized).hexdigest()
 
     @classmethod

@@ -59,12 +59,20 @@ class BatchPlan:
     (((2, 4, 4), (2, 5, 5)), 2, ((2, 4, 4), [[0], [2]]))
     """
 
-    def __init__(self, layout: Layout, seed: int | None) -> None:
-        """Takes the layout and the seed of the order; None keeps examples and batches in order."""
+    def __init__(self, layout: Layout, seed: int | None, ids: np.ndarray | None = None) -> None:
+        """Takes the layout and the order.
+
+        Args:
+          layout: Slots of the examples.
+          seed: Seed of the order; None keeps examples and batches in order.
+          ids: Id of every example, [E], if an id comes several times in an epoch. By default the
+            examples have the ids 0, 1, ...
+        """
         self.shapes = layout.shapes
         self.batches_per_epoch = len(layout.batch_shape)
         self._layout = layout
         self._seed = seed
+        self._ids = ids
         self._slots_by_class = np.argsort(layout.slot_class, kind="stable")
         # Threads of the loader request rows concurrently, and of two epochs around an epoch's end.
         self._lock = threading.Lock()
@@ -81,7 +89,8 @@ class BatchPlan:
         layout, batch = self._layout, batches[place]
         first, end = layout.batch_starts[batch : batch + 2]
         bounds = layout.row_starts[first : end + 1]
-        ids = examples[bounds[0] : bounds[-1]].tolist()
+        ids = examples[bounds[0] : bounds[-1]]
+        ids = (ids if self._ids is None else self._ids[ids]).tolist()
         cuts = (bounds - bounds[0]).tolist()
         rows = [ids[start:stop] for start, stop in itertools.pairwise(cuts)]
         return self.shapes[layout.batch_shape[batch]], rows
@@ -117,21 +126,28 @@ class BatchPlan:
         return examples, batches
 
 
-def make_plan(store: TokenStore, config: DataConfig, seed: int) -> BatchPlan:
+def make_plan(
+    store: TokenStore, config: DataConfig, seed: int, repetitions: np.ndarray | None = None
+) -> BatchPlan:
     """Returns the plan of training batches for the config.
+
+    Args:
+      store: Training pairs.
+      config: Form of the batches.
+      seed: Seed of the order.
+      repetitions: How often each pair comes in an epoch; once when None.
 
     Raises:
       UserError: A pair does not fit into a batch.
     """
-    lengths = (store.src_lengths, store.tgt_lengths)
+    ids = None if repetitions is None else np.repeat(np.arange(len(store)), repetitions)
+    chosen = slice(None) if ids is None else ids
+    lengths = (store.src_lengths[chosen], store.tgt_lengths[chosen])
     if config.batching == "packing":
-        return packing_plan(
-            *lengths,
-            tokens_per_batch=config.tokens_per_batch,
-            row_length=config.max_length,
-            seed=seed,
-        )
-    return bucket_plan(*lengths, tokens_per_batch=config.tokens_per_batch, seed=seed)
+        layout = _packing_layout(*lengths, config.tokens_per_batch, config.max_length)
+    else:
+        layout = _bucket_layout(*lengths, config.tokens_per_batch)
+    return BatchPlan(layout, seed, ids)
 
 
 def bucket_plan(
@@ -192,6 +208,13 @@ def packing_plan(
     Raises:
       UserError: A pair is longer than a row, or a row is longer than a batch.
     """
+    layout = _packing_layout(src_lengths, tgt_lengths, tokens_per_batch, row_length)
+    return BatchPlan(layout, seed)
+
+
+def _packing_layout(
+    src_lengths: np.ndarray, tgt_lengths: np.ndarray, tokens_per_batch: int, row_length: int
+) -> Layout:
     _check_fit(row_length, tokens_per_batch, "rows of data.max_length")
     longest = int(max(src_lengths.max(), tgt_lengths.max()))
     if longest > row_length:
@@ -199,7 +222,7 @@ def packing_plan(
     slots, row_starts = pack(src_lengths, tgt_lengths, row_length)
     slots, row_starts = _mix_rows(slots, row_starts)
     sizes = _spread(len(row_starts) - 1, tokens_per_batch // row_length)
-    layout = Layout(
+    return Layout(
         shapes=((int(sizes.max()), row_length, row_length),),
         example_class=length_class(src_lengths, tgt_lengths, row_length),
         slot_class=slots,
@@ -208,7 +231,6 @@ def packing_plan(
         batch_shape=np.zeros(len(sizes), np.int64),
         tokens=int(src_lengths.sum() + tgt_lengths.sum()),
     )
-    return BatchPlan(layout, seed)
 
 
 def _bucket_layout(

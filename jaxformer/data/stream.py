@@ -15,12 +15,14 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens
+from jaxformer.data.catalog import how_to_get
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.findings import Findings
 from jaxformer.data.text_files import check_format, regular_file
 from jaxformer.data.tokenizer import (
     PAD,
     SPACE_SYMBOL,
+    SPECIAL_PIECES,
     UNK,
     open_processor,
     train_byte_pair_model,
@@ -40,6 +42,8 @@ class StreamConfig:
       corpus: "stream"; distinguishes this config from :class:`~jaxformer.data.corpus.DataConfig`.
       file: Text file, UTF-8.
       tokens: "characters", or "bpe" for BPE tokens that preserve line breaks and spaces.
+      tokenizer: Tokenizer of a new run, as in :class:`~jaxformer.data.corpus.DataConfig`; then
+        ``tokens`` has no meaning.
       length: Predicted tokens per row, each from the tokens before it in the row.
       rows: Rows of a global batch. Empty rows may be added so that they divide evenly among
         devices.
@@ -48,6 +52,7 @@ class StreamConfig:
     corpus: Literal["stream"] = "stream"
     file: str = ""
     tokens: Literal["characters", "bpe"] = "characters"
+    tokenizer: str | None = None
     length: int = 256
     rows: int = 64
 
@@ -59,6 +64,8 @@ class StreamConfig:
             local_path(self.file)
         except UserError as error:
             raise UserError(f"data.file: {error}") from None
+        if self.tokenizer is not None:
+            local_path(self.tokenizer)
         check_positive(self, "data", "length", "rows")
 
 
@@ -103,6 +110,15 @@ class CharacterTokenizer:
         found = check_tokens(ids, self.vocab_size, "token ids")
         return "".join(self._characters[i - UNK - 1] for i in found if i > UNK)
 
+    def piece(self, token: SupportsIndex) -> str:
+        """Returns the character of a token, or the name of a special one.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        (index,) = check_tokens([token], self.vocab_size, "token id")
+        return [*SPECIAL_PIECES, *self._characters][index]
+
 
 class ByteFallbackTokenizer:
     """Converts text to BPE tokens and back, without loss, by a SentencePiece model.
@@ -145,6 +161,14 @@ class ByteFallbackTokenizer:
         """
         found = check_tokens(ids, self.vocab_size, "token ids")
         return self._processor.decode([i for i in found if i > UNK])
+
+    def piece(self, token: SupportsIndex) -> str:
+        """Returns the piece of a token; "▁" stands for a space.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
 
 
 StreamTokenizer = CharacterTokenizer | ByteFallbackTokenizer
@@ -197,7 +221,11 @@ def read_text(path: pathlib.Path) -> str:
       UserError: The file cannot be read, is not UTF-8 text, or is too short to split.
     """
     if regular_file(path) is None:
-        raise UserError(f"data.file: {path}: cannot be read: No such file or directory")
+        hint = how_to_get(path)
+        raise UserError(
+            f"data.file: {path}: cannot be read: No such file or directory"
+            + (f"; {hint}" if hint else "")
+        )
     try:
         content = path.read_bytes()
         check_format(content, path)

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
+from jaxformer.data.catalog import how_to_get
 from jaxformer.errors import UserError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -240,10 +241,11 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
     packed = path.with_name(path.name + ".gz")
     if found := regular_file(path) or regular_file(packed):
         return found
+    what = "no such file" + ("" if path.parent.is_dir() else f": there is no folder {path.parent}")
+    if hint := how_to_get(path):
+        raise UserError(f"{path}: {what}; {hint}")
     if not path.parent.is_dir():
-        raise UserError(
-            f"{path}: no such file: there is no folder {path.parent}; {_where_to_find(path)}"
-        )
+        raise UserError(f"{path}: {what}; name another")
     try:
         names = sorted(entry.name for entry in path.parent.iterdir())
     except OSError as error:
@@ -251,14 +253,3 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
     close = difflib.get_close_matches(path.name, names, n=1)
     hint = f"did you mean {path.parent / close[0]}?" if close else "name another"
     raise UserError(f"{path}: no such file, nor {packed.name}; {hint}")
-
-
-def _where_to_find(path: pathlib.Path) -> str:
-    """Returns what to do about a missing folder; the shipped configs read $JAXFORMER_DATA."""
-    data = pathlib.Path(os.environ.get("JAXFORMER_DATA", "../shared/data"))
-    if not path.is_relative_to(data):
-        return "name another"
-    return (
-        f"set JAXFORMER_DATA to the folder that holds {path.relative_to(data).parts[0]}/, or name "
-        "other files with --config.data.train=PREFIX"
-    )

@@ -21,6 +21,7 @@ from jaxformer.files import read_whole, write_file
 
 # sentencepiece is imported only where it is used: most importers of this module need only the ids.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
+SPECIAL_PIECES = ("<pad>", "</s>", "<s>", "<unk>")
 
 # The special ids, and a piece for every byte as a fallback for any text.
 _SMALLEST_VOCABULARY = 4 + 256
@@ -44,6 +45,7 @@ class Tokenizer:
 
     Attributes:
       vocab_size: Number of ids.
+      target_symbols: True if targets are symbols.
       target_vocab_size: Number of ids up to the last one that a target can have.
       serialized: The SentencePiece model, as in its file.
       sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
@@ -71,6 +73,7 @@ class Tokenizer:
         self.vocab_size: int = processor.vocab_size()
         known = range(UNK + 1, self.vocab_size)
         self._symbols = {processor.id_to_piece(i): i for i in known if processor.is_control(i)}
+        self.target_symbols = bool(self._symbols)
         self.target_vocab_size = max(self._symbols.values(), default=self.vocab_size - 1) + 1
         self.sha256 = hashlib.sha256(model).hexdigest()
 

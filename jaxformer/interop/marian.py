@@ -29,6 +29,7 @@ from jaxformer.files import local_path, read_whole
 from jaxformer.interop.arrays import NamedArrays, read_safetensors
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
+from jaxformer.interop.torch_file import read_torch
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.workdir import Workdir
 
@@ -41,8 +42,8 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     """Converts a Marian model to a workdir, which every command accepts.
 
     Args:
-      directory: Folder with config.json, model.safetensors, source.spm, target.spm and vocab.json,
-        and optionally generation_config.json and tokenizer_config.json.
+      directory: Folder with config.json, model.safetensors or pytorch_model.bin, source.spm,
+        target.spm and vocab.json, and optionally generation_config.json and tokenizer_config.json.
       workdir: The workdir to write, new or empty; an unfinished one is overwritten.
 
     Returns:
@@ -60,7 +61,8 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     tokenizer = MarianTokenizer.assemble(
         _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
     )
-    params = _read_params(_weights_file(directory), marian, config.model, order)
+    place, arrays = _read_weights(directory)
+    params = _read_params(place, arrays, marian, config.model, order)
     identity = {"tokenizer": tokenizer.sha256}
     folder.begin(_COMMAND, identity)
     tokenizer.save(folder.tokenizer)
@@ -91,17 +93,16 @@ def _read(path: pathlib.Path) -> bytes:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _weights_file(directory: pathlib.Path) -> pathlib.Path:
-    path = directory / "model.safetensors"
-    if not path.exists() and (directory / "pytorch_model.bin").exists():
-        raise UserError(
-            f"{path}: no such file, and pytorch_model.bin is a pickle, which could run any code "
-            f"and is never read; convert it where you trust it: MarianMTModel.from_pretrained"
-            f"({str(directory)!r}).save_pretrained({str(directory)!r})"
-        )
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; models in several parts are not read")
-    return path
+def _read_weights(directory: pathlib.Path) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
+    """Returns the file of the weights, safetensors if there is one, and its arrays."""
+    path, pickled = directory / "model.safetensors", directory / "pytorch_model.bin"
+    if path.is_file():
+        return path, read_safetensors(path)
+    if pickled.is_file():
+        return pickled, read_torch(pickled)
+    raise UserError(
+        f"{path}: no such file, and no pytorch_model.bin; models in several parts are not read"
+    )
 
 
 def _vocabulary(
@@ -131,13 +132,17 @@ def _vocabulary(
 
 
 def _read_params(
-    path: pathlib.Path, marian: MarianConfig, config: ModelConfig, vocabulary: Int[np.ndarray, " V"]
+    path: pathlib.Path,
+    found: dict[str, np.ndarray],
+    marian: MarianConfig,
+    config: ModelConfig,
+    vocabulary: Int[np.ndarray, " V"],
 ) -> Params:
-    """Reads the parameters of our Transformer as float32 numpy arrays."""
+    """Returns the parameters of our Transformer as float32 numpy arrays."""
     width = config.d_model
     features = np.arange(width).reshape(2, -1).T.ravel()  # 0, D/2, 1, D/2 + 1, ...
     arrays = NamedArrays(
-        read_safetensors(path),
+        found,
         sizes={
             "1": 1,
             "D": width,

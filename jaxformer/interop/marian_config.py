@@ -226,7 +226,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; expected a folder of a Marian model in the Hugging Face "
-            "layout: config.json, model.safetensors, source.spm, target.spm, vocab.json"
+            "layout: config.json, model.safetensors or pytorch_model.bin, source.spm, target.spm, "
+            "vocab.json"
         ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

@@ -24,7 +24,7 @@ def project(
 ) -> Float[Array, "..."]:
     """Returns ``x @ kernel + bias`` over the last axis of x and the first axis of the kernel.
 
-    The result, [*rows, *outputs], has the dtype of x. A kernel with the role "matrix" (see
+    The result, ``[*rows, *outputs]``, has the dtype of x. A kernel with the role "matrix" (see
     :func:`~jaxformer.nn.parameters.parameter`) may be quantized to int8.
     """
     if isinstance(kernel, Int8Matrix):

@@ -34,8 +34,9 @@ from jaxformer.tasks.dataset import open_dataset
 from jaxformer.workdir import Workdir, read_object
 
 _EXAMPLE = """\
-python -m jaxformer.paper.table3 --scale small --data ../shared/data/tatoeba-en-de \\
-      --workdir runs/table3 --steps 2000 --rows base,A1,C1 --seeds 0,1"""
+jaxformer data tatoeba
+  python -m jaxformer.paper.table3 --scale small --workdir runs/table3 --steps 2000 \\
+      --rows base,A1,C1 --seeds 0,1"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,12 +1,12 @@
 """The 20 rows of Table 3: changes of each to the base model, and the paper's results."""
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
+from jaxformer.files import data_directory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,15 @@ class Scale:
 
 
 # Folder of external data, as for the files in configs/.
-_DATA = os.environ.get("JAXFORMER_DATA", "../shared/data")
+_DATA = data_directory()
 
 _PAPER = Config(
     model=ModelConfig(compute_dtype="bfloat16"),
+    data=DataConfig(
+        corpus="parquet",
+        train=f"{_DATA}/wmt14-de-en/train-*.parquet",
+        valid=f"{_DATA}/wmt14-de-en/validation-*.parquet",
+    ),
     training=TrainingConfig(eval_every=15_000, eval_sentences=0, keep_checkpoints=1),
 )
 

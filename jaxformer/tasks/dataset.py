@@ -6,12 +6,16 @@ import itertools
 
 from jaxformer.config import Config, ModelConfig, sentence_pairs
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus
+from jaxformer.data.marian_tokenizer import load_tokenizer
+from jaxformer.data.mixture import MixedCorpus, parse_mixture
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import Tokenizer, cached_tokenizer
 from jaxformer.errors import UserError
+from jaxformer.files import cache_directory
+from jaxformer.tasks.initialization import given_tokenizer
 from jaxformer.training.run_directory import check_identity
-from jaxformer.workdir import Workdir, cache_directory
+from jaxformer.workdir import Workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Dataset:
     Attributes:
       corpus: The sentence pairs.
       tokenizer: The shared vocabulary.
-      identity: SHA-256 of the tokenizer and of both splits of the corpus.
+      identity: SHA-256 of the tokenizer and of both splits of the corpus; weights of a mixture.
       train: Training pairs as token ids.
       plan: Assignment of training pairs to batches.
       valid: Validation pairs as token ids.
@@ -42,35 +46,42 @@ class Dataset:
 def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Dataset:
     """Reads and tokenizes the corpus, or opens what earlier runs left in the cache.
 
-    A resumed run keeps the tokenizer of its workdir; a new one trains a tokenizer if need be.
+    A resumed run keeps the tokenizer of its workdir; a new one is given a tokenizer or learns one.
     Nothing is written to the workdir.
 
     Raises:
       UserError: Data is missing or malformed, or differs from the data that the run began with.
     """
     data = sentence_pairs(config)
-    corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)
+    corpus = open_corpus(data) if corpus is None else corpus
+    mixture = MixedCorpus(corpus) if parse_mixture(data.train) else None
+    corpus = VerifiedCorpus(mixture or corpus)
     cache = cache_directory()
     if folder.config.exists():
         folder.check_tokenizer()
-        tokenizer = Tokenizer.load(folder.tokenizer)
+        tokenizer = load_tokenizer(folder.tokenizer)
     else:
-        tokenizer = cached_tokenizer(corpus, data.train, config.model.vocab_size, cache)
-    _check_target_vocabulary(config.model, tokenizer)
+        tokenizer = given_tokenizer(config, load_tokenizer) or cached_tokenizer(
+            corpus, data.train, config.model.vocab_size, cache
+        )
+    _check_target_vocabulary(config.model, tokenizer, corpus)
     identity = {
         "tokenizer": tokenizer.sha256,
         "train": corpus.fingerprint(data.train),
         "valid": corpus.fingerprint(data.valid),
     }
+    if mixture:
+        identity["weights"] = " ".join(map(str, parse_mixture(data.train).values()))
     check_identity(folder, identity)
     train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
+    repetitions = mixture.repetitions(data.train, train.numbers) if mixture else None
     return Dataset(
         corpus=corpus,
         tokenizer=tokenizer,
         identity=identity,
         train=train,
-        plan=make_plan(train, data, config.training.seed),
+        plan=make_plan(train, data, config.training.seed, repetitions),
         valid=valid,
         valid_plan=sequential_plan(
             valid.src_lengths, valid.tgt_lengths, tokens_per_batch=data.tokens_per_batch
@@ -79,7 +90,15 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     )
 
 
-def _check_target_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> None:
+def _check_target_vocabulary(
+    model: ModelConfig, tokenizer: Tokenizer, corpus: VerifiedCorpus
+) -> None:
+    if tokenizer.target_symbols != corpus.target_symbols:
+        kinds = {True: "symbols, such as brackets of trees", False: "text"}
+        raise UserError(
+            f"expected a tokenizer whose targets are {kinds[corpus.target_symbols]}, as in the "
+            f"corpus: got one for {kinds[tokenizer.target_symbols]}; give another data.tokenizer"
+        )
     if model.output_size < tokenizer.target_vocab_size:
         raise UserError(
             f"model.target_vocab_size must be at least {tokenizer.target_vocab_size}, for all that "

@@ -16,6 +16,7 @@ from jaxformer.data.findings import listed
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
     CharacterTokenizer,
+    StreamTokenizer,
     TokenStream,
     load_stream_tokenizer,
     read_text,
@@ -27,6 +28,7 @@ from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.tasks.initialization import given_tokenizer
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
@@ -47,6 +49,8 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
     if folder.config.exists():
         folder.check_tokenizer()
         tokenizer = load_stream_tokenizer(folder.tokenizer)
+    elif (given := given_tokenizer(config, load_stream_tokenizer)) is not None:
+        tokenizer = given
     elif data.tokens == "characters":
         tokenizer = CharacterTokenizer(sorted(set(text)))
     else:
@@ -102,6 +106,11 @@ class LanguageModeling(Task):
         loss, nll = projected_cross_entropy(features, projection, targets, real, smoothing, dtype)
         count = real.sum(dtype=jnp.int32)
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
+
+    @property
+    def tokenizer(self) -> StreamTokenizer:
+        """Vocabulary of the text."""
+        return self._stream.tokenizer
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Int[np.ndarray, "B _"]]:
         """Yields rows from random positions of the training text, made in threads."""

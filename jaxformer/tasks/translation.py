@@ -14,6 +14,7 @@ from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
 from jaxformer.data.batch import Batch, only_pair
 from jaxformer.data.findings import EMPTY, LONG, Findings, listed
 from jaxformer.data.loader import load_batches, padded_shapes
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
@@ -139,6 +140,11 @@ class Translation(Task):
     def loss(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         """Sums the label-smoothed loss and counts; see :func:`make_loss`."""
         return self._loss(params, batch, randomness)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The shared vocabulary."""
+        return self._data.tokenizer
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Batch]:
         """Yields the batches of the plan, made in threads."""

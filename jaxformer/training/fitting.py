@@ -35,6 +35,7 @@ from jaxformer.training.run_directory import (
 from jaxformer.training.settings import FitConfig, Settings
 from jaxformer.training.signals import StopSignals, stop_signals
 from jaxformer.training.step import (
+    StartFrom,
     TrainState,
     TrainStep,
     abstract_state,
@@ -66,6 +67,7 @@ def fit(
     mesh: Mesh | None = None,
     config: Settings | None = None,
     learning_rate: optax.Schedule | None = None,
+    start_from: StartFrom | None = None,
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
 ) -> TrainState:
@@ -85,6 +87,9 @@ def fit(
         ``from_dict``. It is saved, and a resumed run must match it. When None, a resumed run must
         match the seed of the settings.
       learning_rate: Schedule of the optimizer, used only in reports.
+      start_from: Returns the parameters that a new run starts from, given the ones that
+        ``task.init`` has created; with ``lambda fresh: params``, the run continues from ``params``.
+        A resumed run does not call it.
       hooks: Called after each step, once it is reported and saved, with the step number, the state
         and the sums of the step. The next step donates the state: copy what you keep. An exception
         ends the run. The run can be resumed from the newest checkpoint, and then repeats the later
@@ -129,7 +134,7 @@ def fit(
         metadata = describe_run(identity, config or settings)
         with stop.at_once():
             state, unfinished = _restore_or_initialize(
-                task, optimizer, mesh, settings.seed, folder, checkpoints, metadata
+                task, optimizer, mesh, settings.seed, folder, checkpoints, metadata, start_from
             )
             start = int(state.step)
         if hosts.is_primary():
@@ -175,6 +180,7 @@ def _restore_or_initialize(
     folder: Workdir,
     checkpoints: Checkpoints,
     metadata: dict[str, Any],
+    start_from: StartFrom | None,
 ) -> tuple[TrainState, dict[str, Any] | None]:
     """Returns the newest state and its unfinished report, or a fresh state."""
     if jax.process_count() > 1:
@@ -182,7 +188,7 @@ def _restore_or_initialize(
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
     restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.describe))
     if restored is None:
-        return init_state(task.init, optimizer, mesh, seed, task.describe), None
+        return init_state(task.init, optimizer, mesh, seed, task.describe, start_from), None
     check_metadata(folder, metadata, restored.metadata)
     return restored.state, restored.metadata.get(_WINDOW)
 

@@ -1,4 +1,4 @@
-"""Optimizers as optax chains: Adam (section 5.3) and Muon, with their learning rate schedules."""
+"""Optimizers as optax chains: Adam (section 5.3) and Muon, their schedules, and freezing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -60,13 +60,46 @@ def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedul
     return schedule
 
 
+def constant_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
+    """Returns a schedule that rises linearly to ``peak`` at step ``warmup_steps``, and stays there.
+
+    >>> schedule = constant_schedule(1.0, warmup_steps=2)
+    >>> [float(schedule(count)) for count in range(4)]
+    [0.5, 1.0, 1.0, 1.0]
+    """
+    schedule = optax.schedules.linear_schedule(0.0, peak, warmup_steps)
+    return lambda count: schedule(count + 1)
+
+
+def cosine_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedule:
+    """Returns a schedule that rises linearly to ``peak``, then falls to 0 along half a cosine.
+
+    The rate is ``peak`` at step ``warmup_steps``, and would be 0 at the step after the last one.
+
+    >>> schedule = cosine_schedule(1.0, warmup_steps=2, steps=5)
+    >>> [round(float(schedule(count)), 3) for count in range(5)]
+    [0.5, 1.0, 0.854, 0.5, 0.146]
+    """
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, peak, warmup_steps, steps + 1)
+    return lambda count: schedule(count + 1)
+
+
 def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedule:
-    """Returns the schedule of the settings: equation 3, or a linear schedule with the same peak."""
-    sizes = (d_model, settings.warmup_steps, settings.learning_rate_scale)
-    if settings.schedule == "inverse_sqrt":
-        return inverse_sqrt_schedule(*sizes)
-    peak = settings.learning_rate_scale * (d_model * settings.warmup_steps) ** -0.5
-    return linear_schedule(peak, settings.warmup_steps, settings.steps)
+    """Returns the schedule of the settings; by default all have the peak of equation 3."""
+    warmup, scale = settings.warmup_steps, settings.learning_rate_scale
+    peak = scale * (d_model * warmup) ** -0.5
+    if settings.learning_rate is not None:
+        scale *= settings.learning_rate * (d_model * warmup) ** 0.5
+        peak = settings.learning_rate_scale * settings.learning_rate
+    match settings.schedule:
+        case "inverse_sqrt":
+            return inverse_sqrt_schedule(d_model, warmup, scale)
+        case "constant":
+            return constant_schedule(peak, warmup)
+        case "linear":
+            return linear_schedule(peak, warmup, settings.steps)
+        case "cosine":
+            return cosine_schedule(peak, warmup, settings.steps)
 
 
 def configured_optimizer(
@@ -74,9 +107,11 @@ def configured_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimizer of the settings: the paper's Adam (section 5.3) by default.
 
+    Frozen parameters are not considered; see :func:`freeze`.
+
     Departs from the paper: options only: ``clip_norm`` (gradients are clipped by their global norm
-    first), ``learning_rate_scale``, ``schedule``, ``optimizer``, ``weight_decay`` and
-    ``adam_dtype="bfloat16"``.
+    first), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,
+    ``weight_decay`` and ``adam_dtype="bfloat16"``.
 
     Args:
       settings: Training settings of the experiment.
@@ -99,6 +134,53 @@ def configured_optimizer(
         decays = jax.tree.map(lambda n: n is not None, numbers, is_leaf=_is_dimensions)
         parts.append(optax.add_decayed_weights(decay, decays))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+
+
+def freeze(
+    optimizer: optax.GradientTransformation, names: str, params: PyTree
+) -> optax.GradientTransformation:
+    """Returns an optimizer that leaves some parameters unchanged, and keeps no state for them.
+
+    >>> params = {"encoder": {"scale": jnp.ones(2)}, "embedding": jnp.ones(2)}
+    >>> optimizer = freeze(optax.sgd(1.0), "encoder", params)
+    >>> updates, _ = optimizer.update(params, optimizer.init(params), params)
+    >>> float(updates["encoder"]["scale"][0]), float(updates["embedding"][0])
+    (0.0, -1.0)
+
+    Args:
+      optimizer: Any gradient transformation, for the other parameters.
+      names: Names separated by commas: components of paths, such as "encoder", or several in a row,
+        such as "encoder/layers".
+      params: Parameters, or a description or shapes in the same tree structure.
+
+    Raises:
+      UserError: No parameter has one of the names, or all are frozen.
+    """
+    leaves = jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, ParameterInfo))
+    paths = [path_of(path) for path, _ in leaves]
+    chosen = [name.strip(" /") for name in names.split(",")]
+    frozen = {path for path in paths for name in chosen if f"/{name}/" in f"/{path}/"}
+    for name in chosen:
+        if not any(f"/{name}/" in f"/{path}/" for path in paths):
+            known = dict.fromkeys(part for path in paths for part in path.split("/"))
+            raise UserError(
+                f"training.freeze: no parameter is called {name!r}; give names separated by "
+                f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
+            )
+    if len(frozen) == len(paths):
+        raise UserError(f"training.freeze={names} freezes all parameters; leave some to train")
+
+    def labels(tree: PyTree) -> PyTree:
+        return jax.tree.map_with_path(
+            lambda path, _: "frozen" if path_of(path) in frozen else "trained", tree
+        )
+
+    return optax.multi_transform({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+
+
+def path_of(path: jax.tree_util.KeyPath) -> str:
+    """Returns the path of a parameter with slashes, such as "encoder/layers/norm"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _is_dimensions(node: Any) -> bool:

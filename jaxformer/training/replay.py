@@ -22,6 +22,7 @@ from jaxformer.training.mesh import (
 )
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.step import (
+    StartFrom,
     TrainState,
     abstract_state,
     global_norm,
@@ -72,6 +73,7 @@ def replay(
     mesh: Mesh,
     settings: FitConfig,
     step: int,
+    start_from: StartFrom | None = None,
 ) -> Replayed:
     """Takes one step of a run again, from the newest checkpoint before it.
 
@@ -82,7 +84,7 @@ def replay(
     """
     if not 1 <= step <= settings.steps:
         raise UserError(f"expected a step from 1 to {settings.steps}: got {step}")
-    state = _newest_state(task, optimizer, checkpoints, mesh, settings.seed, before=step)
+    state = _newest_state(task, optimizer, checkpoints, mesh, settings.seed, step, start_from)
     start, accumulation = int(state.step), settings.gradient_accumulation
     train_step = make_train_step(
         task.loss, optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
@@ -116,10 +118,11 @@ def _newest_state(
     mesh: Mesh,
     seed: int,
     before: int,
+    start_from: StartFrom | None,
 ) -> TrainState:
     steps = [step for step in checkpoints.steps() if step < before]
     if not steps:
-        return init_state(task.init, optimizer, mesh, seed, task.describe)
+        return init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
     template = abstract_state(task.init, optimizer, mesh, task.describe)
     restored = checkpoints.restore(template, step=steps[-1])
     assert restored is not None

@@ -118,31 +118,41 @@ class TrainingConfig(FitConfig):
     """Settings of the optimizer (sections 5.2 to 5.4), the loop and validation.
 
     Attributes:
-      warmup_steps: Steps of linear warm-up in equation 3.
-      learning_rate_scale: Factor on the learning rate of equation 3; 1 is the paper's.
+      init_from: Workdir of a trained or imported model whose parameters a new run begins with; see
+        docs/fine_tuning.md. None initializes all parameters anew. A resumed run does not read it.
+      freeze: Parameters that are not trained, comma-separated: components of their paths, such as
+        "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". They have
+        no optimizer state, and no weight decay.
+      warmup_steps: Steps of linear warm-up in equation 3, and of all schedules.
+      learning_rate: Learning rate at the end of warm-up; None takes the one of equation 3,
+        (d_model * warmup_steps)^-0.5.
+      learning_rate_scale: Factor on the learning rate; 1 is the paper's.
       label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
       clip_norm: Largest global gradient norm; None, as in the paper, turns clipping off.
       remat: Rematerialization policy. "none" keeps all activations; "dots" recomputes all but the
         matmuls with parameters; "layer" recomputes all but the inputs of layers. Recomputing is
         slower and saves memory. The result depends on it only by floating-point rounding.
-      optimizer: "adam" as in section 5.3, or "muon": Muon for the matrices of the layers, with
-        updates of Adam's usual size, and Adam for all other parameters. ``weight_decay`` applies
-        to the matrices only.
-      schedule: Learning rate after warm-up: "inverse_sqrt" as in equation 3, or "linear", to 0 at
-        the last step.
+      optimizer: "adam" as in section 5.3; "adamw", the same with ``weight_decay``, which must be
+        given; or "muon": Muon for the matrices of the layers, with updates of Adam's usual size,
+        and Adam for all other parameters. ``weight_decay`` applies to the matrices only.
+      schedule: Learning rate after warm-up: "inverse_sqrt" as in equation 3, "constant", or
+        "linear" or "cosine", to 0 at the last step.
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
       adam_dtype: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       eval_sentences: Number of validation sentences to translate for BLEU, or to parse for F1; 0
         turns this off.
     """
 
+    init_from: str | None = None
+    freeze: str | None = None
     warmup_steps: int = 4000
+    learning_rate: float | None = None
     learning_rate_scale: float = 1.0
     label_smoothing: float = 0.1
     clip_norm: float | None = None
     remat: Remat = "none"
-    optimizer: Literal["adam", "muon"] = "adam"
-    schedule: Literal["inverse_sqrt", "linear"] = "inverse_sqrt"
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    schedule: Literal["inverse_sqrt", "constant", "linear", "cosine"] = "inverse_sqrt"
     weight_decay: float = 0.0
     adam_dtype: Literal["float32", "bfloat16"] = "float32"
     eval_sentences: int = 500
@@ -153,14 +163,22 @@ class TrainingConfig(FitConfig):
         super().__post_init__()
         check_positive(self, "training", "warmup_steps", "learning_rate_scale")
         check_fraction(self, "training", "label_smoothing")
+        if self.init_from is not None:
+            local_path(self.init_from)  # refuses URLs
+        if self.learning_rate is not None:
+            check_positive(self, "training", "learning_rate")
         if self.eval_sentences < 0:
             raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
         if not 0 <= self.weight_decay < math.inf:
             raise UserError(f"training.weight_decay must be 0 or more: got {self.weight_decay}")
-        if self.schedule == "linear" and self.warmup_steps >= self.steps:
+        if self.schedule in ("linear", "cosine") and self.warmup_steps >= self.steps:
             raise UserError(
                 "training.warmup_steps must be less than training.steps with "
-                f"training.schedule=linear: got {self.warmup_steps} and {self.steps}"
+                f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"
+            )
+        if self.optimizer == "adamw" and not self.weight_decay:
+            raise UserError(
+                "training.optimizer=adamw needs training.weight_decay above 0, such as 0.01: got 0"
             )
         if self.optimizer == "muon" and self.adam_dtype != "float32":
             raise UserError("training.adam_dtype=bfloat16 needs training.optimizer=adam: got muon")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -51,6 +52,8 @@ class TrainState(NamedTuple):
 _OWN = {"grad_norm", "skipped"}
 # The methods init and describe of a Task.
 Init = Callable[[Array], PyTree]
+# Returns the parameters that a new run starts from, given the ones that the task has created.
+StartFrom = Callable[[PyTree], PyTree]
 Describe = Callable[[], PyTree]
 
 
@@ -60,6 +63,7 @@ def init_state(
     mesh: Mesh,
     seed: int = 0,
     describe: Describe | None = None,
+    start_from: StartFrom | None = None,
 ) -> TrainState:
     """Returns fresh parameters and optimizer state, sharded over the mesh.
 
@@ -72,10 +76,47 @@ def init_state(
       seed: Seed of the key.
       describe: See :meth:`~jaxformer.training.task.Task.describe`. By default, the description of
         the parameters that :func:`~jaxformer.nn.parameter` created.
+      start_from: Returns other parameters of the same shapes, given the ones from ``init``.
+
+    Raises:
+      UserError: ``start_from`` returns parameters with other names or shapes.
     """
     create = functools.partial(_create_state, init, optimizer, seed)
     layout = _layout(init, jax.eval_shape(create), mesh, describe)
-    return jax.jit(create, out_shardings=layout)()
+    state = jax.jit(create, out_shardings=layout)()
+    if start_from is None:
+        return state
+    params = _placed_like(state.params, start_from(state.params))
+    opt_state = jax.jit(optimizer.init, out_shardings=layout.opt_state)(params)
+    return state._replace(params=params, opt_state=opt_state)
+
+
+def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
+    """Returns parameters with the dtypes and the layout of others.
+
+    Raises:
+      UserError: They have other names or shapes.
+    """
+    expected, found = map(_shapes, (fresh, params))
+    for path in expected | found:
+        if expected.get(path) != found.get(path):
+            raise UserError(
+                f"start_from: expected {path} of shape {expected.get(path, 'none')}, got "
+                f"{found.get(path, 'none')}"
+            )
+
+    def place(array: Array, values: Any) -> Array:
+        if isinstance(values, jax.Array) and values.sharding == array.sharding:
+            return jnp.array(values, array.dtype)  # A copy, since the first step donates it.
+        values = np.asarray(values, array.dtype)
+        return jax.make_array_from_callback(values.shape, array.sharding, lambda i: values[i])
+
+    return jax.tree.map(place, fresh, params)
+
+
+def _shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree.leaves_with_path(params)
+    return {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in leaves}
 
 
 def abstract_state(

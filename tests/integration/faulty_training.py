@@ -8,12 +8,14 @@ import ctypes
 import functools
 import os
 import pathlib
+import sys
 import time
 
-from absl import app
-
 import jaxformer.experiment
-import train
+from jaxformer.cli import main
+from jaxformer.cli.arguments import parse
+
+ARGUMENTS = ["train", *sys.argv[1:]]
 
 
 def fault(step, state, sums):
@@ -21,7 +23,7 @@ def fault(step, state, sums):
     if step != int(at):
         return
     if kind in ("raise", "hang", "hold"):
-        pathlib.Path(f"{train.WORKDIR.value}-{kind}-{at}").touch()
+        pathlib.Path(f"{parse(ARGUMENTS).workdir}-{kind}-{at}").touch()
     if kind == "raise":
         raise RuntimeError("injected")
     if kind == "hang":
@@ -32,4 +34,4 @@ def fault(step, state, sums):
 
 if __name__ == "__main__":
     jaxformer.experiment.train = functools.partial(jaxformer.experiment.train, hooks=[fault])
-    app.run(train.main, flags_parser=train.parse)
+    sys.exit(main(ARGUMENTS))

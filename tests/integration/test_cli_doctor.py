@@ -93,7 +93,8 @@ def test_optional_packages_match_the_project(report):
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = settings["project"]["optional-dependencies"]
     ours = [list(extra.requirements) for extra in environment.EXTRAS]
-    assert ours[:4] == [extras[name] for name in ("tensorboard", "wmt", "interop", "export")]
+    names = ["plots", "tfds", "tensorboard", "wmt", "parquet", "interop", "export", "ctranslate2"]
+    assert ours[: len(names)] == [extras[name] for name in names]
     for extra, line in zip(environment.EXTRAS, report()["optional packages"], strict=True):
         missing = [name for name in extra.modules if importlib.util.find_spec(name) is None]
         end = f"not installed: pip install {shlex.join(extra.requirements)}"

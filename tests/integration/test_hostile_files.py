@@ -13,9 +13,13 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import load_model
 from jaxformer.interop.marian import import_marian
 
 SECONDS, BYTES = 2.0, 1 << 30
@@ -81,6 +85,45 @@ def test_hostile_models(tmp_path, monkeypatch):
         kinds["imported" if (output / "config.json").exists() else "refused"] += 1
         assert time.process_time() - began < SECONDS, what
     assert kinds["refused"] > 80, kinds
+
+
+def test_weights_of_torch_are_imported(tmp_path, monkeypatch):
+    """pytorch_model.bin, here built by hand, gives the parameters that model.safetensors gives."""
+    monkeypatch.syspath_prepend(HERE)
+    from hostile_pickles import archive, state, tensor
+
+    folder = tmp_path / "model"
+    shutil.copytree(HERE.parent / "fixtures" / "marian" / "swish_tied", folder)
+    import_marian(folder, tmp_path / "expected")
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    tensors = {
+        name: tensor(
+            str(key), array.size, shape=array.shape, stride=[n // 4 for n in array.strides]
+        )
+        for key, (name, array) in enumerate(arrays.items())
+    }
+    storages = {f"data/{key}": array.tobytes() for key, array in enumerate(arrays.values())}
+    (folder / "pytorch_model.bin").write_bytes(archive(state(tensors), storages))
+    import_marian(folder, tmp_path / "found")
+    found, expected = (load_model(tmp_path / name)[1] for name in ("found", "expected"))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_hostile_pickles(tmp_path):
+    """Files like pytorch_model.bin are refused; none of what they hold runs."""
+    results = run("hostile_pickles.py", folder=tmp_path)
+    assert len(results) > 40
+    for result in results:
+        kind, _, message = result["outcome"].partition(": ")
+        assert kind == "refused", result
+        assert message.isprintable(), result
+        assert not result["seen"], result
+        assert not result["ran"], result
+        assert result["seconds"] <= SECONDS, result
+        assert result["bytes"] <= 256 << 20, result
+    # Python's unpickler does run the first ones.
+    assert [result["would"] for result in results] == [True] * 8 + [False] * (len(results) - 8)
 
 
 @pytest.mark.slow

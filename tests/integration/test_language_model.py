@@ -75,6 +75,16 @@ def test_the_page_runs_in_ones_own_code():
     assert names["result"].tokens.shape == (1, 2, 20)
 
 
+def test_the_page_generates(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run[1], tmp_path / "runs" / "shakespeare")
+    (block,) = pages.sections("language_model.md")["Generate"]
+    # The model has seen lower-case letters only.
+    block = block.replace("ROMEO:", "romeo").replace("JULIET:", "juliet")
+    pages.run("language_model.md", block, {})
+    assert capsys.readouterr().out
+
+
 @pytest.fixture
 def feed(monkeypatch):
     """Returns a function that puts text on standard input."""

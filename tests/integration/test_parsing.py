@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sys
 import threading
 
@@ -36,6 +37,7 @@ from jaxformer.training.mesh import make_mesh
 from jaxformer.training.step import init_state
 from jaxformer.workdir import Workdir
 
+from . import pages
 from .nasty_lines import BAD, CONTENT, GOOD, KINDS
 
 TREES = [
@@ -118,6 +120,17 @@ def run(workdir, monkeypatch, capsys):
         return capsys.readouterr().out.split("\n")[:-1]
 
     return parse
+
+
+@pytest.mark.slow
+def test_the_page_parses(workdir, tmp_path, monkeypatch):
+    """Parses with docs/parsing.md's own code."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(workdir, tmp_path / "runs" / "parsing-small")
+    (block,) = pages.sections("parsing.md")["Parse"]
+    names = {}
+    pages.run("parsing.md", block, names)
+    assert names["tree"].words() == ["The", "gene", "works", "."]
 
 
 def word_ids(line):

@@ -32,8 +32,11 @@ def run(*arguments):
             ["--config=configs/base.py:small"],
             ["unknown variant 'small'; known variants: none (the default), 'tiny'"],
         ),
-        (["--confg=configs/base.py"], ["unknown argument --confg; did you mean --config?"]),
-        ([], ["error: expected --config=configs/NAME.py"]),
+        (["--confg=base"], ["unknown argument --confg=base; did you mean --config?"]),
+        ([], ["error: expected a config, such as --config=numerals; see jaxformer train --help"]),
+        (["numeral"], ["error: there is no config 'numeral'; did you mean numerals?"]),
+        (["--config=nosuch"], ["error: there is no config 'nosuch'; name one of these, or a file"]),
+        (["base", "numerals"], ["error: unknown argument numerals; see jaxformer train --help"]),
         (["--config=configs/base.py", "--workdir="], ["error: expected --workdir=FOLDER"]),
         (
             ["--config=configs/base.py", "--config.training.steps=9", "--config.model.steps=3"],
@@ -56,6 +59,10 @@ def run(*arguments):
         ),
         (
             ["--config=configs/base.py"],
+            ["wmt14-de-en/train-*.parquet: no such file", "jaxformer data wmt14"],
+        ),
+        (
+            ["--config=configs/base.py", "--config.data.corpus=tfds"],
             [
                 "wmt14_translate/de-en",
                 "pip install importlib_resources tensorflow-cpu",

@@ -14,11 +14,12 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
+from jaxformer.files import cache_directory
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average
 from jaxformer.interop.marian import import_marian
-from jaxformer.workdir import Workdir, cache_directory
+from jaxformer.workdir import Workdir
 
 MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied"
 

@@ -71,6 +71,7 @@ UNUSUAL = Config(
         source_language="fr",
         target_language="日本語",
         train="my/train",
+        tokenizer="my/tokenizer.model",
         valid="my/valid",
         batching="packing",
         tokens_per_batch=512,
@@ -93,6 +94,10 @@ UNUSUAL = Config(
         keep_checkpoints=1,
         stall_timeout=60,
         mirror="drive/copy",
+        profile="3:5",
+        init_from="my/run",
+        freeze="encoder",
+        learning_rate=0.002,
     ),
     mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
     search=Sampling(
@@ -111,7 +116,7 @@ UNUSUAL = Config(
 )
 # Fields that only Muon or a text stream uses.
 STREAM = Config(
-    data=StreamConfig(file="my/text.txt", tokens="bpe", length=100, rows=3),
+    data=StreamConfig(file="my/text.txt", tokens="bpe", tokenizer="new", length=100, rows=3),
     training=TrainingConfig(optimizer="muon", schedule="linear", weight_decay=0.5),
 )
 # Fields that only beam search uses.
@@ -624,7 +629,6 @@ def test_fields_are_understood_by_their_old_names(capsys):
     with pytest.warns(FutureWarning, match=r"fit\.accumulation is now fit\.gradient_acc"):
         assert FitConfig(accumulation=4) == FitConfig(gradient_accumulation=4)
     words = rename_flags(["--config.training.accumulation=4", "--config.training.steps=3"])
-    assert rename_flags(["--process", "1"]) == ["--process_id", "1"]
     assert words == ["--config.training.gradient_accumulation=4", "--config.training.steps=3"]
     assert "--config.training.accumulation is now" in capsys.readouterr().err
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import itertools
 import pathlib
 import re
 import runpy
@@ -11,6 +12,7 @@ import shlex
 import pytest
 
 from jaxformer.cli.arguments import parse
+from jaxformer.data.catalog import CATALOG
 from jaxformer.errors import UserError
 from jaxformer.paper.table3_report import load_results, report
 
@@ -162,11 +164,37 @@ def commands() -> list[str]:
 
 def test_commands_of_the_page_parse():
     ours = [shlex.split(line) for line in commands() if line.startswith("jaxformer ")]
-    assert len(ours) == 9
+    assert len(ours) == 11
     for words in ours:
         parse(words[1:])
     with pytest.raises(UserError):
         parse([*ours[0][1:], "--nosuch"])
+
+
+def test_commands_that_get_data_parse():
+    page = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    lines = [*re.findall(r"^jaxformer .*", page, flags=re.M), *multi30k_commands(readme)]
+    ours = [line for line in lines if line.startswith("jaxformer ")]
+    assert len(ours) == 5
+    for line in ours:
+        options = parse(shlex.split(line, comments=True)[1:])
+        assert set(getattr(options, "names", [])) <= set(CATALOG)
+
+
+def multi30k_commands(text: str) -> list[str]:
+    """Returns the commands that lead to the score on Multi30k, without comments."""
+    text = re.sub(r" *\\\n *", " ", text)
+    lines = [line.partition("  #")[0].strip() for line in text.split("\n")]
+    start = lines.index("export JAXFORMER_DATA=$PWD/data")
+    return list(itertools.takewhile(lambda line: line not in ("", "```"), lines[start:]))
+
+
+def test_readme_and_config_have_the_same_commands_for_multi30k():
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    config = (PROJECT / "configs" / "multi30k.py").read_text(encoding="utf-8")
+    assert multi30k_commands(readme) == multi30k_commands(config)
+    assert len(multi30k_commands(readme)) == 5
 
 
 @pytest.mark.parametrize("name", GENERATE["CONFIGS"])

@@ -92,6 +92,20 @@ def test_version_matches_the_distribution():
     assert jaxformer.__version__ == importlib.metadata.version("jaxformer")
 
 
+def test_citation_and_workflow_agree_with_the_package():
+    root = pathlib.Path(jaxformer.__file__).parents[1]
+    citation = (root / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {jaxformer.__version__}\n" in citation
+    released = re.search(r"^date-released: (.*)$", citation, flags=re.M)
+    assert released
+    changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## [{jaxformer.__version__}] - {released[1]}\n" in changelog
+    workflow = (root / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pythons = [line.split(" :: ")[-1] for line in project["classifiers"] if "Python :: 3." in line]
+    assert f"python: {pythons}".replace("'", '"') in workflow
+
+
 def test_unknown_name():
     with pytest.raises(AttributeError, match="module 'jaxformer' has no attribute 'Transfomer'"):
         _ = jaxformer.Transfomer

@@ -14,6 +14,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
 COMMANDS = [
+    "train",
     "translate",
     "score",
     "evaluate",
@@ -23,6 +24,7 @@ COMMANDS = [
     "attention",
     "plot",
     "import",
+    "export",
 ]
 
 
@@ -44,6 +46,7 @@ COMMANDS = [
         ("translate --workdir", "argument --workdir: expected one argument"),
         ("score --workdir w --source f", "the following arguments are required: --target"),
         ("import torch d --workdir w", "argument system: invalid choice: 'torch'"),
+        ("export onnx --workdir w", "argument format: invalid choice: 'onnx'"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
@@ -52,6 +55,17 @@ def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
     assert out == ""
     assert re.fullmatch(r"error: [^\n]+\n", err)
     assert words in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["base:tiny --workdir w", "--workdir w base:tiny", "--config base:tiny --workdir=w"],
+)
+def test_train_takes_its_config_anywhere_and_overrides_with_spaces(arguments):
+    words = ["--config.training.steps", "3", "--config.search.length_penalty=-1"]
+    options = parse(["train", *words, *arguments.split()])
+    assert (options.config, str(options.workdir)) == ("base:tiny", "w")
+    assert options.overrides == ["--config.training.steps=3", words[2]]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -82,6 +96,7 @@ def test_every_command_has_a_function():
         "evaluate": ["--source", "f", "--reference", "f"],
         "attention": ["one"],
         "import": ["marian", "d"],
+        "export": ["marian", "--output", "d"],
     }
     for command in COMMANDS:
         options = parse([command, "--workdir", "w", *needed.get(command, [])])
@@ -106,7 +121,7 @@ def paths_in(command):
     """Returns arguments that give a URL to each option for a file or folder."""
     for action in command._actions:
         if action.metavar in ("FILE", "DIR", "GOLD", "TEST") or action.type is local_path:
-            system = ["marian"] if action.dest == "directory" else []
+            system = ["marian"] if command.prog.split()[-1] in ("import", "export") else []
             yield [*system, *action.option_strings[:1], "gs://bucket/f"]
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import pathlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from jaxformer.data.plan import (
     packing_plan,
     sequential_plan,
 )
-from jaxformer.data.store import build_store
+from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.tokenizer import cached_tokenizer
 from jaxformer.errors import UserError
@@ -83,6 +84,31 @@ def test_epochs_and_seeds_change_the_composition_of_batches(kind: str):
             mates = [{frozenset(ids(batch)) for batch in epoch} for epoch in (one, other)]
             # Not only the order of the batches changes, but also their examples.
             assert len(mates[0] & mates[1]) < len(one) / 10
+
+
+@pytest.mark.parametrize("batching", ["buckets", "packing"])
+def test_repeated_examples_come_as_often_as_they_are_repeated(batching: str):
+    """In every epoch, batch n depends only on n, and no row exceeds its shape."""
+    src, tgt = np.array(MANY, np.int32).T
+    store = mock.create_autospec(TokenStore, instance=True)
+    store.src_lengths, store.tgt_lengths = src, tgt
+    store.__len__.return_value = len(MANY)
+    times = np.arange(len(MANY)) % 3 + 1
+    config = DataConfig(batching=batching, tokens_per_batch=120, max_length=30)
+
+    def plan() -> BatchPlan:
+        return make_plan(store, config, seed=5, repetitions=times)
+
+    for epoch in range(2):
+        found = epoch_of(plan(), epoch)
+        counts = np.bincount(list(itertools.chain(*map(ids, found))))
+        np.testing.assert_array_equal(counts, times)
+    walked = plan()
+    for n in range(2 * walked.batches_per_epoch):
+        shape, rows = walked.rows(n)
+        assert (shape, rows) == plan().rows(n)
+        for side in (0, 1):
+            assert max(sum(MANY[i][side] for i in row) for row in rows) <= shape[1 + side]
 
 
 def test_an_example_can_take_every_slot_of_its_class():

@@ -117,7 +117,10 @@ def test_missing_and_damaged_files_are_named(directory):
     (directory / "tokenizer_config.json").unlink()  # This file is optional.
     for name, message in [
         ("source.spm", "source.spm: cannot be read: No such file"),
-        ("model.safetensors", "model.safetensors: no such file; models in several parts"),
+        (
+            "model.safetensors",
+            "model.safetensors: no such file, and no pytorch_model.bin; models in",
+        ),
         ("vocab.json", "vocab.json: no such file; expected a folder of a Marian model"),
         ("config.json", "config.json: no such file; expected a folder of a Marian model"),
     ]:
@@ -138,9 +141,11 @@ def test_missing_and_damaged_files_are_named(directory):
     import_marian(directory, directory.parent / "run")
 
 
-def test_a_pickle_is_never_read(directory):
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    _refused(directory, r"pytorch_model.bin is a pickle.*convert it where.*\.save_pretrained\(")
+def test_weights_are_needed(directory):
+    (directory / "model.safetensors").unlink()
+    _refused(directory, "model.safetensors: no such file, and no pytorch_model.bin; models in")
+    (directory / "pytorch_model.bin").write_bytes(b"\x80\x02cposix\nsystem\n.")
+    _refused(directory, r"pytorch_model.bin: expected .*; nothing of it was run; .*save_pretrained")
 
 
 def test_two_vocabularies_are_refused(directory):

@@ -1,18 +1,23 @@
 """The schedule of equation 3 and the paper's Adam, against plain implementations."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig
+from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.optimizer import (
     configured_schedule,
     inverse_sqrt_schedule,
     linear_schedule,
+    path_of,
 )
 
 
@@ -97,6 +102,40 @@ def test_the_linear_schedule_has_the_peak_of_equation_3():
     assert float(linear_schedule(1.0, 10, 50)(50)) == 0
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("rate", [None, 0.02])
+@pytest.mark.parametrize("name", ["inverse_sqrt", "constant", "linear", "cosine"])
+def test_schedules_after_a_linear_warm_up(name, rate, scale):
+    training = TrainingConfig(
+        steps=50, warmup_steps=10, learning_rate=rate, learning_rate_scale=scale, schedule=name
+    )
+    peak = scale * (rate or (512 * 10) ** -0.5)
+    after = {
+        "inverse_sqrt": lambda step: (10 / step) ** 0.5,
+        "constant": lambda step: 1.0,
+        "linear": lambda step: (51 - step) / 41,
+        "cosine": lambda step: 0.5 + 0.5 * math.cos(math.pi * (step - 10) / 41),
+    }[name]
+    rates = [peak * (step / 10 if step < 10 else after(step)) for step in range(1, 51)]
+    schedule = configured_schedule(training, 512)
+    np.testing.assert_allclose([schedule(count) for count in range(50)], rates, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "adamw"}, "adamw needs training.weight_decay above 0, such as 0.01"),
+        ({"schedule": "cosine", "steps": 9, "warmup_steps": 9}, "training.schedule=cosine: got 9"),
+        ({"learning_rate": 0.0}, "training.learning_rate must be greater than 0"),
+        ({"init_from": "gs://bucket/run"}, "expected a path on a local disk"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(UserError, match=message):
+        TrainingConfig(**settings)
+
+
 MODEL = ModelConfig(vocab_size=5, d_model=4, d_ff=8, num_heads=2, num_layers=2)
 PARAMS = jax.tree.map(
     lambda shape: jnp.ones(shape.shape, shape.dtype),
@@ -105,7 +144,7 @@ PARAMS = jax.tree.map(
 MATRICES = ("query", "key", "value", "output", "inner", "outer")
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
 def test_weight_decay_shrinks_the_matrices_of_the_layers_only(optimizer):
     training = TrainingConfig(optimizer=optimizer, weight_decay=0.5, warmup_steps=1)
     config = Config(model=MODEL, training=training)
@@ -116,6 +155,33 @@ def test_weight_decay_shrinks_the_matrices_of_the_layers_only(optimizer):
     for path, leaf in jax.tree.leaves_with_path(updates):
         expected = -rate * 0.5 if path[-1].key in MATRICES else 0.0
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=str(path))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
+def test_frozen_parameters_keep_their_bits_for_100_steps_and_have_no_state(optimizer):
+    names = "embedding, decoder/layers/self_attention"
+    training = TrainingConfig(optimizer=optimizer, weight_decay=0.5, warmup_steps=1, freeze=names)
+    transformation = make_optimizer(Config(model=MODEL, training=training))
+
+    def step(_, carry):
+        params, state = carry
+        updates, state = transformation.update(PARAMS, state, params)
+        return optax.apply_updates(params, updates), state
+
+    start = (PARAMS, transformation.init(PARAMS))
+    params, state = jax.jit(lambda start: jax.lax.fori_loop(0, 100, step, start))(start)
+    frozen = {
+        path_of(path)
+        for (path, leaf), before in zip(
+            jax.tree.leaves_with_path(params), jax.tree.leaves(PARAMS), strict=True
+        )
+        if np.asarray(leaf).tobytes() == np.asarray(before).tobytes()
+    }
+    expected = {f"decoder/layers/self_attention/{name}" for name in MATRICES[:4]}
+    assert frozen == {"embedding"} | expected
+    paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(state)]
+    assert sum("encoder/layers/self_attention/" in path for path in paths) >= 4
+    assert not [path for path in paths if any(path.endswith(name) for name in frozen)]
 
 
 def test_muons_updates_are_as_large_as_adams():

@@ -1,0 +1,125 @@
+"""Settings of the documentation site: ``make docs`` writes build/site.
+
+The source folder is the whole repository, so that links between pages, the README and
+CONTRIBUTING.md are the same on the site and in a clone. Nothing is fetched from the network.
+"""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import io
+import os
+import pathlib
+import re
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from jaxformer.cli.arguments import parse
+from jaxformer.version import __version__
+
+PROJECT = pathlib.Path(__file__).parents[1]
+PAGES = {"docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+# Packages that have a list of their names; the first one that has a name documents it.
+PUBLIC = (
+    *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models"),
+    *("jaxformer.checkpoint", "jaxformer.config"),
+)
+
+os.environ["COLUMNS"] = "88"  # width of --help
+
+project = "jaxformer"
+author = "the jaxformer authors"
+version = release = __version__
+root_doc = "docs/index"
+exclude_patterns = [path.name for path in PROJECT.iterdir() if path.name not in PAGES]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+
+nitpicky = True
+highlight_language = "none"
+html_theme = "furo"
+html_title = f"jaxformer {release}"
+html_copy_source = False
+myst_heading_anchors = 4
+napoleon_custom_sections = [("Attributes", "params_style")]
+autodoc_default_options = {
+    "members": True,
+    "member-order": "bysource",
+    "exclude-members": "setup",
+    "special-members": "__call__",
+}
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+
+
+@functools.cache
+def public_names() -> dict[str, str]:
+    """Returns the public name of each object, by the place where it is defined."""
+    names: dict[str, str] = {}
+    for package in map(importlib.import_module, PUBLIC):
+        for name in package.__all__:
+            value = getattr(package, name)
+            place = f"{value.__module__}.{value.__qualname__}"
+            if place.startswith("jaxformer."):  # Aliases of types are of other packages.
+                names.setdefault(place, f"{package.__name__}.{name}")
+    return names
+
+
+class CommandHelp(Directive):
+    """The --help of a command, as ``jaxformer COMMAND --help`` prints it."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+            parse([self.arguments[0], "--help"])
+        text = output.getvalue()
+        return [nodes.literal_block(text, text, language="none")]
+
+
+def shorten_signature(app, what, name, value, options, signature, returned):
+    """Leaves out the arguments that every linen module has."""
+    if signature:
+        signature = re.sub(r"(, )?parent: .*, name: str \| None = None", "", signature)
+    return signature, returned
+
+
+def skip_field(app, what, name, value, skip, options):
+    """Leaves out fields, which the section "Attributes" of a docstring describes."""
+    kinds = (property, staticmethod, classmethod)
+    field = what == "class" and not inspect.isroutine(value) and not isinstance(value, kinds)
+    return skip or field
+
+
+def link_to_public_name(app, env, node, text):
+    """Links a definition to the public name that documents it; other code is only named.
+
+    ``tests/unit/test_references.py`` checks that all names in docstrings exist.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    names, place, member = public_names(), node["reftarget"], ""
+    if place not in names:
+        place, _, member = place.rpartition(".")
+    if place not in names:
+        return text
+    target = f"{names[place]}.{member}".rstrip(".")
+    arguments = (env, node["refdoc"], app.builder, node["reftype"], target, node, text)
+    return env.domains["py"].resolve_xref(*arguments) or text
+
+
+def write_start_page(app, error):
+    """The start page of the folder, which leads to this folder's index."""
+    page = '<meta http-equiv="refresh" content="0; url=docs/index.html">'
+    (pathlib.Path(app.outdir) / "index.html").write_text(page, encoding="utf-8")
+
+
+def setup(app):
+    """Registers what this file defines."""
+    app.add_directive("command-help", CommandHelp)
+    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("autodoc-skip-member", skip_field)
+    app.connect("missing-reference", link_to_public_name)
+    app.connect("build-finished", write_start_page)

@@ -1,0 +1,51 @@
+"""Configs that come with jaxformer, by name: ``base:tiny`` is a variant of ``configs/base.py``."""
+
+import ast
+import difflib
+import pathlib
+import sys
+
+from jaxformer.errors import UserError
+
+
+def shipped_configs() -> dict[str, pathlib.Path]:
+    """Returns the files of the configs that come with jaxformer, by name."""
+    package = pathlib.Path(__file__).parents[1]
+    # A wheel has the repository's folder inside the package.
+    folder = package / "configs"
+    folder = folder if folder.is_dir() else package.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def list_configs() -> str:
+    """Returns a line for each config: its name, and the first line of its docstring."""
+    configs = shipped_configs()
+    width = max(map(len, configs))
+    return "\n".join(f"  {name:{width}}  {_summary(path)}" for name, path in configs.items())
+
+
+def find_config(name: str) -> str:
+    """Returns the file of a config, with its variant.
+
+    Args:
+      name: Name of a config that comes with jaxformer, or the path of a file, which is returned as
+        it is; both optionally with a variant.
+
+    Raises:
+      UserError: jaxformer has no config of this name. All are listed on standard error.
+    """
+    stem, colon, variant = name.partition(":")
+    if pathlib.PurePath(stem).name != stem or stem.endswith(".py"):
+        return name
+    configs = shipped_configs()
+    if stem not in configs:
+        print(f"Configs that come with jaxformer:\n{list_configs()}", file=sys.stderr)
+        close = difflib.get_close_matches(stem, configs, n=1)
+        hint = f"did you mean {close[0]}?" if close else "name one of these, or a file such as a.py"
+        raise UserError(f"there is no config {stem!r}; {hint}")
+    return f"{configs[stem]}{colon}{variant}"
+
+
+def _summary(path: pathlib.Path) -> str:
+    document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return document.partition("\n")[0]

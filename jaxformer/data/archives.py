@@ -1,0 +1,97 @@
+"""Files inside zip and tar archives of others, read without writing anything to disk.
+
+Nothing is extracted, so no name or link in an archive can lead out of a folder. Sizes are bounded
+before anything is read, since a small archive can hold gigabytes of zeros.
+"""
+
+import gzip
+import pathlib
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from jaxformer.errors import UserError
+
+# Largest file that is read from an archive, and largest total of an archive's unpacked files.
+_MOST_BYTES = 64 << 20
+_MOST_UNPACKED = 16 << 30
+
+
+def read_zip(path: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """Returns the contents of the wanted files of a zip archive, by name.
+
+    Args:
+      path: The archive.
+      wanted: Selects names in the archive.
+
+    Raises:
+      UserError: The archive is damaged, or a wanted file is encrypted or implausibly large.
+    """
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if wanted(member.filename) and not member.is_dir():
+                    _check_size(path, member.filename, member.file_size)
+                    # zipfile reads no more than file_size, and compares the checksum.
+                    found[member.filename] = archive.read(member)
+    except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, NotImplementedError) as error:
+        raise _damaged(path, "zip", error) from None
+    return found
+
+
+def read_tar(path: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+    """Returns the contents of the wanted files of a tar archive that is compressed with gzip.
+
+    Args:
+      path: The archive.
+      wanted: Selects names in the archive.
+
+    Raises:
+      UserError: The archive is damaged or implausibly large, or a wanted file is a link.
+    """
+    found = {}
+    try:
+        with (
+            gzip.open(path) as stream,
+            tarfile.open(fileobj=_Bounded(stream, path), mode="r|") as archive,  # type: ignore
+        ):
+            for member in archive:
+                if wanted(member.name) and not member.isdir():
+                    content = archive.extractfile(member) if member.isreg() else None
+                    if content is None:
+                        raise UserError(f"{path}: expected {member.name} to be a file, not a link")
+                    _check_size(path, member.name, member.size)
+                    found[member.name] = content.read()
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise _damaged(path, "tar.gz", error) from None
+    return found
+
+
+class _Bounded:
+    """A stream that refuses to be read further than an archive may be long."""
+
+    def __init__(self, stream: Any, path: pathlib.Path) -> None:
+        self._stream, self._path, self._left = stream, path, _MOST_UNPACKED
+
+    def read(self, size: int) -> bytes:
+        content = self._stream.read(size)
+        self._left -= len(content)
+        if self._left < 0:
+            raise UserError(
+                f"{self._path}: expected at most {_MOST_UNPACKED:,} bytes in the archive, got more"
+            )
+        return content
+
+
+def _check_size(path: pathlib.Path, name: str, size: int) -> None:
+    if size > _MOST_BYTES:
+        raise UserError(
+            f"{path}: expected {name} to have at most {_MOST_BYTES:,} bytes: got {size:,}"
+        )
+
+
+def _damaged(path: pathlib.Path, kind: str, error: Exception) -> UserError:
+    return UserError(f"{path}: expected a whole {kind} archive: {error}")

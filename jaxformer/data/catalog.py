@@ -1,0 +1,276 @@
+"""Public corpora that the shipped configs read: where they come from, and their files.
+
+:func:`jaxformer.data.fetching.fetch` downloads and prepares one. ``docs/data.md`` describes them.
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+
+from jaxformer.data import preparation
+from jaxformer.data.checksum import Checksum
+from jaxformer.files import data_directory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OriginFile:
+    """A file to download.
+
+    Attributes:
+      name: Name of the file in the folder of downloads.
+      url: Address.
+      largest: Largest plausible size in bytes.
+      checksum: Hash of the file; None if it is not known, or changes over time.
+    """
+
+    name: str
+    url: str
+    largest: int
+    checksum: Checksum | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublicCorpus:
+    """A corpus that anybody can download.
+
+    Attributes:
+      folder: Folder of the prepared files, below the data folder.
+      files: SHA-256 of the prepared files by name, in the copy that our results are measured on;
+        "" if it is not known.
+      size: Size of the prepared files together.
+      license: License of the text.
+      origin: Files to download.
+      downloads: Folder of the downloaded files, below the data folder.
+      prepare: Returns the prepared files from the folder of the downloaded files. None if the
+        downloaded files are used as they are.
+    """
+
+    folder: str
+    files: Mapping[str, str]
+    size: str
+    license: str
+    origin: tuple[OriginFile, ...]
+    downloads: str
+    prepare: Callable[[pathlib.Path], preparation.Prepared] | None = None
+
+
+_MULTI30K = {
+    "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+    "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+    "train.fr": "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d",
+    "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+    "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+    "val.fr": "5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc",
+    "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+    "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+    "test_2016_flickr.fr": "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
+}
+_SHAKESPEARE = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+# The hashes of WMT's archives are from TensorFlow Datasets (dev.tgz) and sacreBLEU.
+_DEV = OriginFile(
+    name="dev.tgz",
+    url="http://data.statmt.org/wmt19/translation-task/dev.tgz",
+    largest=38_654_961,
+    checksum=Checksum("7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7"),
+)
+_WMT_TESTS = {
+    "15": ("https://statmt.org/wmt15/test.tgz", "67e3beca15e69fe3d36de149da0a96df"),
+    **{
+        year: (f"https://data.statmt.org/wmt{year}/translation-task/test.tgz", digest)
+        for year, digest in {
+            "16": "3d809cd0c2c86adb2c67034d15c4e446",
+            "17": "86a1724c276004aa25455ae2a04cef26",
+            "18": "f996c245ecffea23d0006fa4c34e9064",
+            "19": "84de7162d158e28403103b01aeefc39a",
+            "20": "3b1f777cfd2fb15ccf66e9bfdb2b1699",
+        }.items()
+    },
+}
+
+
+def _newstest(target: str, sets: tuple[str, ...], digests: Mapping[str, str], size: str):
+    """Returns the corpus of WMT's test sets between English and a language."""
+    tests = [
+        OriginFile(
+            name=f"wmt{year}-test.tgz",
+            url=_WMT_TESTS[year][0],
+            largest=200_000_000,
+            checksum=Checksum(_WMT_TESTS[year][1], "md5"),
+        )
+        for year in dict.fromkeys(name.split()[0] for name in sets)
+    ]
+    return PublicCorpus(
+        folder=f"newstest-en-{target}",
+        files=digests,
+        size=size,
+        license="none stated; for research",
+        origin=(_DEV, *tests),
+        downloads="downloads/newstest",
+        prepare=functools.partial(preparation.newstest, target=target, sets=sets),
+    )
+
+
+def _wmt14(pair: str, shards: int, size: str):
+    """Returns the corpus of WMT14 for a pair of languages, in the order of its address."""
+    names = [f"train-{shard:05}-of-{shards:05}.parquet" for shard in range(shards)]
+    names += ["validation-00000-of-00001.parquet", "test-00000-of-00001.parquet"]
+    origin = [
+        OriginFile(
+            name=name,
+            url=f"https://huggingface.co/datasets/wmt/wmt14/resolve/main/{pair}/{name}",
+            largest=2_000_000_000,
+        )
+        for name in names
+    ]
+    return PublicCorpus(
+        folder=f"wmt14-{pair}",
+        files=dict.fromkeys(names, ""),
+        size=size,
+        license="none stated; for research",
+        origin=tuple(origin),
+        downloads=f"downloads/wmt14-{pair}",
+    )
+
+
+CATALOG = {
+    "multi30k": PublicCorpus(
+        folder="multi30k",
+        files=_MULTI30K,
+        size="6.4 MB",
+        license="none stated",
+        origin=tuple(
+            OriginFile(
+                name=f"{name}.gz",
+                url=f"https://github.com/multi30k/dataset/raw/master/data/task1/raw/{name}.gz",
+                largest=4_000_000,
+                checksum=Checksum(digest, unpacked=True),
+            )
+            for name, digest in _MULTI30K.items()
+        ),
+        downloads="downloads/multi30k",
+        prepare=functools.partial(preparation.unpack, names=tuple(_MULTI30K)),
+    ),
+    "tatoeba": PublicCorpus(
+        folder="tatoeba-en-de",
+        files=dict.fromkeys(("train.en", "train.de", "valid.en", "valid.de"), ""),
+        size="about 20 MB",
+        license="CC BY 2.0 FR",
+        origin=(
+            OriginFile(
+                name="deu-eng.zip",
+                url="http://www.manythings.org/anki/deu-eng.zip",
+                largest=200_000_000,
+            ),
+        ),
+        downloads="downloads/tatoeba",
+        prepare=preparation.tatoeba,
+    ),
+    "newstest": _newstest(
+        "de",
+        (
+            *("15 newstest2015-ende", "16 newstest2016-ende", "17 newstest2017-ende"),
+            *("18 newstest2018-ende", "19 newstest2019-ende", "19 newstest2019-deen"),
+            *("20 newstest2020-ende", "20 newstest2020-deen"),
+        ),
+        {
+            "train.en": "d6ba98cb124cf398b9907c3ebe2cf83e9710430465b529b5f228eb7a459c2936",
+            "train.de": "cc673b25a911f3175d87c65a3828d860e2185ae5075e83139ce3764a17e9765e",
+            "valid.en": "ace268a1d9724ca76f6d8e5c720ffdc08f01bdce45630ed8b269dc7918e1c16e",
+            "valid.de": "d7ea35ab91ff3709e03ad9cb6bf5b4f2cc775cd2d72efd5254c4aec5e69663ca",
+        },
+        "9.2 MB",
+    ),
+    "newstest-fr": _newstest(
+        "fr",
+        ("15 newsdiscusstest2015-enfr",),
+        {
+            "train.en": "11856ca7454bbc6b9b08dcff5d45044a88a90723d7215a97581fb9f93053f298",
+            "train.fr": "b935d5366179b003ab249177667419f0240c578d27a68d9d33ec658beed05e00",
+            "valid.en": "ace268a1d9724ca76f6d8e5c720ffdc08f01bdce45630ed8b269dc7918e1c16e",
+            "valid.fr": "909b63be5df3eb8c13e1d5967bf3f0adfdb9f6ed5e638c5bffff563ee2ff7f41",
+        },
+        "4.8 MB",
+    ),
+    "craft": PublicCorpus(
+        folder="trees/craft",
+        files={
+            "train.trees": "41389f86739447e0bb8d7b30af4c1dc9978666ab8ab43fb298ec619a099719cd",
+            "dev.trees": "375a93c83b1ea203c58881d75d68627f549f3b7dd9237e64f40710e97c428b30",
+            "LICENSE.txt": "",
+        },
+        size="9.2 MB",
+        license="CC BY 3.0",
+        origin=(
+            OriginFile(
+                name="craft-v5.0.2.tar.gz",
+                url="https://github.com/UCDenver-ccp/CRAFT/archive/refs/tags/v5.0.2.tar.gz",
+                largest=2_000_000_000,
+            ),
+        ),
+        downloads="downloads/craft",
+        prepare=preparation.craft,
+    ),
+    "wsj-sample": PublicCorpus(
+        folder="trees/wsj-sample",
+        files={
+            "train.trees": "3b421c1859d5baf9d804a16ca01623c238f32991c06781d11e7e3f907a077364",
+            "dev.trees": "4ab3340981bc7411360661834bf94c96a2b66e4f05ec9d0e4ee79d248302bc82",
+        },
+        size="1.5 MB",
+        license="LDC fragment, non-commercial",
+        # Size and hash are from the index of NLTK's data.
+        origin=(
+            OriginFile(
+                name="treebank.zip",
+                url="https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/"
+                "treebank.zip",
+                largest=1_740_034,
+                checksum=Checksum("78c24a97940c2504d0ad35dd3f8a560b", "md5"),
+            ),
+        ),
+        downloads="downloads/wsj-sample",
+        prepare=preparation.wsj_sample,
+    ),
+    "wmt14": _wmt14("de-en", 3, "about 0.8 GB"),
+    "wmt14-fr": _wmt14("fr-en", 30, "about 10 GB"),
+    "shakespeare": PublicCorpus(
+        folder="tinyshakespeare",
+        files={"input.txt": _SHAKESPEARE},
+        size="1.1 MB",
+        license="public domain",
+        origin=(
+            OriginFile(
+                name="input.txt",
+                url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
+                "tinyshakespeare/input.txt",
+                largest=1_115_394,
+                checksum=Checksum(_SHAKESPEARE),
+            ),
+        ),
+        downloads="downloads/shakespeare",
+    ),
+}
+
+
+def is_present(corpus: PublicCorpus) -> bool:
+    """Returns whether all prepared files of a corpus exist."""
+    return all((data_directory() / corpus.folder / name).is_file() for name in corpus.files)
+
+
+def how_to_get(path: pathlib.Path) -> str | None:
+    """Returns what to do to get a missing file; None if no shipped config reads such a file."""
+    data = data_directory()
+    for name, corpus in CATALOG.items():
+        folder = data / corpus.folder
+        known = fnmatch.filter(corpus.files, path.name)  # The name may be a pattern.
+        if path.parent == folder and (known or not folder.is_dir()):
+            return f"get it with: jaxformer data {name}"
+    if not path.is_relative_to(data) or path.parent.is_dir():
+        return None
+    return (
+        f"set JAXFORMER_DATA to the folder that holds {path.relative_to(data).parts[0]}/, or name "
+        "other files with --config.data.train=PREFIX"
+    )

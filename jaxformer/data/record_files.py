@@ -1,0 +1,207 @@
+"""Sentence pairs from Parquet and JSONL files, as on the Hugging Face Hub."""
+
+import contextlib
+import glob
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from jaxformer.data.catalog import how_to_get
+from jaxformer.data.text_files import bounded_lines, combined, open_bytes, regular_file
+from jaxformer.errors import UserError
+
+_ROWS_AT_A_TIME = 1000
+_COLUMN = "translation"
+
+
+class RecordCorpus:
+    """Files with one sentence pair a row: Parquet, or JSON objects on lines of their own.
+
+    A row has a text for each language, ``{"en": "Yes.", "de": "Ja."}``, either as its columns or in
+    a column ``translation``. A split is a file or a pattern such as ``wmt14/train-*.parquet``, or
+    several with commas between. Files are read in the order of their names.
+    """
+
+    target_symbols = False
+
+    def __init__(
+        self,
+        file_format: Literal["parquet", "jsonl"],
+        source_language: str,
+        target_language: str,
+    ) -> None:
+        """Takes the format of all files, and the languages, which are names of columns."""
+        self._languages = (source_language, target_language)
+        self._rows, self._count = _FORMATS[file_format]
+        self._counts: dict[pathlib.Path, int] = {}
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """Yields the pairs of a split.
+
+        Raises:
+          UserError: A file is missing or damaged, or a row has no text for a language.
+        """
+        for path in _paths(split):
+            for number, row in enumerate(self._rows(path, self._languages), 1):
+                yield self._pair(row, f"{path}:{number}")
+
+    def place(self, split: str, number: int, side: int) -> str:
+        """Returns file and row of a pair; see :class:`~jaxformer.Corpus`."""
+        for path in _paths(split):
+            if path not in self._counts:
+                self._counts[path] = self._count(path)
+            if number < self._counts[path]:
+                return f"{path}:{number + 1}"
+            number -= self._counts[path]
+        raise LookupError(number)
+
+    def fingerprint(self, split: str) -> str:
+        """Returns a hash of the languages and of the bytes of all files.
+
+        Raises:
+          UserError: A file is missing or cannot be read.
+        """
+        digests = []
+        for path in _paths(split):
+            try:
+                with path.open("rb") as stream:
+                    digests.append(hashlib.file_digest(stream, "sha256"))
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        identity = (*self._languages, combined(digests))
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
+
+    def _pair(self, row: Any, place: str) -> tuple[str, str]:
+        texts = row.get(_COLUMN, row) if isinstance(row, dict) else None
+        pair: list[Any] = [
+            texts.get(name) if isinstance(texts, dict) else None for name in self._languages
+        ]
+        for language, text in zip(self._languages, pair, strict=True):
+            if not isinstance(text, str):
+                raise UserError(
+                    f"{place}: expected a text for {language!r}, as in {self._example()}: got "
+                    f"{row!r:.100}"
+                )
+            if "\0" in text or not _is_unicode(text):
+                raise UserError(
+                    f"{place}: expected text, got a NUL or half of a surrogate pair in "
+                    f"{language!r}; remove it"
+                )
+        return pair[0], pair[1]
+
+    def _example(self) -> str:
+        return json.dumps({_COLUMN: dict.fromkeys(self._languages, "...")})
+
+
+def _is_unicode(text: str) -> bool:
+    """Returns whether UTF-8 can encode a text; JSON can hold halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _paths(split: str) -> list[pathlib.Path]:
+    """Returns the files of a split.
+
+    Raises:
+      UserError: A name or pattern has no files, or not all of a numbered series.
+    """
+    return [path for pattern in split.split(",") for path in _matches(pathlib.Path(pattern))]
+
+
+def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
+    names = sorted(glob.glob(str(pattern)))
+    if not names:
+        raise UserError(f"{pattern}: no such file; {how_to_get(pattern) or 'name another'}")
+    for name in names if glob.has_magic(str(pattern)) else []:
+        series = re.search(r"-\d{5}-of-(\d{5})", name)
+        if series and int(series[1]) != len(names):
+            raise UserError(
+                f"{pattern}: expected all {int(series[1])} files of the series of {name}, found "
+                f"{len(names)}; get the others"
+            )
+    return [path for path in map(pathlib.Path, names) if regular_file(path)]
+
+
+def _json_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{path}:{number}: expected a JSON object in UTF-8 on each line: {error}"
+            ) from None
+
+
+def _json_count(path: pathlib.Path) -> int:
+    return sum(1 for _ in _lines(path))
+
+
+def _lines(path: pathlib.Path) -> Iterator[bytes]:
+    with open_bytes(path) as stream:
+        yield from bounded_lines(stream.readline, str(path))
+
+
+def _parquet_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:
+    with _open_parquet(path) as file:
+        names = file.schema_arrow.names
+        columns = [_COLUMN] if _COLUMN in names else list(languages)
+        if not set(columns) <= set(names):
+            raise UserError(
+                f"{path}: expected a column {_COLUMN!r}, or columns "
+                f"{' and '.join(map(repr, languages))}: got {', '.join(map(repr, names))}"
+            )
+        number = 1
+        try:
+            for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=columns):
+                for row in _dictionaries(batch):
+                    yield row
+                    number += 1
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}:{number}: not UTF-8: {error.reason}") from None
+
+
+def _dictionaries(batch: Any) -> Iterable[Any]:
+    """Returns the rows of a batch; one that is not UTF-8 raises only when it is reached."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        return (batch.slice(row, 1).to_pylist()[0] for row in range(batch.num_rows))
+
+
+def _parquet_count(path: pathlib.Path) -> int:
+    with _open_parquet(path) as file:
+        return file.metadata.num_rows
+
+
+@contextlib.contextmanager
+def _open_parquet(path: pathlib.Path) -> Iterator[Any]:
+    """Opens a Parquet file.
+
+    Raises:
+      UserError: The package pyarrow is missing, or the file cannot be read while it is open.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            "expected the package pyarrow, which reads Parquet; install it: pip install pyarrow"
+        ) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        what = str(error).splitlines()[0]
+        raise UserError(f"{path}: expected a whole Parquet file: {what}; get it again") from None
+
+
+_Rows = Callable[[pathlib.Path, tuple[str, str]], Iterator[Any]]
+_FORMATS: dict[str, tuple[_Rows, Callable[[pathlib.Path], int]]] = {
+    "parquet": (_parquet_rows, _parquet_count),
+    "jsonl": (_json_rows, _json_count),
+}

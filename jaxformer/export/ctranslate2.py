@@ -1,0 +1,149 @@
+"""Export to CTranslate2, a C++ engine for Transformers on CPUs and GPUs.
+
+Its specification of a Transformer is filled directly. Its own converter of Marian models would
+start every translation from a zero embedding.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxformer.config import ModelConfig
+from jaxformer.data.tokenizer import BOS, EOS, UNK
+from jaxformer.errors import UserError
+from jaxformer.export.card import Usage
+from jaxformer.export.trained import TrainedModel
+from jaxformer.files import write_file
+from jaxformer.nn.positions import sinusoidal_positions
+
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
+_CODE = """
+import ctranslate2, sentencepiece
+
+source = sentencepiece.SentencePieceProcessor(model_file="source.spm")
+target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
+translator = ctranslate2.Translator(".")  # compute_type="int8" is faster
+[result] = translator.translate_batch([source.encode("A dog runs.", out_type=str)], beam_size={})
+print(target.decode(result.hypotheses[0]))
+"""
+_NOTES = (
+    "CTranslate2's beam search differs from jaxformer's: its length penalty is a power of the "
+    "length, and it stops earlier. Probabilities are the same.",
+)
+
+
+def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
+    """Writes a CTranslate2 model and its SentencePiece models.
+
+    Raises:
+      UserError: The package ctranslate2 is missing, or it cannot express the model.
+    """
+    specs = _require()
+    text, config = model.text_model(), model.config.model
+    if config.positions == "rotary":
+        raise UserError(
+            "CTranslate2: expected model.positions=sinusoidal or learned, got rotary; export "
+            "stablehlo instead"
+        )
+    head = config.d_model / config.num_heads
+    if not config.key_size == config.value_size == head:
+        raise UserError(
+            f"CTranslate2: expected model.d_k={head:g} and d_v={head:g}, got {config.key_size} and "
+            f"{config.value_size}; export stablehlo instead"
+        )
+    spec = specs.TransformerSpec.from_config(
+        (config.num_layers, config.num_layers),
+        config.num_heads,
+        pre_norm=config.norm_position == "pre",
+        activation=specs.Activation[_ACTIVATIONS[config.activation]],
+    )
+    _fill(spec, config, model.params)
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    spec.config.add_source_eos = True
+    spec.config.unk_token, spec.config.eos_token = text.pieces[UNK], text.pieces[EOS]
+    spec.config.bos_token = spec.config.decoder_start_token = text.pieces[BOS]
+    spec.register_source_vocabulary(text.pieces)
+    spec.register_target_vocabulary(text.pieces)
+    spec.validate()
+    spec.save(str(folder))
+    for name, content in text.files.items():
+        write_file(folder / name, content)
+    code = _CODE.format(model.config.search.num_hypotheses)
+    return Usage("CTranslate2", "ctranslate2 sentencepiece", code, _NOTES)
+
+
+def _require() -> Any:
+    try:
+        from ctranslate2 import specs  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        raise UserError(
+            "expected the package ctranslate2, which writes this format; install it: pip install "
+            "ctranslate2"
+        ) from None
+    return specs
+
+
+def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
+    """Sets all arrays of a specification; a linear layer's weight is [out, in]."""
+    names = ["embedding"] * 3
+    if config.embeddings == "separate":
+        names = ["src_embedding", "tgt_embedding", "output_embedding"]
+    source, target, output = (params[name] for name in names)
+    for side, table, positions in (
+        ("encoder", source, "src_positions"),
+        ("decoder", target, "tgt_positions"),
+    ):
+        stack, given = getattr(spec, side), params[side]
+        embeddings = stack.embeddings
+        (embeddings[0] if isinstance(embeddings, list) else embeddings).weight = table
+        stack.position_encodings.encodings = params.get(
+            positions, sinusoidal_positions(config.max_length, config.d_model)
+        )
+        if config.norm_position == "pre":
+            _norm(stack.layer_norm, given["norm"])
+        for n, layer in enumerate(stack.layer):
+            _layer(layer, jax.tree.map(lambda leaf, n=n: leaf[n], given["layers"]))
+    spec.decoder.projection.weight = output
+    if "logits_bias" in params:
+        spec.decoder.projection.bias = params["logits_bias"]
+
+
+def _layer(layer: Any, given: dict[str, Any]) -> None:
+    attention = given["self_attention"]
+    _linear(layer.self_attention.linear[0], *_joined(attention, "query", "key", "value"))
+    _linear(layer.self_attention.linear[1], attention["output"], attention.get("output_bias"))
+    _norm(layer.self_attention.layer_norm, given["self_attention_residual"]["norm"])
+    if "cross_attention" in given:
+        attention = given["cross_attention"]
+        _linear(layer.attention.linear[0], *_joined(attention, "query"))
+        _linear(layer.attention.linear[1], *_joined(attention, "key", "value"))
+        _linear(layer.attention.linear[2], attention["output"], attention.get("output_bias"))
+        _norm(layer.attention.layer_norm, given["cross_attention_residual"]["norm"])
+    ffn = given["feed_forward"]
+    _linear(layer.ffn.linear_0, ffn["inner"], ffn["inner_bias"])
+    _linear(layer.ffn.linear_1, ffn["outer"], ffn["outer_bias"])
+    _norm(layer.ffn.layer_norm, given["feed_forward_residual"]["norm"])
+
+
+def _joined(
+    attention: dict[str, Any], *names: str
+) -> tuple[Float[np.ndarray, "in out"], Float[np.ndarray, " out"] | None]:
+    """Returns the kernel and bias of projections that CTranslate2 computes together."""
+    kernels = [attention[name].reshape(len(attention[name]), -1) for name in names]
+    biases = [attention[f"{name}_bias"].ravel() for name in names if f"{name}_bias" in attention]
+    return np.concatenate(kernels, axis=1), np.concatenate(biases) if biases else None
+
+
+def _linear(
+    layer: Any, kernel: Float[np.ndarray, "in out"], bias: Float[np.ndarray, " out"] | None
+) -> None:
+    layer.weight = np.ascontiguousarray(kernel.T)
+    if bias is not None:
+        layer.bias = bias
+
+
+def _norm(layer: Any, given: dict[str, Any]) -> None:
+    layer.gamma, layer.beta = given["scale"], given["bias"]

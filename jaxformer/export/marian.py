@@ -1,0 +1,246 @@
+"""Export to the Hugging Face layout of Marian models, the inverse of the import.
+
+:mod:`jaxformer.interop.marian` describes the differences. Our padding is left out: Marian's padding
+token, which starts every translation, gets the embedding of our beginning of sentence.
+"""
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxformer.config import ModelConfig, sentence_pairs
+from jaxformer.data.tokenizer import BOS, EOS, UNK
+from jaxformer.errors import UserError
+from jaxformer.export.card import Usage
+from jaxformer.export.safetensors import save_arrays
+from jaxformer.export.trained import TrainedModel
+from jaxformer.files import write_file
+from jaxformer.search import BeamSearch, Sampling
+
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
+# Marian's layer norms add this to the variance; transformers has no option for it.
+_NORM_EPSILON = 1e-5
+_CODE = """
+from transformers import MarianMTModel, MarianTokenizer
+
+tokenizer, model = MarianTokenizer.from_pretrained("."), MarianMTModel.from_pretrained(".")
+[tokens] = model.generate(**tokenizer(["A dog runs."], return_tensors="pt"))
+print(tokenizer.decode(tokens, skip_special_tokens=True))
+"""
+_NOTES = (
+    "transformers' beam search differs from jaxformer's: its length penalty is a power of the "
+    "length, it stops earlier, and the score of an unfinished translation counts.",
+    "The padding token, which starts translations, is excluded by `bad_words_ids`.",
+)
+
+
+def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
+    """Writes the files of a MarianMTModel and a MarianTokenizer.
+
+    Raises:
+      UserError: The package safetensors is missing, or Marian cannot express the model.
+    """
+    text, config = model.text_model(), model.config.model
+    _check(config)
+    # Our id for each of Marian's ids: the end, unknown, the pieces, and padding, which begins.
+    order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
+    names = ["</s>", "<unk>", *text.pieces[UNK + 1 :], "<pad>"]
+    params = rescaled(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
+    save_arrays(_arrays(config, params, order), folder / "model.safetensors")
+    data = sentence_pairs(model.config)
+    tokenizer = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": data.source_language,
+        "target_lang": data.target_language,
+        "model_max_length": config.max_length,
+        "separate_vocabs": False,
+    }
+    _write_json(folder / "vocab.json", {name: number for number, name in enumerate(names)})
+    _write_json(folder / "tokenizer_config.json", tokenizer)
+    _write_json(folder / "config.json", _config(config, len(names)))
+    generation = _generation(model.config.search, config.max_length, len(names) - 1)
+    _write_json(folder / "generation_config.json", generation)
+    for name, content in text.files.items():
+        write_file(folder / name, content)
+    notes = _NOTES
+    if config.norm_epsilon != _NORM_EPSILON:
+        notes += (
+            f"Marian's layer norms add {_NORM_EPSILON:g} to the variance, this model's "
+            f"{config.norm_epsilon:g}. Activations are scaled to make up for it, except before the "
+            "first layer norm of the encoder and of the decoder.",
+        )
+    return Usage("a Marian model in the Hugging Face layout", "torch transformers", _CODE, notes)
+
+
+def rescaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Returns parameters of the same post-norm model for ``factor**2`` times the norm epsilon.
+
+    Since ``norm(f * x, f**2 * epsilon) == norm(x, epsilon)``, activations are multiplied by the
+    factor where they enter a layer norm. The first layer norm of a stack sees embeddings and
+    positions, which stay as they are. The outputs of both stacks do not change.
+
+    Args:
+      params: Parameters of a :class:`~jaxformer.models.transformer.Transformer`.
+      factor: Factor of the activations between the layers.
+    """
+    params = jax.tree.map(np.array, params)
+
+    def multiply(group: dict[str, Any], factors: Float[np.ndarray, " N"], *names: str) -> None:
+        for name in names:
+            if name in group:
+                group[name] *= factors.reshape(-1, *[1] * (group[name].ndim - 1))
+
+    for side in ("encoder", "decoder"):
+        layers = params[side]["layers"]
+        inside = np.full(len(layers["feed_forward"]["inner_bias"]), factor, np.float32)
+        first, last = inside.copy(), inside.copy()
+        first[0] = last[-1] = 1
+        multiply(layers["self_attention"], 1 / first, "query", "key", "value")
+        multiply(layers["self_attention"], first, "output", "output_bias")
+        multiply(layers["self_attention_residual"]["norm"], inside, "scale", "bias")
+        if "cross_attention" in layers:
+            multiply(layers["cross_attention"], 1 / inside, "query")
+            multiply(layers["cross_attention"], inside, "output", "output_bias")
+            multiply(layers["cross_attention_residual"]["norm"], inside, "scale", "bias")
+        multiply(layers["feed_forward"], 1 / inside, "inner")
+        multiply(layers["feed_forward"], inside, "outer", "outer_bias")
+        multiply(layers["feed_forward_residual"]["norm"], last, "scale", "bias")
+    return params
+
+
+def _check(config: ModelConfig) -> None:
+    """Checks that Marian can express a model.
+
+    Raises:
+      UserError: It cannot.
+    """
+    head = f"{config.d_model / config.num_heads:g}"
+    for name, found, expected in (
+        ("norm_position", config.norm_position, "post"),
+        ("positions", config.positions, "sinusoidal"),
+        ("d_k", str(config.key_size), head),
+        ("d_v", str(config.value_size), head),
+    ):
+        if found != expected:
+            raise UserError(
+                f"Marian: expected model.{name}={expected}, got {found}; export stablehlo instead"
+            )
+    if config.norm_epsilon > _NORM_EPSILON:
+        raise UserError(
+            f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
+            f"{config.norm_epsilon:g}; export stablehlo instead"
+        )
+
+
+def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
+    write_file(path, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    sides: dict[str, Any] = {}
+    for side in ("encoder", "decoder"):
+        sides |= {
+            f"{side}_attention_heads": config.num_heads,
+            f"{side}_ffn_dim": config.d_ff,
+            f"{side}_layers": config.num_layers,
+        }
+    return sides | {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "activation_function": _ACTIVATIONS[config.activation],
+        "d_model": config.d_model,
+        "decoder_start_token_id": vocab_size - 1,
+        "decoder_vocab_size": vocab_size,
+        "dropout": config.dropout_rate,
+        "dtype": "float32",
+        "eos_token_id": 0,
+        "forced_eos_token_id": None,
+        "max_position_embeddings": config.max_length,
+        "pad_token_id": vocab_size - 1,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": config.embeddings == "tied",
+        "static_position_embeddings": True,
+        "tie_word_embeddings": config.embeddings == "tied",
+        "vocab_size": vocab_size,
+    }
+
+
+def _generation(search: BeamSearch | Sampling, longest: int, pad: int) -> dict[str, Any]:
+    """Returns the settings of the search; unlike ours, its lengths count the start token."""
+    max_length = longest if search.max_length is None else min(longest, search.max_length + 1)
+    return {
+        "bad_words_ids": [[pad]],
+        "decoder_start_token_id": pad,
+        "eos_token_id": 0,
+        "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
+        "max_length": max_length,
+        "no_repeat_ngram_size": search.no_repeat_ngram,
+        "num_beams": search.num_hypotheses,
+        "pad_token_id": pad,
+        "renormalize_logits": True,
+    }
+
+
+def _arrays(
+    config: ModelConfig, params: dict[str, Any], order: Int[np.ndarray, " V"]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays under Marian's names, with all sines before all cosines."""
+    # Our feature for each of theirs: 0, 2, 4, ..., 1, 3, 5, ...
+    features = np.arange(config.d_model).reshape(-1, 2).T.ravel()
+    arrays: dict[str, np.ndarray] = {}
+
+    def embedding(name: str, table: Float[np.ndarray, "U D"]) -> None:
+        arrays[name] = table[order][:, features]
+
+    if config.embeddings == "tied":
+        embedding("model.shared.weight", params["embedding"])
+    else:
+        embedding("model.encoder.embed_tokens.weight", params["src_embedding"])
+        embedding("model.decoder.embed_tokens.weight", params["tgt_embedding"])
+        embedding("lm_head.weight", params["output_embedding"])
+    bias = params.get("logits_bias", np.zeros(config.vocab_size, np.float32))[order]
+    bias[-1] = 0  # Padding cannot be generated anyway, and ours may be -inf.
+    arrays["final_logits_bias"] = bias[None]
+    for side in ("encoder", "decoder"):
+        for n in range(config.num_layers):
+            layer = jax.tree.map(lambda leaf, n=n: leaf[n], params[side]["layers"])
+            for name, array in _layer(layer, features).items():
+                arrays[f"model.{side}.layers.{n}.{name}"] = array
+    return arrays
+
+
+def _layer(given: dict[str, Any], features: Int[np.ndarray, " D"]) -> dict[str, np.ndarray]:
+    arrays = {}
+
+    def norm(name: str, residual: str) -> None:
+        arrays[f"{name}.weight"] = given[residual]["norm"]["scale"][features]
+        arrays[f"{name}.bias"] = given[residual]["norm"]["bias"][features]
+
+    def attention(name: str, projections: dict[str, Any]) -> None:
+        for projection in ("query", "key", "value"):
+            kernel = projections[projection].reshape(len(features), -1)
+            bias = projections.get(f"{projection}_bias", np.zeros(len(features), np.float32))
+            arrays[f"{name}.{projection[0]}_proj.weight"] = kernel[features].T
+            arrays[f"{name}.{projection[0]}_proj.bias"] = bias.ravel()
+        bias = projections.get("output_bias", np.zeros(len(features), np.float32))
+        arrays[f"{name}.out_proj.weight"] = projections["output"][:, features].T
+        arrays[f"{name}.out_proj.bias"] = bias[features]
+
+    attention("self_attn", given["self_attention"])
+    norm("self_attn_layer_norm", "self_attention_residual")
+    if "cross_attention" in given:
+        attention("encoder_attn", given["cross_attention"])
+        norm("encoder_attn_layer_norm", "cross_attention_residual")
+    feed_forward = given["feed_forward"]
+    arrays["fc1.weight"] = feed_forward["inner"][features].T
+    arrays["fc1.bias"] = feed_forward["inner_bias"]
+    arrays["fc2.weight"] = feed_forward["outer"][:, features].T
+    arrays["fc2.bias"] = feed_forward["outer_bias"][features]
+    norm("final_layer_norm", "feed_forward_residual")
+    return arrays

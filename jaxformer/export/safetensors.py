@@ -1,0 +1,57 @@
+"""Export of the parameters alone, named by their paths in the tree."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxformer.errors import UserError
+from jaxformer.export.card import Usage
+from jaxformer.export.trained import TrainedModel
+from jaxformer.files import write_file
+
+_CODE = """
+import safetensors.numpy  # or safetensors.torch
+
+params = safetensors.numpy.load_file("model.safetensors")
+print({name: array.shape for name, array in params.items()})
+"""
+_NOTES = (
+    "A name is the path of an array in the tree of parameters, joined by dots. Layers are stacked "
+    "along the first axis.",
+    "`config.json` is the config of the run. In jaxformer, `Transformer(config.model)` takes "
+    '`{"params": flax.traverse_util.unflatten_dict(params, sep=".")}`.',
+    "`tokenizer.model` is the tokenizer: a SentencePiece model, or JSON with the two SentencePiece "
+    "models of an imported Marian model and its pieces.",
+)
+
+
+def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
+    """Writes model.safetensors, config.json and tokenizer.model.
+
+    Raises:
+      UserError: The package safetensors is missing.
+    """
+    save_arrays(model.arrays(), folder / "model.safetensors")
+    config = json.dumps(model.config.to_dict(), indent=2) + "\n"
+    write_file(folder / "config.json", config.encode())
+    write_file(folder / "tokenizer.model", model.tokenizer_bytes())
+    return Usage("safetensors", "safetensors", _CODE, _NOTES)
+
+
+def save_arrays(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
+    """Writes a safetensors file, with the metadata that transformers expects.
+
+    Raises:
+      UserError: The package safetensors is missing.
+    """
+    try:
+        from safetensors.numpy import save as serialize
+    except ImportError:
+        raise UserError(
+            "expected the package safetensors, which writes this format; install it: pip install "
+            "safetensors"
+        ) from None
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_file(path, serialize(contiguous, metadata={"format": "pt"}))

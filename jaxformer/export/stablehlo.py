@@ -1,0 +1,115 @@
+"""Export of the whole translation, search included, as one StableHLO program."""
+
+import io
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxformer.config import Config
+from jaxformer.data.tokenizer import PAD
+from jaxformer.errors import UserError
+from jaxformer.export.card import Usage
+from jaxformer.export.trained import TrainedModel
+from jaxformer.files import write_file
+from jaxformer.inference.weights import prepare_params
+from jaxformer.models.stepwise import step_fn
+from jaxformer.models.transformer import Transformer
+from jaxformer.search import BeamSearch
+
+# Number of source tokens that batches are padded to, end of sentence included.
+_SOURCE_LENGTH = 64
+_PLATFORMS = ("cpu", "cuda", "tpu")
+_CODE = """
+import json, jax, jax.export, numpy as np, sentencepiece
+
+source = sentencepiece.SentencePieceProcessor(model_file="source.spm")
+target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
+pieces = json.load(open("vocabulary.json", encoding="utf-8"))
+params = dict(np.load("parameters.npz"))
+translate = jax.jit(jax.export.deserialize(bytearray(open("translate.jax", "rb").read())).call)
+
+numbers = {{piece: number for number, piece in enumerate(pieces)}}
+ids = [numbers.get(piece, 3) for piece in source.encode("A dog runs.", out_type=str)] + [1]
+tokens, scores = translate(params, np.array([ids + [0] * ({0} - len(ids))], np.int32))
+print(target.decode([pieces[token] for token in tokens[0, 0] if token > 3]))
+"""
+
+
+def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
+    """Writes the program, its parameters and the tokenizer.
+
+    Raises:
+      UserError: The package flatbuffers is missing, or the search samples.
+    """
+    _require_flatbuffers()
+    text, config = model.text_model(), model.config
+    if not isinstance(config.search, BeamSearch):
+        raise UserError("StableHLO: expected beam search, got sampling; give --beam-size")
+    length = min(_SOURCE_LENGTH, config.model.max_length)
+    capacity = length + config.search.max_extra_length
+    capacity = min(capacity, config.model.max_length, config.search.max_length or capacity)
+    arrays: dict[str, Any] = model.arrays()
+    write_file(folder / "translate.jax", _program(config, arrays, length, capacity))
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_file(folder / "parameters.npz", buffer.getvalue())
+    vocabulary = json.dumps(text.pieces, ensure_ascii=False)
+    write_file(folder / "vocabulary.json", vocabulary.encode())
+    for name, content in text.files.items():
+        write_file(folder / name, content)
+    notes = (
+        f"`translate(params, src)` takes any number of sentences, int32 [B, {length}]: at most "
+        f"{length - 1} token ids, 1 (end of sentence), and padding with 0.",
+        f"It returns token ids [B, {config.search.num_hypotheses}, {capacity}] and scores [B, "
+        f"{config.search.num_hypotheses}], best first, by the search below.",
+        f"It runs on {', '.join(_PLATFORMS)}, and computes in {config.model.compute_dtype}. Every "
+        "number of sentences is compiled once.",
+    )
+    return Usage("StableHLO", "jax sentencepiece", _CODE.format(length), notes)
+
+
+def _require_flatbuffers() -> None:
+    try:
+        import flatbuffers  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "expected the package flatbuffers, with which jax writes this format; install it: pip "
+            "install flatbuffers"
+        ) from None
+
+
+def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capacity: int) -> bytes:
+    """Returns the serialized program, for any number of sentences."""
+    shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
+    sentences = jax.export.symbolic_shape("sentences")[0]
+    src = jax.ShapeDtypeStruct((sentences, length), jnp.int32)
+    translate = jax.jit(_translate_fn(config, capacity))
+    exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)
+    return bytes(exported.serialize())
+
+
+def _translate_fn(config: Config, capacity: int) -> Callable[..., Any]:
+    model, search = Transformer(config.model), config.search
+
+    def translate(
+        arrays: Mapping[str, Array], src: Int[Array, "B S"]
+    ) -> tuple[Int[Array, "B N T"], Float[Array, "B N"]]:
+        params = flax.traverse_util.unflatten_dict(dict(arrays), sep=".")
+        params = prepare_params(config.model, params)
+        lengths = (src != PAD).sum(axis=1)
+        max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
+        sizes: dict[str, Any] = {"num_beams": search.num_hypotheses, "capacity": capacity}
+        cache = model.apply({"params": params}, src, **sizes, method="start")
+        step = step_fn(model, params)
+        result = search(step, cache, max_lengths=max_lengths, capacity=capacity)
+        return result.tokens, result.scores
+
+    return translate

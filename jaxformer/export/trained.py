@@ -1,0 +1,131 @@
+"""A trained model, with everything that the formats of an export need."""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import flax.traverse_util
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jaxformer.config import Config, DataConfig, load_run, model_of
+from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
+from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.errors import UserError
+from jaxformer.files import local_path, read_whole
+from jaxformer.inference.weights import load_params
+from jaxformer.nn.precision import Int8Matrix
+from jaxformer.search import BeamSearch, Sampling
+from jaxformer.workdir import Workdir, sha256_of
+
+
+class TextModel(NamedTuple):
+    """The text side of a translation model.
+
+    Attributes:
+      files: Contents of ``source.spm`` and ``target.spm``, SentencePiece models.
+      pieces: The piece of every token id.
+    """
+
+    files: dict[str, bytes]
+    pieces: list[str]
+
+
+class TrainedModel(NamedTuple):
+    """A model read from a workdir.
+
+    Attributes:
+      folder: The workdir.
+      config: Its config; ``compute_dtype`` and search may be replaced.
+      params: Parameters as float32 numpy arrays.
+      weights: Description of the checkpoint, such as "step 2000".
+      dequantized: Whether the workdir holds int8 parameters.
+    """
+
+    folder: Workdir
+    config: Config
+    params: dict[str, Any]
+    weights: str
+    dequantized: bool
+
+    @classmethod
+    def load(
+        cls,
+        workdir: str | pathlib.Path,
+        *,
+        weights: str | int = "auto",
+        search: BeamSearch | Sampling | None = None,
+        compute_dtype: str | None = None,
+    ) -> "TrainedModel":
+        """Reads a workdir; int8 parameters become float32.
+
+        Raises:
+          UserError: A file is missing or damaged, or there are no such weights.
+        """
+        folder = Workdir(local_path(workdir))
+        config = load_run(folder)
+        folder.check_tokenizer()
+        params, name = load_params(folder, config.model, str(weights), model_of(config))
+        dequantized = config.model.compute_dtype == "int8"
+        if dequantized:
+            params = jax.tree.map(_dequantize, params, is_leaf=lambda x: isinstance(x, Int8Matrix))
+        dtype = compute_dtype or ("float32" if dequantized else config.model.compute_dtype)
+        config = dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, compute_dtype=dtype),
+            search=search or config.search,
+        )
+        return cls(folder, config, jax.device_get(params), name, dequantized)
+
+    def arrays(self) -> dict[str, Float[np.ndarray, "..."]]:
+        """Returns the parameters by name: their path in the tree, joined by dots."""
+        flat: Any = flax.traverse_util.flatten_dict(self.params, sep=".")
+        return flat
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.arrays().items()):
+            digest.update(f"{name}{list(array.shape)}".encode() + array.astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def tokenizer_sha256(self) -> str:
+        """Returns the SHA-256 of the tokenizer, as in ``identity.json``."""
+        return sha256_of(self.folder.tokenizer)
+
+    def tokenizer_bytes(self) -> bytes:
+        """Returns the tokenizer's file."""
+        return read_whole(self.folder.tokenizer, self.folder.path)
+
+    def text_model(self) -> TextModel:
+        """Returns the SentencePiece models and the pieces of a model that translates text.
+
+        Raises:
+          UserError: It is a language model, or its targets are not text.
+        """
+        found = "a language model"
+        if isinstance(self.config.data, DataConfig):
+            tokenizer = load_tokenizer(self.folder.tokenizer)
+            found = "a model whose targets are symbols"
+            if tokenizer.target_vocab_size == tokenizer.vocab_size:
+                pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+                return TextModel(_sentencepiece_files(tokenizer), pieces)
+        raise UserError(
+            f"{self.folder.path}: expected a model that translates text, got {found}; export "
+            "safetensors instead"
+        )
+
+
+def _sentencepiece_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    if not isinstance(tokenizer, MarianTokenizer):
+        return {"source.spm": tokenizer.serialized, "target.spm": tokenizer.serialized}
+    values = json.loads(tokenizer.serialized)
+    return {f"{side}.spm": base64.b64decode(values[side]) for side in ("source", "target")}
+
+
+def _dequantize(leaf: Any) -> Any:
+    return leaf.values * leaf.scale if isinstance(leaf, Int8Matrix) else leaf

@@ -1,0 +1,310 @@
+"""Exports against the models that they came from, and against the systems that they are for.
+
+``benchmarks/exports.py`` compares translations of real text with transformers and CTranslate2.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxformer.checkpoint import write_single
+from jaxformer.cli import main
+from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, save
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
+from jaxformer.errors import UserError
+from jaxformer.export.command import export_model
+from jaxformer.export.marian import rescaled
+from jaxformer.export.trained import TrainedModel
+from jaxformer.inference.quantization import quantize
+from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import abstract_params, load_model
+from jaxformer.interop.marian import import_marian
+from jaxformer.models.transformer import Transformer
+from jaxformer.search import BeamSearch, Sampling
+from jaxformer.workdir import Workdir
+
+MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian"
+TEXTS = ["two hundred and forty-seven", "", "six thousand and one", "ninety-nine", "four"]
+# Everything that our models can differ in, for systems that can express it.
+ARCHITECTURES = {
+    "post": {},
+    "pre": {"norm_position": "pre", "activation": "gelu", "embeddings": "separate"},
+    "learned": {"positions": "learned", "activation": "swish", "biases": True},
+    "epsilon": {"norm_epsilon": 0.01, "embeddings": "separate", "biases": True},
+}
+
+
+def random_workdir(workdir: pathlib.Path, tokenizer: Tokenizer, **model: object) -> pathlib.Path:
+    """Writes a workdir of a random model in which no parameter is 0 or 1."""
+    sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "num_layers": 2, "max_length": 40}
+    values = sizes | {"vocab_size": tokenizer.vocab_size} | model
+    default = Config()
+    config = Config(
+        model=ModelConfig(**values), data=dataclasses.replace(default.data, max_length=32)
+    )
+    random = np.random.default_rng(0)
+
+    def leaf(path: jax.tree_util.KeyPath, like: jax.ShapeDtypeStruct) -> np.ndarray:
+        return np.float32(0.3 * random.standard_normal(like.shape) + (path[-1].key == "scale"))
+
+    params = jax.tree_util.tree_map_with_path(leaf, abstract_params(config.model))
+    folder = Workdir(workdir)
+    folder.begin("a test", {"tokenizer": tokenizer.sha256})
+    tokenizer.save(folder.tokenizer)
+    metadata = {"tokenizer": tokenizer.sha256, "model": dataclasses.asdict(config.model)}
+    write_single(folder.checkpoints, 0, {"params": params}, metadata)
+    save(config, folder.config)
+    return workdir
+
+
+def run_card(folder: pathlib.Path) -> str:
+    """Runs the code of a model card where there is no jaxformer; returns what it prints."""
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    absent = "import sys; sys.modules['jaxformer'] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", absent + code[1].replace("A dog runs.", TEXTS[0])],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_safetensors_keep_every_bit(learned_workdir, tmp_path):
+    export_model("safetensors", learned_workdir, tmp_path / "out")
+    arrays = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert "encoder.layers.self_attention.query" in arrays
+    found = flax.traverse_util.unflatten_dict(arrays, sep=".")
+    model, params = load_model(learned_workdir)
+    jax.tree.map(np.testing.assert_array_equal, found, jax.device_get(params))
+    config = Config.from_dict(json.loads((tmp_path / "out" / "config.json").read_bytes()))
+    assert config.model == model.config
+    tokenizer = Tokenizer.load(tmp_path / "out" / "tokenizer.model")
+    assert tokenizer.sha256 == Tokenizer.load(learned_workdir / "tokenizer.model").sha256
+
+
+def test_int8_becomes_float32(learned_workdir, tmp_path):
+    quantize(learned_workdir, tmp_path / "int8")
+    export_model("safetensors", tmp_path / "int8", tmp_path / "out")
+    arrays = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    stored = load_model(tmp_path / "int8")[1]["encoder"]["layers"]["feed_forward"]["inner"]
+    expected = np.asarray(stored.values).astype(np.float32) * np.asarray(stored.scale)
+    np.testing.assert_array_equal(arrays["encoder.layers.feed_forward.inner"], expected)
+    assert "The original stores parameters as int8." in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_card_has_the_facts(learned_workdir, tmp_path):
+    export_model("marian", learned_workdir, tmp_path / "numerals")
+    card = (tmp_path / "numerals" / "README.md").read_text()
+    identity = json.loads((learned_workdir / "identity.json").read_bytes())
+    params = load_model(learned_workdir)[1]
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert card.startswith("# numerals\n")
+    for fact in ("| en to de |", "| license | (please fill in) |", f"| {count:,} |", "| step 1200"):
+        assert fact in card
+    assert f"| {identity['tokenizer']} |" in card
+    assert "this model's 1e-06" in card
+
+
+@pytest.mark.parametrize("name", ["swish_tied", "silu_tied_target"])
+def test_marian_is_the_inverse_of_the_import(name, tmp_path):
+    """The files of transformers come back: weights bit for bit, vocabulary and settings."""
+    import_marian(MARIAN / name, tmp_path / "run")
+    export_model("marian", tmp_path / "run", tmp_path / "out")
+    found, expected = (
+        safetensors.numpy.load_file(folder / "model.safetensors")
+        for folder in (tmp_path / "out", MARIAN / name)
+    )
+    expected["final_logits_bias"][0, -1] = 0  # Padding, which cannot be generated.
+    if name == "silu_tied_target":  # The output is a copy here.
+        expected["lm_head.weight"] = expected["model.decoder.embed_tokens.weight"]
+    assert found.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array, err_msg=key)
+    tied = {"tie_word_embeddings", "share_encoder_decoder_embeddings"}
+    for file in ("vocab.json", "config.json", "generation_config.json", "tokenizer_config.json"):
+        theirs = json.loads((MARIAN / name / file).read_text().replace('"silu"', '"swish"'))
+        ours = json.loads((tmp_path / "out" / file).read_bytes())
+        skipped = {"forced_eos_token_id", "max_length", "model_max_length"} | tied
+        common = (ours.keys() & theirs.keys()) - skipped
+        assert len(common) >= 2
+        assert {key: ours[key] for key in common} == {key: theirs[key] for key in common}
+    for side in ("source.spm", "target.spm"):
+        assert (tmp_path / "out" / side).read_bytes() == (MARIAN / name / side).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("embeddings", ["tied", "separate"])
+def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
+    """Our import, which equals transformers, computes the same from the export."""
+    tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
+    run = random_workdir(tmp_path / "run", tokenizer, embeddings=embeddings, norm_epsilon=1e-5)
+    export_model("marian", run, tmp_path / "marian")
+    import_marian(tmp_path / "marian", tmp_path / "back")
+    ours, theirs = Translator.load(run), Translator.load(tmp_path / "back")
+    src, tgt_in = ours.source_ids(TEXTS[0]), [BOS, *ours.target_ids("zwei")]
+    found, expected = (
+        jax.jit(Transformer(model.config.model).apply)(
+            {"params": model.models[0][1]}, jnp.array([src]), jnp.array([tgt_in])
+        )
+        for model in (theirs, ours)
+    )
+    pieces = [EOS, *range(UNK, tokenizer.vocab_size)]
+    np.testing.assert_allclose(found[..., pieces], expected[..., pieces], atol=1e-5)
+    assert theirs.tokenizer.encode(TEXTS[0]) == ours.tokenizer.encode(TEXTS[0])
+    assert theirs.detokenize(range(3, 250)) == ours.detokenize(range(3, 250))
+
+
+@pytest.mark.slow
+def test_rescaled_activations_make_up_for_another_epsilon(learned_workdir, tmp_path):
+    """With large embeddings, for which the first layer norms need none."""
+    tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
+    run = random_workdir(
+        tmp_path, tokenizer, embeddings="separate", biases=True, num_layers=3, norm_epsilon=0.1
+    )
+    model, params = load_model(run)
+    params = jax.device_get(params)
+    for name in ("src_embedding", "tgt_embedding"):
+        params[name] = 1000 * params[name]
+    src, tgt_in = jnp.array([[5, 6, 7, EOS]]), jnp.array([[BOS, 8, 9]])
+    expected = jax.jit(model.apply)({"params": params}, src, tgt_in)
+    other = Transformer(dataclasses.replace(model.config, norm_epsilon=0.9))
+    found = jax.jit(other.apply)({"params": rescaled(params, 3.0)}, src, tgt_in)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    unchanged = jax.jit(other.apply)({"params": params}, src, tgt_in)
+    assert np.abs(unchanged - expected).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_stablehlo_translates_as_the_model(beam_size, learned_workdir, tmp_path):
+    search = BeamSearch(beam_size=beam_size)
+    export_model("stablehlo", learned_workdir, tmp_path / "out", search=search)
+    translator = Translator.load(learned_workdir, search=search)
+    program = bytearray((tmp_path / "out" / "translate.jax").read_bytes())
+    exported = jax.export.deserialize(program)
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    src = np.zeros((len(TEXTS), 64), np.int32)
+    for row, text in zip(src, TEXTS, strict=True):
+        ids = translator.source_ids(text)
+        row[: len(ids)] = ids
+    arrays = dict(np.load(tmp_path / "out" / "parameters.npz"))
+    tokens, scores = jax.jit(exported.call)(arrays, src)
+    for n, hypotheses in enumerate(translator.hypotheses(TEXTS)):
+        for i, hypothesis in enumerate(hypotheses):
+            assert tokens[n, i, : len(hypothesis.tokens)].tolist() == hypothesis.tokens
+            assert (tokens[n, i, len(hypothesis.tokens) :] == PAD).all()
+            assert float(scores[n, i]) == pytest.approx(hypothesis.score, abs=1e-5)
+    assert jax.jit(exported.call)(arrays, src[:1])[0].shape == (1, beam_size, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ours", "marian"])
+def test_stablehlo_card_runs_without_jaxformer(kind, learned_workdir, tmp_path):
+    if kind == "marian":
+        learned_workdir = tmp_path / "run"
+        import_marian(MARIAN / "swish_tied", learned_workdir)
+    export_model("stablehlo", learned_workdir, tmp_path / "out")
+    [expected] = Translator.load(learned_workdir).translate(TEXTS[:1])
+    # Our tokenizer also replaces the symbol in pieces that only the source side knows.
+    assert run_card(tmp_path / "out").replace("▁", " ") == f"{expected}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_ctranslate2_computes_the_same_scores(name, learned_workdir, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
+    run = random_workdir(tmp_path / "run", tokenizer, **ARCHITECTURES[name])
+    export_model("ctranslate2", run, tmp_path / "out")
+    model, params = load_model(run)
+    src, tgt = [[*tokenizer.encode(text), EOS] for text in (TEXTS[0], "zwei hundert")]
+    logits = jax.jit(model.apply)(
+        {"params": params}, jnp.array([src]), jnp.array([[BOS, *tgt[:-1]]])
+    )
+    expected = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.array([tgt])[..., None], -1)
+    translator = ctranslate2.Translator(str(tmp_path / "out"), compute_type="float32")
+    pieces = [[tokenizer.piece(token) for token in ids[:-1]] for ids in (src, tgt)]
+    [found] = translator.score_batch([pieces[0]], [pieces[1]])
+    np.testing.assert_allclose(found.log_probs, expected[0, :, 0], atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ours", "marian"])
+def test_ctranslate2_card_runs(kind, learned_workdir, tmp_path):
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    if kind == "marian":
+        learned_workdir = tmp_path / "run"
+        import_marian(MARIAN / "swish_tied", learned_workdir)
+    export_model("ctranslate2", learned_workdir, tmp_path / "out", search=BeamSearch(beam_size=1))
+    [expected] = Translator.load(learned_workdir, search=BeamSearch(beam_size=1)).translate(
+        TEXTS[:1]
+    )
+    assert run_card(tmp_path / "out") == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("format", "model", "message"),
+    [
+        ("marian", {"norm_position": "pre"}, "Marian: expected model.norm_position=post, got pre"),
+        ("marian", {"positions": "learned"}, "expected model.positions=sinusoidal, got learned"),
+        ("marian", {"d_k": 4}, "Marian: expected model.d_k=8, got 4; export stablehlo"),
+        ("marian", {"norm_epsilon": 1e-3}, "norm_epsilon of at most 1e-05, got 0.001"),
+        ("ctranslate2", {"positions": "rotary"}, "positions=sinusoidal or learned, got rotary"),
+        ("ctranslate2", {"d_v": 4}, "CTranslate2: expected model.d_k=8 and d_v=8, got 8 and 4"),
+    ],
+)
+def test_models_that_a_format_lacks_are_refused(format, model, message, learned_workdir, tmp_path):
+    if format == "ctranslate2":
+        pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
+    run = random_workdir(tmp_path / "run", tokenizer, **model)
+    with pytest.raises(UserError, match=re.escape(message)):
+        export_model(format, run, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_models_that_do_not_translate_text_are_refused(tmp_path):
+    lines = ["a dog", "two dogs"] * 20
+    train_tokenizer(lines, 270, symbols=["(S", ")"]).save(tmp_path / "tokenizer.model")
+    for data, found in (
+        (StreamConfig(file="text"), "got a language model; export safetensors instead"),
+        (DataConfig(), "got a model whose targets are symbols; export safetensors"),
+    ):
+        model = TrainedModel(Workdir(tmp_path), Config(data=data), {}, "step 1", False)
+        with pytest.raises(UserError, match=f"expected a model that translates text, {found}"):
+            model.text_model()
+
+
+def test_sampling_is_refused(learned_workdir, tmp_path):
+    with pytest.raises(UserError, match="StableHLO: expected beam search, got sampling"):
+        export_model("stablehlo", learned_workdir, tmp_path / "out", search=Sampling())
+
+
+def test_a_folder_of_others_is_not_overwritten(learned_workdir, tmp_path, capsys):
+    command = ["export", "safetensors", "--workdir", str(learned_workdir)]
+    (tmp_path / "empty").mkdir()
+    assert main([*command, "--output", str(tmp_path / "empty")]) == 0
+    assert "safetensors, step 1200, 0.1 MB; README.md says how" in capsys.readouterr().out
+    before = (tmp_path / "empty" / "model.safetensors").read_bytes()
+    assert main([*command, "--output", str(tmp_path / "empty")]) == 2
+    assert "expected a new or empty folder, but it holds 'README.md'" in capsys.readouterr().err
+    assert (tmp_path / "empty" / "model.safetensors").read_bytes() == before
+    (tmp_path / "file").write_text("mine")
+    assert main([*command, "--output", str(tmp_path / "file")]) == 2
+    assert "expected the name of a new folder" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"

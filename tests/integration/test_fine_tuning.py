@@ -1,0 +1,368 @@
+"""Runs that begin with the parameters and the tokenizer of another model."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxformer import (
+    Checkpoints,
+    MeshConfig,
+    StreamConfig,
+    Translator,
+    UserError,
+    load_model,
+    make_mesh,
+    make_optimizer,
+    score_pairs,
+    train,
+)
+from jaxformer.config import load_run
+from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.stream import CharacterTokenizer
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, train_tokenizer
+from jaxformer.experiment import make_task, replay
+from jaxformer.interop.marian import import_marian
+from jaxformer.tasks.initialization import Entry, listed, matching_ids, merge
+from jaxformer.training.mesh import batch_sharding
+from jaxformer.training.optimizer import freeze, path_of
+from jaxformer.training.step import init_state, make_train_step
+from jaxformer.workdir import Workdir
+
+from . import test_optimizers
+from .test_optimizers import INIT, LOSS, batch_of
+from .test_user_corpus import CONFIG as COUNTING
+from .test_user_corpus import Counting
+
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
+
+
+def changed(config, **sections):
+    """Returns a config with some fields of its sections changed."""
+    return dataclasses.replace(
+        config,
+        **{
+            name: dataclasses.replace(getattr(config, name), **fields)
+            for name, fields in sections.items()
+        },
+    )
+
+
+def plain_loss(workdir, pairs):
+    """Returns the mean negative log likelihood of pairs of texts, scored by the model alone."""
+    translator = Translator.load(workdir)
+    ids = [(translator.source_ids(src), translator.target_ids(tgt)) for src, tgt in pairs]
+    scores = score_pairs(translator, ids)
+    return -sum(s.log_prob for s in scores) / sum(s.length for s in scores)
+
+
+def first_loss(config, workdir):
+    """Trains; returns the loss before the first update, the first batch's pairs, and the state."""
+    sums = []
+    state = train(config, workdir, hooks=[lambda step, state, each: sums.append(each)])
+    ids = make_task(config, Workdir(workdir)).example_ids(0)
+    return float(sums[0]["loss"] / sums[0]["count"]), ids, state
+
+
+@pytest.mark.slow
+def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, capsys):
+    config = changed(
+        load_run(Workdir(learned_workdir)),
+        model={"dropout_rate": 0.0},
+        training={"steps": 1, "label_smoothing": 0.0, "eval_sentences": 0, "warmup_steps": 9},
+    )
+    config = changed(config, training={"init_from": str(learned_workdir)})
+    found, ids, _ = first_loss(config, tmp_path)
+    pairs = list(NumeralsCorpus().pairs("train"))
+    expected = plain_loss(learned_workdir, [pairs[i - 1] for i in ids])
+    assert 0 < expected < 0.1  # a fresh model has about ln 300
+    assert found == pytest.approx(expected, abs=1e-4)
+    log = capsys.readouterr().err.splitlines()
+    start = log.index(f"starts from {learned_workdir}, step 1200, with its tokenizer:")
+    assert log[start + 1 : start + 4] == [
+        "  taken     decoder: 12,576 parameters in 18 arrays, such as "
+        "decoder/layers/cross_attention/key [1, 32, 4, 8]",
+        "  taken     embedding [300, 32]",
+        "  taken     encoder: 8,416 parameters in 12 arrays, such as "
+        "encoder/layers/feed_forward/inner [1, 32, 64]",
+    ]
+    own, theirs = (Workdir(folder).tokenizer for folder in (tmp_path, learned_workdir))
+    assert own.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_first_loss_of_an_imported_model(tmp_path):
+    """Its bias of -inf on two tokens becomes finite, since steps would be skipped otherwise."""
+    imported = tmp_path / "imported"
+    import_marian(FIXTURES / "marian" / "swish_tied", imported)
+    pairs = [("the cat sat", "die Katze"), ("a dog", "ein Hund"), ("the dog sat", "der Hund")] * 5
+    for side, language in enumerate(("en", "de")):
+        text = "".join(f"{pair[side]}\n" for pair in pairs)
+        (tmp_path / f"pairs.{language}").write_text(text)
+    config = changed(
+        load_run(Workdir(imported)),
+        model={"dropout_rate": 0.0},
+        data={
+            "corpus": "text",
+            "train": str(tmp_path / "pairs"),
+            "valid": str(tmp_path / "pairs"),
+            "target_language": "de",
+            "source_language": "en",
+            "batching": "packing",
+            "max_length": 64,
+            "tokens_per_batch": 512,
+        },
+        training={
+            "init_from": str(imported),
+            "steps": 3,
+            "learning_rate": 1e-3,
+            "label_smoothing": 0.0,
+            "eval_sentences": 0,
+        },
+    )
+    found, ids, state = first_loss(config, tmp_path / "run")
+    expected = plain_loss(imported, [pairs[i - 1] for i in ids])
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert int(state.skipped) == 0
+    before = load_model(imported)[1]["logits_bias"]
+    special = np.array([PAD, BOS])
+    assert np.isneginf(before[special]).all()
+    assert (state.params["logits_bias"][special] < -99).all()
+    Translator.load(tmp_path / "run").translate(["the cat"])
+
+
+@pytest.mark.slow
+def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tmp_path):
+    source = shutil.copytree(tiny_workdir, tmp_path / "source")
+    options = {"init_from": str(source), "freeze": "encoder, embedding", "warmup_steps": 2}
+    config = tiny_config(**options, optimizer="adamw", weight_decay=0.1, schedule="cosine")
+    whole = train(config, tmp_path / "whole")
+
+    def stop(step, state, sums):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", hooks=[stop])
+    taken = [replay(tmp_path / "stopped", step).sums for step in (1, 2)]
+    source.rename(tmp_path / "gone")
+    resumed = train(config, tmp_path / "stopped")
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    began = load_model(tmp_path / "gone")[1]
+    for name in ("encoder", "embedding"):
+        jax.tree.map(np.testing.assert_array_equal, resumed.params[name], began[name])
+    assert not np.array_equal(
+        resumed.params["decoder"]["layers"]["feed_forward"]["inner"],
+        began["decoder"]["layers"]["feed_forward"]["inner"],
+    )
+    (report,) = (
+        line
+        for line in map(json.loads, (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
+        if (line["kind"], line["step"]) == ("train", 2)
+    )
+    loss, count = (sum(sums[name] for sums in taken) for name in ("loss", "count"))
+    assert loss / count == report["loss"]
+    without = tiny_config(**options | {"init_from": None})
+    with pytest.raises(UserError, match=r"with training.init_from='.*source', but None"):
+        train(without, tmp_path / "whole")
+
+
+# Options of the config, or an optimizer of the user's own, and the mesh.
+OPTIMIZERS = {
+    "muon": ({"optimizer": "muon", "weight_decay": 0.1, "clip_norm": 1.0}, (2, 2, 2)),
+    "adafactor": (optax.adafactor(0.01, min_dim_size_to_factor=8), (8, 1, 1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_frozen_parameters_keep_their_bits_and_have_no_state(name):
+    (optimizer, sizes), names = OPTIMIZERS[name], "encoder,embedding"
+    if isinstance(optimizer, dict):
+        config = changed(test_optimizers.CONFIG, training={**optimizer, "freeze": names})
+        optimizer = make_optimizer(changed(config, training={"warmup_steps": 10}))
+    else:
+        optimizer = freeze(optimizer, names, test_optimizers.INFO)
+    mesh = make_mesh(
+        MeshConfig(**test_optimizers.sizes_of(sizes)), jax.devices()[: int(np.prod(sizes))]
+    )
+    state = init_state(INIT, optimizer, mesh)
+    before = jax.device_get(state.params)
+    step = make_train_step(LOSS, optimizer, mesh)
+    batch = jax.device_put(batch_of(0), batch_sharding(mesh))
+    for _ in range(100):
+        state, _ = step(state, batch)
+    assert int(state.skipped) == 0
+    after = dict(jax.tree.leaves_with_path(jax.device_get(state.params)))
+    for path, leaf in jax.tree.leaves_with_path(before):
+        frozen = path[0].key in names
+        assert (leaf.tobytes() == after[path].tobytes()) == frozen, path_of(path)
+    paths = {path_of(path) for path, _ in jax.tree.leaves_with_path(state.opt_state)}
+    assert any("decoder" in path for path in paths)
+    assert not any("encoder/" in path or "embedding" in path for path in paths)
+
+
+def test_rows_of_another_vocabulary_are_matched_by_piece():
+    """Every saved row holds its own number, so that rows are identified."""
+    old, new = (train_tokenizer([text] * 3, 275) for text in ("to be or not to be", "not a bear"))
+    saved = {"embedding": np.repeat(np.arange(275.0, dtype=np.float32)[:, None], 2, 1)}
+    fresh = {"embedding": np.full((275, 2), -1, np.float32)}
+    merged, entries = merge(fresh, saved, matching_ids(new, old))
+    old_ids = {old.piece(i): i for i in range(275)}
+    expected = [old_ids.get(new.piece(i), -1) for i in range(275)]
+    assert merged["embedding"][:, 0].tolist() == expected
+    missing = expected.count(-1)
+    assert 0 < missing < 15  # most pieces are bytes, which both have
+    assert expected[:4] == [PAD, EOS, BOS, UNK]
+    assert [entry[:3] for entry in entries] == [
+        ("taken", "embedding", (275 - missing, 2)),
+        ("new", "embedding", (missing, 2)),
+        ("left out", "embedding", (missing, 2)),
+    ]
+
+
+def test_longer_and_shorter_positions_keep_the_common_ones():
+    ids = np.tile(np.arange(3), (2, 1))
+    tables = [np.full((length, 2), value, np.float32) for length, value in ((3, 0), (5, 1))]
+    for fresh, saved in (tables, tables[::-1]):
+        merged, entries = merge({"src_positions": fresh}, {"src_positions": saved}, ids)
+        expected = np.concatenate([saved[:3], fresh[3:]])
+        np.testing.assert_array_equal(merged["src_positions"], expected)
+        assert entries[0].kind == "taken"
+        assert [e.kind for e in entries[1:]] == ["left out" if len(saved) == 5 else "new"]
+        assert entries[1].shape == (2, 2)
+
+
+def test_the_list_has_a_line_for_each_kind_and_group():
+    entries = [
+        Entry("new", "encoder/a", (2, 3)),
+        Entry("taken", "encoder/b", (4,)),
+        Entry("new", "encoder/c", (5,)),
+        Entry("left out", "bias", (7,), "rows of old pieces"),
+    ]
+    assert listed(entries) == [
+        "  taken     encoder/b [4]",
+        "  new       encoder: 11 parameters in 2 arrays, such as encoder/a [2, 3]",
+        "  left out  bias [7]: rows of old pieces",
+    ]
+
+
+def test_parameters_of_one_model_only_are_new_or_left_out():
+    """A bias of -inf is the only value that changes."""
+    saved = {"logits_bias": np.array([-np.inf, -200, 3], np.float32), "old": {"b": np.ones(2)}}
+    fresh = {"logits_bias": np.zeros(3, np.float32), "encoder": {"bias": np.full((2, 2), 5.0)}}
+    merged, entries = merge(fresh, saved, np.tile(np.arange(3), (2, 1)))
+    assert merged["logits_bias"].tolist() == [-100, -200, 3]
+    np.testing.assert_array_equal(merged["encoder"]["bias"], fresh["encoder"]["bias"])
+    assert entries == [
+        ("new", "encoder/bias", (2, 2), ""),
+        ("taken", "logits_bias", (3,), ""),
+        ("left out", "old/b", (2,), ""),
+    ]
+
+
+@pytest.mark.slow
+def test_language_models_keep_the_rows_of_characters(tmp_path):
+    texts = ["to be or not to be, that is the question. " * 9, "a bee sat on the oak. " * 9]
+    runs = []
+    for number, text in enumerate(texts):
+        file = tmp_path / f"{number}.txt"
+        file.write_text(text)
+        model = {"vocab_size": len(set(text)) + 4, "max_length": 64, "dropout_rate": 0.0}
+        config = dataclasses.replace(
+            changed(COUNTING, model=model, training={"steps": 1, "learning_rate": 1e-9}),
+            data=StreamConfig(file=str(file), length=16, rows=8, tokenizer="new"),
+        )
+        init_from = str(tmp_path / "run0") if number else None
+        options = {"init_from": init_from, "seed": number}
+        train(changed(config, training=options), tmp_path / f"run{number}")
+        runs.append(load_model(tmp_path / f"run{number}")[1]["embedding"])
+    vocabularies = [CharacterTokenizer(sorted(set(text))) for text in texts]
+    common = sorted(set(texts[0]) & set(texts[1]))
+    rows = [[v.encode(c)[0] for c in common] for v in vocabularies]
+    np.testing.assert_allclose(runs[1][np.array(rows[1])], runs[0][np.array(rows[0])], atol=1e-6)
+    (k,) = vocabularies[1].encode("k")
+    assert "k" not in common
+    assert np.abs(np.asarray(runs[0]) - runs[1][k]).max(-1).min() > 0.1
+
+
+@pytest.mark.slow
+def test_mixed_runs_resume_exactly_and_keep_their_weights(tmp_path):
+    config = changed(COUNTING, data={"train": "even:3,odd:1"}, training={"steps": 5})
+    whole = train(config, tmp_path / "whole", corpus=Counting())
+
+    def stop(step, state, sums):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", corpus=Counting(), hooks=[stop])
+    other = changed(config, data={"train": "even:2,odd:1"})
+    with pytest.raises(UserError, match="other data: weights was 3 1, now 2 1"):
+        train(other, tmp_path / "stopped", corpus=Counting())
+    resumed = train(config, tmp_path / "stopped", corpus=Counting())
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"model": {"activation": "gelu", "num_heads": 4}},
+            "its model has other layers than the config; give --config.model.num_heads=2 "
+            "--config.model.d_k=8 --config.model.d_v=8 --config.model.activation=relu$",
+        ),
+        (
+            {"model": {"vocab_size": 310}},
+            "model.vocab_size must be 300, the size of .*/tokenizer.model: got 310; give "
+            "--config.model.vocab_size=300, or --config.data.tokenizer=new",
+        ),
+        (
+            {"training": {"freeze": "encoder,embeding"}},
+            "training.freeze: no parameter is called 'embeding'; give names separated by commas "
+            "out of decoder, layers, cross_attention, ",
+        ),
+        ({"training": {"freeze": "encoder,decoder,embedding"}}, "freezes all parameters"),
+        ({"training": {"init_from": "nowhere"}}, "nowhere: expected the workdir of a training run"),
+        ({"data": {"tokenizer": "no.model"}}, "no.model: cannot be read: No such file"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named_before_anything_is_written(
+    sections, message, tiny_config, tiny_workdir, tmp_path
+):
+    config = changed(tiny_config(init_from=str(tiny_workdir)), **sections)
+    with pytest.raises(UserError, match=message):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_of_another_kind_and_quantized_ones_are_refused(tiny_config, tiny_workdir, tmp_path):
+    config = dataclasses.replace(
+        tiny_config(init_from=str(tiny_workdir)), data=StreamConfig(file="any", length=8)
+    )
+    with pytest.raises(UserError, match="expected a LanguageModel, got a Transformer"):
+        train(config, tmp_path / "run")
+    copy = shutil.copytree(tiny_workdir, tmp_path / "copy")
+    values = json.loads((copy / "config.json").read_text())
+    values["model"]["compute_dtype"] = "int8"
+    (copy / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="is quantized to int8, for decoding only"):
+        train(tiny_config(init_from=str(copy)), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_damaged_workdir_is_not_taken(tiny_config, tiny_workdir, tmp_path):
+    copy = shutil.copytree(tiny_workdir, tmp_path / "copy")
+    for file in (copy / "checkpoints").rglob("d/*"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(UserError, match="expected a good checkpoint, found none"):
+        train(tiny_config(init_from=str(copy)), tmp_path / "run")
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == []

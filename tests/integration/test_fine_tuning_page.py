@@ -1,0 +1,122 @@
+"""The commands and blocks of docs/fine_tuning.md run, with few steps, beside a trained model."""
+
+import json
+import pathlib
+import re
+import shlex
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import Translator, load_model, train
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.config_file import load_config
+from jaxformer.data.numerals import english, german
+
+from . import pages
+from .test_fine_tuning import FIXTURES, changed
+
+pytestmark = [
+    pytest.mark.slow,
+    # 2026-11-23: ml_collections 1.1.0 imports config files with the deprecated load_module.
+    pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
+]
+
+PROJECT = pages.DOCS.parent
+TEXT = (pages.DOCS / "fine_tuning.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line)
+    for block in re.findall(r"```console\n(.*?)```", TEXT, flags=re.S)
+    for line in block.splitlines()
+]
+# Sizes of the fixture in place of the demo's, and few steps; the page's own options come later.
+SMALL = [
+    *("d_model=32", "d_ff=64", "num_heads=4", "num_layers=1", "vocab_size=300", "max_length=64"),
+]
+
+
+def price(number):
+    """Returns a price in English and German, which no pair of the numerals corpus is."""
+    euros, cents = divmod(number, 100)
+    return (
+        f"{english(euros)} euros and {english(cents)} cents",
+        f"{german(euros)} Euro und {german(cents)} Cent",
+    )
+
+
+def write_pairs(folder, name, pairs):
+    """Writes line-aligned text files."""
+    for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder that the page describes: prices, numbers, and a trained model."""
+    folder = tmp_path_factory.mktemp("page")
+    shutil.copytree(FIXTURES / "workdir_8c81d1e" / "run", folder / "runs" / "numerals")
+    numbers = np.random.default_rng(0).permutation(100_000).tolist()
+    write_pairs(folder, "prices", [price(n) for n in numbers[:200]])
+    write_pairs(folder, "prices-valid", [price(n) for n in numbers[200:300]])
+    write_pairs(folder, "numbers", [(english(n), german(n)) for n in numbers[300:600]])
+    return folder
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words)[:90])
+def test_commands_run(words, folder, monkeypatch, capsys):
+    if words[0] == "jaxformer":
+        parse(words[1:])
+        return
+    assert words[:2] == ["python", "train.py"]
+    config = words[2].removeprefix("--config=")
+    if not (PROJECT / config).exists():
+        pytest.skip(f"{config} is missing")
+    overrides = [word for word in words if word.startswith("--config.")]
+    if config != "configs/numerals.py":
+        load_config(str(PROJECT / config), overrides)
+        return
+    monkeypatch.chdir(folder)
+    few = ["training.steps=21", "training.eval_sentences=2", "data.tokens_per_batch=256"]
+    small = [f"--config.{field}" for field in (*(f"model.{size}" for size in SMALL), *few)]
+    kept = [word for word in overrides if "training.steps" not in word]
+    settings = load_config(str(PROJECT / config), [*small, *kept])
+    settings = changed(settings, training={"checkpoint_every": 21, "eval_every": 21})
+    settings = changed(settings, model={"max_length": 64}, data={"max_length": 64})
+    train(settings, words[3].removeprefix("--workdir="))
+    assert "starts from runs/numerals, step 1200, with" in capsys.readouterr().err
+
+
+def test_blocks_run(folder, monkeypatch):
+    """The encoder is taken, and moves by at most the learning rate in each of four steps."""
+    monkeypatch.chdir(folder)
+    names = {"__name__": "page"}
+    for block in pages.sections("fine_tuning.md")["A task of your own"]:
+        pages.run("fine_tuning.md", block, names)
+    began = load_model("runs/numerals")[1]["encoder"]
+    ended = jax.device_get(names["state"].params["encoder"])
+    differences = jax.tree.map(lambda a, b: np.abs(a - b).max(), ended, began)
+    assert 0 < max(jax.tree.leaves(differences)) < 4.1e-3
+
+
+def test_fine_tuning_beats_training_from_scratch_for_six_times_as_long(folder, monkeypatch):
+    """On 200 prices, given a model that knows numbers."""
+    monkeypatch.chdir(folder)
+    source = Translator.load("runs/numerals").config
+    data = {"corpus": "text", "train": "prices", "valid": "prices-valid", "tokens_per_batch": 1024}
+    options = {"steps": 60, "warmup_steps": 10, "schedule": "cosine", "eval_sentences": 100}
+    options |= {"checkpoint_every": 60, "eval_every": 60}
+    # Of 0.005, 0.01, 0.02 and 0.04, the best rate for the run from scratch (2026-11-23).
+    options |= {"learning_rate": 1e-2, "learning_rate_scale": 1.0}
+    tuned = changed(source, data=data, training={**options, "init_from": "runs/numerals"})
+    longer = {"steps": 360, "warmup_steps": 60, "checkpoint_every": 360, "eval_every": 360}
+    scratch = changed(source, data=data, training=options | longer)
+    found = {}
+    for name, config in {"tuned": tuned, "scratch": scratch}.items():
+        train(config, f"runs/{name}")
+        lines = pathlib.Path(f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        found[name] = json.loads(lines[-1])
+    # Losses of different tokenizers are not comparable.
+    assert found["tuned"]["bleu"] > found["scratch"]["bleu"] + 5

@@ -1,0 +1,326 @@
+"""Parquet and JSONL files of sentence pairs give the batches that text files with them give."""
+
+import dataclasses
+import gzip
+import json
+import pathlib
+import runpy
+import sys
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
+from jaxformer.data.corpus import VerifiedCorpus, open_corpus
+from jaxformer.data.findings import EMPTY
+from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.errors import UserError
+from jaxformer.tasks.dataset import open_dataset
+from jaxformer.workdir import Workdir
+
+PROJECT = pathlib.Path(__file__).parents[2]
+MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)
+PAIRS = [*NumeralsCorpus().pairs("held_out")][:300]
+PAIRS[7:9] = [("", "leer"), ("Zeile\u2028 \u00a0“ß”", '\tTab \\ "Zitat" 😀')]
+
+
+def rows(pairs, nested=True):
+    """Returns rows as on the Hugging Face Hub, with a column and a language of no interest."""
+    found = [{"de": de, "en": en, "fr": "autre"} for en, de in pairs]
+    return [{"id": n, "translation": row} for n, row in enumerate(found)] if nested else found
+
+
+def write_text(prefix, pairs):
+    for side, language in enumerate(("en", "de")):
+        lines = "".join(f"{pair[side]}\n" for pair in pairs)
+        prefix.with_suffix(f".{language}").write_text(lines, "utf-8")
+
+
+def write_parquet(path, pairs, nested=True, **settings):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(pairs, nested)), path, **settings)
+
+
+def write_jsonl(path, pairs, nested=True, ascii_only=False):
+    lines = [json.dumps(row, ensure_ascii=ascii_only) for row in rows(pairs, nested)]
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a folder with the same pairs in every form."""
+    for split, pairs in (("train", PAIRS), ("valid", PAIRS[:50])):
+        write_text(tmp_path / split, pairs)
+        shards = np.array_split(np.arange(len(pairs)), 3)
+        for number, shard in enumerate(shards):
+            part = [pairs[i] for i in shard]
+            write_parquet(tmp_path / f"{split}-{number:05}-of-00003.parquet", part)
+            write_jsonl(tmp_path / f"{split}-{number}.jsonl", part)
+        write_parquet(tmp_path / f"flat-{split}.parquet", pairs, nested=False, row_group_size=7)
+        write_jsonl(tmp_path / f"flat-{split}.jsonl.gz", pairs, nested=False, ascii_only=True)
+    return tmp_path
+
+
+FORMS = {
+    "shards of Parquet": ("parquet", "{}-*.parquet"),
+    "flat Parquet": ("parquet", "flat-{}.parquet"),
+    "shards of JSONL": ("jsonl", "{0}-0.jsonl,{0}-1.jsonl,{0}-2.jsonl"),
+    "flat, packed and escaped JSONL": ("jsonl", "flat-{}.jsonl.gz"),
+}
+
+
+def data(folder, corpus="text", form="{}", **changed):
+    names = {
+        split: ",".join(f"{folder}/{name}" for name in form.format(split).split(","))
+        for split in ("train", "valid")
+    }
+    return DataConfig(corpus=corpus, **names, tokens_per_batch=256, max_length=64, **changed)
+
+
+def open_data(config, folder):
+    """Returns what a new run reads before its first step."""
+    training = TrainingConfig(steps=3, eval_sentences=2)
+    return open_dataset(
+        Config(model=MODEL, data=config, training=training), Workdir(folder / "run")
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("batching", ["buckets", "packing"])
+def test_same_pairs_and_same_plan_as_text(folder, form, batching):
+    config = data(folder, *FORMS[form], batching=batching)
+    assert list(open_corpus(config).pairs(config.train)) == PAIRS
+    text, records = (open_data(c, folder) for c in (data(folder, batching=batching), config))
+    assert records.tokenizer.serialized == text.tokenizer.serialized
+    assert records.valid_text == text.valid_text
+    epoch = text.plan.batches_per_epoch
+    assert epoch == records.plan.batches_per_epoch > 4
+    for number in range(2 * epoch):
+        assert records.plan.rows(number) == text.plan.rows(number)
+    assert len(records.train) == len(text.train) == len(PAIRS) - 1
+    for number in range(len(text.train)):
+        for found, expected in zip(records.train[number], text.train[number], strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_languages_may_be_swapped(folder):
+    config = data(folder, *FORMS["flat Parquet"])
+    turned = dataclasses.replace(config, source_language="de", target_language="en")
+    corpora = [open_corpus(config), open_corpus(turned)]
+    first, second = (list(corpus.pairs(config.train)) for corpus in corpora)
+    assert second == [pair[::-1] for pair in first]
+    assert len({corpus.fingerprint(config.train) for corpus in corpora}) == 2
+
+
+def test_fingerprints_are_of_content_and_not_of_places(folder):
+    """A run resumes where its files have other names: ``identity.json`` has fingerprints."""
+    config = data(folder, *FORMS["shards of Parquet"])
+    before = open_corpus(config).fingerprint(config.train)
+    (folder / "elsewhere").mkdir()
+    for path in folder.glob("train-*.parquet"):
+        path.rename(folder / "elsewhere" / f"renamed-{path.name}")
+    moved = str(folder / "elsewhere" / "*")
+    assert open_corpus(config).fingerprint(moved) == before
+    write_parquet(folder / "elsewhere" / "renamed-train-00001-of-00003.parquet", PAIRS[:5])
+    assert open_corpus(config).fingerprint(moved) != before
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_places_are_files_and_rows(folder, form):
+    config = data(folder, *FORMS[form])
+    corpus = open_corpus(config)
+    places = [corpus.place(config.train, number, 1) for number in (0, 99, 100, 299)]
+    per_file = 100 if "shards" in form else 300
+    rows = [number % per_file + 1 for number in (0, 99, 100, 299)]
+    assert [int(place.rpartition(":")[2]) for place in places] == rows
+    files = [pathlib.Path(place.rpartition(":")[0]) for place in places]
+    assert all(path.is_file() for path in files)
+    assert len(set(files)) == (3 if "shards" in form else 1)
+    with pytest.raises(LookupError):
+        corpus.place(config.train, 300, 0)
+    assert VerifiedCorpus(corpus).place(config.train, 300, 0).endswith(": pair 301")
+
+
+def test_the_log_names_rows_that_are_left_out(folder):
+    found = open_data(data(folder, *FORMS["shards of Parquet"]), folder)
+    place = found.corpus.place(
+        str(folder / "train-*.parquet"), *found.train.findings[EMPTY].first[0]
+    )
+    assert place == f"{folder}/train-00000-of-00003.parquet:8"
+
+
+def test_files_that_change_while_they_are_read_are_refused(folder):
+    config = data(folder, *FORMS["flat Parquet"])
+    pairs = VerifiedCorpus(open_corpus(config)).pairs(config.train)
+    next(pairs)
+    path = folder / "flat-train.parquet"
+    content = path.read_bytes()
+    path.unlink()  # The open file stays as it was.
+    path.write_bytes(content + b"x")
+    with pytest.raises(UserError, match="expected the same sentence pairs each time they are read"):
+        list(pairs)
+
+
+def replace_line(number, line):
+    def spoil(folder):
+        path = folder / "train-1.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        lines[number - 1] = line
+        path.write_bytes(b"".join(lines))
+
+    return spoil
+
+
+def replace_row(row, nested=False):
+    """Writes a Parquet file whose sixth row is different."""
+
+    def spoil(folder):
+        table = pyarrow.Table.from_pylist([*rows(PAIRS[:5], nested), row])
+        pyarrow.parquet.write_table(table, folder / "flat-train.parquet")
+
+    return spoil
+
+
+def not_utf8(folder):
+    texts = pyarrow.array([b"fine", b"also fine", b"b\xe4h"]).cast(pyarrow.binary())
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 3, texts.buffers())
+    table = pyarrow.table({"en": text, "de": text})
+    pyarrow.parquet.write_table(table, folder / "flat-train.parquet")
+
+
+def cut(name, end):
+    def spoil(folder):
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:end])
+
+    return spoil
+
+
+def damage(folder):
+    path = folder / "flat-train.parquet"
+    content = bytearray(path.read_bytes())
+    content[100:1000] = bytes(900)
+    path.write_bytes(content)
+
+
+JSONL, PARQUET = FORMS["shards of JSONL"], FORMS["flat Parquet"]
+FAULTS = {
+    "JSON: cut": (JSONL, replace_line(5, b'{"en": "a\n'), r"train-1.jsonl:5: expected a JSON obje"),
+    "JSON: blank line": (JSONL, replace_line(5, b"\n"), r"train-1.jsonl:5: expected a JSON object"),
+    "JSON: deep": (
+        JSONL,
+        replace_line(2, b"[" * 10**5 + b"\n"),
+        r"train-1.jsonl:2: expected a JSO",
+    ),
+    "JSON: not UTF-8": (
+        JSONL,
+        replace_line(3, b'{"en": "\xe4"}\n'),
+        r"train-1.jsonl:3: expected a",
+    ),
+    "JSON: a list": (
+        JSONL,
+        replace_line(100, b'["Yes.", "Ja."]\n'),
+        r"train-1.jsonl:100: expected a text for 'en', as in {\"translation\": {.* got \['Yes",
+    ),
+    "JSON: no such language": (
+        JSONL,
+        replace_line(1, b'{"translation": {"en": "Yes.", "fr": "Oui."}}\n'),
+        r"train-1.jsonl:1: expected a text for 'de', as in",
+    ),
+    "JSON: a number": (JSONL, replace_line(1, b'{"en": 1, "de": "eins"}\n'), r"1: .*for 'en', as"),
+    "JSON: no text": (
+        JSONL,
+        replace_line(1, b'{"translation": null}\n'),
+        r"1: expected a text for",
+    ),
+    "JSON: NUL": (
+        JSONL,
+        replace_line(4, rb'{"en": "a\u0000", "de": "b"}' + b"\n"),
+        r"4: .*a NUL or",
+    ),
+    "JSON: half a pair": (
+        JSONL,
+        replace_line(4, rb'{"en": "a", "de": "\ud83d"}' + b"\n"),
+        r"train-1.jsonl:4: expected text, got a NUL or half of a surrogate pair in 'de'; remove it",
+    ),
+    "JSON: long": (
+        JSONL,
+        replace_line(6, b'{"en": "' + b"x" * 10**6 + b'"}\n'),
+        r"train-1.jsonl:6: expected one sentence a line, of at most 1,000,000 bytes",
+    ),
+    "Parquet: null": (PARQUET, replace_row({"en": "one"}), r"parquet:6: expected a text for 'de'"),
+    "Parquet: nested null": (
+        PARQUET,
+        replace_row({"translation": None}, nested=True),
+        r"flat-train.parquet:6: expected a text for 'en'",
+    ),
+    "Parquet: not UTF-8": (PARQUET, not_utf8, r"flat-train.parquet:3: not UTF-8"),
+    "Parquet: cut": (PARQUET, cut("flat-train.parquet", 1000), r"expected a whole Parquet file: "),
+    "Parquet: empty": (PARQUET, cut("flat-train.parquet", 0), r"expected a whole Parquet file: "),
+    "Parquet: damaged": (PARQUET, damage, r"flat-train.parquet: expected a whole Parquet file: "),
+    "Parquet: other columns": (
+        PARQUET,
+        lambda folder: pyarrow.parquet.write_table(
+            pyarrow.table({"src": ["a"], "tgt": ["b"]}), folder / "flat-train.parquet"
+        ),
+        r"expected a column 'translation', or columns 'en' and 'de': got 'src', 'tgt'",
+    ),
+    "a missing file": (
+        PARQUET,
+        lambda folder: (folder / "flat-train.parquet").unlink(),
+        r"flat-train.parquet: no such file; name another",
+    ),
+    "a folder": (
+        PARQUET,
+        lambda folder: (
+            (folder / "flat-train.parquet").unlink() or (folder / "flat-train.parquet").mkdir()
+        ),
+        r"expected a file, this is a folder",
+    ),
+    "a shard is missing": (
+        FORMS["shards of Parquet"],
+        lambda folder: (folder / "train-00001-of-00003.parquet").unlink(),
+        r"expected all 3 files of the series of .*train-00000-of-00003.parquet, found 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_refused_with_file_and_row(folder, name):
+    form, spoil, said = FAULTS[name]
+    spoil(folder)
+    with pytest.raises(UserError, match=said):
+        open_data(data(folder, *form), folder)
+
+
+def test_without_pyarrow(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UserError, match="install it: pip install pyarrow"):
+        open_data(data(folder, *FORMS["flat Parquet"]), folder)
+    open_data(data(folder, *FORMS["shards of JSONL"]), folder)
+
+
+@pytest.mark.parametrize(("name", "target"), [("base", "de"), ("big_fr", "fr")])
+def test_shipped_configs_read_wmt14(name, target, tmp_path, monkeypatch):
+    """The files have the names of the Hugging Face Hub."""
+    monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path))
+    module = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))
+    config = Config.from_dict(module["get_config"]().to_dict())
+    with pytest.raises(
+        UserError, match=rf"get it with: jaxformer data wmt14{'-fr' * (target == 'fr')}$"
+    ):
+        list(open_corpus(config.data).pairs(config.data.train))
+    folder = tmp_path / f"wmt14-{target}-en"
+    folder.mkdir()
+    for split, count in (("train", 3), ("validation", 1), ("test", 1)):
+        for shard in range(count):
+            pairs = [(f"{split} {shard}", f"{target}")]
+            table = pyarrow.Table.from_pylist(
+                [{"translation": {target: text, "en": english}} for english, text in pairs]
+            )
+            pyarrow.parquet.write_table(table, folder / f"{split}-{shard:05}-of-{count:05}.parquet")
+    corpus = open_corpus(config.data)
+    assert list(corpus.pairs(config.data.train)) == [(f"train {n}", target) for n in range(3)]
+    assert list(corpus.pairs(config.data.valid)) == [("validation 0", target)]

@@ -1,0 +1,75 @@
+"""Installing jaxformer changes no package that Colab's machines have."""
+
+import glob
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tomllib
+
+import pytest
+
+PROJECT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def python313(tmp_path_factory):
+    """Returns the interpreter of an empty environment of Colab's Python version."""
+    folder = tmp_path_factory.mktemp("colab")
+    for python in (
+        "python3.13",
+        *glob.glob(os.path.expanduser("~/.pyenv/versions/3.13.*/bin/python")),
+    ):
+        try:
+            subprocess.run([python, "-m", "venv", folder], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return folder / "bin" / "python"
+    pytest.skip("needs Python 3.13, which Colab has")
+
+
+def pins(path):
+    """Returns the versions in a freeze list, by normalized name."""
+    lines = path.read_text(encoding="utf-8").split()
+    pairs = [line.split("==") for line in lines if "==" in line]
+    return {normalized(name): version for name, version in pairs}
+
+
+def normalized(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pretend_to_install(versions, site):
+    """Writes what pip knows of an installed package: its name and version."""
+    for name, version in versions.items():
+        folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(metadata, encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tpu", "gpu", "cpu"])
+def test_pip_changes_nothing_that_colab_has(kind, python313, data_directory, tmp_path):
+    path = data_directory / "colab" / f"pip-freeze.{kind}.txt".replace(".cpu", "")
+    if not path.exists():
+        pytest.skip(f"no list of Colab's packages: {path}")
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    present = pins(path)
+    assert len(present) > 300
+    pretend_to_install(present, tmp_path)
+    command = [python313, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-"]
+    result = subprocess.run(
+        [*command, *project["dependencies"]],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    installed = {
+        normalized(entry["metadata"]["name"]) for entry in json.loads(result.stdout)["install"]
+    }
+    print(f"{kind}: pip would add", *sorted(installed))
+    assert installed
+    assert not installed & set(present)

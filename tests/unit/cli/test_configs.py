@@ -1,0 +1,31 @@
+"""Configs that come with jaxformer, by name."""
+
+import pathlib
+import re
+
+import pytest
+
+from jaxformer.cli.configs import find_config, list_configs
+from jaxformer.errors import UserError
+
+CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
+
+
+def test_a_name_is_a_file_of_configs():
+    assert find_config("base") == str(CONFIGS / "base.py")
+    assert find_config("base:tiny") == f"{CONFIGS / 'base.py'}:tiny"
+
+
+@pytest.mark.parametrize("path", ["configs/base.py", "mine.py:small", "./base", "a/b:c"])
+def test_a_path_is_left_as_it_is(path):
+    assert find_config(path) == path
+
+
+def test_an_unknown_name_lists_the_configs(capsys):
+    with pytest.raises(UserError, match=r"no config 'numeral'; did you mean numerals\?"):
+        find_config("numeral")
+    listed = capsys.readouterr().err
+    assert list_configs() in listed
+    for path in CONFIGS.glob("*.py"):
+        summary = path.read_text(encoding="utf-8").removeprefix('"""').partition("\n")[0]
+        assert re.search(rf"^  {path.stem} +{re.escape(summary)}$", listed, flags=re.M)

@@ -1,0 +1,81 @@
+"""Several corpora in one split."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from jaxformer.data.corpus import verified
+from jaxformer.data.mixture import MixedCorpus, parse_mixture
+from jaxformer.data.store import build_store
+from jaxformer.data.text_corpus import TextCorpus
+from jaxformer.data.tokenizer import train_tokenizer
+from jaxformer.errors import UserError
+
+SIZES = {"news": 5, "captions": 3}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two corpora, with an empty line and a byte-order mark."""
+    monkeypatch.chdir(tmp_path)
+    for name, size in SIZES.items():
+        for language in ("en", "de"):
+            lines = [f"{name} {language} {number}\n" for number in range(size)]
+            (tmp_path / f"{name}.{language}").write_text("".join(lines))
+    (tmp_path / "captions.de").write_text("\ufeffa\n\nb\n")
+    return tmp_path
+
+
+def test_a_mixture_is_its_corpora_in_turn(folder):
+    plain, mixed, split = (
+        TextCorpus("en", "de"),
+        MixedCorpus(TextCorpus("en", "de")),
+        "news:1,captions:3",
+    )
+    assert list(mixed.pairs(split)) == [*plain.pairs("news"), *plain.pairs("captions")]
+    prints = f"{plain.fingerprint('news')} {plain.fingerprint('captions')}"
+    assert mixed.fingerprint(split) == hashlib.sha256(prints.encode()).hexdigest()
+    assert mixed.fingerprint("news:2,captions:2") == mixed.fingerprint(split)
+    assert mixed.fingerprint("captions:1,news:3") != mixed.fingerprint(split)
+
+
+def test_places_and_notes_are_of_the_files(folder):
+    mixed, split = verified(MixedCorpus(TextCorpus("en", "de"))), "news:1,captions:3"
+    places = [mixed.place(split, number, 1) for number in (0, 4, 5, 7)]
+    assert places == ["news.de:1", "news.de:5", "captions.de:1", "captions.de:3"]
+    assert mixed.place("news", 2, 0) == "news.en:3"
+    assert mixed.notes(split) == [
+        "news: 5 pairs, each 1 times an epoch",
+        "captions: 3 pairs, each 3 times an epoch",
+        "captions.de:1: the byte-order mark at the beginning of the file is left out",
+    ]
+
+
+def test_repetitions_are_of_the_pairs_that_are_left(folder):
+    """The pair with an empty side is in no store."""
+    mixed, split = MixedCorpus(TextCorpus("en", "de")), "news:2,captions:3"
+    tokenizer = train_tokenizer(["news captions"] * 3, 272)
+    store = build_store(mixed, split, tokenizer, 99, folder / "cache")
+    assert len(store) == 7
+    again = MixedCorpus(TextCorpus("en", "de"))  # has not read the pairs: the store is cached
+    np.testing.assert_array_equal(again.repetitions(split, store.numbers), [2, 2, 2, 2, 2, 3, 3])
+
+
+@pytest.mark.parametrize("split", ["train", "a,b", "a:1", "train[:90%]", "C:1"])
+def test_splits_without_several_weights_are_names(split):
+    assert parse_mixture(split) == {}
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("a:1,b", "expected a weight for each corpus"),
+        ("a:1,b:0", "whole numbers of at least 1, .*: got 0 in 'a:1,b:0'"),
+        ("a:1,b:0.5", "whole numbers of at least 1, .*: got 0.5"),
+        ("a:1,a:2", "expected different corpora"),
+    ],
+)
+def test_malformed_mixtures(split, message):
+    with pytest.raises(UserError, match=message):
+        parse_mixture(split)

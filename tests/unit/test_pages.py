@@ -1,0 +1,166 @@
+"""Commands, links and names of all pages: README.md, CONTRIBUTING.md, CHANGELOG.md and docs/."""
+
+import functools
+import importlib
+import importlib.util
+import pathlib
+import re
+import shlex
+
+import pytest
+
+import jaxformer
+from jaxformer.cli.arguments import _parser, parse
+from jaxformer.cli.config_file import load_config
+from jaxformer.cli.configs import shipped_configs
+
+PROJECT = pathlib.Path(__file__).parents[2]
+DOCS = PROJECT / "docs"
+PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md")])
+# Pages with Python code, and the tests that run it.
+EXECUTED = {
+    "README.md": "system/test_readme.py",
+    "docs/README.zh-CN.md": "system/test_readme.py",
+    "docs/attention.md": "integration/test_decoding_page.py",
+    "docs/decoding.md": "integration/test_decoding_page.py",
+    "docs/fine_tuning.md": "integration/test_fine_tuning_page.py",
+    "docs/language_model.md": "integration/test_language_model.py",
+    "docs/parsing.md": "integration/test_parsing.py",
+    "docs/research.md": "integration/test_research_page.py",
+    "docs/training.md": "integration/test_training_page.py",
+    "docs/tutorial.md": "system/test_readme.py",
+}
+
+OURS = re.compile(r"(?:^|(?<=[|&$l] ))(?:jaxformer |make |python train\.py|python -m jaxf)")
+
+
+def read(page):
+    return page.read_text(encoding="utf-8")
+
+
+def name(page):
+    return page.relative_to(PROJECT).as_posix()
+
+
+def shell_lines(page):
+    """Returns the lines of fenced and indented blocks that a shell would read."""
+    text = read(page)
+    fenced = re.findall(r"^```(?:console|sh|bash)?\n(.*?)^```$", text, flags=re.S | re.M)
+    without = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    indented = re.findall(r"^ {4}(?! )((?:.*\\\n)*.*)$", without, flags=re.M)
+    return "\n".join([*fenced, *indented]).replace("\\\n", " ").splitlines()
+
+
+def simple_commands(line):
+    """Returns the words of each command between pipes, semicolons and redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands, skip = [[]], False
+    for word in lexer:
+        if set(word) <= set("();|&{}"):
+            commands.append([])
+        elif set(word) <= set("<>"):
+            skip = True
+        elif skip:
+            skip = False
+        elif word not in ("$", "until", "do", "done"):
+            commands[-1].append(word)
+    return [words for words in commands if words]
+
+
+def commands():
+    """Returns the page and the words of each command of ours."""
+    return sorted(
+        {
+            (name(page), shlex.join(words))
+            for page in PAGES
+            for line in shell_lines(page)
+            if OURS.search(line)
+            for words in simple_commands(line)
+            if OURS.match(" ".join(words))
+        }
+    )
+
+
+@functools.cache
+def make_targets():
+    return set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.M))
+
+
+# 2026-11-21: ml_collections 1.1.0 imports configs with the deprecated load_module.
+@pytest.mark.filterwarnings(r"ignore:the load_module\(\):DeprecationWarning")
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_commands_are_understood(page, command, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    match shlex.split(command):
+        case ["make", *words]:
+            targets = [word for word in words if "=" not in word]
+            assert targets
+            assert set(targets) <= make_targets()
+        case ["python", "-m", module, *words]:
+            spec = importlib.util.find_spec(module)
+            assert spec is not None
+            options = [word.partition("=")[0] for word in words if word.startswith("--")]
+            assert all(f'"{option}"' in pathlib.Path(spec.origin).read_text() for option in options)
+        case ["jaxformer" | "python", *words]:
+            options = parse(["train", *words[1:]] if words[0] == "train.py" else words)
+            config = getattr(options, "config", None)
+            if config and ("/" in config or not config.endswith(".py")):  # not the reader's own
+                load_config(config, options.overrides)
+
+
+def test_a_wrong_command_would_be_found():
+    found = simple_commands("until jaxformer plot < a.txt; do sleep 1 | cat; done  # stops")
+    assert found == [["jaxformer", "plot"], ["sleep", "1"], ["cat"]]
+    assert len(commands()) > 80
+
+
+def anchors(page):
+    """Returns the anchors that GitHub and the site give to the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    plain = (re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        if target.startswith(("http://", "https://", "jaxformer.")):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_blocks_are_executed_by_a_test(page):
+    if "```python\n" in read(page):
+        test = PROJECT / "tests" / EXECUTED[name(page)]
+        assert page.name in read(test)
+
+
+def test_the_reference_has_all_public_names():
+    """Each object once: under the first of the packages that export it."""
+    pages = read(DOCS / "reference.md") + read(DOCS / "packages.md")
+    documented = re.findall(r"^\.\. auto\w+:: (\S+)$", pages, flags=re.M)
+    assert len(documented) == len(set(documented))
+    inits = sorted((PROJECT / "jaxformer").glob("*/__init__.py"))
+    packages = [path.parent.name for path in inits if "__all__" in read(path)]
+    assert {"nn", "search"} < set(packages)
+    public = [jaxformer, *(importlib.import_module(f"jaxformer.{name}") for name in packages)]
+    expected = {}
+    for module in public:
+        for item in module.__all__:
+            expected.setdefault(id(getattr(module, item)), f"{module.__name__}.{item}")
+    assert set(documented) == set(expected.values())
+
+
+def test_the_pages_of_commands_and_configs_are_complete():
+    (subcommands,) = (a.choices for a in _parser()._actions if isinstance(a.choices, dict))
+    listed = re.findall(r"^```\{command-help\} (\S+)$", read(DOCS / "commands.md"), flags=re.M)
+    assert listed == list(subcommands)
+    included = re.findall(r"\{literalinclude\} \.\./configs/(\w+)\.py", read(DOCS / "configs.md"))
+    assert included == list(shipped_configs())

@@ -7,9 +7,10 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 BIN := $(VENV)/bin
 DEMO := runs/numerals
-# One process per core: most of the work is compiling, which uses one core.
-PYTEST := pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
-  --durations 20
+# One process per core: most of the work is compiling, which uses one core. A process that dies ends
+# the tests, because with another in its place xdist may wait forever.
+PYTEST := pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile \
+  --no-loadscope-reorder --durations 20
 # Lock files apply to every platform and every newer Python, and have the hash of each file.
 COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
   --custom-compile-command "make lock"

@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterator
 from jaxformer.config import Config
 from jaxformer.data.catalog import CATALOG, OriginFile
 from jaxformer.models.flops import training_flops
+from jaxformer.nn.backend import peak_flops
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
 
 PROJECT = pathlib.Path(__file__).parents[1]
 PAGES = ("data.md", "paper.md", "paper_map.md", "reproduce.md")
 
 # Peak of one chip for dense bfloat16 matmuls, in FLOP/s, from its maker's data sheet.
-PEAKS = {"TPU v5e": 197e12, "TPU v6e": 918e12, "H100 SXM": 989e12, "H200 SXM": 989e12}
+PEAKS = {
+    "TPU v5e": peak_flops("TPU v5 lite"),
+    "TPU v6e": peak_flops("TPU v6 lite"),
+    "H100 SXM": peak_flops("NVIDIA H100"),
+    "H200 SXM": peak_flops("NVIDIA H200"),
+}
 # Seconds per step of 24,576 tokens on either side, from benchmarks/train.py (docs/scaling.md).
 MEASURED = {"H100 SXM": {"base": 0.0373, "big": 0.0850}}
 # Assumptions of the estimates: rows of this length, full batches, and two fractions of the peak.

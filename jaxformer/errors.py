@@ -1,11 +1,12 @@
 """The error type for mistakes that users can fix, and how commands report errors."""
 
+import contextlib
 import errno
 import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Exit code of training that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
@@ -26,6 +27,25 @@ class UserError(ValueError):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(_CONTROL.sub(lambda found: repr(found[0])[1:-1], str(message)))
+
+
+@contextlib.contextmanager
+def needs_package(package: str, why: str) -> Iterator[None]:
+    """Explains imports of an optional package that fail within the context.
+
+    Args:
+      package: Name of the package for pip.
+      why: What it does, as in "which reads Parquet".
+
+    Raises:
+      UserError: The package is missing.
+    """
+    try:
+        yield
+    except ImportError:
+        raise UserError(
+            f"expected the package {package}, {why}; install it: pip install {package}"
+        ) from None
 
 
 class StoppedError(KeyboardInterrupt):

@@ -5,7 +5,7 @@
 # section, with the code of jaxformer beside each formula. The format follows ["The Annotated
 # Transformer"](https://nlp.seas.harvard.edu/annotated-transformer/) (Rush et al. 2018). Here the
 # code is the library itself: `show` prints the installed source, without docstrings, so that the
-# page cannot differ from the program. The notebook takes two minutes on two CPU cores.
+# page cannot differ from the program. The notebook takes three minutes on two CPU cores.
 
 # %%
 import ast

@@ -8,7 +8,7 @@ import itertools
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -95,9 +95,16 @@ def _few_programs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def data_directory(_cache: None) -> pathlib.Path:
-    """Returns the folder of real data: JAXFORMER_DATA, or the one in the user's own cache."""
-    directory = pathlib.Path(os.environ["JAXFORMER_DATA"])
-    if not directory.is_dir():
-        pytest.skip(f"no real data: {directory} is not a folder; name one with JAXFORMER_DATA")
-    return directory
+def real_data(_cache: None) -> Callable[[str], pathlib.Path]:
+    """Returns a function from the name of a corpus to its folder; without it, the test is skipped.
+
+    It is below JAXFORMER_DATA, or below the data folder in the user's own cache.
+    """
+
+    def folder(name: str) -> pathlib.Path:
+        path = pathlib.Path(os.environ["JAXFORMER_DATA"]) / name
+        if not path.is_dir():
+            pytest.skip(f"no real data: {path} is not a folder; JAXFORMER_DATA names another")
+        return path
+
+    return folder

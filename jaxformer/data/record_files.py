@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from jaxformer.data.catalog import how_to_get
 from jaxformer.data.text_files import bounded_lines, combined, open_bytes, regular_file
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, needs_package
 
 _ROWS_AT_A_TIME = 1000
 _COLUMN = "translation"
@@ -186,12 +186,8 @@ def _open_parquet(path: pathlib.Path) -> Iterator[Any]:
     Raises:
       UserError: The package pyarrow is missing, or the file cannot be read while it is open.
     """
-    try:
+    with needs_package("pyarrow", "which reads Parquet"):
         import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            "expected the package pyarrow, which reads Parquet; install it: pip install pyarrow"
-        ) from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
@@ -41,7 +41,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     Raises:
       UserError: The package ctranslate2 is missing, or it cannot express the model.
     """
-    specs = _require()
+    specs = _import_specs()
     text, config = model.text_model(), model.config.model
     if config.positions == "rotary":
         raise UserError(
@@ -75,14 +75,9 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     return Usage("CTranslate2", "ctranslate2 sentencepiece", code, _NOTES)
 
 
-def _require() -> Any:
-    try:
+def _import_specs() -> Any:
+    with needs_package("ctranslate2", "which writes this format"):
         from ctranslate2 import specs  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:
-        raise UserError(
-            "expected the package ctranslate2, which writes this format; install it: pip install "
-            "ctranslate2"
-        ) from None
     return specs
 
 

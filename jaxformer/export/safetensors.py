@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxformer.errors import UserError
+from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
@@ -46,12 +46,7 @@ def save_arrays(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
     Raises:
       UserError: The package safetensors is missing.
     """
-    try:
+    with needs_package("safetensors", "which writes this format"):
         from safetensors.numpy import save as serialize
-    except ImportError:
-        raise UserError(
-            "expected the package safetensors, which writes this format; install it: pip install "
-            "safetensors"
-        ) from None
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     write_file(path, serialize(contiguous, metadata={"format": "pt"}))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import PAD
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
@@ -49,7 +49,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     Raises:
       UserError: The package flatbuffers is missing, or the search samples.
     """
-    _require_flatbuffers()
+    with needs_package("flatbuffers", "with which jax writes this format"):
+        import flatbuffers  # noqa: F401
     text, config = model.text_model(), model.config
     if not isinstance(config.search, BeamSearch):
         raise UserError("StableHLO: expected beam search, got sampling; give --beam-size")
@@ -74,16 +75,6 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         "number of sentences is compiled once.",
     )
     return Usage("StableHLO", "jax sentencepiece", _CODE.format(length), notes)
-
-
-def _require_flatbuffers() -> None:
-    try:
-        import flatbuffers  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "expected the package flatbuffers, with which jax writes this format; install it: pip "
-            "install flatbuffers"
-        ) from None
 
 
 def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capacity: int) -> bytes:

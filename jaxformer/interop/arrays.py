@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, needs_package
 
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
@@ -121,13 +121,8 @@ def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
       UserError: The file cannot be read, is damaged or holds arrays that are not floats, or the
         package safetensors is missing.
     """
-    try:
+    with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
-    except ImportError:
-        raise UserError(
-            "expected the package safetensors, which reads the weights of other systems; "
-            "install it: pip install safetensors"
-        ) from None
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             names = list(file.keys())

@@ -8,9 +8,8 @@ from typing import Any
 from jaxformer.data.checksum import Checksum
 from jaxformer.data.download import DownloadError, download
 from jaxformer.errors import UserError
-from jaxformer.files import MOST_BYTES, MOST_JSON_BYTES
+from jaxformer.files import MOST_BYTES, MOST_JSON_BYTES, cache_directory
 from jaxformer.interop.marian_config import read_object
-from jaxformer.workdir import cache_directory
 
 _NEEDED = ("config.json", "source.spm", "target.spm", "vocab.json")
 _OPTIONAL = ("generation_config.json", "tokenizer_config.json")

@@ -205,6 +205,7 @@ class Run:
     metadata: dict[str, Any]
     reporter: Reporter
     stop: StopSignals
+    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)  # steps by shape of batch
 
     def steps(
         self, state: TrainState, start: int, window: Window, hooks: Sequence[Hook]
@@ -298,36 +299,29 @@ class Run:
     def compiled(
         self, state: TrainState, batch: PyTree, window: Window
     ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
-        """Returns the step compiled for the shape of a batch.
+        """Returns the step compiled for the shape of a batch; reports each compilation.
 
         Raises:
           UserError: The task names its shapes, and this is another one.
         """
-        if (shape := _shape_of(batch)) not in self.programs:
-            with window.paused():
-                self.programs[shape] = self.compile(state, batch)
-        return self.programs[shape]
-
-    def compile(
-        self, state: TrainState, batch: PyTree
-    ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
-        """Compiles the step for the shape of a batch, and reports it."""
-        shape, shapes = _shape_of(batch), {_shape_of(b) for b in self.task.shapes(self.shards)}
-        if shapes and shape not in shapes:
+        if (shape := _shape_of(batch)) in self.programs:
+            return self.programs[shape]
+        if self.shapes and shape not in self.shapes:
             raise UserError(f"expected a batch of one of Task.shapes, got {shape}")
         sizes = sorted({"x".join(map(str, leaf)) for leaf in shape if leaf})
-        place = f"{len(self.programs) + 1}{f' of {len(shapes)}' if shapes else ''}"
+        place = f"{len(self.programs) + 1}{f' of {len(self.shapes)}' if self.shapes else ''}"
         self.reporter.log(f"compiling the step for shape {place}: {', '.join(sizes)}")
         watchdog.progress("the start of the compilation", limited=False)
         began = time.monotonic()
-        program = self.train_step.lower(state, batch).compile()
+        with window.paused():
+            self.programs[shape] = self.train_step.lower(state, batch).compile()
         self.reporter.log(f"compiled it in {time.monotonic() - began:.0f} s")
-        return program
+        return self.programs[shape]
 
     @functools.cached_property
-    def programs(self) -> dict[tuple[tuple[int, ...], ...], Any]:
-        """The compiled steps, by the shapes of the arrays of a batch."""
-        return {}
+    def shapes(self) -> set[tuple[tuple[int, ...], ...]]:
+        """The shapes of all batches; empty if the task does not name them."""
+        return {_shape_of(batch) for batch in self.task.shapes(self.shards)}
 
     @functools.cached_property
     def train_step(self) -> TrainStep:

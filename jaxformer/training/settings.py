@@ -119,7 +119,7 @@ class TrainingConfig(FitConfig):
 
     Attributes:
       init_from: Workdir of a trained or imported model whose parameters a new run begins with; see
-        docs/fine_tuning.md. None initializes all parameters anew. A resumed run does not read it.
+        docs/fine_tuning.md. Without it, all parameters are random. A resumed run does not read it.
       freeze: Parameters that are not trained, comma-separated: components of their paths, such as
         "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". They have
         no optimizer state, and no weight decay.

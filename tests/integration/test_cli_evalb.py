@@ -27,16 +27,16 @@ def test_the_table_equals_the_official_programs(capsys):
     assert err == (PRINTED / "random.random.err").read_text()
 
 
-def test_the_default_parameters_are_collins(data_directory, capsys):
-    package = data_directory / "trees" / "evalb"
+def test_the_default_parameters_are_collins(real_data, capsys):
+    package = real_data("trees/evalb")
     code, out, err = evalb(capsys, package / "bug.gld", package / "bug.tst")
     assert code == 0
     assert out == (PRINTED / "bug.COLLINS.out").read_text()
     assert err == (PRINTED / "bug.COLLINS.err").read_text()
 
 
-def test_json(data_directory, capsys):
-    package = data_directory / "trees" / "evalb"
+def test_json(real_data, capsys):
+    package = real_data("trees/evalb")
     files = (package / "bug.gld", package / "bug.tst")
     _, out, _ = evalb(capsys, *files, "--params", PRINTED / "new.prm", "--json")
     figures = json.loads(out)

@@ -181,7 +181,7 @@ def twenty_steps(sizes):
     train_step = make_train_step(make_loss(DIVISIBLE), optimizer, mesh)
     for seed in range(20):
         batch = jax.device_put(ragged_batch(seed), batch_sharding(mesh))
-        state, metrics = train_step(state, batch)
+        state, metrics = jax.block_until_ready(train_step(state, batch))
         if seed == 0:
             first = jax.device_get(metrics)
             # Adam's first moment after one step is a tenth of the gradient.

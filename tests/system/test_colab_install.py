@@ -51,8 +51,8 @@ def pretend_to_install(versions, site):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tpu", "gpu", "cpu"])
-def test_pip_changes_nothing_that_colab_has(kind, python313, data_directory, tmp_path):
-    path = data_directory / "colab" / f"pip-freeze.{kind}.txt".replace(".cpu", "")
+def test_pip_changes_nothing_that_colab_has(kind, python313, real_data, tmp_path):
+    path = real_data("colab") / f"pip-freeze.{kind}.txt".replace(".cpu", "")
     if not path.exists():
         pytest.skip(f"no list of Colab's packages: {path}")
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -17,6 +17,8 @@ BUILD = "import setuptools.build_meta as b; print(b.build_{}('dist'))"
 # The modules of the extras that translation does not need.
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'tensorflow_datasets']))\n"
 
+TFDS = "--config.data.corpus=tfds"
+
 pytestmark = pytest.mark.slow
 
 
@@ -95,7 +97,7 @@ def test_a_model_trains_and_translates_in_an_empty_folder_without_extras(install
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
     for arguments, package in (
         (["plot", "--workdir", "runs/x"], "matplotlib"),
-        (["train", "base", "--workdir", "runs/y"], "tensorflow-datasets"),
+        (["train", "base", "--workdir", "runs/y", TFDS], "tensorflow-datasets"),
     ):
         result = subprocess.run(
             [*jaxformer, *arguments], cwd=tmp_path, capture_output=True, text=True

@@ -223,10 +223,8 @@ def test_command_downloads_and_prepares(name, data, publish, server, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["multi30k", "newstest", "newstest-fr", "craft", "wsj-sample"])
-def test_preparation_gives_the_files_that_results_are_measured_on(
-    name, data_directory, data, publish
-):
-    folder = data_directory / CATALOG[name].folder
+def test_preparation_gives_the_files_that_results_are_measured_on(name, real_data, data, publish):
+    folder = real_data(CATALOG[name].folder)
     prepared = read(folder, CATALOG[name])
     corpus = publish(name, origin_of(name, prepared))
     found = read(fetch(corpus), corpus)
@@ -275,10 +273,9 @@ def test_a_new_edition_of_tatoeba_keeps_the_splits(publish, data):
 
 
 @pytest.mark.slow
-def test_real_sentences_of_tatoeba_do_not_cross(data_directory, publish):
+def test_real_sentences_of_tatoeba_do_not_cross(real_data, publish):
     files = {
-        name: (data_directory / "tatoeba-en-de" / name).read_bytes()
-        for name in CATALOG["tatoeba"].files
+        name: (real_data("tatoeba-en-de") / name).read_bytes() for name in CATALOG["tatoeba"].files
     }
     (packed,) = origin_of("tatoeba", files).values()
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:

@@ -149,8 +149,8 @@ def test_pairs_that_do_not_fit():
 
 
 @pytest.mark.parametrize("name", ["multi30k", "newstest-en-de"])
-def test_real_text_wastes_little(name: str, data_directory: pathlib.Path, tmp_path: pathlib.Path):
-    split = str(data_directory / name / "train")
+def test_real_text_wastes_little(name: str, real_data, tmp_path: pathlib.Path):
+    split = str(real_data(name) / "train")
     corpus = TextCorpus("en", "de")
     tokenizer = cached_tokenizer(corpus, split, 8000, tmp_path)
     store = build_store(corpus, split, tokenizer, 128, tmp_path)

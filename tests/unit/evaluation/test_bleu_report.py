@@ -63,16 +63,16 @@ def scored(hypotheses: list[str] = HYPOTHESES, language: str = "de") -> Translat
     [("Facebook-AI", 31.258143689269097), ("UEdin", 29.901656376893754)],
 )
 def test_sacrebleu_equals_the_published_score_to_the_last_digit(
-    data_directory: pathlib.Path, system: str, published: float
+    real_data, system: str, published: float
 ):
-    folder = data_directory / "bleu"
+    folder = real_data("bleu")
     hypotheses = lines_of(folder / f"newstest2021.en-de.hyp.{system}.de")
     references = lines_of(folder / "newstest2021.en-de.ref.A.de")
     assert corpus_bleu(hypotheses, references, target_language="de") == published
 
 
-def test_report_equals_independent_formulas_on_real_news(data_directory: pathlib.Path):
-    folder = data_directory / "bleu"
+def test_report_equals_independent_formulas_on_real_news(real_data):
+    folder = real_data("bleu")
     hypotheses = lines_of(folder / "newstest2021.en-de.hyp.UEdin.de")[:200]
     references = lines_of(folder / "newstest2021.en-de.ref.A.de")[:200]
     found = translation_report(hypotheses, references, target_language="de")
@@ -172,10 +172,10 @@ def test_only_the_lowercased_metric_normalizes_punctuation():
     ],
 )
 def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(
-    data_directory: pathlib.Path, part: str, language: str, words: int
+    real_data, part: str, language: str, words: int
 ):
     """Word counts equal the table "Statistics" in the data set's README."""
-    lines = lines_of(data_directory / "multi30k" / f"{part}.{language}")
+    lines = lines_of(real_data("multi30k") / f"{part}.{language}")
     tokenized = bleu_report._tokenized(bleu_report._lowercased(lines, language), language)
     assert sum(len(line.split()) for line in tokenized) == words
 

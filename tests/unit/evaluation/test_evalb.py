@@ -17,9 +17,9 @@ PRINTED = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb"
 
 
 @pytest.fixture
-def package(data_directory):
+def package(real_data):
     """Trees and parameters of the EVALB package."""
-    return data_directory / "trees" / "evalb"
+    return real_data("trees/evalb")
 
 
 def lines_of(path):

@@ -90,10 +90,8 @@ def test_a_vocabulary_that_is_too_small_is_refused(part, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["wsj-sample", "craft"])
-def test_real_trees_survive_tokenization(data_directory, tmp_path, name):
-    path = data_directory / "trees" / name / "dev.trees"
-    if not path.is_file():
-        pytest.skip(f"no trees: {path} is missing")
+def test_real_trees_survive_tokenization(real_data, tmp_path, name):
+    path = real_data(f"trees/{name}") / "dev.trees"
     few = tmp_path / "few.trees"
     few.write_text("\n".join(map(str, itertools.islice(read_tree_file(path), 60))))
     corpus = TreesCorpus()

@@ -248,10 +248,8 @@ def test_depth_is_unlimited():
 
 
 @pytest.mark.parametrize("name", ["wsj-sample", "craft"])
-def test_treebanks(data_directory, name):
-    path = data_directory / "trees" / name / "dev.trees"
-    if not path.is_file():
-        pytest.skip(f"no trees: {path} is missing")
+def test_treebanks(real_data, name):
+    path = real_data(f"trees/{name}") / "dev.trees"
     for tree in itertools.islice(read_tree_file(path), 250):
         assert one(str(tree)) == tree
         normalized = normalize(tree)

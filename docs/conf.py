@@ -20,7 +20,7 @@ from jaxformer.cli.arguments import parse
 from jaxformer.version import __version__
 
 PROJECT = pathlib.Path(__file__).parents[1]
-PAGES = {"docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+PAGES = {"docs", "jaxformer", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 # Packages that have a list of their names; the first one that has a name documents it.
 PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models"),

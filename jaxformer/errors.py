@@ -1,12 +1,13 @@
 """The error type for mistakes that users can fix, and how commands report errors."""
 
 import contextlib
+import difflib
 import errno
 import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 # Exit code of training that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
@@ -46,6 +47,19 @@ def needs_package(package: str, why: str) -> Iterator[None]:
         raise UserError(
             f"expected the package {package}, {why}; install it: pip install {package}"
         ) from None
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
+    """Returns the end of an error message about an unknown name.
+
+    Args:
+      name: The unknown name.
+      known: All names that would be right.
+      otherwise: What to say if none of them resembles it.
+      prefix: Put before the name that does.
+    """
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {prefix}{close[0]}?" if close else otherwise
 
 
 class StoppedError(KeyboardInterrupt):

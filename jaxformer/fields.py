@@ -1,6 +1,5 @@
 """Building frozen dataclasses of plain values from dictionaries, and checking them."""
 
-import difflib
 import functools
 import json
 import math
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 
@@ -82,8 +81,7 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
     for name in values:
         if name not in known:
             name = str(name)[:100]
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(known)}"
+            hint = did_you_mean(name, known, f"known: {', '.join(known)}", prefix)
             raise UserError(f"unknown config field {prefix}{name}; {hint}")
 
 

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # jaxformer in five minutes
 #
-# This notebook trains a small Transformer to translate English number words to German, translates
-# and scores numbers that it never saw, and looks at its attention. It takes two minutes on two CPU
-# cores and needs no download.
+# This notebook translates with the model that comes with jaxformer. Then it trains a small
+# Transformer to translate English number words to German, translates and scores numbers that it
+# never saw, and looks at its attention. It takes two minutes on two CPU cores and needs no
+# download.
 
 # %%
 import pathlib
@@ -14,6 +15,16 @@ import sys
 SOURCE = ""
 if SOURCE:
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
+
+# %% [markdown]
+# ## Translate at once
+#
+# A small English-German model for everyday sentences comes with the package.
+
+# %%
+from jaxformer import Translator
+
+Translator.load().translate(["Where is the station?", "I would like a cup of tea."])
 
 # %% [markdown]
 # ## Train
@@ -60,14 +71,12 @@ learning_curve(read_metrics(pathlib.Path("runs/quickstart/metrics.jsonl")), pict
 Image(str(picture), width=800)
 
 # %% [markdown]
-# ## Translate
+# ## Translate with your model
 #
 # `translate` returns the best translation of each sentence, found by beam search with a beam of 4,
 # as in the paper. `hypotheses` returns the whole beam with its scores.
 
 # %%
-from jaxformer import Translator
-
 translator = Translator.load("runs/quickstart")
 translator.translate(["two hundred and forty-seven", "ninety-nine thousand and one"])
 

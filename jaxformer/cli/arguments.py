@@ -4,7 +4,6 @@ The module imports no heavy libraries, so that ``--help`` and error messages app
 """
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Literal, NoReturn
 from jaxformer import pretrained
 from jaxformer.cli import decoding_options
 from jaxformer.cli.configs import list_configs
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import local_path
 from jaxformer.version import __version__
 
@@ -46,8 +45,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         unknown = [word for word in unknown if word != options.config]
     if unknown:
         known = re.findall(r"--[a-z][a-z_-]*", options.parser.format_help())
-        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"see {options.parser.prog} --help"
+        name = unknown[0].partition("=")[0]
+        hint = did_you_mean(name, known, f"see {options.parser.prog} --help")
         raise UserError(f"unknown argument {unknown[0]}; {hint}")
     return options
 
@@ -705,8 +704,7 @@ def _command(
             metavar="DIR",
             help={
                 "run": "run directory of train.py",
-                "translation": "run directory of train.py (default: the "
-                f"{pretrained.DESCRIPTION})",
+                "translation": f"run directory of train.py (default: the {pretrained.DESCRIPTION})",
                 "new": "workdir to create",
             }[workdir],
         )

@@ -1,13 +1,12 @@
 """The command ``data``, which downloads and prepares public corpora."""
 
 import argparse
-import difflib
 import sys
 
 from jaxformer.data.catalog import CATALOG, is_present
-from jaxformer.data.checksum import sha256_of
+from jaxformer.data.checksum import file_sha256
 from jaxformer.data.fetching import MissingFilesError, fetch
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import data_directory
 
 
@@ -15,8 +14,7 @@ def data(options: argparse.Namespace) -> None:
     """Downloads and prepares the named corpora, or lists all of them."""
     for name in options.names:
         if name not in CATALOG:
-            close = difflib.get_close_matches(name, CATALOG, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(CATALOG)}"
+            hint = did_you_mean(name, CATALOG, f"choose from {', '.join(CATALOG)}")
             raise UserError(f"unknown corpus {name}; {hint}")
     if not options.names:
         _list()
@@ -43,7 +41,7 @@ def _fetch(name: str) -> None:
     print(f"{name}: {folder} ({corpus.license})")
     for file, recorded in corpus.files.items():
         path = folder / file
-        digest = sha256_of(path)
+        digest = file_sha256(path)
         note = "" if not recorded else ", as in docs/data.md"
         if recorded not in ("", digest):
             note = ", not as in docs/data.md: scores may differ from ours"

@@ -1,6 +1,5 @@
 """Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
-import difflib
 import pathlib
 import re
 import sys
@@ -12,7 +11,7 @@ from ml_collections import config_flags
 
 from jaxformer.cli.configs import find_config, shipped_configs
 from jaxformer.config import Config
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 from jaxformer.fields import RENAMED, check_known
 from jaxformer.files import local_path
 
@@ -114,7 +113,7 @@ def _unknown_field(words: Sequence[str]) -> str | None:
 
 
 def _no_such_file(path: pathlib.Path) -> str:
-    close = difflib.get_close_matches(str(path), map(str, path.parent.glob("*.py")), n=1)
-    if not close and path.stem in shipped_configs():
-        return f"{path}: no such file; jaxformer's own is named {path.stem}"
-    return f"{path}: no such file; {f'did you mean {close[0]}?' if close else 'name another'}"
+    ours = path.stem in shipped_configs()
+    otherwise = f"jaxformer's own is named {path.stem}" if ours else "name another"
+    hint = did_you_mean(str(path), map(str, path.parent.glob("*.py")), otherwise)
+    return f"{path}: no such file; {hint}"

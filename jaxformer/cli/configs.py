@@ -1,11 +1,10 @@
 """Configs that come with jaxformer, by name: ``base:tiny`` is a variant of ``configs/base.py``."""
 
 import ast
-import difflib
 import pathlib
 import sys
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 
 
 def shipped_configs() -> dict[str, pathlib.Path]:
@@ -40,8 +39,7 @@ def find_config(name: str) -> str:
     configs = shipped_configs()
     if stem not in configs:
         print(f"Configs that come with jaxformer:\n{list_configs()}", file=sys.stderr)
-        close = difflib.get_close_matches(stem, configs, n=1)
-        hint = f"did you mean {close[0]}?" if close else "name one of these, or a file such as a.py"
+        hint = did_you_mean(stem, configs, "name one of these, or a file such as a.py")
         raise UserError(f"there is no config {stem!r}; {hint}")
     return f"{configs[stem]}{colon}{variant}"
 

@@ -41,7 +41,7 @@ class Checksum:
             raise UserError(f"{path}: expected {what} {self.digest}, got {found}")
 
 
-def sha256_of(path: pathlib.Path) -> str:
+def file_sha256(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a file, hexadecimal."""
     with path.open("rb") as stream:
         return _digest(stream, "sha256")

@@ -1,7 +1,6 @@
 """Text files, compressed or not: lines, fingerprints, and suggestions for misspelled names."""
 
 import contextlib
-import difflib
 import gzip
 import hashlib
 import itertools
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
 from jaxformer.data.catalog import how_to_get
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
@@ -250,6 +249,5 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
         names = sorted(entry.name for entry in path.parent.iterdir())
     except OSError as error:
         raise UserError(f"{path.parent}: cannot be read: {error.strerror}") from None
-    close = difflib.get_close_matches(path.name, names, n=1)
-    hint = f"did you mean {path.parent / close[0]}?" if close else "name another"
+    hint = did_you_mean(path.name, names, "name another", prefix=f"{path.parent}/")
     raise UserError(f"{path}: no such file, nor {packed.name}; {hint}")

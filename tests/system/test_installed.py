@@ -87,6 +87,13 @@ def test_configs_and_code_are_those_of_the_wheel(installed, tmp_path):
     assert [path.name for path in files[1:]] == ours
 
 
+def test_the_model_that_comes_along_translates_in_an_empty_folder(installed, tmp_path):
+    (tmp_path / "in.txt").write_text("Where is the station?\n")
+    files = ("--input", "in.txt", "--output", "out.txt")
+    run(tmp_path, installed / "jaxformer", "translate", *files)
+    assert (tmp_path / "out.txt").read_text() == "Wo ist der Bahnhof?\n"
+
+
 def test_a_model_trains_and_translates_in_an_empty_folder_without_extras(installed, tmp_path):
     code = "from jaxformer.cli import main\nsys.exit(main(sys.argv[1:]))"
     jaxformer = (installed / "python", "-c", WITHOUT + code)

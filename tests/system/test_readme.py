@@ -50,7 +50,7 @@ def test_the_chinese_readme_has_the_same_commands_and_code():
         return [(kind, re.sub(r" +# .*", "", block)) for kind, block in blocks(page)]
 
     assert without_comments("docs/README.zh-CN.md") == without_comments("README.md")
-    assert len(blocks("README.md")) == 5
+    assert len(blocks("README.md")) == 6
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from jaxformer.cli.configs import shipped_configs
 
 PROJECT = pathlib.Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
-PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md")])
+CARD = PROJECT / "jaxformer" / "pretrained" / "README.md"
+PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md"), CARD])
 # Pages with Python code, and the tests that run it.
 EXECUTED = {
     "README.md": "system/test_readme.py",

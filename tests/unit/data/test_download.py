@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from jaxformer.data import download as module
-from jaxformer.data.checksum import Checksum, sha256_of
+from jaxformer.data.checksum import Checksum, file_sha256
 from jaxformer.data.download import DownloadError, download
 from jaxformer.errors import UserError
 
@@ -41,7 +41,7 @@ def test_whole_file(server, path, fetch):
     server.answers["/file"] = serve(CONTENT)
     assert fetch() == CONTENT
     assert [file.name for file in path.parent.iterdir()] == ["file"]
-    assert sha256_of(path) == CHECKSUM.digest
+    assert file_sha256(path) == CHECKSUM.digest
 
 
 def test_connections_that_are_cut_are_resumed(server, fetch):

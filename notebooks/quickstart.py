@@ -11,7 +11,8 @@ import pathlib
 import subprocess
 import sys
 
-# Where jaxformer is not installed, name a clone, a wheel, or git+https://... of a repository.
+# Where jaxformer is not installed, name a clone, such as "/path/to/jaxformer[plots]", or a
+# repository: "jaxformer[plots] @ git+https://...".
 SOURCE = ""
 if SOURCE:
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
@@ -125,7 +126,7 @@ Image(str(picture), width=800)
 # ## The same on the command line
 #
 # ```
-# jaxformer translate --workdir runs/quickstart < numbers.en > numbers.de
+# echo "two hundred and seven" | jaxformer translate --workdir runs/quickstart
 # jaxformer attention --workdir runs/quickstart "two hundred and forty-seven"
 # jaxformer plot --workdir runs/quickstart
 # ```

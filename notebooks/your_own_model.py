@@ -9,7 +9,7 @@
 import subprocess
 import sys
 
-# Where jaxformer is not installed, name a clone, a wheel, or git+https://... of a repository.
+# Where jaxformer is not installed, name a clone, or a repository: "git+https://...".
 SOURCE = ""
 if SOURCE:
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
@@ -31,7 +31,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-PAD, EOS, BOS = 0, 1, 2
+PAD, EOS, BOS = 0, 1, 2  # as beam_search expects, unless it is told others
 LETTERS = ["", "", "", *"IVXLCDM"]
 LENGTH = 20  # letters of the longest numeral, with end of sequence
 
@@ -97,8 +97,7 @@ print(roman(1994), roman(1994, additive=True))
 # %% [markdown]
 # ## The task
 #
-# A `Task` says how parameters begin, what the loss is, and which batch comes at which step. Batch
-# $n$ must depend on $n$ alone: that is what makes resuming exact. The loss returns sums, so that
+# A `Task` defines the initial parameters, the loss, and the batch of each step. Batch $n$ must depend on $n$ alone: that is what makes resuming exact. The loss returns sums, so that
 # any number of devices gives the same step.
 
 # %%
@@ -108,12 +107,10 @@ import jaxformer
 class Spelling(jaxformer.Task):
     best = ("exact", "max")  # which number of evaluate selects the best checkpoint
 
-    def __init__(self, additive=False, params=None):
-        self.model, self.additive, self.params = Roman(), additive, params
+    def __init__(self, additive=False):
+        self.model, self.additive = Roman(), additive
 
     def init(self, key):
-        if self.params is not None:  # fine-tuning
-            return self.params
         one = jnp.zeros((1, 4), int)
         return self.model.init(key, one, one)["params"]
 
@@ -198,9 +195,9 @@ for row, log_prob in zip(np.asarray(found.tokens[0]), found.log_probs[0].tolist(
 # %% [markdown]
 # ## Fine-tune
 #
-# A new task, the additive notation, starts from the trained parameters: `Spelling.init` returns
-# them. The optimizer starts fresh. `Checkpoints` reads the parameters from the run directory,
-# verified.
+# A new task, the additive notation, starts from the trained parameters: `start_from` gets those that
+# `Spelling.init` has created and returns others. The optimizer starts fresh. `Checkpoints` reads the
+# parameters from the run directory, verified.
 
 # %%
 with jaxformer.Checkpoints("runs/roman/checkpoints") as checkpoints:
@@ -209,7 +206,8 @@ with jaxformer.Checkpoints("runs/roman/checkpoints") as checkpoints:
 
 settings = jaxformer.FitConfig(steps=100, log_every=50, checkpoint_every=100, eval_every=100)
 optimizer = optax.adam(3e-3)
-tuned = jaxformer.fit(Spelling(True, trained), optimizer, "runs/roman-tuned", settings)
+take = lambda fresh: trained
+tuned = jaxformer.fit(Spelling(True), optimizer, "runs/roman-tuned", settings, start_from=take)
 scratch = jaxformer.fit(Spelling(True), optimizer, "runs/roman-scratch", settings)
 shares = [accuracy(state.params, additive=True) for state in (tuned, scratch)]
 print("1994 is now", spell(tuned.params, [1994])[0])
@@ -223,7 +221,7 @@ assert shares[0] > shares[1] + 0.3
 labels = {name: "frozen" if name in ("digits", "reader") else "trained" for name in trained}
 labels = {name: jax.tree.map(lambda _, n=name: labels[n], tree) for name, tree in trained.items()}
 frozen = optax.multi_transform({"trained": optax.adam(3e-3), "frozen": optax.set_to_zero()}, labels)
-half = jaxformer.fit(Spelling(True, trained), frozen, "runs/roman-frozen", settings)
+half = jaxformer.fit(Spelling(True), frozen, "runs/roman-frozen", settings, start_from=take)
 jax.tree.map(np.testing.assert_array_equal, half.params["reader"], trained["reader"])
 print(f"with a frozen encoder: {accuracy(half.params, additive=True):.1%}")
 

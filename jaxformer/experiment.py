@@ -95,7 +95,7 @@ def train(
                 mesh=make_mesh(config.mesh),
                 config=config,
                 learning_rate=schedule,
-                start_from=initialization(config, task.tokenizer),
+                start_from=initialization(config, task.tokenizer, folder),
                 hooks=hooks,
                 writers=writers,
             )
@@ -126,7 +126,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
             mesh,
             config.training,
             step,
-            start_from=initialization(config, task.tokenizer),
+            start_from=initialization(config, task.tokenizer, folder),
         )
 
 

@@ -102,6 +102,19 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
         raise
 
 
+@contextlib.contextmanager
+def readable(path: pathlib.Path) -> Iterator[None]:
+    """Explains an error of reading a file within the context.
+
+    Raises:
+      UserError: The file cannot be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
 def resolve_inside(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Returns a path without links.
 

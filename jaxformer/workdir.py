@@ -14,6 +14,7 @@ from jaxformer.files import (
     cache_directory,
     local_path,
     read_whole,
+    readable,
     remove_partial,
     resolve_inside,
     write_file,
@@ -55,6 +56,11 @@ class Workdir:
         For a converted model also "made_by", the command that created the workdir.
         """
         return self.path / "identity.json"
+
+    @property
+    def initial_parameters(self) -> pathlib.Path:
+        """SHA-256 of the parameters of ``training.init_from`` that the run began with, JSON."""
+        return self.path / "initial_parameters.json"
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -169,10 +175,8 @@ def sha256_of(path: pathlib.Path) -> str:
     Raises:
       UserError: The file cannot be read, is large, or is a link out of its folder.
     """
-    try:
+    with readable(path):
         return hashlib.sha256(read_whole(path, path.parent)).hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -181,12 +185,11 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     Raises:
       UserError: The file is missing, is not a JSON object, or is a link out of its folder.
     """
-    try:
-        values = files.read_json(path, path.parent)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; copy the whole workdir") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path):
+        try:
+            values = files.read_json(path, path.parent)
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; copy the whole workdir") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values

@@ -97,8 +97,9 @@ print(roman(1994), roman(1994, additive=True))
 # %% [markdown]
 # ## The task
 #
-# A `Task` defines the initial parameters, the loss, and the batch of each step. Batch $n$ must depend on $n$ alone: that is what makes resuming exact. The loss returns sums, so that
-# any number of devices gives the same step.
+# A `Task` defines the initial parameters, the loss, and the batch of each step. Batch $n$ must
+# depend on $n$ alone: that is what makes resuming exact. The loss returns sums, so that any number
+# of devices gives the same step.
 
 # %%
 import jaxformer
@@ -195,9 +196,9 @@ for row, log_prob in zip(np.asarray(found.tokens[0]), found.log_probs[0].tolist(
 # %% [markdown]
 # ## Fine-tune
 #
-# A new task, the additive notation, starts from the trained parameters: `start_from` gets those that
-# `Spelling.init` has created and returns others. The optimizer starts fresh. `Checkpoints` reads the
-# parameters from the run directory, verified.
+# A new task, the additive notation, starts from the trained parameters: `start_from` gets those
+# that `Spelling.init` has created and returns others. The optimizer starts fresh. `Checkpoints`
+# reads the parameters from the run directory, verified.
 
 # %%
 with jaxformer.Checkpoints("runs/roman/checkpoints") as checkpoints:

@@ -626,7 +626,7 @@ def _add_import(commands) -> None:
     )
     command.add_argument(
         "directory",
-        type=local_path,
+        type=lambda text: local_path(text.removeprefix("https://huggingface.co/")),
         help="folder of the model, or its name on the hub, such as Helsinki-NLP/opus-mt-en-de",
     )
 

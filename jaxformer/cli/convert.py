@@ -26,8 +26,9 @@ def quantize(options: argparse.Namespace) -> None:
 def import_model(options: argparse.Namespace) -> None:
     """Converts another system's model to a workdir."""
     from jaxformer.interop.hub import marian_folder
-    from jaxformer.interop.marian import import_marian
+    from jaxformer.interop.marian import COMMAND, import_marian
 
+    Workdir(options.workdir).check_unused(COMMAND)  # before a download
     folder = marian_folder(options.directory)
     print(f"{options.workdir}: {import_marian(folder, options.workdir)}")
 

@@ -4,6 +4,7 @@ import argparse
 import faulthandler
 import functools
 import os
+import re
 import threading
 import traceback
 from collections.abc import Callable
@@ -47,31 +48,33 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _join_processes(options: argparse.Namespace, heartbeat_timeout: int) -> None:
-    """Connects the processes of a run, if the arguments specify several."""
-    import jax
+    """Connects the processes of a run, if the arguments specify several.
 
-    numbers = (options.num_processes, options.process_id)
-    if options.coordinator in (None, "auto"):
-        if numbers != (None, None):
+    Raises:
+      UserError: The arguments contradict each other, or the processes cannot be connected.
+    """
+    place, count, number = options.coordinator, options.num_processes, options.process_id
+    arguments = ()
+    if place in (None, "auto"):
+        if (count, number) != (None, None):
             raise UserError("--num_processes and --process_id need --coordinator=HOST:PORT")
-        if options.coordinator == "auto":
-            _join_cluster(heartbeat_timeout)
-        return
-    if None in numbers:
-        raise UserError("--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1")
-    jax.distributed.initialize(
-        options.coordinator, *numbers, heartbeat_timeout_seconds=heartbeat_timeout
-    )
-
-
-def _join_cluster(heartbeat_timeout: int) -> None:
+        if place is None:
+            return
+    else:
+        arguments = (place, count, number)
+        known = None not in arguments and re.fullmatch(r".+:\d{1,5}", place)
+        if not known or not 0 <= number < count:
+            raise UserError(
+                "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
+                f"{place}, {count} and {number}"
+            )
     import jax
 
     try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_timeout)
+        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=heartbeat_timeout)
     except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
         raise UserError(
-            f"--coordinator=auto: jax found no cluster it could join ({error}); give "
+            f"--coordinator={place}: jax could not join the processes ({error}); give "
             "--coordinator=HOST:PORT, --num_processes and --process_id"
         ) from None
 

@@ -268,9 +268,9 @@ def how_to_get(path: pathlib.Path) -> str | None:
         known = fnmatch.filter(corpus.files, path.name)  # The name may be a pattern.
         if path.parent == folder and (known or not folder.is_dir()):
             return f"get it with: jaxformer data {name}"
-    if not path.is_relative_to(data) or path.parent.is_dir():
+    if path == data or not path.is_relative_to(data) or path.parent.is_dir():
         return None
     return (
         f"set JAXFORMER_DATA to the folder that holds {path.relative_to(data).parts[0]}/, or name "
-        "other files with --config.data.train=PREFIX"
+        "other files in the config"
     )

@@ -1,5 +1,6 @@
 """Downloads over HTTP: resumed after interruptions, checked by hash, with a progress bar."""
 
+import email.utils
 import http
 import http.client
 import pathlib
@@ -77,7 +78,8 @@ def download(
 def _fetch(url: str, partial: pathlib.Path, largest: int) -> None:
     """Appends what is missing of a file; raises if the connection is cut."""
     start = _size(partial)
-    response = _open(url, start)
+    since = email.utils.formatdate(partial.stat().st_mtime, usegmt=True) if start else ""
+    response = _open(url, start, since)
     if response is None:
         return
     with response:
@@ -101,7 +103,7 @@ def _fetch(url: str, partial: pathlib.Path, largest: int) -> None:
             ) as bar,
         ):
             file.seek(start)
-            while chunk := response.read(_CHUNK):
+            while chunk := _read(response):
                 _check_size(url, file.tell() + len(chunk), largest)
                 file.write(chunk)
                 bar.update(len(chunk))
@@ -109,17 +111,33 @@ def _fetch(url: str, partial: pathlib.Path, largest: int) -> None:
                 raise ConnectionError("the connection was cut")
 
 
-def _open(url: str, start: int) -> Any:
-    """Requests a file from a position on; returns None if the file ends there."""
+def _read(response: Any) -> bytes:
+    """Reads the next bytes; any error is one of the connection, not of a file of ours."""
+    try:
+        return response.read(_CHUNK)
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from None
+
+
+def _open(url: str, start: int, since: str = "") -> Any:
+    """Requests a file from a position on; returns None if the file ends there.
+
+    Args:
+      url: Address of the file.
+      start: The position.
+      since: Date of what was downloaded of it; if the file is newer, all of it is requested.
+    """
     headers = {"User-Agent": f"jaxformer/{__version__}", "Accept-Encoding": "identity"}
     if start:
-        headers["Range"] = f"bytes={start}-"
+        headers |= {"Range": f"bytes={start}-", "If-Unmodified-Since": since}
     try:
         return urllib.request.urlopen(
             urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS
         )
     except urllib.error.HTTPError as error:
         error.close()
+        if start and error.code == http.HTTPStatus.PRECONDITION_FAILED:
+            return _open(url, 0)
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
             raise
         if error.headers.get("Content-Range") in (None, f"bytes */{start}"):

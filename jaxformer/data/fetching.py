@@ -38,7 +38,10 @@ def fetch(corpus: PublicCorpus) -> pathlib.Path:
         if not alone:
             raise UserError(f"{downloads}: another process is writing here; wait for its end")
         # Files that are used as they are may have been moved there before an interruption.
-        missing = [file for file in corpus.origin if not (folder / file.name).exists()]
+        as_they_are = corpus.prepare is None
+        missing = [
+            file for file in corpus.origin if not (as_they_are and (folder / file.name).exists())
+        ]
         for number, file in enumerate(missing):
             _fetch_file(downloads, file, missing[number:])
         if corpus.prepare is None:
@@ -46,7 +49,12 @@ def fetch(corpus: PublicCorpus) -> pathlib.Path:
             for file in missing:
                 (downloads / file.name).replace(folder / file.name)
         else:
-            for name, content in corpus.prepare(downloads).items():
+            try:
+                prepared = corpus.prepare(downloads)
+            except UserError as error:
+                hint = "delete this file and run the same command again"
+                raise UserError(f"{error}; {hint}") from None
+            for name, content in prepared.items():
                 write_file(folder / name, content)
     return folder
 

@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import SPECIAL_PIECES, UNK, Tokenizer, open_processor
 from jaxformer.errors import UserError
-from jaxformer.files import open_file
+from jaxformer.files import open_file, readable
 
 # Models with several target languages expect the code of one at the beginning of a sentence.
 _LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
@@ -139,11 +139,8 @@ def load_tokenizer(path: pathlib.Path) -> Tokenizer:
     Raises:
       UserError: There is no such file, or it is not a tokenizer.
     """
-    try:
-        with open_file(path) as file:
-            marian = file.read(1) == b"{"
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path), open_file(path) as file:
+        marian = file.read(1) == b"{"
     return MarianTokenizer.load(path) if marian else Tokenizer.load(path)
 
 

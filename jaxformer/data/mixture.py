@@ -11,6 +11,7 @@ import numpy as np
 from jaxformer.data.corpus import Corpus, verified
 from jaxformer.errors import UserError
 
+_LARGEST_WEIGHT = 1000
 _WEIGHTED = re.compile(r"(.+):(\d[\d.]*)")
 
 
@@ -21,8 +22,8 @@ def parse_mixture(split: str) -> dict[str, int]:
     ({'news': 1, 'captions': 3}, {})
 
     Raises:
-      UserError: Only some corpora have a weight, a weight is not a whole number of at least 1, or a
-        corpus comes twice.
+      UserError: Only some corpora have a weight, a weight is not a whole number from 1 to 1000, or
+        a corpus comes twice.
     """
     names = split.split(",")
     found = [match for name in names if (match := _WEIGHTED.fullmatch(name))]
@@ -34,10 +35,10 @@ def parse_mixture(split: str) -> dict[str, int]:
             f"{split!r}"
         )
     for match in found:
-        if not match[2].isdigit() or not int(match[2]):
+        if not match[2].isdigit() or not 1 <= int(match[2]) <= _LARGEST_WEIGHT:
             raise UserError(
-                "expected weights that are whole numbers of at least 1, how often a pair comes in "
-                f"an epoch: got {match[2]} in {split!r}"
+                f"expected weights that are whole numbers from 1 to {_LARGEST_WEIGHT}, how often a "
+                f"pair comes in an epoch: got {match[2]} in {split!r}"
             )
     if len({match[1] for match in found}) < len(found):
         raise UserError(f"expected different corpora: got {split!r}")

@@ -1,5 +1,6 @@
 """Sentence pairs from Parquet and JSONL files, as on the Hugging Face Hub."""
 
+import collections
 import contextlib
 import glob
 import hashlib
@@ -12,9 +13,11 @@ from typing import Any, Literal
 from jaxformer.data.catalog import how_to_get
 from jaxformer.data.text_files import bounded_lines, combined, open_bytes, regular_file
 from jaxformer.errors import UserError, needs_package
+from jaxformer.files import readable
 
 _ROWS_AT_A_TIME = 1000
 _COLUMN = "translation"
+_SERIES = re.compile(r"(.*)-\d{5}-of-(\d{5}).*")
 
 
 class RecordCorpus:
@@ -66,11 +69,8 @@ class RecordCorpus:
         """
         digests = []
         for path in _paths(split):
-            try:
-                with path.open("rb") as stream:
-                    digests.append(hashlib.file_digest(stream, "sha256"))
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+            with readable(path), path.open("rb") as stream:
+                digests.append(hashlib.file_digest(stream, "sha256"))
         identity = (*self._languages, combined(digests))
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
@@ -115,17 +115,25 @@ def _paths(split: str) -> list[pathlib.Path]:
 
 
 def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
-    names = sorted(glob.glob(str(pattern)))
-    if not names:
+    if pattern.exists():
+        names = [str(pattern)]
+    elif names := sorted(glob.glob(str(pattern))):
+        _check_series(pattern, names)
+    else:
         raise UserError(f"{pattern}: no such file; {how_to_get(pattern) or 'name another'}")
-    for name in names if glob.has_magic(str(pattern)) else []:
-        series = re.search(r"-\d{5}-of-(\d{5})", name)
-        if series and int(series[1]) != len(names):
-            raise UserError(
-                f"{pattern}: expected all {int(series[1])} files of the series of {name}, found "
-                f"{len(names)}; get the others"
-            )
     return [path for path in map(pathlib.Path, names) if regular_file(path)]
+
+
+def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
+    """Checks that names such as a-00000-of-00002.parquet are all of their series."""
+    series = [match for name in names if (match := _SERIES.fullmatch(name))]
+    counts = collections.Counter((match[1], match[2]) for match in series)
+    for (start, size), count in counts.items():
+        if count != int(size):
+            raise UserError(
+                f"{pattern}: expected all {int(size)} files of the series "
+                f"{start}-*-of-{size}, found {count}; get the others"
+            )
 
 
 def _json_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:
@@ -193,7 +201,9 @@ def _open_parquet(path: pathlib.Path) -> Iterator[Any]:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         what = str(error).splitlines()[0]
-        raise UserError(f"{path}: expected a whole Parquet file: {what}; get it again") from None
+        raise UserError(
+            f"{path}: expected a whole Parquet file: {what}; delete it and get it again"
+        ) from None
 
 
 _Rows = Callable[[pathlib.Path, tuple[str, str]], Iterator[Any]]

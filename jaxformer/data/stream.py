@@ -29,7 +29,7 @@ from jaxformer.data.tokenizer import (
 )
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
-from jaxformer.files import local_path, read_whole, write_file
+from jaxformer.files import local_path, read_whole, readable, write_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,10 +202,8 @@ def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
     Raises:
       UserError: There is no such file, or it is not such a tokenizer.
     """
-    try:
+    with readable(path):
         content = read_whole(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])

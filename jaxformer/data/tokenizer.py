@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.corpus import Corpus, verified
 from jaxformer.errors import UserError
-from jaxformer.files import read_whole, write_file
+from jaxformer.files import read_whole, readable, write_file
 
 # sentencepiece is imported only where it is used: most importers of this module need only the ids.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
@@ -84,10 +84,10 @@ class Tokenizer:
         Raises:
           UserError: There is no such file, or it is not a SentencePiece model.
         """
+        with readable(pathlib.Path(path)):
+            content = read_whole(pathlib.Path(path))
         try:
-            return cls(read_whole(pathlib.Path(path)))
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+            return cls(content)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 

@@ -3,9 +3,13 @@
 import json
 from typing import NamedTuple
 
+import jax
+
 from jaxformer.config import DataConfig
 from jaxformer.export.trained import TrainedModel
+from jaxformer.inference.weights import params_sha256
 from jaxformer.version import __version__
+from jaxformer.workdir import sha256_of
 
 _CARD = """# {name}
 
@@ -65,10 +69,10 @@ def model_card(model: TrainedModel, name: str, usage: Usage) -> str:
         "languages": languages,
         "license": "(please fill in)",
         "training data": "(please fill in)",
-        "parameters": f"{sum(array.size for array in model.arrays().values()):,}",
+        "parameters": f"{sum(array.size for array in jax.tree.leaves(model.params)):,}",
         "checkpoint": model.weights,
-        "SHA-256 of the parameters": model.sha256(),
-        "SHA-256 of the tokenizer": model.tokenizer_sha256(),
+        "SHA-256 of the parameters": params_sha256(model.params),
+        "SHA-256 of the tokenizer": sha256_of(model.folder.tokenizer),
     }
     notes = usage.notes
     if model.dequantized:

@@ -40,16 +40,19 @@ def export_model(
       output: The folder to write, new or empty.
       weights: Checkpoint; see :func:`~jaxformer.load_model`.
       search: Replaces the run's search.
-      compute_dtype: Replaces the run's compute dtype. Only a StableHLO export computes itself.
+      compute_dtype: Replaces the run's compute dtype; for "stablehlo" only, since the other formats
+        hold no program.
 
     Returns:
       A one-line summary.
 
     Raises:
-      UserError: The workdir is damaged, the format cannot express the model, a package is missing,
-        or ``output`` exists and is not an empty folder.
+      UserError: An option does not suit the format, the workdir is damaged, the format cannot
+        express the model, a package is missing, or ``output`` exists and is not an empty folder.
     """
-    target = local_path(output)
+    target = local_path(output).absolute()
+    if compute_dtype is not None and format != "stablehlo":
+        raise UserError(f"--dtype is for stablehlo only: {format} stores float32; leave it out")
     _check_unused(target)
     model = TrainedModel.load(workdir, weights=weights, search=search, compute_dtype=compute_dtype)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from jaxformer.export.card import Usage
 from jaxformer.export.safetensors import save_arrays
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
-from jaxformer.search import BeamSearch, Sampling
+from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
 # Marian's layer norms add this to the variance; transformers has no option for it.
@@ -47,6 +47,9 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """
     text, config = model.text_model(), model.config.model
     _check(config)
+    search = model.beam_search("Marian")
+    if search.diversity_groups > 1:
+        raise UserError("Marian: expected diversity_groups=1; give --diversity-groups 1")
     # Our id for each of Marian's ids: the end, unknown, the pieces, and padding, which begins.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
     names = ["</s>", "<unk>", *text.pieces[UNK + 1 :], "<pad>"]
@@ -63,7 +66,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     _write_json(folder / "vocab.json", {name: number for number, name in enumerate(names)})
     _write_json(folder / "tokenizer_config.json", tokenizer)
     _write_json(folder / "config.json", _config(config, len(names)))
-    generation = _generation(model.config.search, config.max_length, len(names) - 1)
+    generation = _generation(search, config.max_length, len(names) - 1)
     _write_json(folder / "generation_config.json", generation)
     for name, content in text.files.items():
         write_file(folder / name, content)
@@ -171,7 +174,7 @@ def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def _generation(search: BeamSearch | Sampling, longest: int, pad: int) -> dict[str, Any]:
+def _generation(search: BeamSearch, longest: int, pad: int) -> dict[str, Any]:
     """Returns the settings of the search; unlike ours, its lengths count the start token."""
     max_length = longest if search.max_length is None else min(longest, search.max_length + 1)
     return {
@@ -180,8 +183,9 @@ def _generation(search: BeamSearch | Sampling, longest: int, pad: int) -> dict[s
         "eos_token_id": 0,
         "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
         "max_length": max_length,
+        "min_length": search.min_length + 1 if search.min_length else 0,
         "no_repeat_ngram_size": search.no_repeat_ngram,
-        "num_beams": search.num_hypotheses,
+        "num_beams": search.beam_size,
         "pad_token_id": pad,
         "renormalize_logits": True,
     }

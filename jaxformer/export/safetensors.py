@@ -9,18 +9,20 @@ import numpy as np
 from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
-from jaxformer.files import write_file
+from jaxformer.files import read_whole, write_file
+from jaxformer.inference.weights import named_arrays
 
 _CODE = """
-import safetensors.numpy  # or safetensors.torch
+import safetensors.flax  # or safetensors.numpy, safetensors.torch
 
-params = safetensors.numpy.load_file("model.safetensors")
+params = safetensors.flax.load_file("model.safetensors")
 print({name: array.shape for name, array in params.items()})
 """
 _NOTES = (
     "A name is the path of an array in the tree of parameters, joined by dots. Layers are stacked "
     "along the first axis.",
-    "`config.json` is the config of the run. In jaxformer, `Transformer(config.model)` takes "
+    "`config.json` is the config of the run. In jaxformer, `Transformer(config.model)`, or "
+    "`LanguageModel(config.model)`, takes "
     '`{"params": flax.traverse_util.unflatten_dict(params, sep=".")}`.',
     "`tokenizer.model` is the tokenizer: a SentencePiece model, or JSON with the two SentencePiece "
     "models of an imported Marian model and its pieces.",
@@ -33,10 +35,11 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     Raises:
       UserError: The package safetensors is missing.
     """
-    save_arrays(model.arrays(), folder / "model.safetensors")
+    save_arrays(named_arrays(model.params), folder / "model.safetensors")
     config = json.dumps(model.config.to_dict(), indent=2) + "\n"
     write_file(folder / "config.json", config.encode())
-    write_file(folder / "tokenizer.model", model.tokenizer_bytes())
+    tokenizer = read_whole(model.folder.tokenizer, model.folder.path)
+    write_file(folder / "tokenizer.model", tokenizer)
     return Usage("safetensors", "safetensors", _CODE, _NOTES)
 
 

@@ -15,14 +15,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import PAD
-from jaxformer.errors import UserError, needs_package
+from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
-from jaxformer.inference.weights import prepare_params
+from jaxformer.inference.weights import named_arrays, prepare_params
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
-from jaxformer.search import BeamSearch
 
 # Number of source tokens that batches are padded to, end of sentence included.
 _SOURCE_LENGTH = 64
@@ -52,12 +51,11 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     with needs_package("flatbuffers", "with which jax writes this format"):
         import flatbuffers  # noqa: F401
     text, config = model.text_model(), model.config
-    if not isinstance(config.search, BeamSearch):
-        raise UserError("StableHLO: expected beam search, got sampling; give --beam-size")
+    search = model.beam_search("StableHLO")
     length = min(_SOURCE_LENGTH, config.model.max_length)
-    capacity = length + config.search.max_extra_length
-    capacity = min(capacity, config.model.max_length, config.search.max_length or capacity)
-    arrays: dict[str, Any] = model.arrays()
+    capacity = length + search.max_extra_length
+    capacity = min(capacity, config.model.max_length, search.max_length or capacity)
+    arrays: dict[str, Any] = named_arrays(model.params)
     write_file(folder / "translate.jax", _program(config, arrays, length, capacity))
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
@@ -69,8 +67,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     notes = (
         f"`translate(params, src)` takes any number of sentences, int32 [B, {length}]: at most "
         f"{length - 1} token ids, 1 (end of sentence), and padding with 0.",
-        f"It returns token ids [B, {config.search.num_hypotheses}, {capacity}] and scores [B, "
-        f"{config.search.num_hypotheses}], best first, by the search below.",
+        f"It returns token ids [B, {search.num_hypotheses}, {capacity}] and scores [B, "
+        f"{search.num_hypotheses}], best first, by the search below.",
         f"It runs on {', '.join(_PLATFORMS)}, and computes in {config.model.compute_dtype}. Every "
         "number of sentences is compiled once.",
     )

@@ -2,25 +2,21 @@
 
 import base64
 import dataclasses
-import hashlib
 import json
 import pathlib
 from typing import Any, NamedTuple
 
-import flax.traverse_util
 import jax
-import numpy as np
-from jaxtyping import Float
 
 from jaxformer.config import Config, DataConfig, load_run, model_of
 from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_whole
+from jaxformer.files import local_path
 from jaxformer.inference.weights import load_params
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir, sha256_of
+from jaxformer.workdir import Workdir
 
 
 class TextModel(NamedTuple):
@@ -81,25 +77,21 @@ class TrainedModel(NamedTuple):
         )
         return cls(folder, config, jax.device_get(params), name, dequantized)
 
-    def arrays(self) -> dict[str, Float[np.ndarray, "..."]]:
-        """Returns the parameters by name: their path in the tree, joined by dots."""
-        flat: Any = flax.traverse_util.flatten_dict(self.params, sep=".")
-        return flat
+    def beam_search(self, system: str) -> BeamSearch:
+        """Returns the search.
 
-    def sha256(self) -> str:
-        """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""
-        digest = hashlib.sha256()
-        for name, array in sorted(self.arrays().items()):
-            digest.update(f"{name}{list(array.shape)}".encode() + array.astype("<f4").tobytes())
-        return digest.hexdigest()
+        Args:
+          system: Name of the other system, for the error message.
 
-    def tokenizer_sha256(self) -> str:
-        """Returns the SHA-256 of the tokenizer, as in ``identity.json``."""
-        return sha256_of(self.folder.tokenizer)
-
-    def tokenizer_bytes(self) -> bytes:
-        """Returns the tokenizer's file."""
-        return read_whole(self.folder.tokenizer, self.folder.path)
+        Raises:
+          UserError: It samples.
+        """
+        if not isinstance(self.config.search, BeamSearch):
+            raise UserError(
+                f"{system}: expected beam search, got sampling; in Python, give "
+                "jaxformer.export.command.export_model(..., search=BeamSearch())"
+            )
+        return self.config.search
 
     def text_model(self) -> TextModel:
         """Returns the SentencePiece models and the pieces of a model that translates text.

@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,20 @@ def prepare_params(config: ModelConfig, params: PyTree, model: Model = Transform
     See :func:`~jaxformer.nn.precision.cast_params`.
     """
     return cast_params(params, describe_model(config, model), config.compute_dtype)
+
+
+def params_sha256(params: PyTree) -> str:
+    """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""
+    digest = hashlib.sha256()
+    for name, array in sorted(named_arrays(params).items()):
+        digest.update(f"{name}{list(array.shape)}".encode() + array.astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def named_arrays(params: PyTree) -> dict[str, np.ndarray]:
+    """Returns the parameters by name: their path in the tree, joined by dots."""
+    flat: Any = flax.traverse_util.flatten_dict(jax.device_get(params), sep=".")
+    return flat
 
 
 def override(

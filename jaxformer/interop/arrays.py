@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.errors import UserError, needs_package
+from jaxformer.files import readable
 
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
@@ -124,13 +125,11 @@ def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
+        with readable(path), safetensors.safe_open(path, framework="numpy") as file:
             names = list(file.keys())
             for name in names:
                 if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
                     raise UserError(f"{path}: expected {name} to be of floats: got {dtype}")
             return {name: file.get_tensor(name) for name in names}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except safetensors.SafetensorError as error:
         raise UserError(f"{path}: expected a safetensors file: {error}") from None

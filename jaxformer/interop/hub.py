@@ -8,15 +8,16 @@ from typing import Any
 from jaxformer.data.checksum import Checksum
 from jaxformer.data.download import DownloadError, download
 from jaxformer.errors import UserError
-from jaxformer.files import MOST_BYTES, MOST_JSON_BYTES, cache_directory
+from jaxformer.files import MOST_BYTES, MOST_JSON_BYTES, cache_directory, lock_folder
 from jaxformer.interop.marian_config import read_object
 
+HUB = "https://huggingface.co"
 _NEEDED = ("config.json", "source.spm", "target.spm", "vocab.json")
 _OPTIONAL = ("generation_config.json", "tokenizer_config.json")
 # The first that the hub has; the second is read without unpickling it.
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _MOST_WEIGHTS_BYTES = 8 << 30
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -34,10 +35,15 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
     """
     if name.exists() or not _NAME.fullmatch(name.as_posix()):
         return name
-    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    hub = os.environ.get("HF_ENDPOINT") or HUB
+    if not hub.startswith(("https://", "http://")):
+        raise UserError(f"HF_ENDPOINT: expected an address such as {HUB}, got {hub}")
     folder = cache_directory() / "hub" / name
     try:
-        return _download(hub.rstrip("/"), name.as_posix(), folder)
+        with lock_folder(folder) as alone:
+            if not alone:
+                raise UserError(f"{folder}: another process is writing here; wait for its end")
+            return _download(hub.rstrip("/"), name.as_posix(), folder)
     except DownloadError as error:
         raise UserError(
             f"{error}; {name} is no folder here. Without a network, get {', '.join(_NEEDED)}, "
@@ -47,10 +53,18 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
 
 
 def _download(hub: str, name: str, folder: pathlib.Path) -> pathlib.Path:
-    """Downloads the newest commit of a model, unless it is there already."""
+    """Downloads the newest commit of a model, unless it is there already.
+
+    Without a network, the commit that was the newest before is used.
+    """
     listing = folder / "listing.json"
     address = f"{hub}/api/models/{name}?blobs=true"
-    download(address, listing, largest=MOST_JSON_BYTES)
+    listing.with_name("listing.json.partial").unlink(missing_ok=True)  # of another day
+    try:
+        download(address, listing, largest=MOST_JSON_BYTES)
+    except DownloadError:
+        if not listing.exists():
+            raise
     commit, files = _parse(address, read_object(listing))
     weights = next((file for file in _WEIGHTS if file in files), _WEIGHTS[0])
     if missing := [file for file in (*_NEEDED, weights) if file not in files]:

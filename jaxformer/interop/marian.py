@@ -25,7 +25,7 @@ from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_whole
+from jaxformer.files import local_path, read_whole, readable
 from jaxformer.interop.arrays import NamedArrays, read_safetensors
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
@@ -35,7 +35,7 @@ from jaxformer.workdir import Workdir
 
 _SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 _SHARED, _OUTPUT = "model.shared.weight", "lm_head.weight"
-_COMMAND = "jaxformer import"
+COMMAND = "jaxformer import"
 
 
 def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
@@ -54,7 +54,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
         workdir holds a run or files that this command would overwrite.
     """
     directory, folder = local_path(directory), Workdir(local_path(workdir))
-    folder.check_unused(_COMMAND)
+    folder.check_unused(COMMAND)
     marian = MarianConfig(directory)
     config = marian.config(_languages(directory / "tokenizer_config.json"))
     pieces, order = _vocabulary(directory / "vocab.json", marian)
@@ -64,7 +64,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     place, arrays = _read_weights(directory)
     params = _read_params(place, arrays, marian, config.model, order)
     identity = {"tokenizer": tokenizer.sha256}
-    folder.begin(_COMMAND, identity)
+    folder.begin(COMMAND, identity)
     tokenizer.save(folder.tokenizer)
     metadata = {**identity, "model": dataclasses.asdict(config.model)}
     write_single(folder.checkpoints, 0, {"params": params}, metadata)
@@ -87,10 +87,8 @@ def _languages(path: pathlib.Path) -> tuple[str, str]:
 
 
 def _read(path: pathlib.Path) -> bytes:
-    try:
+    with readable(path):
         return read_whole(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read_weights(directory: pathlib.Path) -> tuple[pathlib.Path, dict[str, np.ndarray]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.files import read_json
+from jaxformer.files import read_json, readable
 from jaxformer.search import BeamSearch
 
 _DEFAULTS: dict[str, Any] = {
@@ -31,8 +31,9 @@ _DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 58101,
 }
-_ACTIVATIONS: dict[str, Literal["relu", "swish"]] = {
+_ACTIVATIONS: dict[str, Literal["relu", "gelu", "swish"]] = {
     "relu": "relu",
+    "gelu_new": "gelu",  # the approximation with tanh; "gelu" is the exact function
     "swish": "swish",
     "silu": "swish",
 }
@@ -108,21 +109,22 @@ class MarianConfig:
         )
 
     def _model(self) -> ModelConfig:
+        fields: dict[str, Any] = {
+            # Marian starts translations with padding; our beginning-of-sentence is one more.
+            "vocab_size": self.vocab_size + 1,
+            "d_model": self._integer("d_model"),
+            "d_ff": self._integer("encoder_ffn_dim"),
+            "num_heads": self._integer("encoder_attention_heads"),
+            "num_layers": self._integer("encoder_layers"),
+            "dropout_rate": self._fraction("dropout"),
+            "activation": _ACTIVATIONS[self._values["activation_function"]],
+            "biases": True,
+            "embeddings": "tied" if self.all_tied else "separate",
+            "norm_epsilon": 1e-5,
+            "max_length": self._integer("max_position_embeddings"),
+        }
         try:
-            return ModelConfig(
-                # Marian starts translations with padding; our beginning-of-sentence is one more.
-                vocab_size=self.vocab_size + 1,
-                d_model=self._integer("d_model"),
-                d_ff=self._integer("encoder_ffn_dim"),
-                num_heads=self._integer("encoder_attention_heads"),
-                num_layers=self._integer("encoder_layers"),
-                dropout_rate=self._fraction("dropout"),
-                activation=_ACTIVATIONS[self._values["activation_function"]],
-                biases=True,
-                embeddings="tied" if self.all_tied else "separate",
-                norm_epsilon=1e-5,
-                max_length=self._integer("max_position_embeddings"),
-            )
+            return ModelConfig(**fields)
         except UserError as error:
             raise UserError(f"{self.place}: {error}") from None
 
@@ -221,16 +223,15 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     Raises:
       UserError: The file is missing or is not a JSON object.
     """
-    try:
-        values = read_json(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; expected a folder of a Marian model in the Hugging Face "
-            "layout: config.json, model.safetensors or pytorch_model.bin, source.spm, target.spm, "
-            "vocab.json"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path):
+        try:
+            values = read_json(path)
+        except FileNotFoundError:
+            raise UserError(
+                f"{path}: no such file; expected a folder of a Marian model in the Hugging Face "
+                "layout: config.json, model.safetensors or pytorch_model.bin, source.spm, "
+                "target.spm, vocab.json"
+            ) from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object: found {type(values).__name__}")
     return values

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.files import open_file
+from jaxformer.files import open_file, readable
 
 # Names, sizes and strides take about 200 bytes for each tensor.
 _MOST_PICKLE_BYTES = 1 << 20
@@ -80,15 +80,15 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
         has another format.
     """
     try:
-        with open_file(path) as file:
+        with readable(path), open_file(path) as file:
             size = file.seek(0, 2)
             file.seek(0)
             if not zipfile.is_zipfile(file):
                 raise _RefusedError("it is not a zip archive; PyTorch before 1.6 wrote others")
             with zipfile.ZipFile(file) as archive:
                 return _read_archive(archive, size)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UserError:
+        raise
     except _RefusedError as error:
         reason = str(error)
     except _DAMAGES:

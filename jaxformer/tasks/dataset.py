@@ -55,6 +55,10 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     data = sentence_pairs(config)
     corpus = open_corpus(data) if corpus is None else corpus
     mixture = MixedCorpus(corpus) if parse_mixture(data.train) else None
+    if parse_mixture(data.valid):
+        raise UserError(
+            f"data.valid: expected no weights, which are for training: got {data.valid!r}"
+        )
     corpus = VerifiedCorpus(mixture or corpus)
     cache = cache_directory()
     if folder.config.exists():

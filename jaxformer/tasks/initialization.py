@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import pathlib
 import sys
@@ -18,12 +19,12 @@ from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
-from jaxformer.inference.weights import load_params
+from jaxformer.files import local_path, write_file
+from jaxformer.inference.weights import load_params, params_sha256
 from jaxformer.training import hosts
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.step import StartFrom
-from jaxformer.workdir import Workdir
+from jaxformer.workdir import Workdir, read_object
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"
@@ -34,7 +35,7 @@ _MAY_DIFFER = {
 }
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
 # An imported model's bias of -inf keeps tokens from being generated, but training skips steps whose
-# parameters are infinite. The exponential of this number is 0 in float32, too.
+# parameters are infinite. XLA flushes the exponential of this number to 0 in float32.
 _NEVER_GENERATED = -100.0
 
 T = TypeVar("T", Tokenizer, StreamTokenizer)
@@ -72,30 +73,34 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
     return tokenizer
 
 
-def initialization(config: Config, tokenizer: AnyTokenizer) -> StartFrom | None:
+def initialization(config: Config, tokenizer: AnyTokenizer, run: Workdir) -> StartFrom | None:
     """Returns how a new run gets its parameters from ``training.init_from``, or None.
 
     Args:
       config: The experiment.
       tokenizer: The tokenizer of the new run.
+      run: Its workdir.
     """
     if config.training.init_from is None:
         return None
     folder = Workdir(local_path(config.training.init_from))
-    return functools.partial(_start_from, folder, config, tokenizer)
+    return functools.partial(_start_from, folder, config, tokenizer, run)
 
 
-def _start_from(folder: Workdir, config: Config, tokenizer: AnyTokenizer, fresh: PyTree) -> PyTree:
+def _start_from(
+    folder: Workdir, config: Config, tokenizer: AnyTokenizer, run: Workdir, fresh: PyTree
+) -> PyTree:
     """Returns the parameters of a workdir where they fit, and the fresh ones elsewhere.
 
     Prints on stderr what was taken, what is new, and what was left out.
 
     Raises:
-      UserError: The workdir holds no model, a damaged one, or one with other layers.
+      UserError: The workdir holds no model, a damaged one, or another one than when the run began.
     """
     source = load_run(folder)
     params, origin = load_params(folder, source.model, "auto", model_of(source))
     hosts.check_agreement({"checkpoint in training.init_from": origin})
+    _check_same(folder, run, params_sha256(params))
     folder.check_tokenizer()
     is_stream = isinstance(config.data, StreamConfig)
     theirs = (load_stream_tokenizer if is_stream else load_tokenizer)(folder.tokenizer)
@@ -107,6 +112,22 @@ def _start_from(folder: Workdir, config: Config, tokenizer: AnyTokenizer, fresh:
         print(f"starts from {folder.path}, {origin}, with {which} tokenizer:", file=sys.stderr)
         print("\n".join(listed(entries)), file=sys.stderr)
     return merged
+
+
+def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
+    """Records the hash of a new run's first parameters, or compares it with the one recorded.
+
+    A run that is killed before its first checkpoint begins again.
+    """
+    record = run.initial_parameters
+    if run.config.exists() and record.exists():
+        if read_object(record).get("sha256") != digest:
+            raise UserError(
+                f"training.init_from={folder.path}: expected the parameters that the run began "
+                "with, but it has others now; bring them back, or begin again in another --workdir"
+            )
+    elif hosts.is_primary() and not run.config.exists():
+        write_file(record, (json.dumps({"sha256": digest}) + "\n").encode())
 
 
 def check_initialization(config: Config) -> None:

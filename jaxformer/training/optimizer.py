@@ -51,13 +51,10 @@ def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedul
     >>> [float(schedule(count)) for count in range(5)]
     [0.5, 1.0, 0.75, 0.5, 0.25]
     """
-
-    def schedule(count):
-        step = jnp.asarray(count, jnp.float32) + 1.0
-        left = (steps + 1 - step) / (steps + 1 - warmup_steps)
-        return peak * jnp.minimum(step / warmup_steps, left)
-
-    return schedule
+    rise = optax.schedules.linear_schedule(0.0, peak, warmup_steps)
+    fall = optax.schedules.linear_schedule(peak, 0.0, steps + 1 - warmup_steps)
+    schedule = optax.schedules.join_schedules([rise, fall], [warmup_steps])
+    return lambda count: schedule(count + 1)
 
 
 def constant_schedule(peak: float, warmup_steps: int) -> optax.Schedule:

@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from jaxformer.checkpoint import write_single
 from jaxformer.cli import main
-from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, save
+from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, load_run, save
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.export.command import export_model
@@ -290,9 +290,33 @@ def test_models_that_do_not_translate_text_are_refused(tmp_path):
             model.text_model()
 
 
-def test_sampling_is_refused(learned_workdir, tmp_path):
-    with pytest.raises(UserError, match="StableHLO: expected beam search, got sampling"):
-        export_model("stablehlo", learned_workdir, tmp_path / "out", search=Sampling())
+@pytest.mark.parametrize("format", ["stablehlo", "marian"])
+def test_sampling_is_refused(format, learned_workdir, tmp_path):
+    with pytest.raises(UserError, match="expected beam search, got sampling; in Python"):
+        export_model(format, learned_workdir, tmp_path / "out", search=Sampling())
+
+
+def test_searches_that_marian_lacks_are_refused_and_others_kept(learned_workdir, tmp_path):
+    search = BeamSearch(beam_size=2, diversity_groups=2, diversity_penalty=0.5)
+    with pytest.raises(UserError, match="Marian: expected diversity_groups=1"):
+        export_model("marian", learned_workdir, tmp_path / "out", search=search)
+    search = BeamSearch(min_length=7, no_repeat_ngram=3)
+    export_model("marian", learned_workdir, tmp_path / "out", search=search)
+    import_marian(tmp_path / "out", tmp_path / "again")
+    found = load_run(Workdir(tmp_path / "again")).search
+    assert (found.min_length, found.no_repeat_ngram, found.beam_size) == (7, 3, 4)
+
+
+def test_options_that_a_format_ignores_are_refused(learned_workdir, tmp_path):
+    with pytest.raises(UserError, match="--dtype is for stablehlo only: marian stores float32"):
+        export_model("marian", learned_workdir, tmp_path / "out", compute_dtype="bfloat16")
+
+
+def test_the_output_may_be_the_current_folder(learned_workdir, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    export_model("safetensors", learned_workdir, ".")
+    assert (tmp_path / "model" / "README.md").read_text(encoding="utf-8").startswith("# model\n")
 
 
 def test_a_folder_of_others_is_not_overwritten(learned_workdir, tmp_path, capsys):

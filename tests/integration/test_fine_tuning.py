@@ -172,6 +172,30 @@ def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tm
         train(without, tmp_path / "whole")
 
 
+@pytest.mark.slow
+def test_a_run_that_begins_again_takes_the_same_parameters(tiny_config, tiny_workdir, tmp_path):
+    """After an end before the first checkpoint, while the first workdir was trained further."""
+    source = shutil.copytree(tiny_workdir, tmp_path / "source")
+    config = tiny_config(init_from=str(source), warmup_steps=2)
+
+    def fail(step, state, sums):
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        train(config, tmp_path / "run", hooks=[fail])
+    assert not (tmp_path / "run" / "committed.json").exists()
+    kept = shutil.copytree(source, tmp_path / "kept")
+    last = load_run(Workdir(source)).training.steps
+    longer = dataclasses.replace(load_run(Workdir(source)).training, steps=last + 2)
+    train(dataclasses.replace(load_run(Workdir(source)), training=longer), source)
+    with pytest.raises(UserError, match="expected the parameters that the run began with, but it"):
+        train(config, tmp_path / "run")
+    shutil.rmtree(source)
+    shutil.copytree(kept, source)
+    resumed, whole = train(config, tmp_path / "run"), train(config, tmp_path / "whole")
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+
+
 # Options of the config, or an optimizer of the user's own, and the mesh.
 OPTIMIZERS = {
     "muon": ({"optimizer": "muon", "weight_decay": 0.1, "clip_norm": 1.0}, (2, 2, 2)),

@@ -37,6 +37,14 @@ def run(*arguments):
         (["numeral"], ["error: there is no config 'numeral'; did you mean numerals?"]),
         (["--config=nosuch"], ["error: there is no config 'nosuch'; name one of these, or a file"]),
         (["base", "numerals"], ["error: unknown argument numerals; see jaxformer train --help"]),
+        (
+            ["numerals", "--coordinator=localhost", "--num_processes=1", "--process_id=0"],
+            ["error: --coordinator=HOST:PORT needs", "got localhost, 1 and 0"],
+        ),
+        (
+            ["numerals", "--coordinator=localhost:9", "--num_processes=2", "--process_id=2"],
+            ["--process_id=0 to N-1: got localhost:9, 2 and 2"],
+        ),
         (["--config=configs/base.py", "--workdir="], ["error: expected --workdir=FOLDER"]),
         (
             ["--config=configs/base.py", "--config.training.steps=9", "--config.model.steps=3"],

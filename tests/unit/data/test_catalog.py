@@ -444,6 +444,7 @@ def test_damaged_archives(name, spoil, said, publish, data):
     with pytest.raises(UserError, match=re.escape(said)) as caught:
         fetch(corpus)
     assert str(data / "downloads" / name / file) in str(caught.value)
+    assert str(caught.value).endswith("; delete this file and run the same command again")
     assert not (data / corpus.folder).exists()
 
 
@@ -470,6 +471,15 @@ def test_addresses_and_hashes_of_wmt_are_those_of_other_programs():
             assert file.checksum == Checksum(dataset.md5[0], "md5")
 
 
+def test_packed_files_of_users_beside_the_prepared_ones_are_not_the_downloads(data, publish):
+    prepared = small("multi30k")
+    corpus = publish("multi30k", origin_of("multi30k", prepared))
+    (data / corpus.folder).mkdir(parents=True)
+    for file in corpus.origin:
+        (data / corpus.folder / file.name).write_bytes(gzip.compress(b"mine\n"))
+    assert read(fetch(corpus), corpus) == prepared
+
+
 def test_a_missing_corpus_is_explained(data):
     """A command gets it; folders of others are named."""
     for path in ("multi30k/train.en", "trees/wsj-sample/dev.trees", "newstest-en-fr/valid.fr"):
@@ -490,6 +500,7 @@ def test_a_missing_corpus_is_explained(data):
         UserError, match="set JAXFORMER_DATA to the folder that holds ptb/, or name"
     ):
         find_file(data / "ptb" / "wsj-22.trees")
+    assert catalog.how_to_get(data) is None
 
 
 def test_the_data_folder_is_below_the_cache_by_default(tmp_path, monkeypatch):

@@ -1,7 +1,11 @@
 """Downloads from a server on this machine that misbehaves in every way we know."""
 
+import email.utils
+import errno
 import gzip
 import hashlib
+import http.client
+import os
 import re
 import socket
 
@@ -56,6 +60,40 @@ def test_an_interrupted_download_is_completed(server, path, fetch):
     server.answers["/file"] = serve(CONTENT)
     assert fetch() == CONTENT
     assert ranges(server) == ["bytes=5000-"]
+
+
+def test_a_file_that_has_changed_is_downloaded_anew(server, path, fetch):
+    """Old bytes are not completed with new ones, though no hash would notice."""
+
+    def answer(handler):
+        before = handler.headers["If-Unmodified-Since"]
+        if before and email.utils.parsedate_to_datetime(before).year < 2020:
+            handler.send_response(412)
+            handler.end_headers()
+            return
+        serve(CONTENT)(handler)
+
+    path.parent.mkdir()
+    partial = path.with_name("file.partial")
+    partial.write_bytes(b"x" * 5000)
+    os.utime(partial, (10**9, 10**9))
+    server.answers["/file"] = answer
+    assert fetch(checksum=None) == CONTENT
+    assert ranges(server) == ["bytes=5000-", None]
+
+
+def test_errors_of_the_connection_are_retried(server, fetch, monkeypatch):
+    """Such as "No route to host" in the middle of a file."""
+    read, failures = http.client.HTTPResponse.read, [OSError(errno.EHOSTUNREACH, "No route")] * 2
+
+    def failing(response, amount=None):
+        if failures:
+            raise failures.pop()
+        return read(response, amount)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", failing)
+    server.answers["/file"] = serve(CONTENT)
+    assert fetch() == CONTENT
 
 
 def test_a_server_that_cannot_resume_sends_all_again(server, path, fetch):

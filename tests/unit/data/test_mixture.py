@@ -71,8 +71,9 @@ def test_splits_without_several_weights_are_names(split):
     ("split", "message"),
     [
         ("a:1,b", "expected a weight for each corpus"),
-        ("a:1,b:0", "whole numbers of at least 1, .*: got 0 in 'a:1,b:0'"),
-        ("a:1,b:0.5", "whole numbers of at least 1, .*: got 0.5"),
+        ("a:1,b:0", "whole numbers from 1 to 1000, .*: got 0 in 'a:1,b:0'"),
+        ("a:1,b:0.5", "whole numbers from 1 to 1000, .*: got 0.5"),
+        ("a:1,b:1001", "whole numbers from 1 to 1000, .*: got 1001"),
         ("a:1,a:2", "expected different corpora"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.data import download
 from jaxformer.errors import UserError
+from jaxformer.files import lock_folder
 from jaxformer.interop.hub import marian_folder
 
 FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "marian" / "swish_tied"
@@ -69,8 +70,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Hub
 
 
 def test_a_model_is_imported_by_its_name(hub, tmp_path, capsys):
-    command = ["import", "marian", str(NAME), "--workdir", str(tmp_path / "run")]
-    assert main(command) == 0
+    command = ["import", "marian", f"https://huggingface.co/{NAME}"]
+    assert main([*command, "--workdir", str(tmp_path / "run")]) == 0
     assert "68 tokens" in capsys.readouterr().out
     folder = tmp_path / "cache" / "hub" / NAME / COMMIT
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
@@ -121,6 +122,32 @@ def test_models_of_other_kinds_are_refused(hub):
     hub.listing["siblings"] = [{"rfilename": "config.json"}, {"rfilename": "tokenizer.json"}]
     with pytest.raises(UserError, match=r"expected a Marian model, but it has no source\.spm"):
         marian_folder(NAME)
+
+
+def test_without_a_network_the_model_that_is_there_is_taken(hub, monkeypatch):
+    folder = marian_folder(NAME)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert marian_folder(NAME) == folder
+
+
+def test_two_processes_do_not_write_the_same_files(hub, tmp_path):
+    with (
+        lock_folder(tmp_path / "cache" / "hub" / NAME),
+        pytest.raises(UserError, match="another process is writing here"),
+    ):
+        marian_folder(NAME)
+
+
+def test_other_names_and_addresses_are_refused(hub, tmp_path, monkeypatch, capsys):
+    assert marian_folder(pathlib.Path("modèles/opus")) == pathlib.Path("modèles/opus")
+    monkeypatch.setenv("HF_ENDPOINT", "hf-mirror.com")
+    with pytest.raises(UserError, match="HF_ENDPOINT: expected an address such as https://"):
+        marian_folder(NAME)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    assert main(["import", "marian", str(NAME), "--workdir", str(tmp_path / "run")]) == 2
+    assert "expected a new workdir" in capsys.readouterr().err
+    assert hub.requests == []
 
 
 def test_without_a_network_the_message_names_the_files(hub, monkeypatch):

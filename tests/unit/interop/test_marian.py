@@ -96,6 +96,11 @@ def test_other_searches_are_refused_by_name(directory, values, message):
     _refused(directory, message)
 
 
+def test_gelu_is_the_approximation_with_tanh(directory):
+    _change(directory / "config.json", activation_function="gelu_new")
+    assert MarianConfig(directory).config(("en", "fi")).model.activation == "gelu"
+
+
 def test_settings_of_the_search_are_found_in_both_places(directory):
     settings = {"num_beams": 6, "length_penalty": 0.5, "min_length": 3, "no_repeat_ngram_size": 2}
     _change(directory / "generation_config.json", max_length=None, **settings)

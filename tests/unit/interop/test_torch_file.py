@@ -3,6 +3,7 @@
 tests/integration/test_hostile_files.py has files that are refused.
 """
 
+import os
 import pathlib
 
 import numpy as np
@@ -46,6 +47,9 @@ def test_arrays_are_views_of_the_file(tmp_path):
 def test_missing_files_and_other_formats_are_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.bin: cannot be read: No such file"):
         read_torch(tmp_path / "none.bin")
+    os.mkfifo(tmp_path / "pipe.bin")
+    with pytest.raises(UserError, match=r"pipe\.bin: expected a regular file, found a FIFO$"):
+        read_torch(tmp_path / "pipe.bin")
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(b"\x80\x02}.")
     with pytest.raises(UserError, match=r"not a zip archive; PyTorch before 1\.6.*save_pretrained"):

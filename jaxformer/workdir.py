@@ -168,6 +168,21 @@ class Workdir:
                 f"SHA-256 {expected!s:.64}, but this one has {found}; copy the whole workdir again"
             )
 
+    def check_no_other_tokenizer(self, sha256: str) -> None:
+        """Checks that a new run may write its tokenizer.
+
+        Args:
+          sha256: Hash of the tokenizer.
+
+        Raises:
+          UserError: The workdir holds another tokenizer.
+        """
+        if self.tokenizer.exists() and sha256_of(self.tokenizer) != sha256:
+            raise UserError(
+                f"{self.tokenizer}: expected no tokenizer, or the one of this run, found another; "
+                "move it away, or give another --workdir"
+            )
+
 
 def sha256_of(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits.

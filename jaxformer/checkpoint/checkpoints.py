@@ -443,9 +443,7 @@ class Checkpoints:
         for step, error in damaged.items():
             _logger.warning("damaged checkpoint not used: %s; going back to step %d", error, good)
             if self._keep is not None and jax.process_index() == 0:
-                aside = self.directory / f"{step}.damaged"
-                shutil.rmtree(aside, ignore_errors=True)
-                self._folder(step).rename(aside)
+                set_aside(self._folder(step))
 
     def _read(self, found: _Verified, template: PyTree, *, partial: bool = False) -> PyTree:
         """Reads a verified step; nothing is returned that changed after it was verified."""
@@ -497,6 +495,13 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
 def temporary_folder(directory: pathlib.Path, step: str) -> pathlib.Path:
     """Returns the folder of a step that is being written; the next writer removes it."""
     return directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
+
+
+def set_aside(step: pathlib.Path) -> None:
+    """Renames a damaged step, so that the same step can be saved again."""
+    aside = step.with_name(f"{step.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    step.rename(aside)
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

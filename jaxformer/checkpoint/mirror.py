@@ -5,13 +5,15 @@ after all other files have been read back and compared with their hashes. A step
 manifest is therefore incomplete, and not used.
 """
 
+import contextlib
 import hashlib
 import logging
 import pathlib
 import shutil
 import threading
+from collections.abc import Container
 
-from jaxformer.checkpoint.checkpoints import saved_steps, temporary_folder
+from jaxformer.checkpoint.checkpoints import saved_steps, set_aside, temporary_folder
 from jaxformer.checkpoint.manifest import (
     DamagedError,
     Manifest,
@@ -116,19 +118,28 @@ class Mirror:
         self._copy.path.mkdir(exist_ok=True)  # not its parents: the drive may be unmounted
         self._remove_old()  # makes space
         self._copy_files()
-        while (step := self._newest_missing()) is not None:
+        damaged: dict[int, DamagedError] = {}
+        while (step := self._newest_missing(damaged)) is not None:
             source = self._run.checkpoints / str(step)
             try:
                 copy_step(source, self._copy.checkpoints / source.name)
-            except (OSError, DamagedError):
+            except DamagedError as error:
+                damaged[step] = error
+            except OSError:
                 if source.exists():  # the run has not just removed it
                     raise
             self._copy_files()
         self._copy_scores()
         self._remove_old()
+        for step, error in damaged.items():
+            if (self._run.checkpoints / str(step)).exists():
+                raise error
 
-    def _newest_missing(self) -> int | None:
+    def _newest_missing(self, damaged: Container[int]) -> int | None:
+        """Returns the newest step that has not been copied, but for damaged ones."""
         for step in reversed(saved_steps(self._run.checkpoints)):
+            if step in damaged:
+                continue
             ours, theirs = (f.checkpoints / str(step) for f in (self._run, self._copy))
             try:
                 if not _same(manifest_of(ours), manifest_of(theirs)):
@@ -146,7 +157,10 @@ class Mirror:
             content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
             if self._copied.get(path.name) != digest:
-                write_and_verify(self._copy.path / path.name, content)
+                target = self._copy.path / path.name
+                # A write may be cut off: what is there already is left alone.
+                if not target.exists() or target.read_bytes() != content:
+                    write_and_verify(target, content)
                 self._copied[path.name] = digest
 
     def _has_committed(self) -> bool:
@@ -193,7 +207,7 @@ def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
     Nothing is copied if the run removes the step at that moment.
 
     Raises:
-      DamagedError: The copy is not what was saved.
+      DamagedError: The step is damaged, or the copy is not what was saved.
       OSError: The step cannot be read, or the copy cannot be written.
     """
     with lock_step(source, shared=True):
@@ -201,6 +215,7 @@ def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
             content = manifest_of(source).read_bytes()
         except FileNotFoundError:
             return
+        Manifest.read(source, verify=False)  # A damaged step must not replace a good copy.
         if target.exists():
             _remove(target)
         last = (score_of(source), manifest_of(source))
@@ -237,7 +252,7 @@ def write_and_verify(path: pathlib.Path, content: bytes) -> None:
 
 
 def fetch(copy: Workdir, run: Workdir) -> list[int]:
-    """Brings back the good steps of a copy that are newer than all steps of the run.
+    """Brings back the good steps of a copy that are newer than all good steps of the run.
 
     The files beside the checkpoints are brought back, too, if the run has none. Its config comes
     last, since it makes the folder a workdir.
@@ -249,7 +264,7 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
       UserError: The run has no steps, and all steps of the copy are damaged.
       OSError: A file cannot be read or written.
     """
-    newest = max(saved_steps(run.checkpoints), default=-1)
+    newest = _newest_good(run.checkpoints)
     newer = [step for step in saved_steps(copy.checkpoints) if step > newest]
     fetched, damaged = [], []
     for step in newer:
@@ -269,12 +284,24 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
     return fetched
 
 
+def _newest_good(checkpoints: pathlib.Path) -> int:
+    """Returns the newest step whose files have the hashes of its manifest, or -1."""
+    for step in reversed(saved_steps(checkpoints)):
+        with contextlib.suppress(DamagedError, UnreadableError):
+            Manifest.read(checkpoints / str(step), verify=True)
+            return step
+    return -1
+
+
 def _fetch_step(source: pathlib.Path, checkpoints: pathlib.Path) -> None:
     Manifest.read(source, verify=False)  # a copy without one is incomplete
     work = temporary_folder(checkpoints, source.name)
     try:
         copy_step(source, work)
-        work.rename(checkpoints / source.name)
+        target = checkpoints / source.name
+        if target.exists():
+            set_aside(target)
+        work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

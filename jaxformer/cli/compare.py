@@ -19,7 +19,7 @@ def compare(options: argparse.Namespace) -> None:
         twice, or the target language is unknown.
     """
     language = options.language or options.reference.suffix.removeprefix(".")
-    if not re.fullmatch("[a-z]{2}", language):
+    if options.language is None and not re.fullmatch("[a-z]{2}", language):
         raise UserError(
             f"--language CODE is needed, since {options.reference} does not end in one, such as .de"
         )

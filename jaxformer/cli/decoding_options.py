@@ -184,6 +184,10 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
             f"--length-penalty {options.length_penalty} has no effect with --penalty none; leave "
             "one of them out"
         )
+    if method != settings["method"]:  # The fields of the run's own method do not apply.
+        fields = {field.name for field in dataclasses.fields(plain.SEARCHES[method])}
+        kept = fields | {"method", "beam_size"}  # the number of hypotheses stays
+        settings = {name: value for name, value in settings.items() if name in kept}
     return dataclasses.replace(config, search=plain.from_dict(settings | given)).search
 
 

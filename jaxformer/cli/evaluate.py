@@ -1,13 +1,20 @@
 """The command ``evaluate``: translates a file and scores it against a reference."""
 
 import argparse
+import contextlib
 
 from jaxformer.cli.decoding_options import search_settings
 from jaxformer.cli.progress import load, progress
-from jaxformer.cli.text import Text, check_outputs, lines_with_prefixes, paired, refuse_bad
+from jaxformer.cli.text import (
+    Text,
+    check_outputs,
+    lines_with_prefixes,
+    paired,
+    refuse_bad,
+    writing,
+)
 from jaxformer.config import sentence_pairs
 from jaxformer.evaluation.bleu_report import translation_report
-from jaxformer.files import write_file
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -25,15 +32,16 @@ def evaluate(options: argparse.Namespace) -> None:
     references = [reference.text for _, reference in pairs]
     prefixes = [source.prefix for source, _ in pairs]
     translator = load(options, search)
-    with progress(len(pairs)) as report_progress:
+    output = None if options.output is None else writing(options.output)
+    with output or contextlib.nullcontext() as write, progress(len(pairs)) as report_progress:
         translations = translator.translate(
             [source.text for source, _ in pairs],
             prefixes=prefixes if any(prefixes) else None,
             name=names[0],
             report=report_progress,
         )
-    if options.output is not None:
-        write_file(options.output, "".join(f"{t}\n" for t in translations).encode())
+        if write is not None:
+            write(translations)
     language = options.language or sentence_pairs(translator.config).target_language
     report = translation_report(translations, references, target_language=language)
     print(report.to_json() if options.json else report.table())

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -169,6 +170,7 @@ def _write(
             numbers_file.write(np.array(numbers, np.uint32).tobytes())
             end = ends[-1:] if len(ends) else end
             bar.update(len(chunk))
+            os.utime(folder.parent)  # Not abandoned, even where nothing can be locked.
     if end == 0:
         raise _nothing_left(corpus, split, findings, max_length)
     digests = {name: _digest(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)}

@@ -133,7 +133,7 @@ class Generator:
         Beam search yields the whole continuation at once.
         """
         check_text(prompt, "prompt")
-        shown = 0
+        shown, max_tokens = 0, self._limited(max_tokens)
         for tokens in self._generate([_Row(0, 0, self.prompt_ids(prompt))], max_tokens):
             # The bytes of a character may be several tokens, so an incomplete one is held back.
             text = self.tokenizer.decode(tokens[0][0])
@@ -170,11 +170,17 @@ class Generator:
                 f"{max_tokens}; sample, or ask for fewer"
             )
 
+    def _limited(self, max_tokens: int) -> int:
+        """Returns the number of tokens to generate, which the search may limit further."""
+        most = self.config.search.max_length
+        return max_tokens if most is None else min(max_tokens, most)
+
     def _generate(self, rows: list["_Row"], max_tokens: int) -> Iterator[Any]:
         """Yields all tokens generated so far [rows, hypotheses, tokens], after each chunk."""
         if max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1: got {max_tokens}")
         search, longest = self.config.search, self.config.model.max_length
+        max_tokens = self._limited(max_tokens)
         context = np.asarray([row.tokens for row in rows], np.int32)
         context = np.resize(context, (next(n for n in _ROWS if n >= len(rows)), context.shape[1]))
         self._check_context(context.shape[1], max_tokens)
@@ -220,7 +226,7 @@ class Generator:
         search = self.config.search
         constraints = as_pytrees((*search.constraints, _no_special_tokens))
         one = {"num_samples": 1, "seed": 0} if isinstance(search, Sampling) else {}
-        return dataclasses.replace(search, constraints=(), **one), constraints
+        return dataclasses.replace(search, constraints=(), max_length=None, **one), constraints
 
 
 def _no_special_tokens(

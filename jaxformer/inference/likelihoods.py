@@ -1,10 +1,10 @@
 """Log probabilities of given tokens, computed in chunks to bound the memory for logits."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 # Number of logits per chunk, 16 MB in float32.
@@ -33,7 +33,7 @@ def token_log_probs(
             logits = logits_fn(row).astype(jnp.float32)
             chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
             each.append(chosen - jax.nn.logsumexp(logits, axis=1))
-        return jax.nn.logsumexp(jnp.stack(each), axis=0) - np.log(len(each))
+        return jax.nn.logsumexp(jnp.stack(each), axis=0) - math.log(len(each))
 
     tokens = targets.size
     chunk = min(tokens, max(8, _LOGITS_AT_ONCE // vocab_size))

@@ -1,7 +1,6 @@
 """Learning curves: loss, scores, learning rate and speed by optimizer step."""
 
 import io
-import itertools
 import json
 import math
 import pathlib
@@ -93,13 +92,14 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
     with figure.style():
         page = Figure(figsize=(3.5 * columns, 2.3 * rows), layout="constrained")
         grid = page.subplots(rows, columns, squeeze=False, sharex=True)
-        for axes, name in itertools.zip_longest(grid.flat, shown):
-            if name is None:
+        for place, axes in enumerate(grid.flat):
+            if place >= len(shown):
                 axes.remove()
-            else:
-                _draw(axes, name, curves[name])
-        for axes in grid[-1]:
-            axes.set_xlabel("step")
+                continue
+            _draw(axes, shown[place], curves[shown[place]])
+            if place + columns >= len(shown):  # the lowest one of its column
+                axes.tick_params(labelbottom=True)
+                axes.set_xlabel("step")
         page.align_ylabels()
         figure.save(page, path)
 

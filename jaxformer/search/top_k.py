@@ -30,9 +30,9 @@ def top_k(
     table = table.reshape(*values.shape[:-1], blocks, _BLOCK)
     _, chosen = lax.top_k(table.max(axis=-1), k)
     # Sort blocks by index, to keep the order of equal values. Counting is faster than XLA's sort.
-    rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1)
+    rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1, dtype=jnp.int32)
     at_rank = rank[..., None, :] == jnp.arange(k)[:, None]
-    chosen = (chosen[..., None, :] * at_rank).sum(axis=-1)
+    chosen = (chosen[..., None, :] * at_rank).sum(axis=-1, dtype=jnp.int32)
     left = jnp.take_along_axis(table, chosen[..., None], axis=-2)
     best, places = lax.top_k(left.reshape(*values.shape[:-1], -1), k)
     block = jnp.take_along_axis(chosen, places // _BLOCK, axis=-1)

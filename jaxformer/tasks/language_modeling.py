@@ -145,7 +145,12 @@ class LanguageModeling(Task):
         return _identity(self._stream)
 
     def save(self, workdir: Workdir) -> None:
-        """Writes the tokenizer."""
+        """Writes the tokenizer.
+
+        Raises:
+          UserError: The workdir already holds another tokenizer.
+        """
+        workdir.check_no_other_tokenizer(self._stream.tokenizer.sha256)
         save_tokenizer(self._stream.tokenizer, workdir.tokenizer)
 
     def summary(self) -> str:

@@ -15,7 +15,6 @@ from jaxformer.data.batch import Batch, only_pair
 from jaxformer.data.findings import EMPTY, LONG, Findings, listed
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.tokenizer import Tokenizer
-from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.flops import training_flops
@@ -26,7 +25,7 @@ from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
-from jaxformer.workdir import Workdir, sha256_of
+from jaxformer.workdir import Workdir
 
 # Decodes a slice of the validation sentences; calls its last argument after each batch.
 Decode: TypeAlias = Callable[[Translator, slice, Callable[[int], None]], list[str]]
@@ -173,11 +172,7 @@ class Translation(Task):
           UserError: The workdir already holds another tokenizer.
         """
         tokenizer = self._data.tokenizer
-        if workdir.tokenizer.exists() and sha256_of(workdir.tokenizer) != tokenizer.sha256:
-            raise UserError(
-                f"{workdir.tokenizer}: expected no tokenizer, or the one of this run, found "
-                "another; move it away, or give another --workdir"
-            )
+        workdir.check_no_other_tokenizer(tokenizer.sha256)
         tokenizer.save(workdir.tokenizer)
 
     def summary(self) -> str:

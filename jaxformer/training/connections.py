@@ -24,14 +24,21 @@ def connect() -> dict[int, socket.socket]:
     listener = _listen() if hosts.is_primary() else None
     mine = (listener.getsockname()[1] if listener else 0, secrets.token_hex(16))
     port, token = hosts.all_gather(mine)[0]
+    connections, failure = {}, None
     try:
         connections = _accept(listener, token) if listener else {0: _reach(port, token)}
     except OSError as error:
-        print(
-            f"process {jax.process_index()} could not connect to process 0 ({error}); lost or "
-            "stuck processes are not noticed",
-            file=sys.stderr,
-        )
+        failure = f"process {jax.process_index()}: {error}"
+    failures = [each for each in hosts.all_gather(failure) if each is not None]
+    if failures:
+        if hosts.is_primary():
+            print(
+                f"the processes cannot connect to each other ({'; '.join(failures)}); lost or "
+                "stuck processes are not noticed",
+                file=sys.stderr,
+            )
+        for connection in connections.values():
+            connection.close()
         return {}
     for connection in connections.values():
         connection.setblocking(False)

@@ -271,7 +271,8 @@ class Run:
         name, mode = self.task.best
         values, score, stopped = {}, 0.0, False
         try:
-            values = self.task.evaluate(state.params, self.mesh, check_stop)
+            found = self.task.evaluate(state.params, self.mesh, check_stop)
+            values = {each: float(value) for each, value in found.items()}
             score = values[name] if values else 0.0
         except _ValidationStoppedError:
             stopped = True

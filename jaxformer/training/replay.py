@@ -103,6 +103,8 @@ def replay(
         randomness = Randomness(key, jnp.array([example.row]))
         own, norm = jax.device_get(sums_and_norm(params, example.batch, randomness))
         count = float(own["count"])
+        if count == 0 and norm == 0:
+            continue  # An empty row, which only makes the batch divisible.
         loss = float(own["loss"]) / (count or math.nan)
         found.append(Contribution(example.text, count, loss, float(norm)))
     # Not the count of the batch, which may be NaN because of one example.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxformer.checkpoint import Mirror, fetch, saved_steps
+from jaxformer.checkpoint.manifest import is_step
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, lock_folder, write_file
@@ -73,7 +74,8 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
             f"existing folder {copy.path.parent}; mount its drive first"
         )
     if copy.config.exists():
-        _check_fields(copy, settings)
+        if not _was_cut_off(copy):
+            _check_fields(copy, settings)
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
     found = [path.name for path in foreign if path.exists()]
@@ -82,6 +84,21 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
             f"training.mirror={copy.path}: expected an empty folder or a copy of this run, found "
             f"{', '.join(found)} and no config.json; give another folder"
         )
+
+
+def _was_cut_off(copy: Workdir) -> bool:
+    """Returns whether the first copy of a run ended early, so that there is nothing to lose in it.
+
+    It has no whole step, and no whole config or identity.
+    """
+    if any(is_step(copy.checkpoints / str(step)) for step in saved_steps(copy.checkpoints)):
+        return False
+    try:
+        for path in (copy.config, copy.identity):
+            read_object(path)
+    except UserError:
+        return True
+    return False
 
 
 def _fetch(copy: Workdir, folder: Workdir) -> None:
@@ -213,7 +230,8 @@ def mirrored(
         yield lambda: None
         return
     copy = Workdir(pathlib.Path(mirror))
-    _on_primary(lambda: check_identity(copy, identity))
+    if not _was_cut_off(copy):
+        _on_primary(lambda: check_identity(copy, identity))
     with Mirror(folder, copy) as thread:
         yield thread.update
 

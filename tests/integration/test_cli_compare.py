@@ -109,6 +109,7 @@ def test_language_can_be_given(files, tmp_path, capsys):
     code, out, _ = compare(capsys, str(tmp_path / "ref.txt"), files[1], "--language", "fr")
     assert code == 0
     assert "tokenizer.perl -l fr" in out
+    assert compare(capsys, str(tmp_path / "ref.txt"), files[1], "--language", "zh-TW")[0] == 0
 
 
 def test_chinese_is_split_as_sacrebleu_does(tmp_path, capsys):

@@ -177,6 +177,12 @@ def test_a_sample_depends_only_on_its_prompt_and_numbers(run):
 
 
 @pytest.mark.slow
+def test_a_search_limits_the_length(run):
+    short = Sampling(num_samples=1, max_length=3)
+    assert len(Generator.load(run[1], search=short).generate(["ab"], max_tokens=20)[0]) == 3
+    assert len("".join(Generator.load(run[1], search=short).stream("ab", max_tokens=20))) == 3
+
+
 def test_beam_search_finds_the_most_probable_continuation(run):
     generator = Generator.load(run[1], search=BeamSearch(beam_size=31))
     model, tokens = LanguageModel(run[0].model), generator.prompt_ids("klm")

@@ -142,6 +142,19 @@ def test_unsuitable_folders_are_refused(config, run, copy, tmp_path, tiny_workdi
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cut_off", ["identity.json", "config.json"])
+def test_a_first_copy_that_was_cut_off_is_made_anew(cut_off, config, run, copy, tmp_path):
+    """The machine disappeared before a step was copied, in the middle of a small file."""
+    train(config(steps=2, mirror=None), run.path)
+    copy.path.mkdir(parents=True)
+    shutil.copy(run.config, copy.config)
+    (copy.path / cut_off).write_bytes(b"")
+    train(config(), run.path)
+    assert Checkpoints(copy.checkpoints).steps() == Checkpoints(run.checkpoints).steps()
+    assert copy.identity.read_bytes() == run.identity.read_bytes()
+
+
+@pytest.mark.slow
 def test_kills_during_copies_leave_a_copy_that_resumes(tmp_path):
     """The run is killed at random times, and its disk is lost each time."""
     folder, copy = tmp_path / "run", tmp_path / "copy"

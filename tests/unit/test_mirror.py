@@ -189,6 +189,38 @@ def test_a_run_does_not_start_over_if_all_copies_are_bad(run, copy):
     assert not run.config.exists()
 
 
+def test_a_damaged_step_does_not_replace_its_good_copy(run, copy, caplog):
+    with trained(run, copy) as save:
+        save(1, 0.0)
+        save(2)
+    manifest = run.checkpoints / "2" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"1", b"2", 1))
+    (run.checkpoints / "1" / "score.json").unlink()
+    with Checkpoints(run.checkpoints, keep=2) as checkpoints:
+        checkpoints.attach_score(1, 5.0)
+    with Mirror(run, copy) as mirror:
+        mirror.update()
+    assert "cannot copy the run" in caplog.text
+    assert restored(copy) == 2
+    scores = [(f.checkpoints / "1" / "score.json").read_bytes() for f in (run, copy)]
+    assert scores[0] == scores[1]
+    assert fetch(copy, run) == [2]  # and the good copy replaces the damaged step
+    assert restored(run) == 2
+    assert (run.checkpoints / "2.damaged").is_dir()
+
+
+def test_unchanged_files_are_not_written_again(run, copy, monkeypatch):
+    """A write that is cut off must not damage what another process has copied."""
+    with trained(run, copy) as save:
+        save(1)
+    written = []
+    monkeypatch.setattr(mirror_module, "write_and_verify", lambda path, _: written.append(path))
+    run.metrics.write_text("more")
+    with Mirror(run, copy) as mirror:
+        mirror.update()
+    assert written == [copy.metrics]
+
+
 def test_damage_on_the_way_is_noticed(run, copy, caplog, monkeypatch):
     """The drive returns other bytes than were written."""
     copy_file = mirror_module._copy_file

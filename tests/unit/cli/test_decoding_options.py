@@ -9,7 +9,7 @@ from jaxformer.cli.arguments import parse
 from jaxformer.cli.decoding_options import search_settings
 from jaxformer.config import Config
 from jaxformer.errors import UserError
-from jaxformer.search import BeamSearch, plain
+from jaxformer.search import BeamSearch, Sampling, plain
 
 RUN = BeamSearch(beam_size=5, length_penalty=1.0)
 
@@ -52,6 +52,14 @@ def settings(tmp_path):
 )
 def test_flags_change_the_settings_of_the_run(flags, changes, settings):
     assert settings(flags) == plain.from_dict(plain.to_dict(RUN) | changes)
+
+
+def test_a_run_with_settings_of_beam_search_can_be_sampled(tmp_path):
+    groups = {"diversity_groups": 3, "diversity_penalty": 0.5}
+    run = BeamSearch(beam_size=3, ends_within="N", early_stop="full", **groups)
+    config_lib.save(Config(search=run), tmp_path / "config.json")
+    found = search_settings(parse(["translate", "--workdir", str(tmp_path), "--sampling"]))
+    assert found == Sampling(num_samples=3)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def test_each_panel_shows_its_values(tmp_path: pathlib.Path, pages: list[Figure]
     records = [train(100, 6.0), valid(100, 5.0, bleu=3.5), train(200, 4.0), valid(200, 3.0, bleu=9)]
     panels = draw(records, tmp_path, pages)
     assert list(panels) == [LOSS, PERPLEXITY, BLEU, RATE, SPEED]
+    steps = {title for title, axes in panels.items() if axes.get_xlabel() == "step"}
+    assert steps == {BLEU, RATE, SPEED}  # the lowest panels of three columns
     assert points(panels[LOSS]) == {
         "training": [(100, 6.0), (200, 4.0)],
         "validation": [(100, 5.0), (200, 3.0)],

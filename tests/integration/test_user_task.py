@@ -329,7 +329,8 @@ def test_best_checkpoint_is_chosen_by_the_tasks_score(tmp_path):
         best = "score", "max"
 
         def evaluate(self, params, mesh, check_stop):
-            return {"loss": 1.0, "score": {4: 3.0, 8: 5.0}.get(self.step, 1.0)}
+            score = {4: 3.0, 8: 5.0}.get(self.step, 1.0)
+            return {"loss": jnp.float32(1), "score": np.float32(score)}
 
     task = Scored()
 

@@ -44,8 +44,9 @@ def main() -> int:
 
 
 def files() -> Iterator[pathlib.Path]:
-    """All text files of the project but data of tests."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", ":!tests/fixtures"]
+    """All text files of the project but data of tests and of the model that comes with it."""
+    others = (":!tests/fixtures", ":!jaxformer/pretrained/tatoeba_en_de")
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *others]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT)
     for name in listed.stdout.splitlines():
         path = PROJECT / name

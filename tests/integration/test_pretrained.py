@@ -61,7 +61,7 @@ def test_needs_no_writable_package(tmp_path):
         cwd=pathlib.Path(__file__).parents[2],
         check=True,
     )
-    assert found.stdout == "['Gute Nacht.']\n"
+    assert found.stdout == "['Gute Nacht!']\n"
 
 
 @pytest.mark.slow

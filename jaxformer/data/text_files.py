@@ -249,5 +249,6 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
         names = sorted(entry.name for entry in path.parent.iterdir())
     except OSError as error:
         raise UserError(f"{path.parent}: cannot be read: {error.strerror}") from None
-    hint = did_you_mean(path.name, names, "name another", prefix=f"{path.parent}/")
+    prefix = f"{path.parent}/" if path.parent.parts else ""
+    hint = did_you_mean(path.name, names, "name another", prefix)
     raise UserError(f"{path}: no such file, nor {packed.name}; {hint}")

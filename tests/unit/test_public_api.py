@@ -81,9 +81,12 @@ def test_package_data_is_packaged():
         for package, globs in patterns.items()
         for pattern in globs
         for path in root.parent.joinpath(*package.split(".")).glob(pattern)
+        if path.is_file()
     }
     others = {
-        path for path in root.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+        path
+        for path in root.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != ".gitattributes"
     }
     assert packaged == others
 

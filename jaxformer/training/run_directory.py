@@ -230,8 +230,7 @@ def mirrored(
         yield lambda: None
         return
     copy = Workdir(pathlib.Path(mirror))
-    if not _was_cut_off(copy):
-        _on_primary(lambda: check_identity(copy, identity))
+    _on_primary(lambda: None if _was_cut_off(copy) else check_identity(copy, identity))
     with Mirror(folder, copy) as thread:
         yield thread.update
 

@@ -50,6 +50,10 @@ def test_needs_no_writable_package(tmp_path):
     if os.getuid() or not shutil.which("setpriv"):
         pytest.skip("needs root, to read as another user")
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    project = pathlib.Path(__file__).parents[2]
+    probe = [*user, sys.executable, "-c", "import jaxformer.pretrained"]
+    if subprocess.run(probe, capture_output=True, cwd=project, check=False).returncode:
+        pytest.skip("another user cannot read this project and its environment")
     script = "from jaxformer import Translator; print(Translator.load().translate(['Good night.']))"
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     tmp_path.chmod(0o777)
@@ -58,7 +62,7 @@ def test_needs_no_writable_package(tmp_path):
         capture_output=True,
         text=True,
         env=environment,
-        cwd=pathlib.Path(__file__).parents[2],
+        cwd=project,
         check=True,
     )
     assert found.stdout == "['Gute Nacht!']\n"

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -87,4 +88,6 @@ def test_the_score_on_its_card(real_data):
     )
     report = translation_report(Translator.load().translate(english), german, target_language="de")
     assert report.sacrebleu.score >= 36
-    assert f"| sacreBLEU on the validation set | {report.sacrebleu.score:.1f} |" in card
+    (given,) = re.findall(r"^\| sacreBLEU on the validation set \| (.*) \|$", card, flags=re.M)
+    # Other CPUs round int8 activations differently.
+    assert report.sacrebleu.score == pytest.approx(float(given), abs=0.2)

@@ -181,8 +181,8 @@ def in_order(paths):
 
 
 def _socket(path, *_):
-    os.chdir(path.parent)  # The names of sockets are short.
-    with socket.socket(socket.AF_UNIX) as server:
+    # The names of sockets are short.
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
         server.bind(path.name)
 
 

@@ -58,7 +58,7 @@ def agree(folder, cases):
         case = name.split("|")[0]
         dtype = "bfloat16" if case.endswith("-bfloat16") else "float32"
         if case.endswith(".py") or ":" in case:
-            dtype = load_config(case).model.compute_dtype
+            dtype = load_config(str(PROJECT / case)).model.compute_dtype
         assert error < TOLERANCE[dtype], name
 
 

@@ -5,8 +5,8 @@
 
 ``docs/data.md`` has origin and license of the corpus. The model has the paper's layers, half as
 wide and half as many.
-Measured: 47.4 sacreBLEU on 3,000 validation sentences with a beam of 4. The training takes about 90
-minutes on two CPU cores.
+Measured: 47.4 sacreBLEU on 3,000 validation sentences with a beam of 4. Two shared CPU cores train
+9,000 source and target tokens per second, of 64 million in all.
 """
 
 from jaxformer.config import (

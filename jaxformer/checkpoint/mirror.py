@@ -142,7 +142,7 @@ class Mirror:
                 continue
             ours, theirs = (f.checkpoints / str(step) for f in (self._run, self._copy))
             try:
-                if not _same(manifest_of(ours), manifest_of(theirs)):
+                if not _holds(manifest_of(theirs), manifest_of(ours).read_bytes()):
                     return step
             except FileNotFoundError:  # the run has just removed the step
                 continue
@@ -159,7 +159,7 @@ class Mirror:
             if self._copied.get(path.name) != digest:
                 target = self._copy.path / path.name
                 # A write may be cut off: what is there already is left alone.
-                if not target.exists() or target.read_bytes() != content:
+                if not _holds(target, content):
                     write_and_verify(target, content)
                 self._copied[path.name] = digest
 
@@ -170,8 +170,11 @@ class Mirror:
     def _copy_scores(self) -> None:
         for step in saved_steps(self._run.checkpoints):
             ours, theirs = (score_of(f.checkpoints / str(step)) for f in (self._run, self._copy))
-            if ours.exists() and theirs.parent.exists() and not _same(ours, theirs):
-                write_and_verify(theirs, ours.read_bytes())
+            if not ours.exists() or not theirs.parent.exists():
+                continue
+            content = ours.read_bytes()
+            if not _holds(theirs, content):
+                write_and_verify(theirs, content)
 
     def _remove_old(self) -> None:
         """Removes steps that the run has removed and that are older than another complete copy.
@@ -186,9 +189,8 @@ class Mirror:
                 _remove(self._copy.checkpoints / str(step))
 
 
-def _same(ours: pathlib.Path, theirs: pathlib.Path) -> bool:
-    content = ours.read_bytes()
-    return theirs.exists() and theirs.read_bytes() == content
+def _holds(path: pathlib.Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content
 
 
 def _remove(step: pathlib.Path) -> None:

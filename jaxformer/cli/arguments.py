@@ -24,6 +24,14 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
+# Help of --workdir, by what a command does with it.
+_WORKDIRS = {
+    "run": "run directory of train.py",
+    "translation": f"run directory of train.py (default: the {pretrained.DESCRIPTION})",
+    "new": "workdir to create",
+}
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the arguments of a command.
 
@@ -125,7 +133,7 @@ def _add_train(commands) -> None:
         1 failed, 2 a mistake in the input, 75 stopped by a signal (run the same command again),
         130 interrupted at once by a second Ctrl-C.
         """,
-        workdir="none",
+        workdir=None,
     )
     command.usage = "%(prog)s CONFIG --workdir DIR [--config.FIELD=VALUE ...]"
     command.add_argument(
@@ -311,7 +319,7 @@ def _add_compare(commands) -> None:
 
         jaxformer compare --reference newstest2014.de big.de      # scores with 95 % intervals
         """,
-        workdir="none",
+        workdir=None,
     )
     command.add_argument(
         "translations",
@@ -440,7 +448,7 @@ def _add_evalb(commands) -> None:
 
         jaxformer evalb gold.trees parsed.trees --params COLLINS.prm --json
         """,
-        workdir="none",
+        workdir=None,
     )
     command.add_argument(
         "gold",
@@ -478,7 +486,7 @@ def _add_doctor(commands) -> None:
 
         jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
         """,
-        workdir="none",
+        workdir=None,
     )
     command.add_argument(
         "--config",
@@ -646,7 +654,7 @@ def _add_data(commands) -> None:
         They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. An interrupted download
         is completed by the same command.
         """,
-        workdir="none",
+        workdir=None,
     )
     command.add_argument(
         "names", nargs="*", metavar="NAME", help="corpora to get (default: list all corpora)"
@@ -682,7 +690,7 @@ def _command(
     summary: str,
     example: str,
     *,
-    workdir: Literal["run", "translation", "new", "none"] = "run",
+    workdir: Literal["run", "translation", "new"] | None = "run",
 ) -> CommandParser:
     lines = [line.removeprefix(8 * " ") for line in example.strip().split("\n")]
     command = commands.add_parser(
@@ -695,18 +703,14 @@ def _command(
         # An abbreviation may become ambiguous when an option is added.
         allow_abbrev=False,
     )
-    if workdir != "none":
+    if workdir is not None:
         command.add_argument(
             "--workdir",
             type=local_path,
             required=workdir != "translation",
             default=pretrained.WORKDIR,
             metavar="DIR",
-            help={
-                "run": "run directory of train.py",
-                "translation": f"run directory of train.py (default: the {pretrained.DESCRIPTION})",
-                "new": "workdir to create",
-            }[workdir],
+            help=_WORKDIRS[workdir],
         )
     command.set_defaults(run=run, parser=command)
     return command

@@ -121,7 +121,7 @@ class Generator:
         copies = search.num_samples if isinstance(search, Sampling) else 1
         rows = [_Row(n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
         for batch in _batches(rows):
-            *_, tokens = self._generate(batch, max_tokens)
+            *_, tokens = self._generate(batch, self._limited(max_tokens))
             for row, hypotheses in zip(batch, tokens, strict=False):
                 found[row.prompt] += [self.tokenizer.decode(own) for own in hypotheses]
         return found
@@ -180,7 +180,6 @@ class Generator:
         if max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1: got {max_tokens}")
         search, longest = self.config.search, self.config.model.max_length
-        max_tokens = self._limited(max_tokens)
         context = np.asarray([row.tokens for row in rows], np.int32)
         context = np.resize(context, (next(n for n in _ROWS if n >= len(rows)), context.shape[1]))
         self._check_context(context.shape[1], max_tokens)

@@ -120,14 +120,14 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
     A run that is killed before its first checkpoint begins again.
     """
     record = run.initial_parameters
-    if run.config.exists() and record.exists():
-        if read_object(record).get("sha256") != digest:
-            raise UserError(
-                f"training.init_from={folder.path}: expected the parameters that the run began "
-                "with, but it has others now; bring them back, or begin again in another --workdir"
-            )
-    elif hosts.is_primary() and not run.config.exists():
-        write_file(record, (json.dumps({"sha256": digest}) + "\n").encode())
+    if not run.config.exists():
+        if hosts.is_primary():
+            write_file(record, (json.dumps({"sha256": digest}) + "\n").encode())
+    elif record.exists() and read_object(record).get("sha256") != digest:
+        raise UserError(
+            f"training.init_from={folder.path}: expected the parameters that the run began with, "
+            "but it has others now; bring them back, or begin again in another --workdir"
+        )
 
 
 def check_initialization(config: Config) -> None:

@@ -106,7 +106,8 @@ $(VENV)/installed: requirements.lock pyproject.toml
 $(OLDEST)/installed: .ci/oldest.lock pyproject.toml
 $(NEWEST)/installed: .ci/newest.lock pyproject.toml
 
-# $(@D) is the environment, $< its lock.
+# $(@D) is the environment, $< its lock. Without --no-deps pip refuses an extra, such as coverage[toml],
+# once there is a newer version than the locked one (pip 23.2.1, 2026-11-24).
 %/installed:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "jaxformer needs Python 3.11 or newer: '$(PYTHON)' is missing or older;" \
@@ -116,6 +117,6 @@ $(NEWEST)/installed: .ci/newest.lock pyproject.toml
 	    "apt install python3-venv)" >&2; exit 2; }
 	@echo "Installing $< into $(@D): about a minute, 1.4 GB"
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --use-pep517 --require-hashes --requirement $<
+	$(@D)/bin/pip install --quiet --use-pep517 --no-deps --require-hashes --requirement $<
 	$(@D)/bin/pip install --quiet --no-deps --editable .
 	@touch $@

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from jaxformer.checks import check_text, check_texts
 from jaxformer.config import Config, ModelConfig, check_config, load_run, text_stream
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
-from jaxformer.data.tokenizer import UNK
+from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.models.language_model import LanguageModel
@@ -107,6 +107,7 @@ class Generator:
         """Returns all continuations, without prompts: the beam, best first, or samples as drawn.
 
         The random numbers of a sample depend only on the seed and the indices of prompt and sample.
+        A text ends early where constraints, such as ``no_repeat_ngram``, permit no token.
 
         Args:
           prompts: Texts to continue; an empty one stands for the beginning of a line.
@@ -194,7 +195,9 @@ class Generator:
                 context = context[:, -max(1, longest // 2) :]
             count = min(max_tokens - done.shape[2], longest + 1 - context.shape[1])
             keys, new = _keys(search.seed, rows, len(context), window), done[:, :, :0]
+            ended = (done == EOS).any(axis=2, keepdims=True)
             for new in self._window(context, keys, count, _CHUNK):
+                new = np.where(ended, PAD, new)
                 yield np.concatenate([done, new], axis=2)
             done = np.concatenate([done, new], axis=2)
             context = np.concatenate([context, new[:, 0]], axis=1)
@@ -223,16 +226,16 @@ class Generator:
     def _search(self) -> tuple[Algorithm, tuple[Any, ...]]:
         """Returns the search without what is traced, and the constraints as pytrees."""
         search = self.config.search
-        constraints = as_pytrees((*search.constraints, _no_special_tokens))
+        constraints = as_pytrees((*search.constraints, _only_text))
         one = {"num_samples": 1, "seed": 0} if isinstance(search, Sampling) else {}
         return dataclasses.replace(search, constraints=(), max_length=None, **one), constraints
 
 
-def _no_special_tokens(
-    logits: Float[Array, "B N V"], context: SearchContext
-) -> Float[Array, "B N V"]:
-    """Forbids special tokens such as padding and end-of-sentence, which no text contains."""
-    return logits.at[:, :, : UNK + 1].set(-jnp.inf)
+def _only_text(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
+    """Forbids special tokens, such as padding; where all others are forbidden, the text ends."""
+    text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
+    end = jnp.where((text == -jnp.inf).all(axis=2), 0.0, -jnp.inf)
+    return text.at[:, :, context.eos_id].set(end)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -183,6 +183,14 @@ def test_a_search_limits_the_length(run):
     assert len("".join(Generator.load(run[1], search=short).stream("ab", max_tokens=20))) == 3
 
 
+def test_a_text_without_a_permitted_token_ends(run):
+    # There are 27 characters, and no one may come twice.
+    generator = Generator.load(run[1], search=Sampling(no_repeat_ngram=1))
+    (text,) = generator.generate(["a"], max_tokens=100)
+    assert len(text) == len(set(text)) == 27
+    assert "".join(generator.stream("a", max_tokens=100)) == text
+
+
 def test_beam_search_finds_the_most_probable_continuation(run):
     generator = Generator.load(run[1], search=BeamSearch(beam_size=31))
     model, tokens = LanguageModel(run[0].model), generator.prompt_ids("klm")

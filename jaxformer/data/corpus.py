@@ -33,8 +33,9 @@ class DataConfig:
         Several splits with weights: "news:1,captions:3" has each pair of the second one three times
         in an epoch.
       valid: Validation split, in the same form.
-      tokenizer: Tokenizer of a new run, a file or a workdir. None takes the one of
-        ``training.init_from``, and without that learns one from the training text, as "new" does.
+      tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the one of the model
+        that comes with jaxformer. None takes the one of ``training.init_from``, and without that
+        learns one from the training text, as "new" does.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,

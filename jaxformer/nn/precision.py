@@ -58,6 +58,20 @@ def quantize_rows(values: Float[Array, "..."], axis: int) -> Int8Matrix:
     return Int8Matrix(jnp.round(values / scale).astype(jnp.int8), scale)
 
 
+def dequantize(params: PyTree) -> PyTree:
+    """Converts each :class:`Int8Matrix` to a float32 array; other parameters are unchanged.
+
+    >>> dequantize({"kernel": quantize_matrix(jnp.array([[0.5], [-1.0]]), summed_axis=0)})
+    {'kernel': Array([[ 0.503937],
+           [-1.      ]], dtype=float32)}
+    """
+
+    def convert(leaf: Array | Int8Matrix) -> Array:
+        return leaf.values * leaf.scale if isinstance(leaf, Int8Matrix) else leaf
+
+    return jax.tree.map(convert, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
+
+
 def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
     """Converts parameters to the format that decoding computes in; vectors stay float32.
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, PyTree
 
+from jaxformer import pretrained
 from jaxformer.config import Config, ModelConfig, StreamConfig, load_run, model_of
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
@@ -21,6 +22,7 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import load_params, params_sha256
+from jaxformer.nn.precision import dequantize
 from jaxformer.training import hosts
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.step import StartFrom
@@ -28,6 +30,8 @@ from jaxformer.workdir import Workdir, read_object
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"
+# Value of training.init_from and data.tokenizer: the model that comes with the package.
+PRETRAINED = "pretrained"
 # Fields of a model that may differ from the model it begins with. All others determine the layers.
 _MAY_DIFFER = {
     *("vocab_size", "target_vocab_size", "max_length", "compute_dtype", "biases"),
@@ -58,7 +62,7 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
     name = config.data.tokenizer or config.training.init_from
     if name is None or config.data.tokenizer == NEW:
         return None
-    path = local_path(name)
+    path = _path_of(name)
     if path.is_dir():
         folder = Workdir(path)
         folder.check_tokenizer()
@@ -83,8 +87,12 @@ def initialization(config: Config, tokenizer: AnyTokenizer, run: Workdir) -> Sta
     """
     if config.training.init_from is None:
         return None
-    folder = Workdir(local_path(config.training.init_from))
+    folder = Workdir(_path_of(config.training.init_from))
     return functools.partial(_start_from, folder, config, tokenizer, run)
+
+
+def _path_of(name: str) -> pathlib.Path:
+    return pretrained.WORKDIR if name == PRETRAINED else local_path(name)
 
 
 def _start_from(
@@ -99,6 +107,8 @@ def _start_from(
     """
     source = load_run(folder)
     params, origin = load_params(folder, source.model, "auto", model_of(source))
+    if source.model.compute_dtype == "int8":
+        params, origin = dequantize(params), f"{origin}, converted from int8"
     hosts.check_agreement({"checkpoint in training.init_from": origin})
     _check_same(folder, run, params_sha256(params))
     folder.check_tokenizer()
@@ -134,21 +144,16 @@ def check_initialization(config: Config) -> None:
     """Checks that the model of ``training.init_from``, if any, has the layers of the config.
 
     Raises:
-      UserError: It has others, cannot be trained, or there is no model.
+      UserError: It has others, or there is no model.
     """
     if config.training.init_from is None:
         return
-    folder = Workdir(local_path(config.training.init_from))
+    folder = Workdir(_path_of(config.training.init_from))
     source = load_run(folder)
     if model_of(source) is not model_of(config):
         raise UserError(
             f"training.init_from={folder.path}: expected a {model_of(config).__name__}, got a "
             f"{model_of(source).__name__}"
-        )
-    if source.model.compute_dtype == "int8":
-        raise UserError(
-            f"training.init_from={folder.path}: is quantized to int8, for decoding only; give the "
-            "workdir that it was made from"
         )
     ours, theirs = map(_layers_of, (config.model, source.model))
     flags = [f"--config.model.{name}={theirs[name]}" for name in ours if theirs[name] != ours[name]]

@@ -118,8 +118,9 @@ class TrainingConfig(FitConfig):
     """Settings of the optimizer (sections 5.2 to 5.4), the loop and validation.
 
     Attributes:
-      init_from: Workdir of a trained or imported model whose parameters a new run begins with; see
-        docs/fine_tuning.md. Without it, all parameters are random. A resumed run does not read it.
+      init_from: Workdir of a trained or imported model whose parameters a new run begins with, or
+        "pretrained" for the model that comes with jaxformer; see docs/fine_tuning.md. Without it,
+        all parameters are random. A resumed run does not read it.
       freeze: Parameters that are not trained, comma-separated: components of their paths, such as
         "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". They have
         no optimizer state, and no weight decay.

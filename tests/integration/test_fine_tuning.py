@@ -19,16 +19,20 @@ from jaxformer import (
     load_model,
     make_mesh,
     make_optimizer,
+    pretrained,
     score_pairs,
     train,
 )
 from jaxformer.config import load_run
+from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.stream import CharacterTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, train_tokenizer
 from jaxformer.experiment import make_task, replay
+from jaxformer.inference.quantization import quantize
 from jaxformer.interop.marian import import_marian
-from jaxformer.tasks.initialization import Entry, listed, matching_ids, merge
+from jaxformer.models.selection import describe_model
+from jaxformer.tasks.initialization import Entry, initialization, listed, matching_ids, merge
 from jaxformer.training.mesh import batch_sharding
 from jaxformer.training.optimizer import freeze, path_of
 from jaxformer.training.step import init_state, make_train_step
@@ -134,6 +138,34 @@ def test_the_first_loss_of_an_imported_model(tmp_path):
     assert np.isneginf(before[special]).all()
     assert (state.params["logits_bias"][special] < -99).all()
     Translator.load(tmp_path / "run").translate(["the cat"])
+
+
+@pytest.mark.slow
+def test_the_model_that_comes_with_jaxformer_is_trained_further(tmp_path, capsys):
+    pairs = [("Where is the station?", "Wo ist der Bahnhof?"), ("Good night.", "Gute Nacht.")] * 8
+    for side, language in enumerate(("en", "de")):
+        text = "".join(f"{pair[side]}\n" for pair in pairs)
+        (tmp_path / f"pairs.{language}").write_text(text)
+    config = changed(
+        load_run(Workdir(pretrained.WORKDIR)),
+        model={"dropout_rate": 0.0, "compute_dtype": "float32"},
+        data={"train": str(tmp_path / "pairs"), "valid": str(tmp_path / "pairs")},
+        training={"init_from": "pretrained", "steps": 3, "warmup_steps": 1, "eval_sentences": 0},
+    )
+    config = changed(
+        config,
+        data={"tokens_per_batch": 256, "max_length": 32},
+        training={"label_smoothing": 0.0, "learning_rate": 1e-3},
+    )
+    found, ids, state = first_loss(config, tmp_path / "run")
+    # Its own decoding also quantizes activations.
+    expected = plain_loss(pretrained.WORKDIR, [pairs[i - 1] for i in ids])
+    assert 0 < expected < 0.5  # a fresh model has about ln 6,000
+    assert found == pytest.approx(expected, rel=0.05)
+    assert "step 0, converted from int8, with its tokenizer:" in capsys.readouterr().err
+    matrix = state.params["decoder"]["layers"]["cross_attention"]["key"]
+    assert matrix.dtype == np.float32
+    assert Translator.load(tmp_path / "run").translate(["Good night."]) == ["Gute Nacht."]
 
 
 @pytest.mark.slow
@@ -367,18 +399,33 @@ def test_mistakes_are_named_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_models_of_another_kind_and_quantized_ones_are_refused(tiny_config, tiny_workdir, tmp_path):
+def test_models_of_another_kind_are_refused(tiny_config, tiny_workdir, tmp_path):
     config = dataclasses.replace(
         tiny_config(init_from=str(tiny_workdir)), data=StreamConfig(file="any", length=8)
     )
     with pytest.raises(UserError, match="expected a LanguageModel, got a Transformer"):
         train(config, tmp_path / "run")
-    copy = shutil.copytree(tiny_workdir, tmp_path / "copy")
-    values = json.loads((copy / "config.json").read_text())
-    values["model"]["compute_dtype"] = "int8"
-    (copy / "config.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match="is quantized to int8, for decoding only"):
-        train(tiny_config(init_from=str(copy)), tmp_path / "run")
+
+
+def test_a_quantized_model_is_trained_further(tiny_config, tiny_workdir, tmp_path, capsys):
+    quantize(tiny_workdir, tmp_path / "int8")
+    config = tiny_config(init_from=str(tmp_path / "int8"))
+    model, original = load_model(tiny_workdir)
+    fresh = jax.tree.map(np.zeros_like, original)
+    tokenizer = load_tokenizer(tiny_workdir / "tokenizer.model")
+    start = initialization(config, tokenizer, Workdir(tmp_path))
+    facts = describe_model(model.config, type(model))
+
+    def compare(begun, exact, info):
+        axis = info.summed_axis
+        # Rounded to 127 steps of each output's largest weight.
+        bound = 0 if axis is None else np.abs(exact).max(axis, keepdims=True) / 254 * 1.0001
+        assert begun.dtype == np.float32
+        assert (np.abs(begun - exact) <= bound).all()
+
+    jax.tree.map(compare, start(fresh), original, facts)
+    train(config, tmp_path / "run")
+    assert "converted from int8, with its tokenizer:" in capsys.readouterr().err
 
 
 @pytest.mark.slow

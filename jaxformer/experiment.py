@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import optax
@@ -13,6 +14,7 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.models.selection import describe_model
+from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.initialization import check_initialization, initialization
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
@@ -84,6 +86,7 @@ def train(
         begin(folder, config, training.mirror)
         if not folder.config.exists():
             check_initialization(config)
+        _report_emulation(config)
         with stop_signals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
         try:
@@ -105,6 +108,15 @@ def train(
                 "training.learning_rate_scale, more training.warmup_steps, or "
                 "training.clip_norm=1.0"
             ) from None
+
+
+def _report_emulation(config: Config) -> None:
+    if config.model.compute_dtype == "bfloat16" and emulates_bfloat16() and hosts.is_primary():
+        print(
+            "this CPU has no instructions for bfloat16: a new run is faster with "
+            "--config.model.compute_dtype=float32",
+            file=sys.stderr,
+        )
 
 
 def replay(workdir: str | pathlib.Path, step: int) -> Replayed:

@@ -7,6 +7,8 @@ settings. :func:`use_backend` overrides them, for instance to export for another
 import contextlib
 import contextvars
 import dataclasses
+import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +59,25 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
             compiler_options=(("xla_gpu_dot_merger_threshold_mb", 0),),
         )
     return Backend()
+
+
+# AVX-512 and AMX on x86, and Arm.
+_BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+def emulates_bfloat16(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> bool:
+    """Returns whether programs run on a CPU without instructions for bfloat16.
+
+    XLA widens the inputs of bfloat16 matmuls there, so that float32 is faster.
+
+    Args:
+      cpu_info: The processor's features as Linux lists them. Without this file, the result is
+        False.
+    """
+    if jax.default_backend() != "cpu" or not cpu_info.exists():
+        return False
+    features = re.search(r"^(?:flags|Features)\s*:(.*)", cpu_info.read_text(), re.MULTILINE)
+    return features is not None and not _BFLOAT16_INSTRUCTIONS & set(features[1].split())
 
 
 # Dense bfloat16 FLOP/s of data sheets, by the beginning of the device kind; the first match counts.

@@ -11,12 +11,14 @@ import shutil
 import signal
 import threading
 import time
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
 from jaxformer import config as config_lib
+from jaxformer import experiment
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import RESUMABLE, UserError
 from jaxformer.experiment import make_optimizer, train
@@ -309,6 +311,23 @@ def test_changed_data_is_refused(tiny_config, tmp_path):
     write_text_corpus(tmp_path, 201)
     with pytest.raises(UserError, match="the run began with other data: train was"):
         train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "emulated", "reported"),
+    [("bfloat16", True, True), ("bfloat16", False, False), ("float32", True, False)],
+)
+def test_a_new_run_in_emulated_bfloat16_is_told_what_is_faster(
+    dtype, emulated, reported, tiny_config, tmp_path, monkeypatch, capsys
+):
+    config = tiny_config()
+    model = dataclasses.replace(config.model, compute_dtype=dtype)
+    monkeypatch.setattr(experiment, "emulates_bfloat16", lambda: emulated)
+    monkeypatch.setattr(experiment, "fit", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train(dataclasses.replace(config, model=model), tmp_path)
+    advice = "a new run is faster with --config.model.compute_dtype=float32\n"
+    assert (advice in capsys.readouterr().err) == reported
 
 
 def test_data_may_move(tiny_config, tmp_path, capsys):

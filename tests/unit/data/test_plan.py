@@ -86,18 +86,28 @@ def test_epochs_and_seeds_change_the_composition_of_batches(kind: str):
             assert len(mates[0] & mates[1]) < len(one) / 10
 
 
+def store_of(pairs: list[tuple[int, int]]) -> TokenStore:
+    store = mock.create_autospec(TokenStore, instance=True)
+    store.src_lengths, store.tgt_lengths = np.array(pairs, np.int32).T
+    store.__len__.return_value = len(pairs)
+    return store
+
+
+@pytest.mark.parametrize("batching", ["buckets", "packing"])
+def test_the_config_chooses_the_kind_of_batches(batching: str):
+    config = DataConfig(batching=batching, tokens_per_batch=120, max_length=30)
+    plan = make_plan(store_of(MANY), config, seed=5)
+    assert epoch_of(plan, 0) == epoch_of(plan_for(MANY, batching, 120, seed=5), 0)
+
+
 @pytest.mark.parametrize("batching", ["buckets", "packing"])
 def test_repeated_examples_come_as_often_as_they_are_repeated(batching: str):
     """In every epoch, batch n depends only on n, and no row exceeds its shape."""
-    src, tgt = np.array(MANY, np.int32).T
-    store = mock.create_autospec(TokenStore, instance=True)
-    store.src_lengths, store.tgt_lengths = src, tgt
-    store.__len__.return_value = len(MANY)
     times = np.arange(len(MANY)) % 3 + 1
     config = DataConfig(batching=batching, tokens_per_batch=120, max_length=30)
 
     def plan() -> BatchPlan:
-        return make_plan(store, config, seed=5, repetitions=times)
+        return make_plan(store_of(MANY), config, seed=5, repetitions=times)
 
     for epoch in range(2):
         found = epoch_of(plan(), epoch)

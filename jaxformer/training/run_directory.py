@@ -120,14 +120,19 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
     move, since it is identified by its SHA-256. The rest of the experiment may not change.
 
     Raises:
-      UserError: The workdir is a file, holds another experiment, or lacks its checkpoints.
+      UserError: The workdir is a file, holds another experiment or an unfinished workdir of a
+        command, or lacks its checkpoints.
     """
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
-    if not folder.config.exists():
-        return
-    _check_fields(folder, settings)
-    _check_checkpoints(folder)
+    if folder.config.exists():
+        _check_fields(folder, settings)
+        _check_checkpoints(folder)
+    elif folder.identity.exists() and (command := read_object(folder.identity).get("made_by")):
+        raise UserError(
+            f"{folder.path}: expected a new folder for --workdir, but {command} has begun to write "
+            "a workdir here; run it again, or give another --workdir"
+        )
 
 
 def _check_fields(folder: Workdir, settings: Settings) -> None:

@@ -77,7 +77,7 @@ def test_unrelated_files_stay(command, convert, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["import", "quantize"])
-def test_killed_command_can_start_again(command, convert, tmp_path):
+def test_killed_command_can_start_again(command, convert, tiny_config, tmp_path):
     folder = tmp_path / "model"
     process = subprocess.Popen([sys.executable, "-m", "jaxformer.cli", *convert[command](folder)])
     deadline = time.monotonic() + 60
@@ -91,6 +91,8 @@ def test_killed_command_can_start_again(command, convert, tmp_path):
     # Only the command that began may continue.
     other = {"import": "quantize", "quantize": "import"}[command]
     assert main(convert[other](folder)) == 2
+    with pytest.raises(UserError, match=f"but jaxformer {command} has begun to write a workdir"):
+        train(tiny_config(), folder)
     assert main(convert[command](folder)) == 0
     assert Translator.load(folder).weights == "step 0"
     names = {path.name for path in folder.iterdir()}

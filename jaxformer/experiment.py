@@ -3,7 +3,7 @@
 import functools
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import optax
 from jaxtyping import PyTree
@@ -86,7 +86,9 @@ def train(
         begin(folder, config, training.mirror)
         if not folder.config.exists():
             check_initialization(config)
-        _report_emulation(config)
+        if hosts.is_primary():
+            for line in _advice(config, folder):
+                print(line, file=sys.stderr)
         with stop_signals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
         try:
@@ -110,13 +112,21 @@ def train(
             ) from None
 
 
-def _report_emulation(config: Config) -> None:
-    if config.model.compute_dtype == "bfloat16" and emulates_bfloat16() and hosts.is_primary():
-        print(
+def _advice(config: Config, folder: Workdir) -> Iterator[str]:
+    """Yields what a user may not expect of a run that is about to begin or to resume."""
+    if config.model.compute_dtype == "bfloat16" and emulates_bfloat16():
+        yield (
             "this CPU has no instructions for bfloat16: a new run is faster with "
-            "--config.model.compute_dtype=float32",
-            file=sys.stderr,
+            "--config.model.compute_dtype=float32"
         )
+    training = config.training
+    if training.schedule in ("linear", "cosine") and folder.config.exists():
+        steps = load_run(folder).training.steps
+        if steps != training.steps:
+            yield (
+                f"training.steps was {steps}: the {training.schedule} schedule now falls to 0 "
+                f"after step {training.steps}, so the learning rate changes at once"
+            )
 
 
 def replay(workdir: str | pathlib.Path, step: int) -> Replayed:

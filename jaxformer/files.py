@@ -38,10 +38,12 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a path on a local disk; also works as the type of a command-line option.
 
     Python would read ``gs://bucket/run`` as the relative path ``gs:/bucket/run``, and what is
-    written there is lost with the machine.
+    written there is lost with the machine. A leading ``~`` is the home directory, because shells
+    leave it in ``--workdir=~/run``.
 
     Raises:
-      RemotePathError: The path is a URL, or was one before ``pathlib`` merged its slashes.
+      RemotePathError: The path is a URL, or was one before ``pathlib`` merged its slashes; or there
+        is no such home directory.
     """
     text = os.fspath(path)
     if "://" in text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
@@ -49,7 +51,14 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
             f"expected a path on a local disk: got {text}; work on a local disk and copy from or "
             "to there, or mount the bucket (with gcsfuse, for instance) and give the mount point"
         )
-    return pathlib.Path(path)
+    if not text.startswith("~"):  # pathlib would take ./~ for ~
+        return pathlib.Path(path)
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError:
+        raise RemotePathError(
+            f"{text}: there is no such home directory; write ./{text} for a folder of that name"
+        ) from None
 
 
 def cache_directory() -> pathlib.Path:
@@ -60,7 +69,7 @@ def cache_directory() -> pathlib.Path:
     Raises:
       UserError: ``JAXFORMER_CACHE`` is not on a local disk.
     """
-    return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer").expanduser()
+    return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer")
 
 
 def data_directory() -> pathlib.Path:
@@ -72,7 +81,7 @@ def data_directory() -> pathlib.Path:
       UserError: ``JAXFORMER_DATA`` is not on a local disk.
     """
     named = os.environ.get("JAXFORMER_DATA")
-    return local_path(named).expanduser() if named else cache_directory() / "data"
+    return local_path(named) if named else cache_directory() / "data"
 
 
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from jaxformer.data.catalog import how_to_get
 from jaxformer.data.text_files import bounded_lines, combined, open_bytes, regular_file
 from jaxformer.errors import UserError, needs_package
-from jaxformer.files import readable
+from jaxformer.files import local_path, readable
 
 _ROWS_AT_A_TIME = 1000
 _COLUMN = "translation"
@@ -111,7 +111,7 @@ def _paths(split: str) -> list[pathlib.Path]:
     Raises:
       UserError: A name or pattern has no files, or not all of a numbered series.
     """
-    return [path for pattern in split.split(",") for path in _matches(pathlib.Path(pattern))]
+    return [path for pattern in split.split(",") for path in _matches(local_path(pattern))]
 
 
 def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:

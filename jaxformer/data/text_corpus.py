@@ -13,6 +13,7 @@ from jaxformer.data.text_files import (
     read_corpus_file,
 )
 from jaxformer.errors import UserError
+from jaxformer.files import local_path
 
 
 class TextCorpus:
@@ -70,4 +71,4 @@ class TextCorpus:
         return self._fingerprints[split]
 
     def _paths(self, split: str) -> list[pathlib.Path]:
-        return [find_file(pathlib.Path(f"{split}.{language}")) for language in self._languages]
+        return [find_file(local_path(f"{split}.{language}")) for language in self._languages]

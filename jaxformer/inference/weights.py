@@ -23,6 +23,7 @@ from jaxformer.checkpoint import (
 from jaxformer.config import Config, ModelConfig, load_run, model_of
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
+from jaxformer.files import local_path
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model, abstract_model_params, describe_model
 from jaxformer.models.transformer import Transformer
@@ -144,7 +145,7 @@ def load_model(
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
     """
-    folder = Workdir(pathlib.Path(workdir))
+    folder = Workdir(local_path(workdir))
     config = load_run(folder)
     model = model_of(config)
     return model(config.model), load_params(folder, config.model, str(weights), model)[0]

@@ -48,7 +48,8 @@ def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
 class FixedPositions:
     """A table of encodings that is computed as far as it is used.
 
-    ``max_length`` may be much longer than any sequence, and its table larger than the memory.
+    ``max_length`` may be much longer than any sequence, and its table larger than the memory. A
+    call with explicit positions, as for packed rows, uses the whole table.
 
     Attributes:
       encode: Computes the first encodings, such as :func:`sinusoidal_positions`.

@@ -19,7 +19,7 @@ from jaxformer.config import Config, ModelConfig, StreamConfig, load_run, model_
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import load_params, params_sha256
 from jaxformer.nn.precision import dequantize
@@ -63,11 +63,15 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
     if name is None or config.data.tokenizer == NEW:
         return None
     path = _path_of(name)
-    if path.is_dir():
-        folder = Workdir(path)
-        folder.check_tokenizer()
-        path = folder.tokenizer
-    tokenizer = load(path)
+    try:
+        if path.is_dir():
+            folder = Workdir(path)
+            folder.check_tokenizer()
+            path = folder.tokenizer
+        tokenizer = load(path)
+    except UserError as error:
+        option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
+        raise UserError(f"{option}={name}: {error}") from None
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size must be {tokenizer.vocab_size}, the size of {path}: got "
@@ -149,6 +153,13 @@ def check_initialization(config: Config) -> None:
     if config.training.init_from is None:
         return
     folder = Workdir(_path_of(config.training.init_from))
+    if not folder.config.exists():
+        name = config.training.init_from
+        hint = did_you_mean(name, [PRETRAINED], "give the folder of a run, or of an imported model")
+        raise UserError(
+            f"training.init_from={name}: expected a workdir, or {PRETRAINED!r} for the model that "
+            f"comes with jaxformer, but there is no {folder.config}; {hint}"
+        )
     source = load_run(folder)
     if model_of(source) is not model_of(config):
         raise UserError(

@@ -1,7 +1,6 @@
 """Language modeling: one text, next-token prediction, and perplexity."""
 
 import math
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ from jaxformer.data.stream import (
 )
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
+from jaxformer.files import local_path
 from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.tasks.initialization import given_tokenizer
@@ -45,7 +45,7 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
         match the sizes in the config.
     """
     data = text_stream(config)
-    text = read_text(pathlib.Path(data.file).expanduser())
+    text = read_text(local_path(data.file))
     if folder.config.exists():
         folder.check_tokenizer()
         tokenizer = load_stream_tokenizer(folder.tokenizer)

@@ -164,6 +164,10 @@ def fit(
 
 
 def _check_task(task: Any) -> None:
+    if isinstance(task, type):
+        raise UserError(
+            f"expected a Task, got the class {task.__name__}; give {task.__name__}(...)"
+        )
     if not isinstance(task, Task):
         names = [name for name in dir(Task) if not name.startswith("_") and not hasattr(task, name)]
         raise UserError(
@@ -269,11 +273,10 @@ class Run:
                 raise _ValidationStoppedError
 
         name, mode = self.task.best
-        values, score, stopped = {}, 0.0, False
+        values, stopped = {}, False
         try:
             found = self.task.evaluate(state.params, self.mesh, check_stop)
             values = {each: float(value) for each, value in found.items()}
-            score = values[name] if values else 0.0
         except _ValidationStoppedError:
             stopped = True
         except Exception as error:
@@ -288,7 +291,12 @@ class Run:
         # Wait first: a process killed while it waits must not report this validation twice.
         self.checkpoints.wait()
         self.reporter.valid(step, values)
-        self.checkpoints.attach_score(step, score if mode == "max" else -score)
+        if name in values:
+            self.checkpoints.attach_score(step, values[name] if mode == "max" else -values[name])
+        else:
+            kind, names = type(self.task).__name__, ", ".join(map(repr, values))
+            error = UserError(f"{kind}.best names {name!r}, but evaluate returned {names}")
+            self.reporter.failed_validation(step, error)
         return True
 
     def resume_validation(self, state: TrainState, start: int) -> None:

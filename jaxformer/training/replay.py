@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree
+from tqdm import tqdm
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
@@ -82,15 +83,18 @@ def replay(
     Raises:
       UserError: There is no such step, or the checkpoint is damaged or does not match.
     """
-    if not 1 <= step <= settings.steps:
-        raise UserError(f"expected a step from 1 to {settings.steps}: got {step}")
+    # A run takes no more steps than this after its newest checkpoint.
+    most = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
+    if not 1 <= step <= most:
+        raise UserError(f"expected a step that the run has taken, from 1 to {most}: got {step}")
     state = _newest_state(task, optimizer, checkpoints, mesh, settings.seed, step, start_from)
     start, accumulation = int(state.step), settings.gradient_accumulation
     train_step = make_train_step(
         task.loss, optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
     )
     batches = task.batches(start, BatchShards.of(mesh, accumulation))
-    for batch in itertools.islice(batches, step - 1 - start):
+    before = itertools.islice(batches, step - 1 - start)
+    for batch in tqdm(before, f"steps {start + 1} to {step - 1}", step - 1 - start, leave=False):
         state, _ = train_step(state, to_devices(mesh, batch, accumulation))
     batch = next(batches)
     # Examples are measured on one device.

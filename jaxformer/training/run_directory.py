@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,8 @@ from jaxformer.checkpoint import Mirror, fetch, saved_steps
 from jaxformer.checkpoint.manifest import is_step
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
-from jaxformer.files import check_file_system, lock_folder, write_file
+from jaxformer.files import check_file_system, local_path, lock_folder, write_file
+from jaxformer.search.plain import search_fields
 from jaxformer.training import hosts
 from jaxformer.training.settings import Settings
 from jaxformer.training.task import Task
@@ -20,12 +20,20 @@ from jaxformer.workdir import Workdir, code_digest, read_object, use_compilation
 
 _logger = logging.getLogger("jaxformer")
 
+_LOOP = (
+    *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
+    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "mirror"),
+)
 # Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
-    *("train", "valid", "directory", "file", "mirror"),
-    *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every"),
+    *(f"{section}.{name}" for section in ("fit", "training") for name in _LOOP),
+    *("data.train", "data.valid", "data.directory", "data.file"),
+    *("mesh.data", "mesh.fsdp", "mesh.tensor"),
+    *(f"search.{name}" for name in search_fields()),
 }
+# Places of what only a new run reads, and what hashes identify later. They may move, but not appear
+# or vanish.
+_MAY_MOVE = {"training.init_from", "data.tokenizer"}
 
 
 def begin(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
@@ -39,8 +47,9 @@ def begin(folder: Workdir, settings: Settings, mirror: str | None = None) -> Non
     """
     use_compilation_cache()
     hosts.check_agreement({"config": _digest(settings), "jaxformer": code_digest()})
+    _check_unclaimed(folder)
     if mirror is not None:
-        copy = Workdir(pathlib.Path(mirror))
+        copy = Workdir(local_path(mirror))
         _on_primary(lambda: _check_mirror(copy, folder, settings))
         if folder.config.exists():
             _check_fields(folder, settings)
@@ -121,14 +130,26 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
 
     Raises:
       UserError: The workdir is a file, holds another experiment or an unfinished workdir of a
-        command, or lacks its checkpoints.
+        command, or lacks its checkpoints or its config.
     """
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
     if folder.config.exists():
         _check_fields(folder, settings)
         _check_checkpoints(folder)
-    elif folder.identity.exists() and (command := read_object(folder.identity).get("made_by")):
+    elif steps := saved_steps(folder.checkpoints):
+        raise UserError(
+            f"{folder.path}: expected a new folder, or the {folder.config.name} of the run whose "
+            f"checkpoint of step {steps[-1]} is there; bring it back, or give another --workdir"
+        )
+
+
+def _check_unclaimed(folder: Workdir) -> None:
+    """Checks that no command has begun to write another workdir here."""
+    if folder.config.exists() or not folder.identity.exists():
+        return
+    command = read_object(folder.identity).get("made_by")
+    if command is not None:
         raise UserError(
             f"{folder.path}: expected a new folder for --workdir, but {command} has begun to write "
             "a workdir here; run it again, or give another --workdir"
@@ -139,10 +160,12 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
     """Checks that the saved settings describe the same experiment."""
     given = _fields(settings)
     for name, was in _fields(_saved(folder, settings)).items():
-        if was != given.get(name) and name.rpartition(".")[2] not in _MAY_CHANGE:
+        now = given.get(name)
+        moved = name in _MAY_MOVE and None not in (was, now)
+        if was != now and not moved:
             raise UserError(
-                f"{folder.path}: holds a run with {name}={was!r}, but {given.get(name)!r} was "
-                "given; give the same config, or another folder"
+                f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
+                "same config, or another folder"
             )
 
 
@@ -151,8 +174,8 @@ def _fields(settings: Settings) -> dict[str, Any]:
     return {
         f"{section}.{name}": value
         for section, values in settings.to_dict().items()
-        if section not in ("mesh", "search")
         for name, value in values.items()
+        if f"{section}.{name}" not in _MAY_CHANGE
     }
 
 
@@ -212,11 +235,11 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
     if not folder.config.exists():
         return
     began_with = read_object(folder.identity)
-    for name, digest in identity.items():
-        if began_with.get(name) != digest:
+    for name in began_with.keys() | identity.keys():
+        if began_with.get(name) != identity.get(name):
             raise UserError(
                 f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "
-                f"now {digest}; give it the old data, or another --workdir"
+                f"now {identity.get(name)}; give it the old data, or another --workdir"
             )
 
 
@@ -234,7 +257,7 @@ def mirrored(
     if mirror is None:
         yield lambda: None
         return
-    copy = Workdir(pathlib.Path(mirror))
+    copy = Workdir(local_path(mirror))
     _on_primary(lambda: None if _was_cut_off(copy) else check_identity(copy, identity))
     with Mirror(folder, copy) as thread:
         yield thread.update

@@ -137,7 +137,7 @@ class TrainingConfig(FitConfig):
         given; or "muon": Muon for the matrices of the layers, with updates of Adam's usual size,
         and Adam for all other parameters. ``weight_decay`` applies to the matrices only.
       schedule: Learning rate after warm-up: "inverse_sqrt" as in equation 3, "constant", or
-        "linear" or "cosine", to 0 at the last step.
+        "linear" or "cosine", to 0 after the last step.
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
       adam_dtype: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       eval_sentences: Number of validation sentences to translate for BLEU, or to parse for F1; 0

@@ -23,7 +23,7 @@ from jaxformer import (
     score_pairs,
     train,
 )
-from jaxformer.config import load_run
+from jaxformer.config import load_run, save
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.stream import CharacterTokenizer
@@ -35,6 +35,7 @@ from jaxformer.models.selection import describe_model
 from jaxformer.tasks.initialization import Entry, initialization, listed, matching_ids, merge
 from jaxformer.training.mesh import batch_sharding
 from jaxformer.training.optimizer import freeze, path_of
+from jaxformer.training.run_directory import check_workdir
 from jaxformer.training.step import init_state, make_train_step
 from jaxformer.workdir import Workdir
 
@@ -385,8 +386,13 @@ def test_mixed_runs_resume_exactly_and_keep_their_weights(tmp_path):
             "out of decoder, layers, cross_attention, ",
         ),
         ({"training": {"freeze": "encoder,decoder,embedding"}}, "freezes all parameters"),
-        ({"training": {"init_from": "nowhere"}}, "nowhere: expected the workdir of a training run"),
-        ({"data": {"tokenizer": "no.model"}}, "no.model: cannot be read: No such file"),
+        (
+            {"training": {"init_from": "nowhere"}},
+            "training.init_from=nowhere: expected a workdir, or 'pretrained' for the model that "
+            "comes with jaxformer, but there is no nowhere/config.json; give the folder of a run",
+        ),
+        ({"training": {"init_from": "Pretrained"}}, "did you mean pretrained?"),
+        ({"data": {"tokenizer": "no.model"}}, "data.tokenizer=no.model: no.model: cannot be read"),
     ],
     ids=str,
 )
@@ -397,6 +403,18 @@ def test_mistakes_are_named_before_anything_is_written(
     with pytest.raises(UserError, match=message):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_only_a_new_run_reads_may_move(tiny_config, tmp_path):
+    folder = Workdir(tmp_path)
+    began = changed(tiny_config(init_from="../first"), data={"tokenizer": "old.model"})
+    save(began, folder.config)
+    folder.checkpoints.mkdir()
+    check_workdir(folder, changed(tiny_config(init_from="elsewhere"), data={"tokenizer": "b"}))
+    with pytest.raises(UserError, match=r"training.init_from='../first', but None was given"):
+        check_workdir(folder, changed(tiny_config(), data={"tokenizer": "b"}))
+    with pytest.raises(UserError, match=r"data.tokenizer='old.model', but None was given"):
+        check_workdir(folder, tiny_config(init_from="../first"))
 
 
 def test_models_of_another_kind_are_refused(tiny_config, tiny_workdir, tmp_path):

@@ -139,6 +139,10 @@ def test_unsuitable_folders_are_refused(config, run, copy, tmp_path, tiny_workdi
     shutil.rmtree(copy.path)
     shutil.copytree(tiny_workdir, copy.path)
     refused("copy: holds a run with training.seed=0, but 5 was given", seed=5)
+    # The workdir that another command has begun stays as it is, too.
+    run.begin("jaxformer quantize", {})
+    refused("jaxformer quantize has begun to write a workdir here; run it again")
+    assert not run.checkpoints.exists()
 
 
 @pytest.mark.slow

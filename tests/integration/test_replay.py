@@ -3,14 +3,16 @@
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
 
-from jaxformer import Checkpoints, FitConfig
+from jaxformer import Checkpoints, FitConfig, UserError
 from jaxformer.cli import main
 from jaxformer.experiment import replay
 from jaxformer.training.replay import replay as replay_step
+from jaxformer.workdir import Workdir
 
 from .test_resume import MESH, SKIPPED, TASK, run
 from .test_user_task import OPTIMIZER, Notes
@@ -52,7 +54,17 @@ def test_command_prints_the_largest_gradient_first(tiny_workdir, capsys):
 @pytest.mark.parametrize("step", [0, 7])
 def test_steps_that_the_run_does_not_have_are_refused(tiny_workdir, step, capsys):
     assert main(["replay", "--workdir", str(tiny_workdir), "--step", str(step)]) == 2
-    assert capsys.readouterr().err == f"error: expected a step from 1 to 6: got {step}\n"
+    message = f"error: expected a step that the run has taken, from 1 to 6: got {step}\n"
+    assert capsys.readouterr().err == message
+
+
+def test_steps_after_the_newest_checkpoint_are_refused(tiny_workdir, tmp_path):
+    folder = Workdir(shutil.copytree(tiny_workdir, tmp_path / "run"))
+    values = json.loads(folder.config.read_text())
+    values["training"]["steps"] = 10**6
+    folder.config.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="from 1 to 8: got 90000"):
+        replay(folder.path, 90_000)
 
 
 def test_the_example_that_makes_a_step_nan_comes_first(tmp_path):

@@ -330,6 +330,22 @@ def test_a_new_run_in_emulated_bfloat16_is_told_what_is_faster(
     assert (advice in capsys.readouterr().err) == reported
 
 
+def test_a_longer_schedule_is_announced(tiny_config, tiny_workdir, tmp_path, monkeypatch, capsys):
+    def resume(**training):
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_config(warmup_steps=2, **training), tmp_path / "run")
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(experiment, "fit", mock.Mock(side_effect=KeyboardInterrupt))
+    shutil.copytree(tiny_workdir, tmp_path / "run")
+    for schedule, announced in {"cosine": True, "inverse_sqrt": False}.items():
+        config = tiny_config(warmup_steps=2, schedule=schedule)
+        config_lib.save(config, tmp_path / "run" / "config.json")
+        assert "schedule" not in resume(schedule=schedule)
+        message = "training.steps was 6: the cosine schedule now falls to 0 after step 8, so"
+        assert (message in resume(schedule=schedule, steps=8)) == announced
+
+
 def test_data_may_move(tiny_config, tmp_path, capsys):
     (tmp_path / "old").mkdir()
     write_text_corpus(tmp_path / "old", 200)

@@ -1,5 +1,6 @@
 """A user's own task through public API: trained, killed, resumed, sharded, logged, refused."""
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -355,8 +356,16 @@ def test_evaluation_without_the_score_is_reported(tmp_path, uninterrupted, capsy
     class Wrong(Bigrams):
         best = "bleu", "max"
 
-    assert_equal(run(tmp_path, Wrong()), uninterrupted[0])
-    assert "the checkpoint has no score: KeyError: 'bleu'" in capsys.readouterr().err
+    notes = Notes()
+    assert_equal(run(tmp_path, Wrong(), writers=[notes]), uninterrupted[0])
+    message = "the checkpoint has no score: UserError: Wrong.best names 'bleu', but evaluate "
+    assert f"{message}returned 'loss'" in capsys.readouterr().err
+    found, expected = (
+        [report for report in reports if report[1] == "valid"]
+        for reports in (notes.reports, uninterrupted[1])
+    )
+    assert len(found) == 3
+    assert found == expected
 
 
 class Wider(Bigrams):
@@ -371,6 +380,52 @@ def test_other_data_and_another_seed_are_refused(tmp_path, uninterrupted):
         run(uninterrupted[2], seed=5)
     with pytest.raises(UserError, match="expected params/table to be float32"):
         run(uninterrupted[2], Wider())
+
+    class Forgetful(Bigrams):
+        def identity(self):
+            return {}
+
+    with pytest.raises(UserError, match=r"other data: text was [0-9a-f]+, now None"):
+        run(uninterrupted[2], Forgetful())
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A config of the user, whose sections have names of ours."""
+
+    values: dict
+
+    def to_dict(self):
+        return self.values
+
+    @classmethod
+    def from_dict(cls, values):
+        return cls(values)
+
+
+def test_a_config_of_the_users_own_must_match(tmp_path):
+    own = {"diffusion": {"steps": 1000}, "mesh": {"resolution": 64}, "training": {"steps": 1}}
+
+    def again(**sections):
+        settings = FitConfig(**SETTINGS | {"steps": 1, "eval_every": 4})
+        fit(Bigrams(), OPTIMIZER, tmp_path, settings, mesh=one_device(), config=Own(own | sections))
+
+    again()
+    for section, name, value in [("diffusion", "steps", 10), ("mesh", "resolution", 8)]:
+        with pytest.raises(
+            UserError, match=rf"holds a run with {section}\.{name}=.* but {value} was"
+        ):
+            again(**{section: {name: value}})
+    again(training={"steps": 2})
+
+
+def test_checkpoints_without_a_config_are_not_taken_over(tmp_path):
+    run(tmp_path, steps=4)
+    (tmp_path / "config.json").unlink()
+    message = r"or the config.json of the run whose checkpoint of step 4 is there; bring it back"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, seed=7)
+    assert not (tmp_path / "config.json").exists()
 
 
 def test_workdirs_of_tasks_and_of_configs_are_not_mixed(tmp_path, uninterrupted):
@@ -433,6 +488,8 @@ def test_mistakes_of_a_task_are_reported(tmp_path):
 
     with pytest.raises(TypeError, match="abstract"):
         Unfinished()
+    with pytest.raises(UserError, match=r"got the class Bigrams; give Bigrams\(\.\.\.\)"):
+        fit(Bigrams, OPTIMIZER, tmp_path / "class")
 
 
 def test_constant_counts_are_summed_over_devices(tmp_path):

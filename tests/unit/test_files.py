@@ -41,6 +41,17 @@ def test_local_paths_are_unchanged(path):
     assert local_path(path) == local_path(pathlib.Path(path)) == pathlib.Path(path)
 
 
+def test_the_home_directory_is_expanded(tmp_path, monkeypatch):
+    """Shells leave the ~ in --workdir=~/runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local_path("~/runs/a") == tmp_path / "runs" / "a"
+    assert local_path("./~/a") == pathlib.Path("~/a")
+    with pytest.raises(
+        UserError, match=r"~nobody_has_this_name/a: there is no such home directory"
+    ):
+        local_path("~nobody_has_this_name/a")
+
+
 def test_content_and_folder(tmp_path):
     path = tmp_path / "new" / "file"
     write_file(path, b"one")

@@ -12,6 +12,7 @@ from jaxformer.data.text_files import (
     read_corpus_file,
 )
 from jaxformer.errors import UserError
+from jaxformer.files import local_path
 from jaxformer.tasks.parsing.linearization import linearize
 from jaxformer.tasks.parsing.trees import normalize, place_trees
 
@@ -80,4 +81,4 @@ def _paths(split: str) -> list[pathlib.Path]:
     names = split.split(",")
     if not all(names):
         raise UserError(f"expected names of files of trees with commas between: got {split!r}")
-    return [find_file(pathlib.Path(name)) for name in names]
+    return [find_file(local_path(name)) for name in names]

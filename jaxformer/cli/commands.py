@@ -4,6 +4,7 @@ The module imports no heavy libraries, so that ``--help`` and error messages app
 """
 
 import argparse
+import pathlib
 import re
 from typing import Any, Literal
 
@@ -486,10 +487,14 @@ def _add_plot(commands) -> None:
         commands,
         "plot",
         "plot.plot",
-        "plot the learning curves of a run, as a PNG",
+        "plot the learning curves of a run, as an image",
         "jaxformer plot --workdir runs/numerals",
     )
-    _add_path(command, "--output", "PNG to write (default: learning_curve.png in the workdir)")
+    _add_path(
+        command,
+        "--output",
+        "image to write, .png or .svg (default: learning_curve.png in the workdir)",
+    )
 
 
 def _add_quantize(commands) -> None:
@@ -518,9 +523,15 @@ def _add_import(commands) -> None:
     )
     command.add_argument(
         "directory",
-        type=lambda text: local_path(text.removeprefix("https://huggingface.co/")),
+        type=_model_folder,
         help="folder of the model, or its name on the hub, such as Helsinki-NLP/opus-mt-en-de",
     )
+
+
+def _model_folder(text: str) -> pathlib.Path:
+    """Returns a folder, or the name of a model whose address on the hub is given."""
+    address = re.fullmatch(r"https://huggingface\.co/(.+?)(/(tree|blob)/main(/.*)?)?", text)
+    return local_path(address[1] if address else text)
 
 
 def _add_data(commands) -> None:

@@ -1,6 +1,7 @@
 """The command ``compare``: significance tests between systems on one reference."""
 
 import argparse
+import pathlib
 import re
 
 from tqdm import tqdm
@@ -18,7 +19,8 @@ def compare(options: argparse.Namespace) -> None:
       UserError: A file cannot be read, has another number of lines than the reference or is given
         twice, or the target language is unknown.
     """
-    language = options.language or options.reference.suffix.removeprefix(".")
+    uncompressed = pathlib.PurePath(options.reference.name.removesuffix(".gz"))
+    language = options.language or uncompressed.suffix.removeprefix(".")
     if options.language is None and not re.fullmatch("[a-z]{2}", language):
         raise UserError(
             f"--language CODE is needed, since {options.reference} does not end in one, such as .de"

@@ -3,6 +3,7 @@
 import pathlib
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,11 @@ from jaxformer.errors import UserError, did_you_mean
 from jaxformer.fields import RENAMED, check_known
 from jaxformer.files import local_path
 
-# Exceptions that absl and ml_collections raise for a mistake in a flag, a field or a file.
-MISTAKES = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
+# Exceptions that absl, ml_collections and Python raise for a mistake in a flag, a field or a file.
+MISTAKES = (
+    *(flags.Error, AttributeError, ImportError, LookupError, NameError, OSError),
+    *(TypeError, ValueError),
+)
 
 # Names of fields in the previous release.
 _RENAMED_FLAGS = {
@@ -54,6 +58,8 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 
 def _load(words: Sequence[str]) -> dict[str, Any]:
     """Returns the sections and fields of the config that a command line names."""
+    # ml_collections would run the file in the namespace of the config that it loaded last.
+    sys.modules.pop("config_config", None)
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=list(words))
     values(list(words), known_only=True)
@@ -77,10 +83,15 @@ def explain(error: BaseException, words: Sequence[str]) -> str:
 
     Args:
       error: One of ``MISTAKES``, or a ``SyntaxError`` of the config file.
-      words: The command line.
+      words: The command line; its second word is ``--config=PATH``.
     """
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {error.msg}"
+    path = words[1].removeprefix("--config=").partition(":")[0]
+    if mistake := _mistake_in_file(error, path):
+        return mistake
+    if isinstance(error, AttributeError) and error.name in ("get_config", "to_dict"):
+        return f"{path}: expected a function get_config that returns a config; add it or its return"
     message = str(error.args[0] if error.args else error).replace("\\n", "\n")
     for cause, expected in _EXPECTED.items():
         if value := re.match(rf"flag (--[\w.]+)=(.*): {cause}", message, re.DOTALL):
@@ -93,6 +104,23 @@ def explain(error: BaseException, words: Sequence[str]) -> str:
     if "Traceback (most recent call last):" in lines:
         return re.sub(r"^[\w.]*Error: ", "", lines[-1])
     return " ".join(line.strip("'\\ ") for line in lines)
+
+
+def _mistake_in_file(error: BaseException | None, path: str) -> str | None:
+    """Returns line and cause of an exception that the code of the file raised.
+
+    Returns:
+      None if it did not, or if the cause is a ``UserError``, whose message needs no line.
+    """
+    while error is not None:
+        frames = traceback.extract_tb(error.__traceback__)
+        if lines := [frame.lineno for frame in frames if frame.filename == path]:
+            if isinstance(error, UserError):
+                return None
+            cause = " ".join(str(error).split())
+            return f"{path}:{lines[-1]}: {type(error).__name__}: {cause}"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _unknown_field(words: Sequence[str]) -> str | None:

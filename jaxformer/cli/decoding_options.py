@@ -170,6 +170,8 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
         raise UserError("--samples and --beam-size exclude each other; leave one of them out")
     if getattr(options, "sampling", False) or "num_samples" in given:
         given["method"] = "sampling"
+    elif "beam_size" in given:
+        given["method"] = "beam"
     method = given.get("method", settings["method"])
     if method == "sampling" and "beam_size" in given:
         print("warning: --beam-size with sampling is now --samples", file=sys.stderr)

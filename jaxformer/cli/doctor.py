@@ -49,7 +49,7 @@ def _measure(options: argparse.Namespace) -> None:
 
     use_compilation_cache()
     devices = jax.devices()
-    limit = limit or _memory(devices[0])
+    limit = _memory(devices[0]) if limit is None else limit
     if isinstance(data, StreamConfig):
         batch, fields = f"{data.rows:,} rows of {data.length:,} tokens", "data.rows or data.length"
     else:
@@ -83,7 +83,10 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})", text)
     if not found:
         raise UserError(f"--memory: expected a size such as 16GB or 16GiB, got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2]])
+    size = int(float(found[1]) * _UNITS[found[2]])
+    if size < 1:
+        raise UserError(f"--memory must be at least 1 byte: got {text!r}")
+    return size
 
 
 def _memory(device) -> int:

@@ -12,6 +12,7 @@ from jaxformer.config import load_run, text_stream
 from jaxformer.errors import UserError
 from jaxformer.inference.generator import Generator
 from jaxformer.search import BeamSearch, Sampling
+from jaxformer.search.settings import SearchSettings
 from jaxformer.workdir import Workdir
 
 # Printed between two texts.
@@ -42,9 +43,9 @@ def generate(options: argparse.Namespace) -> None:
     print(f"{options.workdir}: {generator.weights}", file=sys.stderr)
     first = True
     with bad_lines() as report_bad:
-        for prompt in _prompts(generator, options):
+        for number, prompt in enumerate(_prompts(generator, options)):
             report_bad([prompt])
-            for text in _texts(generator, prompt, options.tokens):
+            for text in _texts(generator, prompt, number, options.tokens):
                 if not first:
                     print(_SEPARATOR)
                 first = False
@@ -56,7 +57,7 @@ def generate(options: argparse.Namespace) -> None:
 def search_settings(
     options: argparse.Namespace, run: BeamSearch | Sampling
 ) -> BeamSearch | Sampling:
-    """Returns beam search if ``--beam-size`` is given, else the run's sampling with overrides.
+    """Returns beam search if ``--beam-size`` is given, else sampling, with the run's settings.
 
     Raises:
       UserError: A value is out of range, or would have no effect.
@@ -68,12 +69,21 @@ def search_settings(
         if given:
             flag = next(iter(given)).replace("_", "-")
             raise UserError(f"--{flag} is for sampling, not with --beam-size; leave one out")
-        return BeamSearch(beam_size=options.beam_size)
+        return _with(BeamSearch, run, {"beam_size": options.beam_size})
     if "samples" in given:
         given["num_samples"] = given.pop("samples")
-    if isinstance(run, Sampling):
+    return _with(Sampling, run, given)
+
+
+def _with(
+    kind: type[BeamSearch | Sampling], run: BeamSearch | Sampling, given: dict[str, Any]
+) -> BeamSearch | Sampling:
+    """Returns a search with the given values, and the run's settings where they apply."""
+    if isinstance(run, kind):
         return dataclasses.replace(run, **given)
-    return Sampling(**{"num_samples": 1, **given})
+    common = {field.name: getattr(run, field.name) for field in dataclasses.fields(SearchSettings)}
+    one = {"num_samples": 1} if kind is Sampling else {}
+    return kind(**common | one | given)
 
 
 def _prompts(generator: Generator, options: argparse.Namespace) -> Iterator[Line]:
@@ -97,15 +107,16 @@ def _prompts(generator: Generator, options: argparse.Namespace) -> Iterator[Line
     return itertools.chain.from_iterable(arriving)
 
 
-def _texts(generator: Generator, prompt: Line, tokens: int) -> Iterator[Iterator[str]]:
+def _texts(generator: Generator, prompt: Line, number: int, tokens: int) -> Iterator[Iterator[str]]:
     """Yields every text, prompt included, as an iterator of pieces."""
     search = generator.config.search
     samples = search.num_samples if isinstance(search, Sampling) else 1
     if prompt.error is not None:
         yield from itertools.repeat(iter(()), samples)
     elif isinstance(search, Sampling) and samples == 1:
-        yield itertools.chain([prompt.text], generator.stream(prompt.text, max_tokens=tokens))
+        pieces = generator.stream(prompt.text, max_tokens=tokens, first=number)
+        yield itertools.chain([prompt.text], pieces)
     else:
-        found = generator.continuations([prompt.text], max_tokens=tokens)[0]
+        found = generator.continuations([prompt.text], max_tokens=tokens, first=number)[0]
         for continuation in found[:samples]:
             yield iter([prompt.text, continuation])

@@ -118,11 +118,13 @@ def plot(options: argparse.Namespace) -> None:
     """Plots the learning curves of a run.
 
     Raises:
-      UserError: The folder has no metrics.
+      UserError: The output is not an image, or the folder has no metrics.
     """
+    output = options.output or options.workdir / "learning_curve.png"
+    if output.suffix.lower() not in (".png", ".svg"):
+        raise UserError(f"--output: expected a name that ends in .png or .svg: got {output}")
     folder = Workdir(options.workdir)
     if not folder.metrics.is_file():
         raise UserError(f"{folder.metrics}: no such file; it is made by train.py")
-    output = options.output or options.workdir / "learning_curve.png"
     learning_curve(read_metrics(folder.metrics), output)
     print(output)

@@ -290,15 +290,14 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
       A function that writes lines, given without line breaks, at once and in UTF-8.
 
     Raises:
-      UserError: The path is a folder, a link or a device, or standard output is closed.
+      UserError: The path is not the name of a text file, or standard output is closed.
     """
     if path is None:
         if sys.stdout is None:
             raise UserError("standard output is closed: expected --output FILE")
         yield _writer(sys.stdout)
         return
-    if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
+    _check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
@@ -326,14 +325,14 @@ def _writer(file) -> Writer:
 def check_outputs(
     inputs: list[pathlib.Path | None], outputs: dict[str, pathlib.Path | None]
 ) -> None:
-    """Checks that no output is also an input or another output.
+    """Checks that all outputs can be files, and none is also an input or another output.
 
     Args:
       inputs: Files to read.
       outputs: Files to write, by their options.
 
     Raises:
-      UserError: An output is an input or another output.
+      UserError: An output is an input or another output, or not the name of a text file.
     """
     reads = {path.resolve() for path in inputs if path is not None}
     writes = [(option, path) for option, path in outputs.items() if path is not None]
@@ -343,3 +342,19 @@ def check_outputs(
         for other, taken in writes[:n]:
             if path.resolve() == taken.resolve():
                 raise UserError(f"{option} {path} is also {other}; name another file")
+        _check_name(path)
+
+
+def _check_name(path: pathlib.Path) -> None:
+    """Checks that a text file may have this name.
+
+    Raises:
+      UserError: The path is a folder, a link or a device, lies in a file, or ends in ``.gz``.
+    """
+    if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
+    if path.suffix == ".gz":
+        raise UserError(f"{path}: expected a name without .gz, since the output is plain text")
+    for folder in path.parents:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: expected a folder, found a file")

@@ -27,7 +27,7 @@ from jaxformer.cli.text import (
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import align, layer_indices, pharaoh
 from jaxformer.inference.translator import Hypothesis, Translator
-from jaxformer.search import Algorithm
+from jaxformer.search import Algorithm, Sampling
 
 # Maps (number of a line from 0, the line, its hypotheses best first) to lines of output.
 Format: TypeAlias = Callable[[int, Line, Sequence[Hypothesis]], list[str]]
@@ -170,9 +170,11 @@ def json_line(line: Line, hypotheses: Sequence[Hypothesis], piece: Callable[[int
 
 def _check(options: argparse.Namespace, search: Algorithm) -> None:
     if options.n_best is not None and not 1 <= options.n_best <= search.num_hypotheses:
+        sampling = isinstance(search, Sampling)
+        limit, flag = ("number of samples", "samples") if sampling else ("beam size", "beam-size")
         raise UserError(
-            f"--n-best must be from 1 to the beam size, {search.num_hypotheses}: got "
-            f"{options.n_best}; use --beam-size {max(1, options.n_best)}"
+            f"--n-best must be from 1 to the {limit}, {search.num_hypotheses}: got "
+            f"{options.n_best}; use --{flag} {max(1, options.n_best)}"
         )
     if options.scores and options.n_best is not None:
         raise UserError("--scores is not needed with --n-best, which prints them; leave it out")

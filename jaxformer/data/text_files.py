@@ -98,10 +98,16 @@ def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes
 def read_file(path: pathlib.Path) -> Iterator[str]:
     """Yields the lines of a text file, decompressed if its name ends in ``.gz``.
 
+    A byte-order mark at the beginning of the file is left out.
+
     Raises:
       UserError: The file cannot be read, is damaged, or is not UTF-8.
     """
-    return read_lines(_read_bytes(path), str(path))
+    lines = (
+        line.removeprefix(b"" if number else _BYTE_ORDER_MARK)
+        for number, line in enumerate(_read_bytes(path))
+    )
+    return read_lines(lines, str(path))
 
 
 def read_corpus_file(path: pathlib.Path, digest: Any) -> Iterator[str]:

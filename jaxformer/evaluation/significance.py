@@ -16,10 +16,11 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import Measure, check_lines, measures
+from jaxformer.evaluation.bleu_report import Measure, has_ngrams, check_lines, measures
 
 # Defaults of sacreBLEU, and the environment variable from which it reads the seed.
 _RESAMPLES, _TRIALS = 1000, 10_000
@@ -32,19 +33,20 @@ class SystemScore:
 
     Attributes:
       system: Name of the system.
-      score: Its score, from 0 to 100.
-      mean: Mean of the score over the resampled test sets.
-      interval: Half the width of the 95 % interval of the resampled scores around ``mean``.
+      score: Its score, from 0 to 100; None for BLEU if no line has four words.
+      mean: Mean of the score over the resampled test sets; None without a score.
+      interval: Half the width of the 95 % interval of the resampled scores around ``mean``; None
+        without a score.
       p_bootstrap: p-value of the difference from the baseline by the paired bootstrap; None for
-        the baseline.
+        the baseline, and for all systems if one of them has no score.
       p_randomization: p-value of the difference from the baseline by approximate randomization;
-        None for the baseline.
+        None in the same cases.
     """
 
     system: str
-    score: float
-    mean: float
-    interval: float
+    score: float | None
+    mean: float | None
+    interval: float | None
     p_bootstrap: float | None
     p_randomization: float | None
 
@@ -158,11 +160,21 @@ def _compare(
 
     bootstrap = test("bs", _RESAMPLES)
     randomized = test("ar", _TRIALS)
-    return Comparison(
-        metric=measure.name,
-        method=measure.method(),
-        systems=tuple(map(_system_score, systems, bootstrap, randomized)),
-    )
+    scores = list(map(_system_score, systems, bootstrap, randomized))
+    defined = [_is_defined(measure, lines, *prepared_references) for _, lines in prepared]
+    if not all(defined):
+        scores = list(map(_without_figures, scores, defined))
+    return Comparison(metric=measure.name, method=measure.method(), systems=tuple(scores))
+
+
+def _is_defined(measure: Measure, *sides: Sequence[str]) -> bool:
+    return isinstance(measure.scorer, CHRF) or has_ngrams(measure.scorer, *sides)
+
+
+def _without_figures(score: SystemScore, defined: bool) -> SystemScore:
+    """Returns a score without p-values and, if it is undefined, without any figure."""
+    score = dataclasses.replace(score, p_bootstrap=None, p_randomization=None)
+    return score if defined else dataclasses.replace(score, score=None, mean=None, interval=None)
 
 
 def _system_score(name: str, resampled: Result, exchanged: Result) -> SystemScore:
@@ -194,6 +206,8 @@ def _seed() -> int:
 
 
 def _row(score: SystemScore, width: int) -> str:
+    if score.score is None:
+        return f"  {score.system:{width}}  {'n/a':>6}  (no line has 4 words)"
     row = f"  {score.system:{width}}  {score.score:6.2f}  {score.mean:6.2f} +- {score.interval:.2f}"
     if score.p_bootstrap is None:
         return row

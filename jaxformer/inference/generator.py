@@ -104,15 +104,20 @@ class Generator:
         """
         return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
 
-    def continuations(self, prompts: Sequence[str], *, max_tokens: int = 500) -> list[list[str]]:
+    def continuations(
+        self, prompts: Sequence[str], *, max_tokens: int = 500, first: int = 0
+    ) -> list[list[str]]:
         """Returns all continuations, without prompts: the beam, best first, or samples as drawn.
 
         The random numbers of a sample depend only on the seed and the indices of prompt and sample.
-        A text ends early where constraints, such as ``no_repeat_ngram``, permit no token.
+        A text ends early where constraints, such as ``no_repeat_ngram``, permit no token. In a
+        sample that is longer than the model's context, they forget the tokens before the context
+        was last cut.
 
         Args:
           prompts: Texts to continue; an empty one stands for the beginning of a line.
           max_tokens: Number of tokens of each continuation.
+          first: Index of the first prompt, for random numbers.
 
         Raises:
           UserError: A prompt has characters outside the vocabulary, or beam search would exceed
@@ -121,28 +126,33 @@ class Generator:
         ids = [self.prompt_ids(text) for text in check_texts(prompts, "prompts")]
         search, found = self.config.search, [[] for _ in ids]
         copies = search.num_samples if isinstance(search, Sampling) else 1
-        rows = [_Row(n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
+        rows = [_Row(first + n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
         for batch in _batches(rows):
             *_, tokens = self._generate(batch, self._limited(max_tokens))
             for row, hypotheses in zip(batch, tokens, strict=False):
-                found[row.prompt] += [self.tokenizer.decode(own) for own in hypotheses]
+                # A beam may have fewer hypotheses than its size; the others are only padding.
+                found[row.prompt - first] += [
+                    self.tokenizer.decode(own) for own in hypotheses if (own != PAD).any()
+                ]
         return found
 
-    def stream(self, prompt: str, *, max_tokens: int = 500) -> Iterator[str]:
+    def stream(self, prompt: str, *, max_tokens: int = 500, first: int = 0) -> Iterator[str]:
         """Yields the first sample in pieces, during generation.
 
         Takes the arguments of :meth:`continuations`, for one prompt, and raises the same errors.
         Beam search yields the whole continuation at once.
         """
         check_text(prompt, "prompt")
-        shown, max_tokens = 0, self._limited(max_tokens)
-        for tokens in self._generate([_Row(0, 0, self.prompt_ids(prompt))], max_tokens):
+        shown, text, row = 0, "", _Row(first, 0, self.prompt_ids(prompt))
+        for tokens in self._generate([row], self._limited(max_tokens)):
             # The bytes of a character may be several tokens, so an incomplete one is held back.
             text = self.tokenizer.decode(tokens[0][0])
-            ready = len(text.rstrip("\ufffd")) if len(tokens[0][0]) < max_tokens else len(text)
+            ready = len(text.rstrip("\ufffd"))
             if ready > shown:
                 yield text[shown:ready]
                 shown = ready
+        if len(text) > shown:
+            yield text[shown:]
 
     def prompt_ids(self, text: str) -> list[int]:
         """Returns the token ids of a prompt; an empty prompt stands for a line break.
@@ -190,13 +200,13 @@ class Generator:
             return
         done = np.zeros((len(context), 1, 0), np.int32)
         for window in itertools.count():
-            if done.shape[2] >= max_tokens:
+            ended = (done == EOS).any(axis=2, keepdims=True)
+            if done.shape[2] >= max_tokens or ended.all():
                 return
             if context.shape[1] >= longest:
                 context = context[:, -max(1, longest // 2) :]
             count = min(max_tokens - done.shape[2], longest + 1 - context.shape[1])
             keys, new = _keys(search.seed, rows, len(context), window), done[:, :, :0]
-            ended = (done == EOS).any(axis=2, keepdims=True)
             for new in self._window(context, keys, count, _CHUNK):
                 new = np.where(ended, PAD, new)
                 yield np.concatenate([done, new], axis=2)
@@ -228,14 +238,18 @@ class Generator:
         """Returns the search without what is traced, and the constraints as pytrees."""
         search = self.config.search
         constraints = as_pytrees((*search.constraints, _only_text))
-        one = {"num_samples": 1, "seed": 0} if isinstance(search, Sampling) else {}
-        return dataclasses.replace(search, constraints=(), max_length=None, **one), constraints
+        if isinstance(search, Sampling):
+            changes: dict[str, Any] = {"num_samples": 1, "seed": 0}
+        else:  # Most texts end at their maximum length, without EOS.
+            changes = {"unfinished": "compete"}
+        return dataclasses.replace(search, constraints=(), max_length=None, **changes), constraints
 
 
 def _only_text(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
     """Forbids special tokens, such as padding; where all others are forbidden, the text ends."""
     text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
-    end = jnp.where((text == -jnp.inf).all(axis=2), 0.0, -jnp.inf)
+    end = context.logits[:, :, context.eos_id]
+    end = jnp.where((text == -jnp.inf).all(axis=2), end, -jnp.inf)
     return text.at[:, :, context.eos_id].set(end)
 
 

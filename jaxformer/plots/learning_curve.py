@@ -71,14 +71,14 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Plots a run as a PNG, with one panel for each metric in the records.
+    """Plots a run as an image, with one panel for each metric in the records.
 
     Args:
       records: Records of ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts optimizer
         steps, and the metrics are any of "loss", "perplexity", "nats_per_character", "bleu",
         "f1", "exact_match", "learning_rate" and "tokens_per_second". Values of 10^9 or more, inf
         and NaN are omitted.
-      path: The PNG; replaced atomically.
+      path: The image, .png or .svg; replaced atomically.
 
     Raises:
       UserError: There is nothing to draw.

@@ -285,6 +285,11 @@ def test_attention_and_plot_write_images(tiny_workdir, tmp_path, capsys):
         assert output.read_bytes().startswith(b"\x89PNG")
 
 
+def test_plot_refuses_other_formats_than_png_and_svg(tmp_path, capsys):
+    arguments = ["plot", "--workdir", tmp_path, "--output", tmp_path / "curve.pdf"]
+    refused(capsys, arguments, "--output: expected a name that ends in .png or .svg: got", ".pdf")
+
+
 def test_attention_views_are_distributions_over_the_right_pieces(tiny_workdir):
     view = record_attention(Translator.load(tiny_workdir), "two hundred")
     for kind in ("encoder", "decoder", "cross"):

@@ -1,5 +1,6 @@
 """The command ``compare`` against sacreBLEU's own command."""
 
+import gzip
 import json
 import os
 import re
@@ -125,6 +126,17 @@ def test_chinese_is_split_as_sacrebleu_does(tmp_path, capsys):
     expected = BLEU(trg_lang="zh").corpus_score(texts["ours"], [texts["ref"]]).score
     assert comparisons["sacreBLEU"]["systems"][0]["score"] == pytest.approx(expected)
     assert "|tok:zh|" in comparisons["sacreBLEU"]["method"]
+
+
+def test_a_compressed_reference_names_its_language_before_gz(tmp_path, capsys):
+    reference, translation = "今天天气真好。我们去公园吧。", "今天天气很好。我们去公园。"
+    (tmp_path / "ref.zh.gz").write_bytes(gzip.compress(reference.encode()))
+    (tmp_path / "ours.zh").write_text(translation, "utf-8")
+    code, out, _ = compare(capsys, str(tmp_path / "ref.zh.gz"), tmp_path / "ours.zh", "--json")
+    report = json.loads(out)
+    assert (code, report["target_language"]) == (0, "zh")
+    expected = BLEU(trg_lang="zh").corpus_score([translation], [[reference]]).score
+    assert report["comparisons"][0]["systems"][0]["score"] == pytest.approx(expected)
 
 
 def test_help_has_examples_that_are_accepted(capsys):

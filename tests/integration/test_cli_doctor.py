@@ -175,6 +175,7 @@ def test_devices_are_simulated():
     ("arguments", "words"),
     [
         (["--memory", "16"], "--memory: expected a size such as 16GB or 16GiB, got '16'"),
+        (["--memory", "0GB"], "--memory must be at least 1 byte: got '0GB'"),
         (["--devices", "0"], "--devices must be at least 1: got 0"),
         (["--config.model.num_layer=1"], "model.num_layer; did you mean model.num_layers?"),
         (["--config.model.num_heads=3"], "model.num_heads must divide model.d_model"),

@@ -205,6 +205,10 @@ def test_mistakes_in_a_file_show_before_translation(refused, tmp_path, monkeypat
     [
         ("--n-best 5", "--n-best must be from 1 to the beam size, 4: got 5; use --beam-size 5"),
         ("--n-best 0", "--n-best must be from 1 to the beam size, 4: got 0"),
+        (
+            "--samples 2 --n-best 5",
+            "--n-best must be from 1 to the number of samples, 2: got 5; use --samples 5",
+        ),
         ("--n-best 2 --scores", "--scores is not needed with --n-best, which prints them"),
         ("--alignment-layer 1", "--alignment-layer needs --alignments FILE"),
         ("--input a --output a", "--output a is an input; name another file"),

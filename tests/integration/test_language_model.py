@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,18 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.generate import search_settings
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference.generator import Generator
+from jaxformer.inference.generator import Generator, _only_text
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.search import BeamSearch, Sampling
+from jaxformer.search.constraints import SearchContext
 from jaxformer.workdir import Workdir
 
 from . import pages
@@ -186,9 +190,47 @@ def test_a_search_limits_the_length(run):
 def test_a_text_without_a_permitted_token_ends(run):
     # There are 27 characters, and no one may come twice.
     generator = Generator.load(run[1], search=Sampling(no_repeat_ngram=1))
-    (text,) = generator.generate(["a"], max_tokens=100)
+    windows = mock.patch.object(Generator, "_window", autospec=True, side_effect=Generator._window)
+    with windows as window:
+        (text,) = generator.generate(["a"], max_tokens=10_000)
     assert len(text) == len(set(text)) == 27
+    assert window.call_count == 1
     assert "".join(generator.stream("a", max_tokens=100)) == text
+    beam = Generator.load(run[1], search=BeamSearch(beam_size=3, no_repeat_ngram=1))
+    texts = beam.continuations(["a"], max_tokens=30)[0]
+    assert len(texts) == len(set(texts)) == 3
+    assert all(len(text) == len(set(text)) == 27 for text in texts)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeadEnd:
+    """Permits no token after two, if the first one is the given one."""
+
+    first: int
+
+    def __call__(self, logits, context):
+        is_dead = (context.tokens[:, :, 0] == self.first) & (context.step >= 2)
+        return jnp.where(is_dead[:, :, None], -jnp.inf, logits)
+
+
+def test_a_dead_end_does_not_replace_whole_texts(run):
+    """The model has never seen the end of a text, so it is the least likely one."""
+    b = Generator.load(run[1]).prompt_ids("b")[0]
+    search = BeamSearch(beam_size=4, constraints=(DeadEnd(b),))
+    texts = Generator.load(run[1], search=search).continuations(["a"], max_tokens=6)[0]
+    assert "bc" not in texts
+    assert [len(text) for text in texts] == [6] * 4
+
+
+def test_the_score_of_a_dead_end_is_the_models():
+    logits = jnp.arange(12.0).reshape(1, 2, 6)
+    context = SearchContext(logits, *[None] * 4, eos_id=1, pad_id=0)
+    forbidden = logits.at[:, 1].set(-jnp.inf)
+    found = _only_text(forbidden, context)
+    inf = np.inf
+    np.testing.assert_array_equal(
+        found[0], [[-inf, -inf, -inf, -inf, 4, 5], [-inf, 7, -inf, -inf, -inf, -inf]]
+    )
 
 
 def test_beam_search_finds_the_most_probable_continuation(run):
@@ -266,6 +308,42 @@ def test_command_reads_prompts_from_standard_input(run, feed, capsys):
     assert main(["generate", "--workdir", str(run[1]), *options]) == 0
     out = capsys.readouterr().out
     assert out == "abcdefg\n---\nabcdefg\n---\nxyz\nab\n---\nxyz\nab\n"
+
+
+def test_equal_lines_get_different_samples(run, feed, capsys):
+    feed(b"abc\nabc\n")
+    options = ["--tokens", "20", "--temperature", "4", "--seed", "1"]
+    assert main(["generate", "--workdir", str(run[1]), *options]) == 0
+    generator = Generator.load(run[1], search=Sampling(num_samples=1, temperature=4.0, seed=1))
+    texts = [f"abc{text}" for text in generator.generate(["abc", "abc"], max_tokens=20)]
+    assert texts[0] != texts[1]
+    assert capsys.readouterr().out == "\n---\n".join(texts) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "search", "expected"),
+    [
+        (
+            "--beam-size 4",
+            Sampling(no_repeat_ngram=3, max_length=7, top_k=5),
+            BeamSearch(beam_size=4, no_repeat_ngram=3, max_length=7, length_penalty=0.6),
+        ),
+        (
+            "--beam-size 4",
+            BeamSearch(no_repeat_ngram=3, early_stop="full"),
+            BeamSearch(beam_size=4, no_repeat_ngram=3, early_stop="full"),
+        ),
+        (
+            "--top-k 5",
+            BeamSearch(no_repeat_ngram=3, early_stop="full"),
+            Sampling(num_samples=1, no_repeat_ngram=3, top_k=5),
+        ),
+        ("", Sampling(top_k=5, seed=3), Sampling(top_k=5, seed=3)),
+    ],
+)
+def test_options_keep_the_settings_of_the_run(flags, search, expected):
+    options = parse(["generate", "--workdir", "run", *flags.split()])
+    assert search_settings(options, search) == expected
 
 
 def test_a_bad_prompt_gives_empty_texts(run, feed, capsys):

@@ -68,6 +68,18 @@ def test_train_takes_its_config_anywhere_and_overrides_with_spaces(arguments):
     assert options.overrides == ["--config.training.steps=3", words[2]]
 
 
+@pytest.mark.parametrize("page", ["", "/", "/tree/main", "/blob/main/config.json"])
+def test_import_takes_the_address_of_a_model_on_the_hub(page):
+    address = f"https://huggingface.co/Helsinki-NLP/opus-mt-en-de{page}"
+    options = parse(["import", "marian", address, "--workdir", "w"])
+    assert options.directory.as_posix() == "Helsinki-NLP/opus-mt-en-de"
+
+
+def test_import_takes_a_folder_of_any_name():
+    options = parse(["import", "marian", "my/model/tree/main", "--workdir", "w"])
+    assert options.directory.as_posix() == "my/model/tree/main"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit, match="0"):

@@ -62,6 +62,13 @@ def test_a_run_with_settings_of_beam_search_can_be_sampled(tmp_path):
     assert found == Sampling(num_samples=3)
 
 
+def test_a_run_that_samples_can_be_searched(tmp_path):
+    run = Sampling(num_samples=3, top_k=5, no_repeat_ngram=2)
+    config_lib.save(Config(search=run), tmp_path / "config.json")
+    found = search_settings(parse(["translate", "--workdir", str(tmp_path), "--beam-size", "1"]))
+    assert found == BeamSearch(beam_size=1, no_repeat_ngram=2)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -260,6 +260,24 @@ def test_only_files_are_written(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_file_is_refused_as_the_folder_of_an_output(tmp_path):
+    (tmp_path / "a.txt").touch()
+    words = r"a\.txt: expected a folder, found a file$"
+    for output in (tmp_path / "a.txt" / "b", tmp_path / "a.txt" / "b" / "c"):
+        with pytest.raises(UserError, match=words):
+            check_outputs([], {"--output": output})
+
+
+def test_a_compressed_output_is_refused(tmp_path):
+    path = tmp_path / "out.gz"
+    words = r"out\.gz: expected a name without \.gz, since the output is plain text"
+    with pytest.raises(UserError, match=words):
+        check_outputs([], {"--output": path})
+    with pytest.raises(UserError, match=words), writing(path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_outputs_are_not_inputs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here, there = tmp_path / "a", tmp_path / "b"

@@ -1,3 +1,4 @@
+import codecs
 import gzip
 import pathlib
 
@@ -87,3 +88,12 @@ def test_damaged_and_unreadable_files(tmp_path: pathlib.Path):
         list(read_file(tmp_path))
     with pytest.raises(UserError, match="gone: cannot be read: No such file"):
         list(read_file(tmp_path / "gone"))
+
+
+def test_a_byte_order_mark_before_the_first_line_is_left_out(tmp_path: pathlib.Path):
+    content = codecs.BOM_UTF8 + "eins\n\ufeffzwei\n".encode()
+    (tmp_path / "a.de").write_bytes(content)
+    (tmp_path / "a.de.gz").write_bytes(gzip.compress(content))
+    expected = content.decode("utf-8-sig").split("\n")[:-1]
+    for name in ("a.de", "a.de.gz"):
+        assert list(read_file(tmp_path / name)) == expected

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
+from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.evaluation.significance import ComparisonReport, SystemScore, compare
 
 WORDS = ["ein", "Hund", "läuft", "durch", "den", "Schnee"]
@@ -120,6 +121,28 @@ def test_one_system_has_intervals_and_no_p_values():
         assert only.interval > 0
         assert (only.p_bootstrap, only.p_randomization) == (None, None)
     assert "p:" not in report.table()
+
+
+@pytest.mark.parametrize("longer", ["zwei", "zwei drei vier fünf"])
+def test_bleu_without_a_line_of_four_words_is_undefined_as_in_evaluate(longer: str):
+    systems = {"short": ["ein", "zwei drei"], "other": ["eins", longer]}
+    references = ["eins", "zwei drei"]
+    report = compare(systems, references, target_language="de")
+    evaluated = [
+        {metric.name: metric.score for metric in found.metrics}
+        for found in (
+            translation_report(lines, references, target_language="de")
+            for lines in systems.values()
+        )
+    ]
+    for comparison in json.loads(report.to_json())["comparisons"]:
+        scores, metric = comparison["systems"], comparison["metric"]
+        assert [s["score"] for s in scores] == [figures[metric] for figures in evaluated]
+        assert scores[0]["mean"] is None or metric == "chrF"
+        assert (scores[1]["p_bootstrap"] is None) == (metric != "chrF")
+        assert (scores[1]["p_randomization"] is None) == (metric != "chrF")
+    undefined = 4 * sum(figures["sacreBLEU"] is None for figures in evaluated)
+    assert report.table().count("     n/a  (no line has 4 words)") == undefined
 
 
 def test_table_and_json_hold_everything(report: ComparisonReport):

@@ -81,9 +81,11 @@ def _with(
     """Returns a search with the given values, and the run's settings where they apply."""
     if isinstance(run, kind):
         return dataclasses.replace(run, **given)
-    common = {field.name: getattr(run, field.name) for field in dataclasses.fields(SearchSettings)}
-    one = {"num_samples": 1} if kind is Sampling else {}
-    return kind(**common | one | given)
+    common = [field.name for field in dataclasses.fields(SearchSettings)]
+    values: dict[str, Any] = {name: getattr(run, name) for name in common}
+    if kind is Sampling:
+        values["num_samples"] = 1
+    return kind(**values | given)
 
 
 def _prompts(generator: Generator, options: argparse.Namespace) -> Iterator[Line]:

@@ -20,7 +20,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import Measure, has_ngrams, check_lines, measures
+from jaxformer.evaluation.bleu_report import Measure, check_lines, has_ngrams, measures
 
 # Defaults of sacreBLEU, and the environment variable from which it reads the seed.
 _RESAMPLES, _TRIALS = 1000, 10_000

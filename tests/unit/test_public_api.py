@@ -102,7 +102,7 @@ def test_citation_and_workflow_agree_with_the_package():
     released = re.search(r"^date-released: (.*)$", citation, flags=re.M)
     assert released
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"\n## [{jaxformer.__version__}] - {released[1]}\n" in changelog
+    assert f"\n## {jaxformer.__version__} - {released[1]}\n" in changelog
     workflow = (root / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pythons = [line.split(" :: ")[-1] for line in project["classifiers"] if "Python :: 3." in line]

@@ -52,6 +52,17 @@ def test_edges_are_multiples_of_eight_where_that_is_cheap():
     assert len(edges) > 4
 
 
+def test_edges_are_exact_where_multiples_cost_more():
+    # Batches of 60 tokens hold 20 examples of 3 tokens, but only 15 of 4.
+    assert bucket_edges(np.repeat([3, 5], 300), 60) == [3, 5]
+
+
+def test_there_are_at_most_twelve_buckets():
+    lengths = np.repeat(np.arange(1, 129), 1000)
+    assert len(bucket_edges(lengths, 20_000)) == 12
+    assert len(bucket_edges(lengths, 20_000, most=13)) == 13
+
+
 def test_few_examples_share_one_bucket():
     assert bucket_edges(np.array([5, 9, 20, 17]), 4096) == [20]
 

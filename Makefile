@@ -7,6 +7,8 @@ OLDEST := .venv-oldest
 NEWEST := .venv-newest
 BIN := $(VENV)/bin
 DEMO := runs/numerals
+# They take minutes: make test-slow runs them on the locked versions, make nightly on the oldest.
+NOTEBOOKS := tests/system/test_notebooks.py
 # One process per core: most of the work is compiling, which uses one core. A process that dies ends
 # the tests, because with another in its place xdist may wait forever.
 PYTEST := pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile \
@@ -58,8 +60,9 @@ coverage:  ## make test, and check how much of jaxformer/ it covers (a third slo
 test-slow: $(VENV)/installed  ## Run the slow tests (under 40 minutes on two cores)
 	$(BIN)/$(PYTEST) -m "slow and not nightly"
 
-nightly: $(VENV)/installed  ## Test searches on many more random cases, and large shapes with and without XLA's fusion
+nightly: $(VENV)/installed $(OLDEST)/installed  ## Test many more random cases, large shapes, and the notebooks on the oldest versions
 	$(BIN)/$(PYTEST) -m nightly
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/ruff check
@@ -74,18 +77,16 @@ docs: $(VENV)/installed  ## Build the documentation site, build/site; warnings a
 check: lint test  ## Lint and run the fast tests
 
 smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest supported versions
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS)
 
-# Not $(MAKE), since make would run it even with --dry-run. Without the notebooks, which take minutes
-# and also run on the locked and on the oldest versions.
+# Not $(MAKE), since make would run it even with --dry-run.
 smoke-newest:  ## Run the smoke tests on the newest versions (needs Python 3.12 or newer)
 	@python=$$(.ci/newest_python $(PYTHON)); \
 	if [ -z "$$python" ]; then \
 	  echo "skipped: the newest versions need Python 3.12 or newer; name one with PYTHON="; \
 	else \
 	  make PYTHON=$$python $(NEWEST)/installed && \
-	  JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(NEWEST)/bin/$(PYTEST) -m smoke \
-	    --ignore tests/system/test_notebooks.py; \
+	  JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(NEWEST)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS); \
 	fi
 
 lock:  ## Update the lock files; delete one first to upgrade all its packages

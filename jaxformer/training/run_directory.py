@@ -137,7 +137,7 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
     if folder.config.exists():
         _check_fields(folder, settings)
         _check_checkpoints(folder)
-    elif steps := saved_steps(folder.checkpoints):
+    elif not folder.config.is_symlink() and (steps := saved_steps(folder.checkpoints)):
         raise UserError(
             f"{folder.path}: expected a new folder, or the {folder.config.name} of the run whose "
             f"checkpoint of step {steps[-1]} is there; bring it back, or give another --workdir"
@@ -235,7 +235,7 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
     if not folder.config.exists():
         return
     began_with = read_object(folder.identity)
-    for name in began_with.keys() | identity.keys():
+    for name in dict.fromkeys([*identity, *began_with]):
         if began_with.get(name) != identity.get(name):
             raise UserError(
                 f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "

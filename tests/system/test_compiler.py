@@ -63,7 +63,13 @@ def agree(folder, cases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [AROUND_32768, SMALL_CONFIGS], ids=["around 32,768", "small"])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(AROUND_32768, id="around 32,768", marks=pytest.mark.nightly),
+        pytest.param(SMALL_CONFIGS, id="small"),
+    ],
+)
 def test_small_configs_compute_the_same_without_the_fusion(tmp_path, cases):
     agree(tmp_path, cases)
 

@@ -167,7 +167,7 @@ def translation_report(
     for field, measure in measures(target_language).items():
         sides = measure.prepare(hypotheses), measure.prepare(references)
         score = _score(measure.scorer, *sides)
-        defined = isinstance(measure.scorer, CHRF) or has_ngrams(measure.scorer, *sides)
+        defined = is_defined(measure, *sides)
         metrics[field] = Metric(measure.name, score if defined else None, measure.method())
     matches = sum(h == r for h, r in zip(hypotheses, references, strict=True))
     return TranslationReport(
@@ -267,7 +267,12 @@ def _score(scorer: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[
     return min(scorer.corpus_score(hypotheses, [references]).score, 100.0)
 
 
-def has_ngrams(scorer: BLEU, *sides: Sequence[str]) -> bool:
+def is_defined(measure: Measure, *sides: Sequence[str]) -> bool:
+    """Returns whether a metric has a value: chrF always, BLEU of lines with four words."""
+    return isinstance(measure.scorer, CHRF) or _has_ngrams(measure.scorer, *sides)
+
+
+def _has_ngrams(scorer: BLEU, *sides: Sequence[str]) -> bool:
     """Returns whether any line is long enough for the longest n-grams of BLEU."""
     lines = itertools.chain(*sides)
     return any(len(scorer.tokenizer(line).split()) >= scorer.max_ngram_order for line in lines)

@@ -16,11 +16,10 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import Measure, check_lines, has_ngrams, measures
+from jaxformer.evaluation.bleu_report import Measure, check_lines, is_defined, measures
 
 # Defaults of sacreBLEU, and the environment variable from which it reads the seed.
 _RESAMPLES, _TRIALS = 1000, 10_000
@@ -161,14 +160,10 @@ def _compare(
     bootstrap = test("bs", _RESAMPLES)
     randomized = test("ar", _TRIALS)
     scores = list(map(_system_score, systems, bootstrap, randomized))
-    defined = [_is_defined(measure, lines, *prepared_references) for _, lines in prepared]
+    defined = [is_defined(measure, lines, *prepared_references) for _, lines in prepared]
     if not all(defined):
         scores = list(map(_without_figures, scores, defined))
     return Comparison(metric=measure.name, method=measure.method(), systems=tuple(scores))
-
-
-def _is_defined(measure: Measure, *sides: Sequence[str]) -> bool:
-    return isinstance(measure.scorer, CHRF) or has_ngrams(measure.scorer, *sides)
 
 
 def _without_figures(score: SystemScore, defined: bool) -> SystemScore:

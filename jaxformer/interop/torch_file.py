@@ -5,6 +5,7 @@ numbers for each storage. A pickle is a program. This module never runs it: it r
 follows the few that a dictionary of tensors needs, and refuses all others by name.
 """
 
+import itertools
 import math
 import pathlib
 import pickletools
@@ -17,8 +18,9 @@ import numpy as np
 from jaxformer.errors import UserError
 from jaxformer.files import open_file, readable
 
-# Names, sizes and strides take about 200 bytes for each tensor.
+# Names, sizes and strides take about 200 bytes and 40 opcodes for each tensor.
 _MOST_PICKLE_BYTES = 1 << 20
+_MOST_OPCODES = 1 << 18
 _MOST_AXES = 8
 # Of data that are not what torch.save writes.
 _DAMAGES = (
@@ -171,7 +173,7 @@ class _Interpreter:
         """
         stack = self._stack
         argument: Any
-        for opcode, argument, _ in pickletools.genops(pickled):
+        for opcode, argument, _ in itertools.islice(pickletools.genops(pickled), _MOST_OPCODES):
             name = opcode.name
             if name in _CONSTANTS:
                 stack.append(_CONSTANTS[name])
@@ -203,7 +205,7 @@ class _Interpreter:
                 return stack.pop()
             elif name != "PROTO":
                 raise _RefusedError(f"its pickle has the opcode {name}")
-        raise _RefusedError("its pickle has no end")
+        raise _RefusedError(f"its pickle has no end within {_MOST_OPCODES:,} opcodes")
 
     def _pop(self, count: int | None) -> list[Any]:
         """Removes and returns some values, or all since the last mark."""

@@ -42,21 +42,24 @@ class Area(NamedTuple):
 AREAS = {
     "search": Area(
         ["search/*.py"],
-        ["unit/search", "integration/test_decoding.py", "integration/test_constraints.py"],
+        [
+            *("unit/search/test_settings.py", "unit/search", "integration/test_mistakes.py"),
+            *("integration/test_decoding.py", "integration/test_constraints.py"),
+        ],
     ),
     "plan": Area(
         ["data/plan.py", "data/packing.py", "data/buckets.py", "data/mixture.py"],
         [
             *("unit/data/test_plan.py", "unit/data/test_packing.py", "unit/data/test_buckets.py"),
-            *(
-                "unit/data/test_mixture.py",
-                "unit/data/test_loader.py",
-            ),
+            *("unit/data/test_mixture.py", "unit/data/test_loader.py"),
         ],
     ),
     "losses": Area(
         ["training/losses.py"],
-        ["unit/training/test_losses.py", "integration/test_step.py"],
+        [
+            *("unit/training/test_losses.py", "integration/test_mistakes.py"),
+            "integration/test_step.py",
+        ],
     ),
     "checkpoint": Area(
         ["checkpoint/*.py"],

@@ -1,5 +1,6 @@
 """Settings that no search could use are refused with a clear message."""
 
+import numpy as np
 import pytest
 
 from jaxformer.data import tokenizer
@@ -12,6 +13,17 @@ from .oracles import BOS, EOS, PAD, beam
 def sampling(**changes) -> Sampling:
     settings = {"num_samples": 2, "length_penalty": 0.0, "bos_id": BOS, "eos_id": EOS}
     return Sampling(**{**settings, "pad_id": PAD, **changes})
+
+
+def changed(algorithm: type, name: str, value: object):
+    """Returns changed settings after their own checks.
+
+    In a call, the runtime type checks of the tests would refuse a value of another type first.
+    """
+    settings = algorithm()
+    object.__setattr__(settings, name, value)
+    settings.__post_init__()
+    return settings
 
 
 def test_equal_settings_have_one_hash():
@@ -59,11 +71,32 @@ def test_wrong_settings_of_a_beam_are_refused(changes: dict, message: str):
     ],
 )
 def test_unknown_choices_are_refused(name: str, value: object, choices: str):
-    wrong = beam()
-    # In a call, the runtime type checks of the tests would refuse the value first.
-    object.__setattr__(wrong, name, value)
     with pytest.raises(UserError, match=f"{name} must be one of {choices}: got {value}"):
-        wrong.__post_init__()
+        changed(BeamSearch, name, value)
+
+
+WHOLE = ["max_length", "max_extra_length", "min_length", "no_repeat_ngram", "eos_id"]
+WHOLE_OF = {BeamSearch: ["beam_size", "diversity_groups"], Sampling: ["top_k", "seed"]}
+NUMBERS_OF = {BeamSearch: ["diversity_penalty"], Sampling: ["temperature", "top_p"]}
+
+
+@pytest.mark.parametrize("algorithm", WHOLE_OF)
+def test_only_whole_numbers_are_accepted_and_kept_as_integers(algorithm: type):
+    for name in WHOLE + WHOLE_OF[algorithm]:
+        for wrong in ("2", 2.0, True):
+            with pytest.raises(UserError, match=f"{name} must be a whole number: got {wrong!r}"):
+                changed(algorithm, name, wrong)
+        assert type(getattr(changed(algorithm, name, np.int32(1)), name)) is int
+
+
+@pytest.mark.parametrize("algorithm", NUMBERS_OF)
+def test_only_numbers_are_accepted_and_kept_as_floats(algorithm: type):
+    for name in ["length_penalty", *NUMBERS_OF[algorithm]]:
+        for wrong in ("0.5", None, True):
+            with pytest.raises(UserError, match=f"{name} must be a number: got {wrong!r}"):
+                changed(algorithm, name, wrong)
+        valid = np.int32(0 if name == "diversity_penalty" else 1)
+        assert type(getattr(changed(algorithm, name, valid), name)) is float
 
 
 @pytest.mark.parametrize(

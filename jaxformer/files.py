@@ -187,17 +187,29 @@ def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: s
         raise UserError(f"{path}: expected {what}: {error}") from None
 
 
+def check_output(path: pathlib.Path) -> None:
+    """Checks that a file that is yet to be written can have this name.
+
+    Raises:
+      UserError: The path is a folder, a link or a device, or lies in a file.
+    """
+    if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
+    for folder in path.parents:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: expected a folder, found a file")
+
+
 def write_file(path: pathlib.Path, content: bytes) -> None:
     """Writes a file atomically and durably, and creates its folder if needed.
 
     After a power failure, the file has either its old or its new content.
 
     Raises:
-      UserError: Something other than a file has this name: a folder, a link, a device.
+      UserError: No file can have this name; see :func:`check_output`.
       OSError: The file cannot be written; an older version is unchanged.
     """
-    if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
+    check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import pathlib
 from jaxformer import pretrained
 from jaxformer.cli.progress import load
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import check_output, write_file
 from jaxformer.inference.attention_view import AttentionView, record_attention
 from jaxformer.plots.attention_lines import attention_lines, figure_panels
 from jaxformer.plots.attention_maps import attention_map
@@ -27,6 +27,7 @@ def attention(options: argparse.Namespace) -> None:
     suffix = output.suffix.lower()
     if suffix not in (".html", ".png", ".svg"):
         raise UserError(f"--output: expected a name that ends in .html, .png or .svg: got {output}")
+    check_output(output)
     if options.word is not None and options.figure not in (3, 4):
         raise UserError("--word is the word of a figure: give --figure 3 or --figure 4, too")
     if options.figure is not None and options.kind not in (None, "encoder"):
@@ -123,6 +124,7 @@ def plot(options: argparse.Namespace) -> None:
     output = options.output or options.workdir / "learning_curve.png"
     if output.suffix.lower() not in (".png", ".svg"):
         raise UserError(f"--output: expected a name that ends in .png or .svg: got {output}")
+    check_output(output)
     folder = Workdir(options.workdir)
     if not folder.metrics.is_file():
         raise UserError(f"{folder.metrics}: no such file; it is made by train.py")

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from jaxformer.data.text_files import decode_line, open_bytes
 from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
+from jaxformer.files import check_output
 
 T = TypeVar("T")
 Writer: TypeAlias = Callable[[Iterable[str]], None]
@@ -351,10 +352,6 @@ def _check_name(path: pathlib.Path) -> None:
     Raises:
       UserError: The path is a folder, a link or a device, lies in a file, or ends in ``.gz``.
     """
-    if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
+    check_output(path)
     if path.suffix == ".gz":
         raise UserError(f"{path}: expected a name without .gz, since the output is plain text")
-    for folder in path.parents:
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder}: expected a folder, found a file")

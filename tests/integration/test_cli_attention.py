@@ -95,6 +95,7 @@ def test_chosen_heads_and_word(tiny_workdir, tmp_path):
     ("arguments", "words"),
     [
         (["--output", "a.jpg"], "--output: expected a name that ends in .html, .png or .svg: got"),
+        (["--output", "pyproject.toml/a.png"], "pyproject.toml: expected a folder, found a file"),
         (["--heads", "3"], "--heads must be from 1 to 2: got 3"),
         (["--heads", "0"], "--heads must be from 1 to 2: got 0"),
         (["--heads", "1-2"], "argument --heads: expected numbers such as 1 or 1,3: got '1-2'"),

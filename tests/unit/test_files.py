@@ -113,6 +113,9 @@ def test_only_files_are_replaced(tmp_path):
             write_file(tmp_path / name, b"content")
     with pytest.raises(UserError, match="expected the name of a file to write"):
         write_file(pathlib.Path(), b"content")
+    (tmp_path / "file").write_bytes(b"older")
+    with pytest.raises(UserError, match="/file: expected a folder, found a file"):
+        write_file(tmp_path / "file" / "below" / "it", b"content")
 
 
 def test_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):

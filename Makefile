@@ -50,7 +50,7 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside them
 	$(BIN)/python notebooks/build.py
 
-test: $(VENV)/installed  ## Run the fast tests (about 12 minutes on two cores)
+test: $(VENV)/installed  ## Run the fast tests (12 to 15 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
 coverage:  ## make test, and check how much of jaxformer/ it covers (a third slower)

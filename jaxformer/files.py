@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from jaxformer.errors import UserError
 MOST_BYTES = 32 << 20
 # JSON of this size takes about a second and 400 MiB if it is made to cost as much as possible.
 MOST_JSON_BYTES = 8 << 20
+# Longest name of a file, in bytes, to which the ending of a temporary name can be added.
+_LONGEST_NAME = 230
 # What file systems report of operations that they do not know.
 _UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
@@ -191,8 +194,10 @@ def check_output(path: pathlib.Path) -> None:
     """Checks that a file that is yet to be written can have this name.
 
     Raises:
-      UserError: The path is a folder, a link or a device, or lies in a file.
+      UserError: The path is a folder, a link or a device, lies in a file, or is too long.
     """
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise UserError(f"expected a name of at most {_LONGEST_NAME} bytes: got {path.name}")
     if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
     for folder in path.parents:
@@ -211,8 +216,8 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
     """
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
+    # Threads, and processes in other containers, may have the same process id.
+    partial = path.with_name(f"{path.name}.{secrets.randbelow(10**12)}.partial")
     try:
         # Mode "x" does not follow a symbolic link that someone else may have created.
         with partial.open("xb") as file:
@@ -318,8 +323,9 @@ def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
     Raises:
       OSError: There is no such file, or it cannot be opened.
     """
-    # A pipe is opened at once, too.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    # NFS locks alone only what is open for writing. A pipe is opened at once, too.
+    mode = os.O_RDONLY if shared else os.O_RDWR
+    descriptor = os.open(path, mode | getattr(os, "O_NONBLOCK", 0))
     try:
         yield _lock(descriptor, "LOCK_SH" if shared else "LOCK_EX")
     finally:

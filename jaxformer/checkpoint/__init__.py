@@ -5,9 +5,10 @@ from jaxformer.checkpoint.checkpoints import (
     MissingStepError,
     Restored,
     RestoredParams,
+    check_directory,
     saved_steps,
 )
-from jaxformer.checkpoint.mirror import Mirror, fetch
+from jaxformer.checkpoint.mirror import Mirror, fetch, finish_writes
 from jaxformer.checkpoint.single import write_single
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     "MissingStepError",
     "Restored",
     "RestoredParams",
+    "check_directory",
     "fetch",
+    "finish_writes",
     "saved_steps",
     "write_single",
 ]

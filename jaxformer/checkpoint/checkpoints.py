@@ -113,6 +113,8 @@ class Checkpoints:
         if keep is not None and keep < 1:
             raise UserError(f"expected at least 1 checkpoint to keep: got {keep}")
         self.directory = local_path(directory).absolute()
+        if keep is not None:
+            check_directory(self.directory)
         self._keep = keep
         self._on_commit = on_commit
         self._saving: Manifest | None = None
@@ -504,9 +506,24 @@ def set_aside(step: pathlib.Path) -> None:
     step.rename(aside)
 
 
+def check_directory(directory: pathlib.Path) -> None:
+    """Checks that checkpoints can be written below a folder.
+
+    Raises:
+      UserError: Its absolute path has characters that orbax takes for a pattern of names.
+    """
+    path = directory.absolute().as_posix()
+    if found := "".join(sorted(set(path) & set("*?[\\"))):
+        raise UserError(
+            f"{path}: expected a path without the characters {found}, since checkpoints cannot be "
+            "written there; rename the folder"
+        )
+
+
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """Returns the complete steps in a folder, ascending; none if there is no folder."""
     if not directory.is_dir():
         return []
-    names = (path.name for path in directory.iterdir())
-    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+    names = [path.name for path in directory.iterdir()]
+    steps = [int(name) for name in names if name.isascii() and name.isdecimal()]
+    return sorted(step for step in steps if str(step) in names)  # not "007"

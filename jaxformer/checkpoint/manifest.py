@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint.untrusted import DamagedError, check_listing
+from jaxformer.checkpoint.untrusted import ESSENTIAL, DamagedError, check_listing
 from jaxformer.errors import UserError
 from jaxformer.files import MOST_JSON_BYTES, lock_file, open_file, read_json, write_file
 
@@ -58,11 +58,15 @@ class Manifest:
     interim: bool = False
 
     def write(self, folder: pathlib.Path) -> None:
-        """Writes the manifest into the folder of a step, with the hashes of its files."""
-        names = sorted(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        )
-        files = {name: _sha256(folder / name) for name in names if name not in _UNVERIFIED}
+        """Writes the manifest into the folder of a step, with the hashes of its files.
+
+        Raises:
+          OSError: A file cannot be read or written, or orbax has not written all files.
+        """
+        names = sorted(path.relative_to(folder).as_posix() for path in _files(folder, _UNVERIFIED))
+        if missing := set(ESSENTIAL).difference(names):
+            raise FileNotFoundError(f"{folder}: orbax has not written {', '.join(sorted(missing))}")
+        files = {name: _sha256(folder / name) for name in names}
         content = {"step": dataclasses.asdict(self), "files": files}
         text = json.dumps({"sha256": _sha256_of_json(content), "content": content}, indent=1)
         if len(text) > MOST_JSON_BYTES:
@@ -179,9 +183,18 @@ def verify_copy(folder: pathlib.Path, copy: pathlib.Path) -> None:
 
 def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
     """Returns size and time of change of all files that a manifest covers, and of the manifest."""
-    ignored = {_SCORE, *_UNVERIFIED}
-    paths = (path for path in folder.rglob("*") if path.name not in ignored and path.is_file())
+    paths = _files(folder, {_SCORE, *_UNVERIFIED})
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+
+def _files(folder: pathlib.Path, ignored: set[str]) -> Iterator[pathlib.Path]:
+    """Yields the files of a step but for ignored beginnings of names, and hidden files.
+
+    File managers and network file systems create hidden files at any time.
+    """
+    for path in folder.rglob("*"):
+        if not path.name.startswith((".", *ignored)) and path.is_file():
+            yield path
 
 
 def is_step(path: pathlib.Path) -> bool:

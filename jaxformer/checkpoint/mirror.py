@@ -36,6 +36,8 @@ _RETRY_SECONDS = 60.0
 _LAST_COPY_SECONDS = 600.0
 # Files of the workdir that belong to one machine.
 _NOT_COPIED = {"lock"}
+# Ending of the name of new content for a file of the copy, with its SHA-256 before it.
+_BESIDE = ".next"
 
 
 class Mirror:
@@ -117,7 +119,7 @@ class Mirror:
     def _copy_changes(self) -> None:
         self._copy.path.mkdir(exist_ok=True)  # not its parents: the drive may be unmounted
         self._remove_old()  # makes space
-        self._copy_files()
+        unreadable = self._copy_files()
         damaged: dict[int, DamagedError] = {}
         while (step := self._newest_missing(damaged)) is not None:
             source = self._run.checkpoints / str(step)
@@ -128,12 +130,14 @@ class Mirror:
             except OSError:
                 if source.exists():  # the run has not just removed it
                     raise
-            self._copy_files()
+            unreadable = self._copy_files()
         self._copy_scores()
         self._remove_old()
         for step, error in damaged.items():
             if (self._run.checkpoints / str(step)).exists():
                 raise error
+        if unreadable is not None:
+            raise unreadable
 
     def _newest_missing(self, damaged: Container[int]) -> int | None:
         """Returns the newest step that has not been copied, but for damaged ones."""
@@ -148,13 +152,22 @@ class Mirror:
                 continue
         return None
 
-    def _copy_files(self) -> None:
-        """Copies the files beside the checkpoints that have changed, first the config."""
+    def _copy_files(self) -> OSError | None:
+        """Copies the files beside the checkpoints that have changed, first the config.
+
+        Returns:
+          The error of a file that cannot be read. It may be no file of the run.
+        """
+        unreadable = None
         paths = [path for path in sorted(self._run.path.iterdir()) if _is_copied(path)]
         for path in sorted(paths, key=lambda path: path != self._run.config):
             if path == self._run.committed and not self._has_committed():
                 continue
-            content = path.read_bytes()
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                unreadable = error
+                continue
             digest = hashlib.sha256(content).hexdigest()
             if self._copied.get(path.name) != digest:
                 target = self._copy.path / path.name
@@ -162,6 +175,7 @@ class Mirror:
                 if not _holds(target, content):
                     write_and_verify(target, content)
                 self._copied[path.name] = digest
+        return unreadable
 
     def _has_committed(self) -> bool:
         """Returns whether the step that ``committed.json`` names has been copied."""
@@ -200,7 +214,9 @@ def _remove(step: pathlib.Path) -> None:
 
 
 def _is_copied(path: pathlib.Path) -> bool:
-    return path.is_file() and path.name not in _NOT_COPIED and path.suffix != ".partial"
+    return (
+        path.is_file() and path.name not in _NOT_COPIED and path.suffix not in (".partial", _BESIDE)
+    )
 
 
 def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -242,9 +258,36 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
 def write_and_verify(path: pathlib.Path, content: bytes) -> None:
     """Writes a file without a rename, and reads it back.
 
+    New content that replaces older content is first written beside it, so that it is not lost if
+    this is cut off: :func:`finish_writes`.
+
     Raises:
       OSError: It cannot be written, or has other content afterwards.
     """
+    if not path.exists():
+        _write_and_verify(path, content)
+        return
+    beside = path.with_name(path.name + _BESIDE)
+    _write_and_verify(beside, hashlib.sha256(content).digest() + content)
+    _write_and_verify(path, content)
+    beside.unlink()
+
+
+def finish_writes(copy: Workdir) -> None:
+    """Completes what :func:`write_and_verify` has not, because its process or machine went away.
+
+    Raises:
+      OSError: A file cannot be read or written.
+    """
+    for beside in sorted(copy.path.glob(f"*{_BESIDE}")):
+        stored = beside.read_bytes()
+        digest, content = stored[:32], stored[32:]
+        if hashlib.sha256(content).digest() == digest:  # else the file itself was not touched yet
+            _write_and_verify(beside.with_name(beside.name.removesuffix(_BESIDE)), content)
+        beside.unlink()
+
+
+def _write_and_verify(path: pathlib.Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()

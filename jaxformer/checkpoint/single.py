@@ -1,7 +1,9 @@
 """Writing a folder with a single checkpoint, such as an average, atomically."""
 
+import contextlib
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from jaxtyping import PyTree
@@ -9,6 +11,7 @@ from jaxtyping import PyTree
 from jaxformer.checkpoint.checkpoints import Checkpoints
 from jaxformer.checkpoint.manifest import is_step
 from jaxformer.errors import UserError
+from jaxformer.files import lock_folder
 
 # A folder with this file was created here, and may be removed.
 _MARK = "unfinished"
@@ -19,23 +22,21 @@ def write_single(
 ) -> None:
     """Writes a folder with one checkpoint, and replaces the checkpoints that were there.
 
-    Works in ``<directory>.unfinished``. If the process is killed, the next one clears that folder.
+    Works in ``<directory>.unfinished``, one process at a time. If it is killed, the next one clears
+    that folder.
     Only folders that this package has written are ever removed.
 
     Raises:
-      UserError: One of the two names belongs to something else.
+      UserError: One of the two names belongs to something else, or another process writes here.
       OSError: The checkpoint cannot be written; an older one is left unchanged.
     """
     _check_replaceable(directory)
-    work = _make_work_folder(directory.with_name(f"{directory.name}.unfinished"))
-    try:
+    with _work_folder(directory.with_name(f"{directory.name}.unfinished")) as work:
         with Checkpoints(work / "new", keep=1) as checkpoints:
             checkpoints.save(step, state, metadata=metadata)
         if directory.is_symlink() or directory.exists():
             directory.rename(work / "old")  # renames a link itself, not its target
         (work / "new").rename(directory)
-    finally:
-        _clear(work)
 
 
 def _check_replaceable(directory: pathlib.Path) -> None:
@@ -51,28 +52,39 @@ def _check_replaceable(directory: pathlib.Path) -> None:
         )
 
 
-def _make_work_folder(work: pathlib.Path) -> pathlib.Path:
-    """Creates the folder, or clears the one that a killed process left."""
-    if (work / _MARK).is_file() and not work.is_symlink():
+@contextlib.contextmanager
+def _work_folder(work: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Creates and locks a folder, clears what a killed process left in it, and removes it after."""
+    if work.is_symlink() or (work.exists() and not _is_ours(work)):
+        raise UserError(
+            f"{work}: expected nothing by this name, which is needed for a moment; move it away"
+        )
+    with lock_folder(work) as alone:
+        if not alone:
+            raise UserError(f"{work}: another process is writing here; wait for its end")
         _clear(work)
-    try:
-        work.mkdir(parents=True)
-    except FileExistsError:
-        if work.is_symlink() or not work.is_dir() or any(work.iterdir()):
-            raise UserError(
-                f"{work}: expected nothing by this name, which is needed for a moment; move it away"
-            ) from None
-    (work / _MARK).write_text("jaxformer writes a checkpoint here\n")
-    return work
+        (work / _MARK).write_text("jaxformer writes a checkpoint here\n")
+        try:
+            yield work
+        finally:
+            _clear(work)
+            with contextlib.suppress(OSError):  # Windows cannot remove an open file
+                for name in (_MARK, "lock"):
+                    (work / name).unlink()
+                work.rmdir()
+
+
+def _is_ours(work: pathlib.Path) -> bool:
+    """Returns whether this is a folder with the marker file, or nothing but the lock."""
+    if not work.is_dir():
+        return False
+    return (work / _MARK).is_file() or {path.name for path in work.iterdir()} <= {"lock"}
 
 
 def _clear(work: pathlib.Path) -> None:
-    """Removes the folder, the marker file last: while it exists, the rest can still be removed."""
+    """Removes the checkpoints in the folder."""
     for name in ("new", "old"):
         if (work / name).is_symlink():
             (work / name).unlink()
         else:
             shutil.rmtree(work / name, ignore_errors=True)
-    if [path.name for path in work.iterdir()] == [_MARK]:
-        (work / _MARK).unlink()
-        work.rmdir()

@@ -19,7 +19,7 @@ from jaxformer.files import read_json
 
 METADATA = "_METADATA"
 # Without these files orbax would read a checkpoint in another format, from files of other names.
-_ESSENTIAL = (METADATA, "manifest.ocdbt")
+ESSENTIAL = (METADATA, "manifest.ocdbt")
 # Arrays may take this many times the bytes of their files, and this much in any case. Compressed
 # weights take about 0.9 of their size, and pruned weights less.
 _COMPRESSION, _SMALL = 16, 256 << 20
@@ -57,7 +57,7 @@ def check_listing(folder: pathlib.Path, listed: set[str], optional: set[str]) ->
         if name not in listed and not name.startswith(tuple(optional)):
             raise DamagedError(f"{entry.path} was not saved with the checkpoint")
         found.add(name)
-    if missing := sorted(listed.union(_ESSENTIAL) - found):
+    if missing := sorted(listed.union(ESSENTIAL) - found):
         raise DamagedError(f"{folder / missing[0][:200]} cannot be read: No such file or directory")
 
 

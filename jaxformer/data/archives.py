@@ -8,7 +8,6 @@ import gzip
 import pathlib
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,8 @@ from jaxformer.errors import UserError
 # Largest file that is read from an archive, and largest total of an archive's unpacked files.
 _MOST_BYTES = 64 << 20
 _MOST_UNPACKED = 16 << 30
+# Largest total of the headers of a file in a tar archive; they take 512 bytes each, or a few more.
+_MOST_HEADERS = 1 << 20
 
 
 def read_zip(path: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
@@ -37,7 +38,9 @@ def read_zip(path: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, byt
                     _check_size(path, member.filename, member.file_size)
                     # zipfile reads no more than file_size, and compares the checksum.
                     found[member.filename] = archive.read(member)
-    except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, NotImplementedError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # of many classes: what a damaged archive raises is not documented
         raise _damaged(path, "zip", error) from None
     return found
 
@@ -54,34 +57,53 @@ def read_tar(path: pathlib.Path, wanted: Callable[[str], bool]) -> dict[str, byt
     """
     found = {}
     try:
-        with (
-            gzip.open(path) as stream,
-            tarfile.open(fileobj=_Bounded(stream, path), mode="r|") as archive,  # type: ignore
-        ):
-            for member in archive:
-                if wanted(member.name) and not member.isdir():
-                    content = archive.extractfile(member) if member.isreg() else None
-                    if content is None:
-                        raise UserError(f"{path}: expected {member.name} to be a file, not a link")
-                    _check_size(path, member.name, member.size)
-                    found[member.name] = content.read()
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        with gzip.open(path) as unpacked:
+            stream = _Bounded(unpacked, path)
+            with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore
+                for member in archive:
+                    stream.expect(member.size)
+                    if wanted(member.name) and not member.isdir():
+                        found[member.name] = _content(path, archive, member)
+    except UserError:
+        raise
+    except Exception as error:
         raise _damaged(path, "tar.gz", error) from None
     return found
 
 
+def _content(path: pathlib.Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = archive.extractfile(member) if member.isreg() else None
+    if content is None:
+        raise UserError(f"{path}: expected {member.name} to be a file, not a link")
+    _check_size(path, member.name, member.size)
+    return content.read()
+
+
 class _Bounded:
-    """A stream that refuses to be read further than an archive may be long."""
+    """A stream that refuses to be read further than an archive, or its next header, may be long.
+
+    A header can say that it has gigabytes, which tarfile would keep in memory.
+    """
 
     def __init__(self, stream: Any, path: pathlib.Path) -> None:
-        self._stream, self._path, self._left = stream, path, _MOST_UNPACKED
+        self._stream, self._path = stream, path
+        self._left, self._in_this = _MOST_UNPACKED, _MOST_HEADERS
+
+    def expect(self, size: int) -> None:
+        """Allows to read a member of this size, and the headers of the next one."""
+        self._in_this = size + _MOST_HEADERS
 
     def read(self, size: int) -> bytes:
         content = self._stream.read(size)
         self._left -= len(content)
+        self._in_this -= len(content)
         if self._left < 0:
             raise UserError(
                 f"{self._path}: expected at most {_MOST_UNPACKED:,} bytes in the archive, got more"
+            )
+        if self._in_this < 0:
+            raise UserError(
+                f"{self._path}: expected headers of at most {_MOST_HEADERS:,} bytes, got more"
             )
         return content
 

@@ -1,6 +1,8 @@
 """Downloads and prepares the public corpora of the catalog."""
 
+import errno
 import pathlib
+import shutil
 
 from jaxformer.data.catalog import OriginFile, PublicCorpus, is_present
 from jaxformer.data.download import DownloadError, download
@@ -47,7 +49,7 @@ def fetch(corpus: PublicCorpus) -> pathlib.Path:
         if corpus.prepare is None:
             folder.mkdir(parents=True, exist_ok=True)
             for file in missing:
-                (downloads / file.name).replace(folder / file.name)
+                _move(downloads / file.name, folder / file.name)
         else:
             try:
                 prepared = corpus.prepare(downloads)
@@ -57,6 +59,19 @@ def fetch(corpus: PublicCorpus) -> pathlib.Path:
             for name, content in prepared.items():
                 write_file(folder / name, content)
     return folder
+
+
+def _move(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Renames a file, or copies it if the target is on another disk."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.copyfile(source, partial)
+        partial.replace(target)
+        source.unlink()
 
 
 def _fetch_file(folder: pathlib.Path, file: OriginFile, left: list[OriginFile]) -> None:

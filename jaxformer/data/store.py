@@ -106,7 +106,11 @@ def build_store(
     cache_directory.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache_directory)
     with (
-        tempfile.TemporaryDirectory(dir=cache_directory, prefix=_PARTIAL) as temporary,
+        tempfile.TemporaryDirectory(
+            dir=cache_directory,
+            prefix=_PARTIAL,
+            ignore_cleanup_errors=True,  # NFS keeps the files that the store has open
+        ) as temporary,
         lock_folder(pathlib.Path(temporary)),
     ):
         partial = pathlib.Path(temporary, folder.name)

@@ -6,8 +6,10 @@ them, so that 0 can pad rows.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, SupportsIndex
 
@@ -24,12 +26,18 @@ from jaxformer.data.tokenizer import (
     SPACE_SYMBOL,
     SPECIAL_PIECES,
     UNK,
+    check_special_ids,
     open_processor,
     train_byte_pair_model,
 )
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
 from jaxformer.files import local_path, read_whole, readable, write_file
+
+# SentencePiece learns nothing from lines of more bytes.
+_LONGEST_LINE = 4192
+# Text that tokenizers of translation models change.
+_PROBE = f"  a  b\n\n\tc {SPACE_SYMBOL}é "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,14 +138,24 @@ class ByteFallbackTokenizer:
     """
 
     def __init__(self, model: bytes) -> None:
-        """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`."""
+        """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`.
+
+        Raises:
+          UserError: This is no such model; others merge spaces, for instance.
+        """
         self._processor = open_processor(model)
+        check_special_ids(self._processor)
         self.vocab_size: int = self._processor.vocab_size()
         self.serialized = model
         self.sha256 = hashlib.sha256(model).hexdigest()
         # SentencePiece writes a space as this character; the character itself is encoded as bytes.
         piece_of = self._processor.piece_to_id
         self._escaped = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
+        if UNK in self._escaped or self.decode(self.encode(_PROBE)) != _PROBE:
+            raise UserError(
+                "expected a SentencePiece model that keeps all of a text; this one changes spaces "
+                "or line breaks"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text.
@@ -182,11 +200,12 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     """
     try:
         model = train_byte_pair_model(
-            (line for line in text.split("\n") if line),
+            itertools.chain.from_iterable(map(_short_parts, text.split("\n"))),
             vocab_size,
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
-            user_defined_symbols=["\n"],
+            # Without a space in the text, there would be no token for it.
+            user_defined_symbols=["\n"] if " " in text else ["\n", SPACE_SYMBOL],
         )
     except RuntimeError as error:
         raise UserError(
@@ -194,6 +213,15 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
             f"the text: {error}"
         ) from None
     return ByteFallbackTokenizer(model)
+
+
+def _short_parts(line: str) -> list[str]:
+    """Cuts a line that SentencePiece would leave out, before spaces if there are any."""
+    if len(line.encode()) <= _LONGEST_LINE:
+        return [line] if line else []
+    # A character has up to four bytes.
+    most = _LONGEST_LINE // 4
+    return re.findall(rf".{{1,{most}}}(?= |$)|.{{1,{most}}}", line, flags=re.DOTALL)
 
 
 def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
@@ -208,6 +236,8 @@ def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)
+    except UserError as error:
+        raise UserError(f"{path}: expected the tokenizer of a language model: {error}") from None
     except (ValueError, KeyError, TypeError, RuntimeError):  # RecursionError, too
         raise UserError(f"{path}: expected the tokenizer of a language model") from None
 

@@ -63,12 +63,7 @@ class Tokenizer:
                 "with Tokenizer.load"
             )
         processor = self._processor = open_processor(model)
-        ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
-        if ids != (PAD, EOS, BOS, UNK):
-            raise UserError(
-                "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
-                "pad={}, eos={}, bos={}, unk={}; train it with jaxformer".format(*ids)
-            )
+        check_special_ids(processor)
         self.serialized = model
         self.vocab_size: int = processor.vocab_size()
         known = range(UNK + 1, self.vocab_size)
@@ -168,6 +163,20 @@ class Tokenizer:
           UserError: The id is out of range.
         """
         return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
+
+
+def check_special_ids(processor: Any) -> None:
+    """Checks that a SentencePieceProcessor has our special ids.
+
+    Raises:
+      UserError: It has others.
+    """
+    ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
+    if ids != (PAD, EOS, BOS, UNK):
+        raise UserError(
+            "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
+            "pad={}, eos={}, bos={}, unk={}; train it with jaxformer".format(*ids)
+        )
 
 
 def open_processor(model: bytes) -> Any:

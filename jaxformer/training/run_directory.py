@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxformer.checkpoint import Mirror, fetch, saved_steps
+from jaxformer.checkpoint import Mirror, check_directory, fetch, finish_writes, saved_steps
 from jaxformer.checkpoint.manifest import is_step
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
@@ -58,12 +58,12 @@ def begin(folder: Workdir, settings: Settings, mirror: str | None = None) -> Non
 
 
 def _on_primary(action: Callable[[], None]) -> None:
-    """Acts on process 0 while the others wait; every process raises its UserError."""
+    """Acts on process 0 while the others wait; every process raises its error as a UserError."""
     failure = None
     if hosts.is_primary():
         try:
             action()
-        except UserError as error:
+        except (UserError, OSError) as error:
             failure = str(error)
     failure = hosts.all_gather(failure)[0]
     if failure is not None:
@@ -82,9 +82,12 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
             f"training.mirror={copy.path}: expected a folder, or the name of a new one in the "
             f"existing folder {copy.path.parent}; mount its drive first"
         )
+    finish_writes(copy)
     if copy.config.exists():
         if not _was_cut_off(copy):
             _check_fields(copy, settings)
+            if folder.identity.exists():
+                check_identity(copy, read_object(folder.identity))
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
     found = [path.name for path in foreign if path.exists()]
@@ -129,11 +132,12 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
     move, since it is identified by its SHA-256. The rest of the experiment may not change.
 
     Raises:
-      UserError: The workdir is a file, holds another experiment or an unfinished workdir of a
-        command, or lacks its checkpoints or its config.
+      UserError: The workdir is a file, has a name that orbax cannot use, holds another experiment
+        or an unfinished workdir of a command, or lacks its checkpoints or its config.
     """
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
+    check_directory(folder.path)
     if folder.config.exists():
         _check_fields(folder, settings)
         _check_checkpoints(folder)

@@ -85,7 +85,7 @@ class Terminal:
             self.log(f"step {step} skipped: its update was NaN or Inf{batch}{every}")
             return
         texts = (
-            self._formats.get(name, f"{name} {{:.4g}}").format(value)
+            self._formats[name].format(value) if name in self._formats else f"{name} {value:.4g}"
             for name, value in values.items()
         )
         parts = [text for text in texts if text]

@@ -105,6 +105,22 @@ def test_a_run_that_lost_its_checkpoints_resumes_from_it(config, run, copy, capl
     assert f"brought back the checkpoints of steps 2, 4 from {copy.path}" in caplog.text
 
 
+def test_a_mirror_of_other_data_changes_nothing(config, run, copy, tmp_path):
+    """Even if it has newer steps and a longer history."""
+    train(config(steps=4), tmp_path / "other")
+    shutil.copytree(tmp_path / "other", run.path)
+    (run.path / "checkpoints" / "4").rename(tmp_path / "4")
+    identity = json.loads(run.identity.read_text())
+    changed = {name: value[::-1] for name, value in identity.items()}
+    run.identity.write_text(json.dumps(changed))
+    run.metrics.write_text("")
+    before, theirs = files_of(run), files_of(copy)
+    with pytest.raises(UserError, match=f"{copy.path}: the run began with other data"):
+        train(config(steps=6), run.path)
+    assert files_of(run) == before
+    assert files_of(copy) == theirs
+
+
 @pytest.mark.parametrize("operation", ["lock", "rename", "fsync"])
 def test_a_workdir_on_a_file_system_for_copies_only_is_refused(
     operation, tiny_config, run, monkeypatch

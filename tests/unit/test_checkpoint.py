@@ -25,6 +25,7 @@ from jaxformer.checkpoint import checkpoints as checkpoints_module
 from jaxformer.checkpoint import manifest as manifest_module
 from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.errors import UserError
+from jaxformer.files import lock_folder
 
 
 class State(flax.struct.PyTreeNode):
@@ -592,6 +593,17 @@ class TestSingle:
         write_single(tmp_path / "averaged", 1, {"params": {"w": jnp.zeros(2)}}, {})
         assert [path.name for path in tmp_path.iterdir()] == ["averaged"]
 
+    def test_does_not_disturb_another_process(self, tmp_path: pathlib.Path) -> None:
+        work, state = tmp_path / "averaged.unfinished", {"params": {"w": jnp.zeros(2)}}
+        with lock_folder(work):
+            (work / "unfinished").touch()
+            (work / "new").mkdir()
+            with pytest.raises(UserError, match=r"averaged\.unfinished: another process is"):
+                write_single(tmp_path / "averaged", 1, state, {})
+            assert (work / "new").is_dir()
+        write_single(tmp_path / "averaged", 1, state, {})
+        assert Checkpoints(tmp_path / "averaged").steps() == [1]
+
 
 def test_an_interim_step_is_kept_until_the_next(tmp_path: pathlib.Path) -> None:
     seen = []
@@ -698,6 +710,36 @@ class TestFailure:
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a*", "b?", "back\\slash"])
+def test_paths_that_orbax_takes_for_patterns_are_refused(
+    tmp_path: pathlib.Path, name: str, saved: pathlib.Path
+) -> None:
+    with pytest.raises(UserError, match="expected a path without the characters"):
+        Checkpoints(tmp_path / name, keep=1)
+    assert not (tmp_path / name).exists()
+    shutil.copytree(saved, tmp_path / name)
+    assert Checkpoints(tmp_path / name).newest_good_step() == 2
+
+
+def test_a_step_without_all_files_of_orbax_is_not_committed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in such a path."""
+    monkeypatch.setattr(checkpoints_module, "check_directory", lambda _: None)
+    with (
+        pytest.raises(OSError, match=r"step 1 could not be saved.* not written manifest\.ocdbt"),
+        Checkpoints(tmp_path / "a[1]", keep=1) as checkpoints,
+    ):
+        checkpoints.save(1, make_state(1), metadata={})
+    assert not list((tmp_path / "a[1]").iterdir())
+
+
+def test_other_spellings_of_numbers_are_not_steps(directory: pathlib.Path) -> None:
+    shutil.copytree(directory / "2", directory / "003")
+    assert Checkpoints(directory).steps() == [1, 2]
+    assert Checkpoints(directory).newest_good_step() == 2
+
+
 def test_the_newest_good_step(directory: pathlib.Path) -> None:
     assert Checkpoints(directory).newest_good_step() == 2
     (directory / "2" / "manifest.json").unlink()
@@ -780,6 +822,31 @@ class TestHostileStep:
     def test_files_that_nobody_reads_are_ignored(self, directory: pathlib.Path, name: str) -> None:
         (directory / "2" / name).write_bytes(b"x")
         assert Checkpoints(directory).restore(make_state(0)).step == 2
+
+    @pytest.mark.parametrize("name", [".nfs0001", "d/.DS_Store"])
+    def test_hidden_files_may_come_and_go(
+        self, directory: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While a step is saved, and while it is read."""
+        write, restore = Manifest.write, Checkpoints._restore
+        path = directory / "3" / name
+
+        def create_and_write(manifest: Manifest, folder: pathlib.Path) -> None:
+            (folder / name).write_bytes(b"x")
+            write(manifest, folder)
+
+        def remove_and_restore(*arguments: Any) -> Any:
+            path.unlink()
+            (path.parent / ".nfs0002").write_bytes(b"y")
+            return restore(*arguments)
+
+        monkeypatch.setattr(Manifest, "write", create_and_write)
+        monkeypatch.setattr(Checkpoints, "_restore", remove_and_restore)
+        with Checkpoints(directory, keep=2) as checkpoints:
+            checkpoints.save(3, make_state(3), metadata={})
+            checkpoints.wait()
+            assert path.exists()
+            assert_same(checkpoints.restore(make_state(0)).state, make_state(3))
 
     @pytest.mark.parametrize("kind", ["link", "link to a folder", "FIFO", "loop"])
     @pytest.mark.parametrize("name", ["manifest.json", "_METADATA", "d", "_CHECKPOINT_METADATA"])

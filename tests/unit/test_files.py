@@ -1,9 +1,11 @@
 """Files are written atomically, and a locked folder has one holder."""
 
+import concurrent.futures
 import errno
 import fcntl
 import os
 import pathlib
+import secrets
 import socket
 import stat
 import subprocess
@@ -95,13 +97,23 @@ def test_failed_write_keeps_the_older_file(failing, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_planted_link_is_not_followed(tmp_path):
+def test_threads_do_not_mix_their_contents(tmp_path):
+    contents = [bytes([n]) * 100_000 for n in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(10):
+            list(pool.map(lambda content: write_file(tmp_path / "file", content), contents))
+            assert (tmp_path / "file").read_bytes() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_planted_link_is_not_followed(tmp_path, monkeypatch):
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    (tmp_path / f"file.{os.getpid()}.partial").symlink_to(victim)
-    write_file(tmp_path / "file", b"content")
+    monkeypatch.setattr(secrets, "randbelow", lambda _: 77)
+    (tmp_path / "file.77.partial").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "file", b"content")
     assert victim.read_bytes() == b"precious"
-    assert (tmp_path / "file").read_bytes() == b"content"
 
 
 def test_only_files_are_replaced(tmp_path):
@@ -116,6 +128,8 @@ def test_only_files_are_replaced(tmp_path):
     (tmp_path / "file").write_bytes(b"older")
     with pytest.raises(UserError, match="/file: expected a folder, found a file"):
         write_file(tmp_path / "file" / "below" / "it", b"content")
+    with pytest.raises(UserError, match="expected a name of at most 230 bytes"):
+        write_file(tmp_path / ("é" * 120), b"content")
 
 
 def test_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):

@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import pathlib
 import shutil
 import time
 
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.checkpoint import Checkpoints, Mirror, fetch
+from jaxformer.checkpoint import Checkpoints, Mirror, fetch, finish_writes
 from jaxformer.checkpoint import mirror as mirror_module
 from jaxformer.errors import UserError
 from jaxformer.workdir import Workdir
@@ -87,6 +88,13 @@ def damage(step):
 def wait_for(text, caplog):
     deadline = time.monotonic() + 60
     while text not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_step(folder, step):
+    deadline = time.monotonic() + 60
+    while step not in Checkpoints(folder.checkpoints).steps():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -281,6 +289,51 @@ def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
     assert files_of(copy) == files_of(run)
     shutil.rmtree(run.path)
     assert fetch(copy, run) == [2]
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+@pytest.mark.parametrize("cut", ["beside", "in place"])
+def test_a_write_that_is_cut_off_loses_nothing(name, cut, run, copy, monkeypatch):
+    """The process or its machine dies while it overwrites a file."""
+    with trained(run, copy) as save:
+        save(1)
+    old, new = (copy.path / name).read_bytes(), b"new content of " + name.encode()
+    write, calls = mirror_module._write_and_verify, []
+
+    def dies(path, content):
+        calls.append(path)
+        if len(calls) == {"beside": 1, "in place": 2}[cut]:
+            path.write_bytes(content[:3])
+            raise SystemExit
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror_module, "_write_and_verify", dies)
+        with pytest.raises(SystemExit):
+            mirror_module.write_and_verify(copy.path / name, new)
+    finish_writes(copy)
+    assert (copy.path / name).read_bytes() == (old if cut == "beside" else new)
+    assert not list(copy.path.glob("*.next"))
+
+
+def test_files_that_cannot_be_read_do_not_stop_the_copies(run, copy, caplog):
+    """Such as the output of a command of another user."""
+    (run.path / "nohup.out").write_text("private")
+    read = pathlib.Path.read_bytes
+
+    def refuse(path):
+        if path.name == "nohup.out":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    with pytest.MonkeyPatch.context() as patch, trained(run, copy) as save:
+        patch.setattr(pathlib.Path, "read_bytes", refuse)
+        save(1)
+        wait_for("Permission denied", caplog)
+        save(2)
+        wait_for_step(copy, 2)
+    assert restored(copy) == 2
+    assert caplog.text.count("cannot copy the run") == 1
 
 
 def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeypatch):

@@ -4,6 +4,7 @@ The files of the origins are made from the prepared ones, by the formats that th
 """
 
 import dataclasses
+import errno
 import gzip
 import hashlib
 import io
@@ -421,6 +422,31 @@ def test_archives_that_grow_are_refused(data, publish, monkeypatch):
     monkeypatch.setattr(archives, "_MOST_BYTES", 1000)
     with pytest.raises(UserError, match=r"treebank.zip: expected \S+ to have at most 1,000 bytes:"):
         fetch(wsj)
+
+
+def test_huge_headers_are_refused(data, publish):
+    """A header that says it has 4 GB of a name, which tarfile would read into memory."""
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 4 << 30
+    content = header.tobuf(tarfile.GNU_FORMAT) + bytes(8 << 20)
+    craft = publish("craft", {"craft-v5.0.2.tar.gz": gzip.compress(content)})
+    with pytest.raises(UserError, match=r"expected headers of at most 1,048,576 bytes, got more"):
+        fetch(craft)
+
+
+def test_downloads_on_another_disk(data, publish, monkeypatch):
+    """As when the folder of downloads is a link."""
+    files = origin_of("wmt14", small("wmt14"))
+    corpus, replace = publish("wmt14", files), pathlib.Path.replace
+
+    def across(source, target):
+        if source.parent != pathlib.Path(target).parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return replace(source, target)
+
+    monkeypatch.setattr(pathlib.Path, "replace", across)
+    assert read(fetch(corpus), corpus) == files
+    assert not list((data / "downloads").rglob("*.gz"))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Text as a stream: exact round trips, rows as a function of the step, complete windows."""
 
+import io
 import json
 
 import numpy as np
 import pytest
+import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from jaxformer.data.stream import (
     split_text,
     train_byte_pairs,
 )
+from jaxformer.data.tokenizer import train_tokenizer
 from jaxformer.errors import UserError
 
 TEXT = "First Citizen:\nBefore we proceed any further,  hear me speak.\n\nAll:\nSpeak, speak.\n" * 9
@@ -67,6 +70,34 @@ def test_files_that_are_not_tokenizers_are_refused(content, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(UserError, match="expected the tokenizer of a language model"):
         load_stream_tokenizer(tmp_path / "tokenizer.model")
+
+
+def test_tokenizers_that_change_a_text_are_refused(tmp_path):
+    """Those of translation models merge spaces; those with other ids pad rows with a token."""
+    train_tokenizer(TEXT.split("\n"), 300).save(tmp_path / "of translation.model")
+    with pytest.raises(UserError, match=r"of translation\.model: .* changes spaces"):
+        load_stream_tokenizer(tmp_path / "of translation.model")
+    other = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.split("\n")),
+        model_writer=other,
+        vocab_size=290,
+        byte_fallback=True,
+        model_type="bpe",
+    )
+    (tmp_path / "other ids.model").write_bytes(other.getvalue())
+    with pytest.raises(UserError, match=r"other ids\.model: .* with the ids pad=0"):
+        load_stream_tokenizer(tmp_path / "other ids.model")
+
+
+@pytest.mark.parametrize("separator", [" ", ""])
+def test_long_lines_are_learned_from(separator):
+    """SentencePiece itself leaves out lines of more than 4,192 bytes."""
+    words = separator.join(["zebra"] * 2000)
+    tokenizer = train_byte_pairs(f"short\n{words}\n", 280)
+    assert len(tokenizer.encode(words)) < len(words) / 2
+    for text in (words, " a ▁ b"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_training_is_the_first_nine_tenths():

@@ -44,6 +44,7 @@ def test_default_ids_match_our_vocabularies(algorithm: type):
         ({"beam_size": 0}, "beam_size must be greater than 0: got 0"),
         ({"beam_size": 1001}, "beam_size must be at most 1000: got 1001"),
         ({"length_penalty": -0.1}, "length_penalty must be 0 to 10: got -0.1"),
+        ({"length_penalty": 10.5}, "length_penalty must be 0 to 10: got 10.5"),
         ({"length_penalty": float("nan")}, "length_penalty must be 0 to 10: got nan"),
         ({"min_length": -1}, "min_length must be 0 or more: got -1"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be 0 or more: got -1"),
@@ -106,6 +107,7 @@ def test_only_numbers_are_accepted_and_kept_as_floats(algorithm: type):
         ({"temperature": 0.0}, "temperature must be greater than 0: got 0.0; .* beam_size 1"),
         ({"top_k": -1}, "top_k must be 0 or more: got -1"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1: got 0.0"),
+        ({"seed": 2**31}, "seed must be from 0 to 2147483647: got 2147483648"),
         ({"top_p": 1.1}, "top_p must be above 0 and at most 1: got 1.1"),
     ],
 )

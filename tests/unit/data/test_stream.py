@@ -73,7 +73,7 @@ def test_files_that_are_not_tokenizers_are_refused(content, tmp_path):
 
 
 def test_tokenizers_that_change_a_text_are_refused(tmp_path):
-    """Those of translation models merge spaces; those with other ids pad rows with a token."""
+    """Tokenizers of translation models merge spaces; with other ids, a token would be padding."""
     train_tokenizer(TEXT.split("\n"), 300).save(tmp_path / "of translation.model")
     with pytest.raises(UserError, match=r"of translation\.model: .* changes spaces"):
         load_stream_tokenizer(tmp_path / "of translation.model")

@@ -6,7 +6,7 @@ import re
 # the news text of WMT, so that no kind is an error.
 KINDS = {
     # Other programs end lines here, and then pair the wrong lines. Python's splitlines does.
-    "line separators": r"\x0b-\r\x1c-\x1e\x85\u2028\u2029",
+    "line separators": r"\n-\r\x1c-\x1e\x85\u2028\u2029",
     "tabs or foreign blanks": r"\t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000",
     "invisible characters": r"\xad\u034f\u180e\u200b-\u200d\u2060-\u2064\ufeff",
     "directional marks": r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069",
@@ -15,7 +15,7 @@ KINDS = {
 }
 _PATTERNS = {kind: re.compile(f"[{characters}]") for kind, characters in KINDS.items()}
 _UNUSUAL = re.compile(f"[{''.join(KINDS.values())}]")
-_VISIBLE = re.compile(f"[^ \n{''.join(KINDS.values())}]")
+_VISIBLE = re.compile(f"[^ {''.join(KINDS.values())}]")
 
 
 def unusual_kinds(text: str) -> list[str]:

@@ -5,6 +5,7 @@ import contextlib
 import glob
 import hashlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -75,7 +76,9 @@ class RecordCorpus:
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def _pair(self, row: Any, place: str) -> tuple[str, str]:
-        texts = row.get(_COLUMN, row) if isinstance(row, dict) else None
+        texts = row
+        if isinstance(row, dict) and not isinstance(row.get(_COLUMN, ""), str):
+            texts = row[_COLUMN]
         pair: list[Any] = [
             texts.get(name) if isinstance(texts, dict) else None for name in self._languages
         ]
@@ -117,11 +120,17 @@ def _paths(split: str) -> list[pathlib.Path]:
 def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
     if pattern.exists():
         names = [str(pattern)]
-    elif names := sorted(glob.glob(str(pattern))):
+    elif names := sorted(glob.glob(_below_existing_folder(pattern))):
         _check_series(pattern, names)
     else:
         raise UserError(f"{pattern}: no such file; {how_to_get(pattern) or 'name another'}")
     return [path for path in map(pathlib.Path, names) if regular_file(path)]
+
+
+def _below_existing_folder(pattern: pathlib.Path) -> str:
+    """Returns a pattern for ``glob``; the name of a folder that exists is not taken for one."""
+    folder = str(pattern.parent)
+    return os.path.join(glob.escape(folder) if pattern.parent.is_dir() else folder, pattern.name)
 
 
 def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
@@ -158,7 +167,8 @@ def _lines(path: pathlib.Path) -> Iterator[bytes]:
 def _parquet_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:
     with _open_parquet(path) as file:
         names = file.schema_arrow.names
-        columns = [_COLUMN] if _COLUMN in names else list(languages)
+        flat = set(languages) <= set(names) or _COLUMN not in names
+        columns = list(languages) if flat else [_COLUMN]
         if not set(columns) <= set(names):
             raise UserError(
                 f"{path}: expected a column {_COLUMN!r}, or columns "

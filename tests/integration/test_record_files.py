@@ -114,6 +114,19 @@ def test_languages_may_be_swapped(folder):
     assert len({corpus.fingerprint(config.train) for corpus in corpora}) == 2
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_language_may_be_called_translation(form, tmp_path):
+    rows = [{"source": "Yes.", "translation": "Ja."}, {"source": "No.", "translation": "Nein."}]
+    if form == "jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "file").write_text(text, encoding="utf-8")
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "file")
+    names = {"source_language": "source", "target_language": "translation"}
+    corpus = open_corpus(DataConfig(corpus=form, **names))
+    assert [*corpus.pairs(str(tmp_path / "file"))] == [("Yes.", "Ja."), ("No.", "Nein.")]
+
+
 def test_fingerprints_are_of_content_and_not_of_places(folder):
     """A run resumes where its files have other names: ``identity.json`` has fingerprints."""
     config = data(folder, *FORMS["shards of Parquet"])
@@ -150,6 +163,9 @@ def test_brackets_in_names_and_several_series(folder):
     assert len([*corpus.pairs(str(name))]) == 100
     corpus = open_corpus(DataConfig(corpus="parquet"))
     assert len([*corpus.pairs(str(folder / "*-of-*.parquet"))]) == len(PAIRS) + 50
+    moved = folder.rename(folder.with_name("[set]"))
+    assert len([*corpus.pairs(str(moved / "*-of-*.parquet"))]) == len(PAIRS) + 50
+    folder = moved.rename(folder)
     (folder / "valid-00001-of-00003.parquet").unlink()
     with pytest.raises(UserError, match=r"expected all 3 files of .*valid-\*-of-00003, found 2"):
         [*corpus.pairs(str(folder / "*-of-*.parquet"))]

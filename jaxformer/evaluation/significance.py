@@ -6,7 +6,10 @@ The tests are sacreBLEU's. Every system is compared with the first, the baseline
   replacement, and measures how much the difference varies. The same draws give a 95 % interval of
   each score.
 * **Approximate randomization** (Riezler and Maxwell 2005) swaps the outputs of the two systems at
-  random, line by line, and counts how often the difference is as large as the observed one.
+  random, line by line, and counts how often the difference is larger than the observed one.
+
+sacreBLEU's counts would call a system that equals the baseline line by line significantly better;
+its p-values are 1.
 
 Random numbers are seeded, and the report contains the seed, so figures are reproducible.
 """
@@ -124,8 +127,11 @@ def compare(
       report: Called with 1 after each metric.
 
     Raises:
-      UserError: The numbers of lines differ or are 0, or ``SACREBLEU_SEED`` is not a valid seed.
+      UserError: There is no system, the numbers of lines differ or are 0, or ``SACREBLEU_SEED`` is
+        not a valid seed.
     """
+    if not systems:
+        raise UserError("expected at least one system to score, got none")
     for name, hypotheses in systems.items():
         try:
             check_lines(hypotheses, references)
@@ -160,6 +166,9 @@ def _compare(
     bootstrap = test("bs", _RESAMPLES)
     randomized = test("ar", _TRIALS)
     scores = list(map(_system_score, systems, bootstrap, randomized))
+    for place, (_, lines) in enumerate(prepared[1:], start=1):
+        if lines == prepared[0][1]:
+            scores[place] = dataclasses.replace(scores[place], p_bootstrap=1.0, p_randomization=1.0)
     defined = [is_defined(measure, lines, *prepared_references) for _, lines in prepared]
     if not all(defined):
         scores = list(map(_without_figures, scores, defined))

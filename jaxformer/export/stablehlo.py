@@ -1,5 +1,6 @@
 """Export of the whole translation, search included, as one StableHLO program."""
 
+import dataclasses
 import io
 import json
 import pathlib
@@ -22,6 +23,7 @@ from jaxformer.files import write_file
 from jaxformer.inference.weights import named_arrays, prepare_params
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
+from jaxformer.nn.backend import backend, use_backend
 
 # Number of source tokens that batches are padded to, end of sentence included.
 _SOURCE_LENGTH = 64
@@ -81,7 +83,9 @@ def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capa
     sentences = jax.export.symbolic_shape("sentences")[0]
     src = jax.ShapeDtypeStruct((sentences, length), jnp.int32)
     translate = jax.jit(_translate_fn(config, capacity))
-    exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)
+    # The kernel of an NVIDIA GPU exists on no other platform.
+    with use_backend(dataclasses.replace(backend(), fused_attention=False)):
+        exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)
     return bytes(exported.serialize())
 
 

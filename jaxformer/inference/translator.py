@@ -201,6 +201,8 @@ class Translator:
         if prefixes is not None:
             prefixes = check_texts(prefixes, "prefixes")
             check_same_length(prefixes, sentences, "prefixes", "sentences")
+            for n, text in enumerate(prefixes, first):
+                _check_unicode(text, f"prefix {n}")
             targets = [self.tokenizer.encode_target(text) for text in prefixes]
         found = self.translate_ids(
             sources, targets, constraints=constraints, first=first, report=report
@@ -311,10 +313,7 @@ class Translator:
 
     def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_text(text, place)
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise UserError(f"{place}: not UTF-8") from None
+        _check_unicode(text, place)
         ids = encode(text)
         longest = min(config.max_length for config, _ in self.models)
         if len(ids) >= longest:
@@ -323,3 +322,11 @@ class Translator:
                 f"{len(ids)}; split it into sentences"
             )
         return [*ids, EOS] if ids else []
+
+
+def _check_unicode(text: str, place: str) -> None:
+    """Checks that UTF-8 can encode a text, which may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{place}: not UTF-8") from None

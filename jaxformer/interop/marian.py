@@ -108,6 +108,10 @@ def _vocabulary(
 ) -> tuple[list[str], Int[np.ndarray, " V"]]:
     """Returns our pieces from id 4 on, and the Marian id for each of our ids."""
     ids = read_object(path)
+    try:
+        "".join(ids).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: expected pieces of text, got half of a surrogate pair") from None
     if sorted(map(repr, ids.values())) != sorted(map(repr, range(marian.vocab_size))):
         raise UserError(
             f"{path}: expected the ids 0 to {marian.vocab_size - 1} (vocab_size in config.json), "

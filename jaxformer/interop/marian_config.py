@@ -136,15 +136,15 @@ class MarianConfig:
     def _search_config(self, longest: int) -> BeamSearch:
         """Converts the search settings; unlike ours, their lengths count the start token."""
         max_length = min(longest, int(self._number("max_length", longest + 1)) - 1)
+        settings: dict[str, Any] = {
+            "beam_size": int(self._number("num_beams", 1)),
+            "length_penalty": self._number("length_penalty", 1.0),
+            "min_length": max(0, int(self._number("min_length", 0)) - 1),
+            "no_repeat_ngram": int(self._number("no_repeat_ngram_size", 0)),
+        }
         try:
             return BeamSearch(
-                beam_size=int(self._number("num_beams", 1)),
-                penalty="power",
-                length_penalty=self._number("length_penalty", 1.0),
-                max_extra_length=max_length,
-                max_length=max_length,
-                min_length=max(0, int(self._number("min_length", 0)) - 1),
-                no_repeat_ngram=int(self._number("no_repeat_ngram_size", 0)),
+                penalty="power", max_extra_length=max_length, max_length=max_length, **settings
             )
         except UserError as error:
             raise UserError(f"{self._search_place}: search.{error}") from None

@@ -37,6 +37,7 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
     Raises:
       UserError: An array is missing, of another shape, or unknown.
     """
+    state = {name: np.asarray(array) for name, array in state.items()}
     name = "encoder.layers.0.linear1.weight"
     if name not in state or state[name].ndim != 2:
         raise UserError(
@@ -44,7 +45,7 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
             f"{', '.join(sorted(state)[:3]) or 'nothing'}, ..."
         )
     d_ff, d_model = state[name].shape
-    if num_heads < 1 or d_model % num_heads:
+    if not isinstance(num_heads, int) or num_heads < 1 or d_model % num_heads:
         raise UserError(f"num_heads must divide the width of the model, {d_model}: got {num_heads}")
     arrays = NamedArrays(
         state,

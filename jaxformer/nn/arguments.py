@@ -1,5 +1,6 @@
 """Checks of the arguments of layers, whose errors name the layer and not an einsum."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,19 @@ def check_sizes(layer: Any, *names: str) -> None:
             given = repr(size) if isinstance(size, int | float | str) else type(size).__name__
             advice = "; layers take sizes, models take a ModelConfig"
             raise UserError(f"{owner}: expected {name} to be 1 or more, got {given}{advice}")
+
+
+def check_choice(layer: Any, name: str, choices: Sequence[str]) -> None:
+    """Checks that an attribute of a layer is one of some names.
+
+    Raises:
+      UserError: Names the layer, the attribute, the choices and what was given.
+    """
+    if (given := getattr(layer, name)) not in choices:
+        raise UserError(
+            f"{type(layer).__name__}: expected {name} to be {', '.join(map(repr, choices))}, got "
+            f"{given!r:.80}"
+        )
 
 
 def check_activations(

@@ -168,7 +168,9 @@ class MultiHeadAttention(nn.Module):
         return project(x, *weights, self.compute_dtype)
 
     def _output(self, heads: Float[Array, "B T H V"], weights: _Projections) -> Array:
-        return self._project(heads.reshape(*heads.shape[:2], -1), weights.output)
+        return self._project(
+            heads.reshape(*heads.shape[:2], heads.shape[2] * heads.shape[3]), weights.output
+        )
 
     def _head_sizes(self, d_model: int) -> tuple[int, int]:
         if (self.d_k is None or self.d_v is None) and d_model % self.num_heads:

@@ -6,7 +6,7 @@ from typing import Any
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.nn.arguments import check_activations
+from jaxformer.nn.arguments import check_activations, check_choice
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.norm import LayerNorm
@@ -40,7 +40,12 @@ class Residual(nn.Module):
         *,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Applies ``sublayer`` to x within the residual connection."""
+        """Applies ``sublayer`` to x within the residual connection.
+
+        Raises:
+          UserError: There is no such ``norm_position``.
+        """
+        check_choice(self, "norm_position", ("post", "pre"))
         norm: Callable = self.make_norm(name="norm")
         dropout = Dropout(self.dropout_rate)
         if self.norm_position == "pre":

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, UInt32
 
+from jaxformer.errors import UserError
+
 
 class Dropout(nn.Module):
     """Residual dropout (section 5.4): zeroes elements and scales the rest by 1 / (1 - rate).
@@ -36,12 +38,18 @@ class Dropout(nn.Module):
           x: Activations, or attention weights.
           deterministic: True returns x unchanged.
           row_ids: Index of each row in the global batch; 0, 1, ... when None.
+
+        Raises:
+          UserError: The rate is not at least 0 and less than 1.
         """
+        if not 0 <= self.rate < 1:
+            raise UserError(f"Dropout: expected rate to be 0 or more and below 1, got {self.rate}")
         if deterministic or self.rate == 0.0:
             return x
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
         row_ids = jnp.arange(x.shape[0]) if row_ids is None else row_ids
-        keep = random_bits(seed, row_ids, x.shape[1:]) >= jnp.uint32(round(self.rate * 2**32))
+        least = jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
+        keep = random_bits(seed, row_ids, x.shape[1:]) >= least
         return jnp.where(keep, x / (1.0 - self.rate), 0).astype(x.dtype)
 
 

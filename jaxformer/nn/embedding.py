@@ -25,7 +25,7 @@ def embed(
         return take_rows(table, ids).astype(jnp.float32)
     # Every device gathers the whole table: XLA of jax 0.10 crashes on lookups in a sharded table.
     found = per_batch_shard(take_rows, table, ids)
-    return found.reshape(*ids.shape, -1).astype(jnp.float32)
+    return found.reshape(*ids.shape, table.shape[1]).astype(jnp.float32)
 
 
 def output_logits(

@@ -1,11 +1,12 @@
 """Position-wise feed-forward networks (section 3.3)."""
 
+import typing
 from typing import Literal
 
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.nn.arguments import check_activations, check_sizes
+from jaxformer.nn.arguments import check_activations, check_choice, check_sizes
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype
 from jaxformer.nn.projection import project
@@ -40,9 +41,11 @@ class FeedForward(nn.Module):
         """Applies the network to every position separately.
 
         Raises:
-          UserError: ``d_ff`` is not a positive number, or x has no feature axis.
+          UserError: ``d_ff`` is not a positive number, there is no such ``activation`` or
+            ``compute_dtype``, or x has no feature axis.
         """
         check_sizes(self, "d_ff")
+        check_choice(self, "activation", typing.get_args(Activation))
         check_activations("FeedForward", "x", x)
         d_model = x.shape[-1]
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")

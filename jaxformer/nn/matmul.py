@@ -7,6 +7,7 @@ parameters, one for attention. All other matmuls are a plain ``dot_general``.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -33,7 +34,9 @@ def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTy
     """
     if has_explicit_axes(x, kernel):
         return jnp.tensordot(x, kernel, 1, preferred_element_type=dtype)
-    rows, matrix = x.reshape(-1, x.shape[-1]), kernel.reshape(kernel.shape[0], -1)
+    # Sizes in place of -1, which no array without elements has.
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    matrix = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
     if x.dtype == jnp.bfloat16 and dtype == jnp.float32:
         product: Array = _bfloat16_matmul.bind(*vary_alike(rows, matrix))
     else:
@@ -47,9 +50,9 @@ def matmul_nt(
     """Returns ``x @ table.T``. With a transpose, XLA would not use the CPU's bfloat16 units."""
     if has_explicit_axes(x, table):
         return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=dtype)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     product = jnp.einsum("rd,vd->rv", rows, table, preferred_element_type=dtype)
-    return product.reshape(*x.shape[:-1], -1)
+    return product.reshape(*x.shape[:-1], table.shape[0])
 
 
 def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:

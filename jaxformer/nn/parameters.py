@@ -67,8 +67,15 @@ def parameter(
       role: Use of the parameter.
 
     Raises:
-      UserError: The module was given parameters of another shape.
+      UserError: The module was given parameters of another shape, or the axis that a matmul sums
+        over has no name.
     """
+    summed = {"matrix": "first", "table": "last"}.get(role)
+    if summed and not (axes and axes[0 if summed == "first" else -1]):
+        raise UserError(
+            f"{type(module).__name__}: expected a name for the {summed} axis of the {role} "
+            f"{name!r}, over which it is multiplied, got axes={axes}"
+        )
     facts = _facts.get()
     if facts is not None:
         facts[(*module.path, name)] = ParameterInfo(axes, role)

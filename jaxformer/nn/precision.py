@@ -7,12 +7,14 @@ TPUs, TF32 on NVIDIA GPUs. ``JAX_DEFAULT_MATMUL_PRECISION=highest`` selects full
 Departs from the paper: "bfloat16" and, to decode with, "int8", both optional.
 """
 
+import typing
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8, PyTree
 
+from jaxformer.errors import UserError
 from jaxformer.nn.backend import backend
 from jaxformer.nn.parameters import ParameterInfo
 
@@ -32,7 +34,14 @@ class Int8Matrix(NamedTuple):
 
 
 def matmul_dtype(compute_dtype: str) -> str:
-    """Returns the dtype of inputs and parameters of a matmul that is not quantized."""
+    """Returns the dtype of inputs and parameters of a matmul that is not quantized.
+
+    Raises:
+      UserError: There is no such compute dtype.
+    """
+    if compute_dtype not in typing.get_args(ComputeDtype):
+        choices = ", ".join(map(repr, typing.get_args(ComputeDtype)))
+        raise UserError(f"expected compute_dtype to be {choices}, got {compute_dtype!r:.80}")
     return "bfloat16" if compute_dtype == "bfloat16" else "float32"
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import typing
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxformer.errors import UserError
+from jaxformer.nn.arguments import check_choice
 from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache
 from jaxformer.nn.cache import Slots
@@ -72,7 +75,12 @@ class Stack(nn.Module):
         positions: Int[Array, "#B T"] | None = None,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Runs the stack over whole sequences. Arguments as for :class:`~jaxformer.nn.Block`."""
+        """Runs the stack over whole sequences. Arguments as for :class:`~jaxformer.nn.Block`.
+
+        Raises:
+          UserError: There is no such ``remat``.
+        """
+        check_choice(self, "remat", typing.get_args(Remat))
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
             x = constrain_batch(x)
@@ -121,9 +129,12 @@ class Stack(nn.Module):
           cache: From :meth:`init_cache`, :meth:`prefill` or the previous step.
 
         Returns:
-          The output for each beam, and the cache including the new tokens.
+          The output for each beam, and the cache including the new tokens. The output is NaN once
+          the cache is full.
         """
-        slots = cache.slots.add_position()
+        slots, capacity = cache.slots.add_position(), cache.slots.beam_slots.shape[2]
+        # Beyond the capacity, the new token would take the place of another one.
+        x = jnp.where(slots.length < capacity, x, jnp.nan)
         x, layers = self._run_cached(x, cache, slots, slots.visible())
         return x, cache._replace(
             layers=layers, slots=dataclasses.replace(slots, length=slots.length + 1)
@@ -138,7 +149,16 @@ class Stack(nn.Module):
           x: Activations of the prompt, which all beams share.
           cache: From :meth:`init_cache`, with capacity for the whole prompt.
           length: Number of tokens to keep; the next token takes this position.
+
+        Raises:
+          UserError: The prompt is longer than the capacity of the cache.
         """
+        capacity = cache.slots.beam_slots.shape[2]
+        if x.shape[1] > capacity:
+            raise UserError(
+                f"prompt of {x.shape[1]} tokens: the cache has a capacity of {capacity}; create it "
+                "with a larger one"
+            )
         prompt = dataclasses.replace(cache.slots, is_prompt=True)
         x, layers = self._run_cached(x, cache, prompt, causal_mask(x.shape[1]))
         slots = dataclasses.replace(cache.slots, length=jnp.asarray(length, jnp.int32))
@@ -190,8 +210,9 @@ def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
         layer,
-        variable_axes={"params": 0, "intermediates": 0},
-        split_rngs={"params": True, "dropout": True},
+        # All collections and streams, also those that only a layer of somebody else's has.
+        variable_axes={True: 0},
+        split_rngs={True: True},
         length=num_layers,
         unroll=num_layers if unroll else 1,
     )

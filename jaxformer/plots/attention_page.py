@@ -27,6 +27,24 @@ _SCRIPTS = {
 }
 
 
+def _check_start(
+    kinds: Mapping[str, object],
+    kind: str,
+    layers: range,
+    layer: int | None,
+    all_heads: range,
+    heads: Sequence[int] | None,
+) -> None:
+    """Checks that what is to be shown first exists."""
+    if kind not in kinds:
+        raise UserError(f"expected kind to be {', '.join(map(repr, kinds))}, got {kind!r:.80}")
+    if layer is not None and layer not in layers:
+        raise UserError(f"expected layer to be from 0 to {layers[-1]}, got {layer!r:.80}")
+    for head in heads or ():
+        if head not in all_heads:
+            raise UserError(f"expected heads to be from 0 to {all_heads[-1]}, got {head!r:.80}")
+
+
 def attention_page(
     source: Sequence[str],
     target: Sequence[str],
@@ -60,7 +78,7 @@ def attention_page(
       figure: Figure of the paper, 3, 4 or 5, whose counterpart is shown first.
 
     Raises:
-      UserError: Weights are not finite.
+      UserError: Weights are not finite, or there is no such kind, layer, head or figure.
     """
     kinds = {"encoder": encoder, "decoder": decoder, "cross": cross}
     for name, weights in kinds.items():
@@ -70,6 +88,9 @@ def attention_page(
                 "diverged or the checkpoint is damaged; use an earlier one with --weights"
             )
     layers, all_heads = encoder.shape[:2]
+    _check_start(kinds, kind, range(layers), layer, range(all_heads), heads)
+    if figure not in (None, 3, 4, 5):
+        raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
     figures = paper_figures(encoder, source) if figures is None else figures
     content = {
         "source": list(source),

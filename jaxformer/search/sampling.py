@@ -80,8 +80,12 @@ def start(
 def sentence_keys(
     seed: int | np.int32 | Int[Array, ""], numbers: Int[Array, " B"]
 ) -> Key[Array, " B"]:
-    """Returns one random key per sentence, derived from the seed and its number."""
-    fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed))
+    """Returns one random key per sentence, derived from the seed and its number.
+
+    The keys are Threefry's, whatever JAX's default is: with others, such as "rbg", numbers drawn
+    under ``vmap`` depend on the whole batch.
+    """
+    fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed, impl="threefry2x32"))
     return jax.vmap(fold_in)(numbers)
 
 

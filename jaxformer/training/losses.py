@@ -113,7 +113,7 @@ def _chunks(features, targets, weights, vocab_size):
     # In an export for any number of rows, that number is symbolic: one chunk holds all rows.
     count = -(-rows // max(128, logits // vocab_size)) if isinstance(rows, int) else 1
     # GPUs would also copy a matrix whose sides are not multiples of 16.
-    chunk = rows if count == 1 else -(-rows // (16 * count)) * 16
+    chunk = -(-rows // (16 * count)) * 16 if count > 1 else rows if count else 1
     padding = -rows % chunk
     features = jnp.pad(features, ((0, padding), (0, 0)))
     targets, weights = jnp.pad(targets, (0, padding)), jnp.pad(weights, (0, padding))

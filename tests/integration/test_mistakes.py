@@ -53,6 +53,7 @@ def calls():
     from jaxformer.inference.alignment import align
     from jaxformer.inference.attention_view import record_attention
     from jaxformer.inference.pair_scores import score_pairs
+    from jaxformer.nn import Stack
 
     lines = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
     tokenizer = train_tokenizer(lines, 300)
@@ -98,6 +99,10 @@ def calls():
         "rows of the loss": lambda: cross_entropy(x, jnp.ones((9, 8)), [[1]], [[1.0]], 0.1),
         "inner width": lambda: feed_forward.apply(feed_forward.init(key, x), x[..., :6]),
         "inner size": lambda: FeedForward(model).init(key, x),
+        "activation": lambda: FeedForward(16, activation="tanh").init(key, x),
+        "dtype of JAX": lambda: FeedForward(16, compute_dtype=jnp.bfloat16).init(key, x),
+        "short dtype": lambda: MultiHeadAttention(2, compute_dtype="bf16").init(key, x),
+        "rematerialization": lambda: Stack(block, 1, remat="all").init(key, x),
         "optimizer": lambda: make_optimizer(TrainingConfig()),
         "optimizer of a ConfigDict": lambda: make_optimizer(to_config_dict(config)),
         "task": lambda: fit(config, make_optimizer(config), "run"),
@@ -185,6 +190,10 @@ EXPECTED = {
     "rows of the loss": "cross_entropy: expected features [rows, d_model], embedding [vocabulary,",
     "inner width": "parameter 'inner' of shape (6, 16), but it was given one of shape (8, 16)",
     "inner size": "FeedForward: expected d_ff to be 1 or more, got ModelConfig; layers take sizes",
+    "activation": "FeedForward: expected activation to be 'relu', 'gelu', 'swish', got 'tanh'",
+    "dtype of JAX": "expected compute_dtype to be 'float32', 'bfloat16', 'int8', got <class",
+    "short dtype": "expected compute_dtype to be 'float32', 'bfloat16', 'int8', got 'bf16'",
+    "rematerialization": "Stack: expected remat to be 'none', 'dots', 'layer', got 'all'",
     "optimizer": "expected a Config, got TrainingConfig; put it into one: Config(training=...)",
     "optimizer of a ConfigDict": "expected a Config, got ConfigDict; make one of a ConfigDict with",
     "task": "expected a Task, got Config, which has no batches, best, describe,",

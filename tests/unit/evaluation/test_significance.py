@@ -104,12 +104,12 @@ def test_scores_are_those_of_a_report(report: ComparisonReport, sums: np.ndarray
     assert len(report.comparisons) == 5
 
 
-def test_the_same_system_twice_differs_by_chance_only():
+def test_the_same_system_twice_does_not_differ():
     systems, references = corpus(8)
     twice = {"one": systems["five"], "other": systems["five"]}
     for comparison in compare(twice, references, target_language="de").comparisons:
         second = comparison.systems[1]
-        assert second.p_randomization == 1 / 10_001  # No trial's difference exceeds 0.
+        assert second.p_bootstrap == second.p_randomization == 1
         assert second.score == comparison.systems[0].score
 
 
@@ -181,6 +181,11 @@ def test_an_invalid_seed_is_refused(seed: str, monkeypatch: pytest.MonkeyPatch):
     systems, references = corpus(4)
     with pytest.raises(UserError, match=f"SACREBLEU_SEED must be a whole number.*got '{seed}'"):
         compare(systems, references, target_language="de")
+
+
+def test_no_system_is_refused():
+    with pytest.raises(UserError, match="expected at least one system"):
+        compare({}, ["Ja."], target_language="de")
 
 
 def test_different_lengths_are_refused_and_named():

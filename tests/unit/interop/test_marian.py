@@ -169,6 +169,7 @@ def test_two_vocabularies_are_refused(directory):
             r"expected <pad> to have the id 66 \(pad_token_id in config.json\): got \d+",
         ),
         (lambda ids: ids.update({"<UNK>": ids.pop("<unk>")}), "expected an id for <unk>: none"),
+        (lambda ids: ids.update({"\ud800": ids.pop("▁dog")}), "expected pieces of text, got half"),
     ],
 )
 def test_a_damaged_vocabulary_is_refused(directory, change, message):

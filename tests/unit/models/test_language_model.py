@@ -141,6 +141,21 @@ def test_cached_equals_full_pass(changes):
     assert (stepped[:, 0].argmax(-1) == full.argmax(-1)).all()
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+def test_a_full_cache_gives_nan_and_not_other_logits(positions):
+    """Its capacity is rounded up to 16 tokens, within a maximum length of 64."""
+    apply, variables = make(variant(positions=positions, d_k=4, max_length=64))
+    tokens = random_tokens(0, 2, 18)
+    full = apply(variables, tokens)
+    cache = apply(variables, tokens[:, :9], capacity=9, method="start")
+    stepped, _ = steps(apply, variables, cache, tokens)
+    np.testing.assert_allclose(stepped[:, 0, :16], full[:, :16], rtol=1e-4, atol=1e-4)
+    assert np.isnan(stepped[:, 0, 16:]).all()
+    cache = apply(variables, tokens[:, :9], capacity=9, method="start")
+    with pytest.raises(UserError, match="prompt of 18 tokens: the cache has a capacity of 16"):
+        apply(variables, tokens, cache, 18, method="prefill")
+
+
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("kept", [5, 3])
 def test_prefill_equals_token_by_token(changes, kept):

@@ -4,8 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from jaxformer.nn import FeedForward, LayerNorm, Residual
+from jaxformer import cross_entropy
+from jaxformer.errors import UserError
+from jaxformer.nn import (
+    Block,
+    FeedForward,
+    LayerNorm,
+    MultiHeadAttention,
+    Residual,
+    Stack,
+    embed,
+    output_logits,
+)
 
 
 @pytest.fixture
@@ -42,6 +54,62 @@ def test_feed_forward_is_equation_2(x):
     p = jax.tree.map(np.asarray, params)
     expected = np.maximum(0, x @ p["inner"] + p["inner_bias"]) @ p["outer"] + p["outer_bias"]
     np.testing.assert_allclose(layer.apply({"params": params}, x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_other_dropout_rates_are_refused(rate, x):
+    with pytest.raises(UserError, match="Dropout: expected rate to be 0 or more and below 1, got"):
+        MultiHeadAttention(2, dropout_rate=rate).init(jax.random.key(0), x)
+
+
+def test_other_orders_of_the_norm_are_refused(x):
+    with pytest.raises(UserError, match="Residual: expected norm_position to be 'post', 'pre'"):
+        Residual("Pre").init(jax.random.key(0), x, lambda h: h)
+
+
+class Expert(nn.Module):
+    """A feed-forward network with a loss of its own, statistics and random numbers."""
+
+    @nn.compact
+    def __call__(self, x):
+        self.sow("losses", "balance", x.mean())
+        count = self.variable("statistics", "count", lambda: jnp.zeros(()))
+        if not self.is_initializing():
+            count.value += 1
+        noise = jax.random.normal(self.make_rng("noise"), ())
+        self.sow("noises", "noise", noise)
+        return nn.Dense(x.shape[-1])(x)
+
+
+def test_a_stack_keeps_all_that_its_layers_collect(x):
+    stack = Stack(Block(MultiHeadAttention(2), Expert()), num_layers=3)
+    keys = {"params": jax.random.key(0), "noise": jax.random.key(1)}
+    variables = stack.init(keys, x)
+    collections = ["losses", "statistics", "noises"]
+    _, found = stack.apply(
+        {"params": variables["params"], "statistics": variables["statistics"]},
+        x,
+        rngs={"noise": keys["noise"]},
+        mutable=collections,
+    )
+    own = {name: found[name]["layers"]["feed_forward"] for name in collections}
+    assert own["losses"]["balance"][0].shape == (3,)
+    np.testing.assert_array_equal(own["statistics"]["count"], jnp.ones(3))
+    assert len(set(own["noises"]["noise"][0].tolist())) == 3
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 8), (2, 0, 8)])
+def test_empty_batches_and_sequences(shape):
+    empty = jnp.ones(shape)
+    for layer in (FeedForward(16), MultiHeadAttention(2), Block(MultiHeadAttention(2), Expert())):
+        keys = {"params": jax.random.key(0), "noise": jax.random.key(1)}
+        found, _ = layer.apply(layer.init(keys, empty), empty, rngs=keys, mutable=True)
+        assert found.shape == shape
+    assert output_logits(empty, jnp.ones((11, 8))).shape == (*shape[:2], 11)
+    assert embed(jnp.ones((11, 8)), jnp.ones(shape[:2], int)).shape == shape
+    rows = (jnp.ones(0, int), jnp.ones(0))
+    sums = cross_entropy(empty.reshape(0, 8), jnp.ones((11, 8)), *rows, 0.1)
+    assert all(value == 0 for value in jax.tree.leaves(sums))
 
 
 @pytest.mark.parametrize(

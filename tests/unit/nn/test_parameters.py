@@ -1,15 +1,18 @@
 """Metadata of parameters: axes for sharding, and roles for quantization."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.models.selection import describe_model
 from jaxformer.models.transformer import Transformer
-from jaxformer.nn import Block, FeedForward, MultiHeadAttention, ParameterInfo, describe
+from jaxformer.nn import Block, FeedForward, MultiHeadAttention, ParameterInfo, describe, parameter
 from jaxformer.nn.precision import Int8Matrix, cast_params, quantize_matrix
 
 CONFIG = ModelConfig(
@@ -90,6 +93,29 @@ def test_matrices_are_cast_and_vectors_stay(dtype):
             kept = "float32" if dtype == "int8" or path[-1] not in MATRICES else dtype
             assert found.dtype == kept
             np.testing.assert_array_equal(found, leaf.astype(kept))
+
+
+class Matrix(nn.Module):
+    axes: tuple = ()
+    role: Any = "matrix"
+
+    @nn.compact
+    def __call__(self, x):
+        zeros = nn.initializers.zeros
+        return x @ parameter(self, "kernel", zeros, (x.shape[-1],) * 2, self.axes, self.role)
+
+
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [
+        (Matrix(), "first"),
+        (Matrix((None, "d_ff")), "first"),
+        (Matrix(("vocab", None), "table"), "last"),
+    ],
+)
+def test_the_axis_that_is_summed_over_needs_a_name(module, place):
+    with pytest.raises(UserError, match=f"Matrix: expected a name for the {place} axis of the"):
+        module.init(jax.random.key(0), jnp.ones((2, 3)))
 
 
 def test_parameters_of_wrong_width_are_refused():

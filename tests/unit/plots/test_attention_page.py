@@ -156,6 +156,21 @@ def test_initial_selection():
     assert data["figures"]["4"] == {"layer": 1, "heads": [2, 1], "token": 0}
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "self"}, "expected kind to be 'encoder', 'decoder', 'cross', got 'self'"),
+        ({"layer": 2}, "expected layer to be from 0 to 1, got 2"),
+        ({"layer": -1}, "expected layer to be from 0 to 1, got -1"),
+        ({"heads": [0, 3]}, "expected heads to be from 0 to 2, got 3"),
+        ({"figure": 9}, "expected figure to be 3, 4, 5 or None, got 9"),
+    ],
+)
+def test_what_does_not_exist_is_not_shown_first(settings, message):
+    with pytest.raises(UserError, match=message):
+        page_of(["a", "b"], ["c"], **settings)
+
+
 def test_weights_that_are_not_finite_are_refused():
     cross = np.full((1, 1, 1, 1), np.nan, np.float32)
     ones = np.ones((1, 1, 1, 1), np.float32)

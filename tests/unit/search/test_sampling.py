@@ -257,6 +257,25 @@ def test_keys_derive_from_the_seed_and_the_row_ids(rows: list[int] | None):
     jax.tree.map(np.testing.assert_array_equal, found, given)
 
 
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_samples_depend_on_no_other_sentence_whatever_the_default_generator(kind: str):
+    """With RBG keys, which are common on TPUs, numbers drawn under vmap depend on the batch."""
+    logits, limits = jnp.asarray(tree_logits(9, 3, 4, 5)), jnp.array([5, 5, 5])
+    settings = sampling(num_samples=4, seed=3)
+    with jax.default_prng_impl(kind):
+        found = [
+            settings(
+                tree_step,
+                tree_cache(logits[rows], 4),
+                max_lengths=limits[rows],
+                capacity=CAPACITY,
+                sentence_ids=jnp.arange(3)[rows],
+            ).tokens
+            for rows in (slice(0, 3), slice(2, 3))
+        ]
+    np.testing.assert_array_equal(found[0][2], found[1][0])
+
+
 def test_wrong_number_of_keys_is_refused():
     with pytest.raises(UserError, match=r"keys must hold one .* shape \(2,\): got \(3,\)"):
         sampling().start((), jnp.array([1, 1]), CAPACITY, keys=keys(3))

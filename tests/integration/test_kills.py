@@ -190,11 +190,22 @@ NOT_SAVED = "step 12 could not be saved; the steps [4, 8] are intact. Free or re
 @pytest.mark.parametrize(
     ("fault", "repair", "messages"),
     [
-        (FILL, FREE, [NOT_SAVED, "No space left on device"]),
-        (FREEZE, THAW, ["Read-only file system", "/disk/run/"]),
-        (LIMIT, UNLIMIT, [NOT_SAVED, "File too large"]),
+        pytest.param(FILL, FREE, [NOT_SAVED, "No space left on device"], id="full"),
+        pytest.param(
+            FREEZE,
+            THAW,
+            ["Read-only file system", "/disk/run/"],
+            id="read-only",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            LIMIT,
+            UNLIMIT,
+            [NOT_SAVED, "File too large"],
+            id="file size limit",
+            marks=pytest.mark.nightly,
+        ),
     ],
-    ids=["full", "read-only", "file size limit"],
 )
 def test_training_on_a_broken_disk_ends_and_resumes(tmp_path, fault, repair, messages):
     """The errors come from a real file system, in a user namespace."""

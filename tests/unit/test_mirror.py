@@ -377,6 +377,21 @@ def test_the_newest_of_several_missing_steps_is_copied_first(run, copy, monkeypa
     assert copied == [3, 2, 1]
 
 
+def test_the_end_of_a_run_waits_for_a_slow_last_copy(run, copy, caplog, monkeypatch):
+    copy_file, delays = mirror_module._copy_file, iter([3.0])
+
+    def slowly(source, target):
+        time.sleep(next(delays, 0))
+        copy_file(source, target)
+
+    monkeypatch.setattr(mirror_module, "_copy_file", slowly)
+    with trained(run, copy) as save:
+        save(1)
+    assert restored(copy) == 1
+    assert f"completing the copy of the run in {copy.path}" in caplog.text
+    assert "incomplete" not in caplog.text
+
+
 def test_the_end_of_a_run_waits_for_a_limited_time(run, copy, caplog, monkeypatch):
     monkeypatch.setattr(mirror_module, "_LAST_COPY_SECONDS", 0.1)
     monkeypatch.setattr(mirror_module, "_copy_file", lambda *_: time.sleep(5))

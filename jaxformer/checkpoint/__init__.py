@@ -5,10 +5,9 @@ from jaxformer.checkpoint.checkpoints import (
     MissingStepError,
     Restored,
     RestoredParams,
-    check_directory,
     saved_steps,
 )
-from jaxformer.checkpoint.mirror import Mirror, fetch, finish_writes
+from jaxformer.checkpoint.mirror import Mirror, fetch
 from jaxformer.checkpoint.single import write_single
 
 __all__ = [
@@ -17,9 +16,7 @@ __all__ = [
     "MissingStepError",
     "Restored",
     "RestoredParams",
-    "check_directory",
     "fetch",
-    "finish_writes",
     "saved_steps",
     "write_single",
 ]

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.checkpoint import Checkpoints, Mirror, fetch, finish_writes
+from jaxformer.checkpoint import Checkpoints, Mirror, fetch
 from jaxformer.checkpoint import mirror as mirror_module
+from jaxformer.checkpoint.mirror import finish_writes
 from jaxformer.errors import UserError
 from jaxformer.workdir import Workdir
 

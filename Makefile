@@ -50,14 +50,14 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside them
 	$(BIN)/python notebooks/build.py
 
-test: $(VENV)/installed  ## Run the fast tests (12 to 15 minutes on two cores)
+test: $(VENV)/installed  ## Run the fast tests (12 to 20 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
 coverage:  ## make test, and check how much of jaxformer/ it covers (a third slower)
 	PYTEST_ADDOPTS="--cov --cov-report=json" make test
 	$(BIN)/python .ci/coverage
 
-test-slow: $(VENV)/installed  ## Run the slow tests (under 40 minutes on two cores)
+test-slow: $(VENV)/installed  ## Run the slow tests (33 minutes or more on two cores)
 	$(BIN)/$(PYTEST) -m "slow and not nightly"
 
 nightly: $(VENV)/installed $(OLDEST)/installed  ## Test many more random cases, large shapes, and the notebooks on the oldest versions

@@ -85,3 +85,15 @@ def check_same_length(given: Sequence[Any], others: Sequence[Any], name: str, ot
     """
     if len(given) != len(others):
         raise UserError(f"{name}: expected one for each of {len(others)} {other}, got {len(given)}")
+
+
+def check_unicode(text: str, place: str) -> None:
+    """Checks that UTF-8 can encode a text, which may hold half of a surrogate pair.
+
+    Raises:
+      UserError: It cannot; the message begins with the place.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{place}: not UTF-8") from None

@@ -524,6 +524,6 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     """Returns the complete steps in a folder, ascending; none if there is no folder."""
     if not directory.is_dir():
         return []
-    names = [path.name for path in directory.iterdir()]
-    steps = [int(name) for name in names if name.isascii() and name.isdecimal()]
-    return sorted(step for step in steps if str(step) in names)  # not "007"
+    names = (path.name for path in directory.iterdir())
+    numbers = (name for name in names if name.isascii() and name.isdecimal())
+    return sorted(int(name) for name in numbers if name == str(int(name)))  # not "007"

@@ -16,7 +16,7 @@ from typing import Literal, SupportsIndex
 import numpy as np
 from jaxtyping import Int
 
-from jaxformer.checks import check_text, check_tokens
+from jaxformer.checks import check_text, check_tokens, check_unicode
 from jaxformer.data.catalog import how_to_get
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.findings import Findings
@@ -164,10 +164,7 @@ class ByteFallbackTokenizer:
           UserError: The argument is not a string, or contains a lone surrogate.
         """
         check_text(text, "text")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError("text: not UTF-8") from None
+        check_unicode(text, "text")
         first, *others = (self._processor.encode(part) for part in text.split(SPACE_SYMBOL))
         return first + [i for part in others for i in (*self._escaped, *part)]
 

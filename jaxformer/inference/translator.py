@@ -11,7 +11,13 @@ from typing import NamedTuple, SupportsIndex
 from jaxtyping import PyTree
 
 from jaxformer import pretrained
-from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens
+from jaxformer.checks import (
+    check_same_length,
+    check_text,
+    check_texts,
+    check_tokens,
+    check_unicode,
+)
 from jaxformer.config import Config, ModelConfig, check_config, load_run, sentence_pairs
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
@@ -202,7 +208,7 @@ class Translator:
             prefixes = check_texts(prefixes, "prefixes")
             check_same_length(prefixes, sentences, "prefixes", "sentences")
             for n, text in enumerate(prefixes, first):
-                _check_unicode(text, f"prefix {n}")
+                check_unicode(text, f"prefix {n}")
             targets = [self.tokenizer.encode_target(text) for text in prefixes]
         found = self.translate_ids(
             sources, targets, constraints=constraints, first=first, report=report
@@ -313,7 +319,7 @@ class Translator:
 
     def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_text(text, place)
-        _check_unicode(text, place)
+        check_unicode(text, place)
         ids = encode(text)
         longest = min(config.max_length for config, _ in self.models)
         if len(ids) >= longest:
@@ -322,11 +328,3 @@ class Translator:
                 f"{len(ids)}; split it into sentences"
             )
         return [*ids, EOS] if ids else []
-
-
-def _check_unicode(text: str, place: str) -> None:
-    """Checks that UTF-8 can encode a text, which may hold half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{place}: not UTF-8") from None

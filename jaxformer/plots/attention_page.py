@@ -27,24 +27,6 @@ _SCRIPTS = {
 }
 
 
-def _check_start(
-    kinds: Mapping[str, object],
-    kind: str,
-    layers: range,
-    layer: int | None,
-    all_heads: range,
-    heads: Sequence[int] | None,
-) -> None:
-    """Checks that what is to be shown first exists."""
-    if kind not in kinds:
-        raise UserError(f"expected kind to be {', '.join(map(repr, kinds))}, got {kind!r:.80}")
-    if layer is not None and layer not in layers:
-        raise UserError(f"expected layer to be from 0 to {layers[-1]}, got {layer!r:.80}")
-    for head in heads or ():
-        if head not in all_heads:
-            raise UserError(f"expected heads to be from 0 to {all_heads[-1]}, got {head!r:.80}")
-
-
 def attention_page(
     source: Sequence[str],
     target: Sequence[str],
@@ -88,9 +70,12 @@ def attention_page(
                 "diverged or the checkpoint is damaged; use an earlier one with --weights"
             )
     layers, all_heads = encoder.shape[:2]
-    _check_start(kinds, kind, range(layers), layer, range(all_heads), heads)
+    if kind not in kinds:
+        raise UserError(f"expected kind to be {', '.join(map(repr, kinds))}, got {kind!r:.80}")
     if figure not in (None, 3, 4, 5):
         raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
+    _check_indices("layer", () if layer is None else (layer,), layers)
+    _check_indices("heads", heads or (), all_heads)
     figures = paper_figures(encoder, source) if figures is None else figures
     content = {
         "source": list(source),
@@ -112,6 +97,12 @@ def attention_page(
         translation=_text(translation),
         data=_json(content),
     )
+
+
+def _check_indices(name: str, indices: Sequence[int], count: int) -> None:
+    for index in indices:
+        if index not in range(count):
+            raise UserError(f"expected {name} to be from 0 to {count - 1}, got {index!r:.80}")
 
 
 def in_frame(page: str, height: int = 760) -> str:

@@ -47,6 +47,11 @@ hypothesis.settings.register_profile("jaxformer", deadline=None)
 hypothesis.settings.load_profile("jaxformer")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first, lest one process run them when the others have ended."""
+    items.sort(key=lambda item: "system" not in item.path.parts)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_checks_of_settings() -> None:
     """Leaves invalid settings to the settings' own checks, whose messages the tests read."""

@@ -170,15 +170,14 @@ def score_of(folder: pathlib.Path) -> pathlib.Path:
     return folder / _SCORE
 
 
-def verify_copy(folder: pathlib.Path, copy: pathlib.Path) -> None:
-    """Compares the files in a copy of a step with the manifest of the step.
+def verify_copy(copy: pathlib.Path, manifest: bytes) -> None:
+    """Compares the files in a copy of a step with the content of the step's manifest.
 
     Raises:
-      DamagedError: The manifest has changed, or a file of the copy is missing or differs.
+      DamagedError: A file of the copy is missing or differs.
       UnreadableError: The disk cannot be read.
     """
-    Manifest.read(folder, verify=False)
-    _verify(copy, json.loads((folder / _NAME).read_bytes())["content"]["files"])
+    _verify(copy, json.loads(manifest)["content"]["files"])
 
 
 def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:

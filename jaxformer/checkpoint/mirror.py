@@ -242,7 +242,7 @@ def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
                 copy = target / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 _copy_file(path, copy)
-        verify_copy(source, target)
+        verify_copy(target, content)
         if score_of(source).exists():
             write_and_verify(score_of(target), score_of(source).read_bytes())
         write_and_verify(manifest_of(target), content)

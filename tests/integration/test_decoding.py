@@ -69,7 +69,7 @@ def biased_model(longest: int, ending: float):
     return config, prepare_params(config, params)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_sentences_need_few_compilations():
     config, params = biased_model(1024, ending=3.0)
     random = np.random.default_rng(0)

@@ -112,6 +112,7 @@ def steps_of(log):
 ATTEMPTS = [1, 4, (1, 1), 2, (2, 2), 8]
 
 
+@pytest.mark.nightly
 def test_every_number_once_an_epoch_over_kills(tmp_path, data):
     """A real run is killed after random steps, and resumes on other devices and processes."""
     _, store = data

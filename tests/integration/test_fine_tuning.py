@@ -100,7 +100,7 @@ def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, caps
     assert own.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_first_loss_of_an_imported_model(tmp_path):
     """Its bias of -inf on two tokens becomes finite, since steps would be skipped otherwise."""
     imported = tmp_path / "imported"
@@ -169,7 +169,7 @@ def test_the_model_that_comes_with_jaxformer_is_trained_further(tmp_path, capsys
     assert Translator.load(tmp_path / "run").translate(["Good night."]) == ["Gute Nacht."]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tmp_path):
     source = shutil.copytree(tiny_workdir, tmp_path / "source")
     options = {"init_from": str(source), "freeze": "encoder, embedding", "warmup_steps": 2}
@@ -205,7 +205,7 @@ def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tm
         train(without, tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_begins_again_takes_the_same_parameters(tiny_config, tiny_workdir, tmp_path):
     """After an end before the first checkpoint, while the first workdir was trained further."""
     source = shutil.copytree(tiny_workdir, tmp_path / "source")
@@ -237,7 +237,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [pytest.param("muon", marks=pytest.mark.nightly), "adafactor"])
 def test_frozen_parameters_keep_their_bits_and_have_no_state(name):
     (optimizer, sizes), names = OPTIMIZERS[name], "encoder,embedding"
     if isinstance(optimizer, dict):

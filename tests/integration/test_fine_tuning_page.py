@@ -89,6 +89,7 @@ def test_blocks_run(folder, monkeypatch):
     assert 0 < max(jax.tree.leaves(differences)) < 4.1e-3
 
 
+@pytest.mark.nightly
 def test_fine_tuning_beats_training_from_scratch_for_six_times_as_long(folder, monkeypatch):
     """On 200 prices, given a model that knows numbers."""
     monkeypatch.chdir(folder)

@@ -186,25 +186,13 @@ LIMIT, UNLIMIT = "ulimit -S -f 30", "ulimit -S -f unlimited"
 NOT_SAVED = "step 12 could not be saved; the steps [4, 8] are intact. Free or repair the"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "repair", "messages"),
     [
         pytest.param(FILL, FREE, [NOT_SAVED, "No space left on device"], id="full"),
-        pytest.param(
-            FREEZE,
-            THAW,
-            ["Read-only file system", "/disk/run/"],
-            id="read-only",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            LIMIT,
-            UNLIMIT,
-            [NOT_SAVED, "File too large"],
-            id="file size limit",
-            marks=pytest.mark.nightly,
-        ),
+        pytest.param(FREEZE, THAW, ["Read-only file system", "/disk/run/"], id="read-only"),
+        pytest.param(LIMIT, UNLIMIT, [NOT_SAVED, "File too large"], id="file size limit"),
     ],
 )
 def test_training_on_a_broken_disk_ends_and_resumes(tmp_path, fault, repair, messages):

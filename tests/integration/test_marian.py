@@ -31,7 +31,7 @@ MODELS = [
     "swish_tied",  # As in OPUS-MT.
     "silu_tied_target",
     pytest.param("relu_tied_unscaled", marks=pytest.mark.slow),
-    pytest.param("relu_untied", marks=pytest.mark.slow),
+    pytest.param("relu_untied", marks=pytest.mark.nightly),
 ]
 # Lengths at which transformers' beam search ends; unlike ours, they count the start token.
 HUGGING_FACE = {

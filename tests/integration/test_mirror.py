@@ -162,7 +162,9 @@ def test_unsuitable_folders_are_refused(config, run, copy, tmp_path, tiny_workdi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut_off", ["identity.json", "config.json"])
+@pytest.mark.parametrize(
+    "cut_off", ["identity.json", pytest.param("config.json", marks=pytest.mark.nightly)]
+)
 def test_a_first_copy_that_was_cut_off_is_made_anew(cut_off, config, run, copy, tmp_path):
     """The machine disappeared before a step was copied, in the middle of a small file."""
     train(config(steps=2, mirror=None), run.path)
@@ -174,7 +176,7 @@ def test_a_first_copy_that_was_cut_off_is_made_anew(cut_off, config, run, copy, 
     assert copy.identity.read_bytes() == run.identity.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kills_during_copies_leave_a_copy_that_resumes(tmp_path):
     """The run is killed at random times, and its disk is lost each time."""
     folder, copy = tmp_path / "run", tmp_path / "copy"

@@ -77,7 +77,9 @@ def distance(actual, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["muon", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("adafactor", "ema"))]
+)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_the_mesh_does_not_change_results(name, sizes):
     (expected, losses), (actual, found) = ten_steps(name, (1, 1, 1)), ten_steps(name, sizes)
@@ -114,7 +116,7 @@ def test_states_are_sharded_like_their_parameters(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adafactor", "muon"])
+@pytest.mark.parametrize("name", [pytest.param("adafactor", marks=pytest.mark.nightly), "muon"])
 def test_a_checkpoint_is_restored_on_another_mesh(name, tmp_path):
     state, _ = ten_steps(name, (2, 2, 2))
     template = abstract_state(INIT, OPTIMIZERS[name], make_mesh(devices=jax.devices()[:1]))

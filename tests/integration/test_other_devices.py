@@ -15,7 +15,7 @@ from jaxformer.training.step import abstract_state
 
 from .training_process import start_training
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # Devices, mesh and last step of each part of the run.
 PARTS = [

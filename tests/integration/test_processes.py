@@ -103,6 +103,7 @@ def result(folder):
     return params, [json.loads(line) for line in lines]
 
 
+@pytest.mark.nightly
 def test_two_processes_equal_one(tmp_path):
     codes, said = finish(start(tmp_path / "one", 8))
     assert codes == [0], said
@@ -186,6 +187,7 @@ def test_one_process_asked_to_stop_stops_both_after_the_same_step(tmp_path):
         assert f"SIGTERM: step {saved} is saved" in errors
 
 
+@pytest.mark.nightly
 def test_when_one_process_dies_the_other_ends(tmp_path):
     """Ctrl-C in one process stops both, too."""
     folder, settings = tmp_path / "run", {"training.steps": 5000, "training.eval_every": 5000}

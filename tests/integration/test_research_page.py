@@ -50,7 +50,7 @@ def test_runs_as_printed(heading, run):
     assert run(heading)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("heading", ON_DEVICES)
 def test_runs_on_one_device(heading):
     """In a process without the environment of the tests; it runs on eight devices above."""

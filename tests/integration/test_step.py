@@ -110,7 +110,7 @@ def test_rematerialization_changes_nothing_but_memory():
         assert_same(gradients, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rematerialization_saves_memory():
     """Activations take most of the memory of a deep model."""
     needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]
@@ -144,8 +144,8 @@ DIVISIBLE = dataclasses.replace(
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param(m, marks=[pytest.mark.slow] + [pytest.mark.smoke] * (m == (2, 2, 2)))
-        for m in MESHES
+        pytest.param((2, 2, 2), marks=[pytest.mark.slow, pytest.mark.smoke]),
+        *(pytest.param(m, marks=pytest.mark.nightly) for m in MESHES if m != (2, 2, 2)),
     ],
     ids=str,
 )
@@ -197,7 +197,9 @@ def relative_distance(actual, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 8), (2, 4)])
+@pytest.mark.parametrize(
+    ("fsdp", "tensor"), [pytest.param(1, 8, marks=pytest.mark.nightly), (2, 4)]
+)
 def test_what_cannot_be_split_evenly_is_not_split(reference, fsdp, tensor):
     mesh = MeshConfig(data=-1, fsdp=fsdp, tensor=tensor)  # for 37 words, and for 4 heads
     state, gradients, _ = one_step(8, mesh=mesh)

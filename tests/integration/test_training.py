@@ -97,7 +97,7 @@ def wait_for_step(folder, step, process):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kill_and_termination_lose_nothing(tmp_path):
     """One run is killed, hung up, terminated, and then finished; the other is uninterrupted.
 
@@ -370,7 +370,7 @@ def test_over_long_pairs_are_skipped_counted_and_reported(tiny_config, tmp_path,
     assert "(cased, 13a tokenizer)" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_shape_is_compiled_when_it_first_comes(tiny_config, tmp_path, monkeypatch, capsys):
     write_text_corpus(tmp_path, 200)
     for path in tmp_path.glob("*.*"):

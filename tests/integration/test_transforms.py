@@ -163,10 +163,13 @@ def subjects():
 # Attention in bfloat16 uses our matmul primitive; the loss has a custom derivative.
 SMOKE = ("attention, bfloat16", "loss")
 FAST = SMOKE[:1]
+# The decoder block consists of all other blocks.
+SLOW = ("decoder block", "loss")
 
 
 def marks(name):
-    return [pytest.mark.smoke] * (name in SMOKE) + [pytest.mark.slow] * (name not in FAST)
+    tier = [] if name in FAST else [pytest.mark.slow if name in SLOW else pytest.mark.nightly]
+    return [pytest.mark.smoke] * (name in SMOKE) + tier
 
 
 @pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in SUBJECTS])

@@ -11,7 +11,7 @@ import pytest
 PROJECT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_numerals_demo_learns(tmp_path):
     """Less than half of the demo's steps suffice to translate 90 % of unseen numbers."""
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}

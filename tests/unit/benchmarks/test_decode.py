@@ -12,7 +12,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prints_a_json_line_for_every_system_and_setting():
     finished = run(
         "--quick", "--systems", "ours float32", "ours bfloat16", "--beam", "2", "--batch", "8", "1"

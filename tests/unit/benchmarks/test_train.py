@@ -12,7 +12,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prints_a_json_line_for_every_system():
     finished = run("--size", "tiny", "--steps", "2")
     assert finished.returncode == 0, finished.stderr

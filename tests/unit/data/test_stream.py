@@ -121,6 +121,18 @@ def test_rows_are_consecutive_tokens_and_a_function_of_the_step():
         assert (batch != other).any()
 
 
+@pytest.mark.smoke
+def test_positions_do_not_change_with_numpy():
+    """NumPy does not promise it for ``integers``, and a resumed run would see other batches."""
+    data = TokenStream(CHARACTERS, np.arange(1_000_003), np.arange(5), 5, "")
+    expected = {
+        7: [530754, 682057, 967426, 599985, 214610],
+        1_000_000: [364638, 472030, 650474, 976, 473542],
+    }
+    for step, positions in expected.items():
+        np.testing.assert_array_equal(data.row_starts(step, 5, 256, seed=3), positions)
+
+
 def test_positions_of_the_training_text_are_equally_likely():
     data = TokenStream(CHARACTERS, np.arange(50), np.arange(5), 5, "")
     rows = np.concatenate([data.training_batch(step, 8, 10, seed=0) for step in range(500)])

@@ -61,7 +61,7 @@ test-slow: $(VENV)/installed  ## Run the slow tests (33 minutes or more on two c
 	$(BIN)/$(PYTEST) -m "slow and not nightly"
 
 nightly: $(VENV)/installed $(OLDEST)/installed  ## Test many more random cases, large shapes, and the notebooks on the oldest versions
-	$(BIN)/$(PYTEST) -m nightly
+	$(BIN)/$(PYTEST) -m nightly --timeout 3600
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language

@@ -5,10 +5,10 @@ from jaxformer.checkpoint.checkpoints import (
     MissingStepError,
     Restored,
     RestoredParams,
-    saved_steps,
 )
 from jaxformer.checkpoint.mirror import Mirror, fetch
 from jaxformer.checkpoint.single import write_single
+from jaxformer.checkpoint.step_folders import saved_steps
 
 __all__ = [
     "Checkpoints",

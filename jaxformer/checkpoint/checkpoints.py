@@ -32,6 +32,12 @@ from jaxformer.checkpoint.manifest import (
     versions,
     write_score,
 )
+from jaxformer.checkpoint.step_folders import (
+    check_directory,
+    saved_steps,
+    set_aside,
+    temporary_folder,
+)
 from jaxformer.checkpoint.untrusted import DamagedError, check_sizes
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
@@ -492,38 +498,3 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def temporary_folder(directory: pathlib.Path, step: str) -> pathlib.Path:
-    """Returns the folder of a step that is being written; the next writer removes it."""
-    return directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
-
-
-def set_aside(step: pathlib.Path) -> None:
-    """Renames a damaged step, so that the same step can be saved again."""
-    aside = step.with_name(f"{step.name}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
-    step.rename(aside)
-
-
-def check_directory(directory: pathlib.Path) -> None:
-    """Checks that checkpoints can be written below a folder.
-
-    Raises:
-      UserError: Its absolute path has characters that orbax takes for a pattern of names.
-    """
-    path = directory.absolute().as_posix()
-    if found := "".join(sorted(set(path) & set("*?[\\"))):
-        raise UserError(
-            f"{path}: expected a path without the characters {found}, since checkpoints cannot be "
-            "written there; rename the folder"
-        )
-
-
-def saved_steps(directory: pathlib.Path) -> list[int]:
-    """Returns the complete steps in a folder, ascending; none if there is no folder."""
-    if not directory.is_dir():
-        return []
-    names = (path.name for path in directory.iterdir())
-    numbers = (name for name in names if name.isascii() and name.isdecimal())
-    return sorted(int(name) for name in numbers if name == str(int(name)))  # not "007"

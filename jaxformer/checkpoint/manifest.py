@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 from jaxtyping import PyTree
 
+from jaxformer.checkpoint.step_folders import is_step_name
 from jaxformer.checkpoint.untrusted import ESSENTIAL, DamagedError, check_listing
 from jaxformer.errors import UserError
 from jaxformer.files import MOST_JSON_BYTES, lock_file, open_file, read_json, write_file
@@ -198,7 +199,7 @@ def _files(folder: pathlib.Path, ignored: set[str]) -> Iterator[pathlib.Path]:
 
 def is_step(path: pathlib.Path) -> bool:
     """Returns whether this is the folder of a step, judging by its name and its manifest."""
-    return path.name.isascii() and path.name.isdecimal() and (path / _NAME).is_file()
+    return is_step_name(path.name) and (path / _NAME).is_file()
 
 
 def write_score(folder: pathlib.Path, score: float | None) -> None:

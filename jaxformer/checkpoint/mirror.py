@@ -13,7 +13,6 @@ import shutil
 import threading
 from collections.abc import Container
 
-from jaxformer.checkpoint.checkpoints import saved_steps, set_aside, temporary_folder
 from jaxformer.checkpoint.manifest import (
     DamagedError,
     Manifest,
@@ -24,6 +23,7 @@ from jaxformer.checkpoint.manifest import (
     score_of,
     verify_copy,
 )
+from jaxformer.checkpoint.step_folders import saved_steps, set_aside, temporary_folder
 from jaxformer.errors import UserError
 from jaxformer.files import flush_to_disk, write_file
 from jaxformer.workdir import Workdir

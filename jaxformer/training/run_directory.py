@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxformer.checkpoint import Mirror, fetch, saved_steps
-from jaxformer.checkpoint.checkpoints import check_directory
 from jaxformer.checkpoint.manifest import is_step
 from jaxformer.checkpoint.mirror import finish_writes
+from jaxformer.checkpoint.step_folders import check_directory
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file

@@ -57,7 +57,7 @@ coverage:  ## make test, and check how much of jaxformer/ it covers (a third slo
 	PYTEST_ADDOPTS="--cov --cov-report=json" make test
 	$(BIN)/python .ci/coverage
 
-test-slow: $(VENV)/installed  ## Run the slow tests (33 minutes or more on two cores)
+test-slow: $(VENV)/installed  ## Run the slow tests (27 minutes or more on two cores)
 	$(BIN)/$(PYTEST) -m "slow and not nightly"
 
 nightly: $(VENV)/installed $(OLDEST)/installed  ## Test many more random cases, large shapes, and the notebooks on the oldest versions

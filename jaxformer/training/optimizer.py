@@ -64,7 +64,8 @@ def constant_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
     >>> [float(schedule(count)) for count in range(4)]
     [0.5, 1.0, 1.0, 1.0]
     """
-    schedule = optax.schedules.linear_schedule(0.0, peak, warmup_steps)
+    # Optax takes 0 steps for a schedule that stays at 0.
+    schedule = optax.schedules.linear_schedule(0.0, peak, max(warmup_steps, 1))
     return lambda count: schedule(count + 1)
 
 

@@ -121,7 +121,11 @@ def interrupt(run: Run, chance: random.Random) -> str | None:
     # A signal that comes while Python exits ends the process in its own way.
     if code == 0 or (number in POLITE and "step 48/48  validation" in run.log.read_text()):
         return None
-    assert code == (-number if number in DEADLY else RESUMABLE), run.log.read_text()
+    expected = {-number} if number in DEADLY else {RESUMABLE}
+    if number == signal.SIGABRT:
+        # Python prints the stacks of threads that still run, and may crash over a changing one.
+        expected.add(-signal.SIGSEGV)
+    assert code in expected, run.log.read_text()
     return f"{number.name} {run.moment()}"
 
 

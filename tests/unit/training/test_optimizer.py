@@ -15,6 +15,8 @@ from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.optimizer import (
     configured_schedule,
+    constant_schedule,
+    cosine_schedule,
     inverse_sqrt_schedule,
     linear_schedule,
     path_of,
@@ -119,6 +121,20 @@ def test_schedules_after_a_linear_warm_up(name, rate, scale):
     rates = [peak * (step / 10 if step < 10 else after(step)) for step in range(1, 51)]
     schedule = configured_schedule(training, 512)
     np.testing.assert_allclose([schedule(count) for count in range(50)], rates, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rate"),
+    [
+        (constant_schedule(0.3, 0), lambda step: 1.0),
+        (linear_schedule(0.3, 0, 5), lambda step: (6 - step) / 6),
+        (cosine_schedule(0.3, 0, 5), lambda step: 0.5 + 0.5 * math.cos(math.pi * step / 6)),
+    ],
+    ids=["constant", "linear", "cosine"],
+)
+def test_schedules_without_a_warm_up(schedule, rate):
+    rates = [0.3 * rate(step) for step in range(1, 6)]
+    np.testing.assert_allclose([schedule(count) for count in range(5)], rates, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

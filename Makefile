@@ -60,7 +60,7 @@ coverage:  ## make test, and check how much of jaxformer/ it covers (a third slo
 test-slow: $(VENV)/installed  ## Run the slow tests (27 minutes or more on two cores)
 	$(BIN)/$(PYTEST) -m "slow and not nightly"
 
-nightly: $(VENV)/installed $(OLDEST)/installed  ## Test many more random cases, large shapes, and the notebooks on the oldest versions
+nightly: $(VENV)/installed $(OLDEST)/installed  ## Test many more cases, large shapes, and the notebooks on the oldest versions
 	$(BIN)/$(PYTEST) -m nightly --timeout 3600
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
 

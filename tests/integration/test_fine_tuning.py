@@ -237,7 +237,10 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("muon", marks=pytest.mark.nightly), "adafactor"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name == "muon")) for name in OPTIMIZERS],
+)
 def test_frozen_parameters_keep_their_bits_and_have_no_state(name):
     (optimizer, sizes), names = OPTIMIZERS[name], "encoder,embedding"
     if isinstance(optimizer, dict):

@@ -78,7 +78,8 @@ def distance(actual, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["muon", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("adafactor", "ema"))]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name != "muon")) for name in OPTIMIZERS],
 )
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_the_mesh_does_not_change_results(name, sizes):

@@ -586,10 +586,14 @@ class TestSingle:
             write_single(tmp_path / "averaged", 1, {"params": {"w": jnp.zeros(2)}}, {})
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_clears_what_a_killed_process_left(self, tmp_path: pathlib.Path) -> None:
-        work = tmp_path / "averaged.unfinished"
-        (work / "new" / "2").mkdir(parents=True)
-        (work / "unfinished").touch()
+    @pytest.mark.parametrize("left", [["lock"], ["lock", "unfinished", "new/2/d"]])
+    def test_clears_what_a_killed_process_left(
+        self, tmp_path: pathlib.Path, left: list[str]
+    ) -> None:
+        for name in left:
+            path = tmp_path / "averaged.unfinished" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
         write_single(tmp_path / "averaged", 1, {"params": {"w": jnp.zeros(2)}}, {})
         assert [path.name for path in tmp_path.iterdir()] == ["averaged"]
 
@@ -614,6 +618,19 @@ def test_an_interim_step_is_kept_until_the_next(tmp_path: pathlib.Path) -> None:
             seen.append(checkpoints.steps())
         assert_same(checkpoints.restore(make_state(0)).state, make_state(6))
     assert seen == [[1], [2], [2, 3], [2, 3, 4], [2, 3, 5], [3, 6]]
+
+
+def test_a_damaged_step_is_kept_as_long_as_others(tmp_path: pathlib.Path) -> None:
+    """Somebody may be able to repair it."""
+    seen = []
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (1, 2, 3, 4):
+            checkpoints.save(step, make_state(step), metadata={})
+            checkpoints.wait()
+            seen.append(checkpoints.steps())
+            if step == 2:
+                (tmp_path / "2" / "manifest.json").write_text("{}")
+    assert seen == [[1], [1, 2], [2, 3], [3, 4]]
 
 
 class TestRefused:
@@ -783,6 +800,18 @@ def reseal(folder: pathlib.Path, edit: Callable[[dict], object]) -> None:
     (folder / "manifest.json").write_text(json.dumps({"sha256": digest, "content": content}))
 
 
+def reseal_files(step: pathlib.Path) -> None:
+    """Writes the hashes of the files of a step into its manifest."""
+    others = {"manifest.json", "score.json", "_CHECKPOINT_METADATA", "commit_success.txt"}
+    names = [path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()]
+    files = {
+        name: hashlib.sha256((step / name).read_bytes()).hexdigest()
+        for name in names
+        if name not in others
+    }
+    reseal(step, lambda content: content.update(files=files))
+
+
 class TestHostileStep:
     """A step whose author wrote the right hash of whatever it holds."""
 
@@ -887,18 +916,20 @@ class TestHostileStep:
         key = "params.embedding/.zarray"
         values = json.loads(store.read(key).result().value)
         store.write(key, json.dumps(values | change).encode()).result()
-        others = {"manifest.json", "score.json", "_CHECKPOINT_METADATA", "commit_success.txt"}
-        names = [path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()]
-        files = {
-            name: hashlib.sha256((step / name).read_bytes()).hexdigest()
-            for name in names
-            if name not in others
-        }
-        reseal(step, lambda content: content.update(files=files))
+        reseal_files(step)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with pytest.raises(UserError, match=r"2: .*(chunks within|metadata of)"):
             Checkpoints(directory).restore_params(make_state(0).params)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+    @pytest.mark.parametrize("change", [{"use_zarr3": True}, {"use_ocdbt": False}])
+    def test_other_formats_are_not_read(self, directory: pathlib.Path, change: dict) -> None:
+        """The sizes of their chunks are not checked."""
+        path = directory / "2" / "_METADATA"
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+        reseal_files(directory / "2")
+        with pytest.raises(UserError, match="_METADATA: expected arrays in the formats OCDBT and"):
+            Checkpoints(directory).restore_params(make_state(0).params)
 
     def test_arrays_are_no_larger_than_their_files_allow(self, directory: pathlib.Path) -> None:
         """The manifest and the config agree on a terabyte, but there are only kilobytes."""

@@ -87,13 +87,20 @@ def check_same_length(given: Sequence[Any], others: Sequence[Any], name: str, ot
         raise UserError(f"{name}: expected one for each of {len(others)} {other}, got {len(given)}")
 
 
+def is_unicode(text: str) -> bool:
+    """Returns whether UTF-8 can encode a text, which may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_unicode(text: str, place: str) -> None:
-    """Checks that UTF-8 can encode a text, which may hold half of a surrogate pair.
+    """Checks that UTF-8 can encode a text; see :func:`is_unicode`.
 
     Raises:
       UserError: It cannot; the message begins with the place.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{place}: not UTF-8") from None
+    if not is_unicode(text):
+        raise UserError(f"{place}: not UTF-8")

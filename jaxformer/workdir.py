@@ -168,20 +168,19 @@ class Workdir:
                 f"SHA-256 {expected!s:.64}, but this one has {found}; copy the whole workdir again"
             )
 
-    def check_no_other_tokenizer(self, sha256: str) -> None:
-        """Checks that a new run may write its tokenizer.
-
-        Args:
-          sha256: Hash of the tokenizer.
+    def write_tokenizer(self, serialized: bytes) -> None:
+        """Writes the tokenizer of a new run.
 
         Raises:
           UserError: The workdir holds another tokenizer.
         """
-        if self.tokenizer.exists() and sha256_of(self.tokenizer) != sha256:
+        expected = hashlib.sha256(serialized).hexdigest()
+        if self.tokenizer.exists() and sha256_of(self.tokenizer) != expected:
             raise UserError(
                 f"{self.tokenizer}: expected no tokenizer, or the one of this run, found another; "
                 "move it away, or give another --workdir"
             )
+        write_file(self.tokenizer, serialized)
 
 
 def sha256_of(path: pathlib.Path) -> str:

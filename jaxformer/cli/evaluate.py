@@ -9,11 +9,11 @@ from jaxformer.cli.text import (
     Text,
     check_outputs,
     lines_with_prefixes,
-    paired,
     refuse_bad,
     writing,
 )
 from jaxformer.config import sentence_pairs
+from jaxformer.data.text_files import paired
 from jaxformer.evaluation.bleu_report import translation_report
 
 

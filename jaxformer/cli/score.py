@@ -12,10 +12,10 @@ from jaxformer.cli.text import (
     bad_lines,
     check_outputs,
     is_on_screen,
-    paired,
     read_in_blocks,
     writing,
 )
+from jaxformer.data.text_files import paired
 from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
 from jaxformer.inference.pair_scores import Score, score_pairs

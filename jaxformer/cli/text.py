@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_c
 
 from tqdm import tqdm
 
-from jaxformer.data.text_files import decode_line, open_bytes
+from jaxformer.data.text_files import decode_line, open_bytes, paired
 from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
 from jaxformer.files import check_output
 
@@ -141,26 +141,6 @@ def lines_with_prefixes(
     return (
         line._replace(prefix=start.text, error=line.error or start.error) for line, start in pairs
     )
-
-
-def paired(
-    first: Iterator[T], second: Iterator[T], first_name: str, second_name: str
-) -> Iterator[tuple[T, T]]:
-    """Zips the lines of two texts.
-
-    Raises:
-      UserError: One text has more lines than the other.
-    """
-    for number, (one, other) in enumerate(itertools.zip_longest(first, second)):
-        if one is None or other is None:
-            # Counts the line that was just taken from the longer text, and the remaining ones.
-            rest = number + 1 + sum(1 for _ in itertools.chain(first, second))
-            counts = (number, rest) if one is None else (rest, number)
-            raise UserError(
-                f"expected as many lines in {first_name} as in {second_name}: got "
-                f"{counts[0]} and {counts[1]}"
-            )
-        yield one, other
 
 
 @runtime_checkable

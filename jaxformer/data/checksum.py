@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import pathlib
 import zlib
-from typing import Any, Literal
+from typing import Literal
 
 from jaxformer.errors import UserError
 
@@ -32,7 +32,7 @@ class Checksum:
         """
         try:
             with gzip.open(path) if self.unpacked else path.open("rb") as stream:
-                found = _digest(stream, self.algorithm)
+                found = hashlib.file_digest(stream, self.algorithm).hexdigest()
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(f"{path}: expected a whole gzip file: {error}") from None
         if found != self.digest:
@@ -44,8 +44,4 @@ class Checksum:
 def file_sha256(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a file, hexadecimal."""
     with path.open("rb") as stream:
-        return _digest(stream, "sha256")
-
-
-def _digest(stream: Any, algorithm: str) -> str:
-    return hashlib.file_digest(stream, algorithm).hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()

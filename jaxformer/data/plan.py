@@ -10,6 +10,7 @@ the whole state is one integer: n.
 import dataclasses
 import itertools
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -143,15 +144,23 @@ def make_plan(
     ids = None if repetitions is None else np.repeat(np.arange(len(store)), repetitions)
     chosen = slice(None) if ids is None else ids
     lengths = (store.src_lengths[chosen], store.tgt_lengths[chosen])
+    options: dict[str, Any] = {
+        "tokens_per_batch": config.tokens_per_batch,
+        "seed": seed,
+        "ids": ids,
+    }
     if config.batching == "packing":
-        layout = _packing_layout(*lengths, config.tokens_per_batch, config.max_length)
-    else:
-        layout = _bucket_layout(*lengths, config.tokens_per_batch)
-    return BatchPlan(layout, seed, ids)
+        return packing_plan(*lengths, row_length=config.max_length, **options)
+    return bucket_plan(*lengths, **options)
 
 
 def bucket_plan(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int, seed: int
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    *,
+    tokens_per_batch: int,
+    seed: int | None,
+    ids: np.ndarray | None = None,
 ) -> BatchPlan:
     """Plans batches of pairs of similar length, one pair per row (section 5.1).
 
@@ -165,12 +174,28 @@ def bucket_plan(
       src_lengths: Tokens of every source, including EOS.
       tgt_lengths: Tokens of every target, including EOS.
       tokens_per_batch: Upper limit of tokens on either side of a batch, including padding.
-      seed: Seed of the order.
+      seed: Seed of the order; None keeps examples and batches in order.
+      ids: As in :class:`BatchPlan`.
 
     Raises:
       UserError: A pair is longer than a batch.
     """
-    return BatchPlan(_bucket_layout(src_lengths, tgt_lengths, tokens_per_batch), seed)
+    lengths = np.maximum(src_lengths, tgt_lengths)
+    _check_fit(int(lengths.max()), tokens_per_batch, "the longest pair")
+    edges = bucket_edges(lengths, tokens_per_batch)
+    buckets = np.searchsorted(edges, lengths)
+    counts = np.bincount(buckets).tolist()
+    sizes = [_spread(n, tokens_per_batch // edge) for n, edge in zip(counts, edges, strict=True)]
+    layout = Layout(
+        shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),
+        example_class=buckets,
+        slot_class=np.repeat(np.arange(len(edges)), counts),
+        row_starts=np.arange(len(lengths) + 1),
+        batch_starts=_starts(np.concatenate(sizes)),
+        batch_shape=np.repeat(np.arange(len(edges)), [len(s) for s in sizes]),
+        tokens=int(src_lengths.sum() + tgt_lengths.sum()),
+    )
+    return BatchPlan(layout, seed, ids)
 
 
 def sequential_plan(
@@ -182,8 +207,8 @@ def sequential_plan(
     leaves nothing out. See :func:`bucket_plan` for the parameters.
     """
     longest = int(max(src_lengths.max(), tgt_lengths.max()))
-    layout = _bucket_layout(src_lengths, tgt_lengths, max(tokens_per_batch, longest))
-    return BatchPlan(layout, seed=None)
+    tokens = max(tokens_per_batch, longest)
+    return bucket_plan(src_lengths, tgt_lengths, tokens_per_batch=tokens, seed=None)
 
 
 def packing_plan(
@@ -193,6 +218,7 @@ def packing_plan(
     tokens_per_batch: int,
     row_length: int,
     seed: int,
+    ids: np.ndarray | None = None,
 ) -> BatchPlan:
     """Plans batches of rows that hold several pairs each, all of one shape.
 
@@ -204,17 +230,11 @@ def packing_plan(
       tokens_per_batch: Upper limit of tokens on either side of a batch, including padding.
       row_length: Capacity of a row on either side, in tokens.
       seed: Seed of the order.
+      ids: As in :class:`BatchPlan`.
 
     Raises:
       UserError: A pair is longer than a row, or a row is longer than a batch.
     """
-    layout = _packing_layout(src_lengths, tgt_lengths, tokens_per_batch, row_length)
-    return BatchPlan(layout, seed)
-
-
-def _packing_layout(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, tokens_per_batch: int, row_length: int
-) -> Layout:
     _check_fit(row_length, tokens_per_batch, "rows of data.max_length")
     longest = int(max(src_lengths.max(), tgt_lengths.max()))
     if longest > row_length:
@@ -222,7 +242,7 @@ def _packing_layout(
     slots, row_starts = pack(src_lengths, tgt_lengths, row_length)
     slots, row_starts = _mix_rows(slots, row_starts)
     sizes = _spread(len(row_starts) - 1, tokens_per_batch // row_length)
-    return Layout(
+    layout = Layout(
         shapes=((int(sizes.max()), row_length, row_length),),
         example_class=length_class(src_lengths, tgt_lengths, row_length),
         slot_class=slots,
@@ -231,26 +251,7 @@ def _packing_layout(
         batch_shape=np.zeros(len(sizes), np.int64),
         tokens=int(src_lengths.sum() + tgt_lengths.sum()),
     )
-
-
-def _bucket_layout(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, tokens_per_batch: int
-) -> Layout:
-    lengths = np.maximum(src_lengths, tgt_lengths)
-    _check_fit(int(lengths.max()), tokens_per_batch, "the longest pair")
-    edges = bucket_edges(lengths, tokens_per_batch)
-    buckets = np.searchsorted(edges, lengths)
-    counts = np.bincount(buckets).tolist()
-    sizes = [_spread(n, tokens_per_batch // edge) for n, edge in zip(counts, edges, strict=True)]
-    return Layout(
-        shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),
-        example_class=buckets,
-        slot_class=np.repeat(np.arange(len(edges)), counts),
-        row_starts=np.arange(len(lengths) + 1),
-        batch_starts=_starts(np.concatenate(sizes)),
-        batch_shape=np.repeat(np.arange(len(edges)), [len(s) for s in sizes]),
-        tokens=int(src_lengths.sum() + tgt_lengths.sum()),
-    )
+    return BatchPlan(layout, seed, ids)
 
 
 def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+from jaxformer.checks import is_unicode
 from jaxformer.data.catalog import how_to_get
-from jaxformer.data.text_files import bounded_lines, combined, open_bytes, regular_file
+from jaxformer.data.text_files import combined, read_bytes, regular_file
 from jaxformer.errors import UserError, needs_package
 from jaxformer.files import local_path, readable
 
@@ -88,7 +89,7 @@ class RecordCorpus:
                     f"{place}: expected a text for {language!r}, as in {self._example()}: got "
                     f"{row!r:.100}"
                 )
-            if "\0" in text or not _is_unicode(text):
+            if "\0" in text or not is_unicode(text):
                 raise UserError(
                     f"{place}: expected text, got a NUL or half of a surrogate pair in "
                     f"{language!r}; remove it"
@@ -97,15 +98,6 @@ class RecordCorpus:
 
     def _example(self) -> str:
         return json.dumps({_COLUMN: dict.fromkeys(self._languages, "...")})
-
-
-def _is_unicode(text: str) -> bool:
-    """Returns whether UTF-8 can encode a text; JSON can hold halves of surrogate pairs."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _paths(split: str) -> list[pathlib.Path]:
@@ -146,7 +138,7 @@ def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
 
 
 def _json_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_bytes(path), 1):
         try:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -156,12 +148,7 @@ def _json_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:
 
 
 def _json_count(path: pathlib.Path) -> int:
-    return sum(1 for _ in _lines(path))
-
-
-def _lines(path: pathlib.Path) -> Iterator[bytes]:
-    with open_bytes(path) as stream:
-        yield from bounded_lines(stream.readline, str(path))
+    return sum(1 for _ in read_bytes(path))
 
 
 def _parquet_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformer.data.characters import is_blank
+from jaxformer.data.checksum import file_sha256
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, verified
 from jaxformer.data.findings import EMPTY, LONG, Findings
 from jaxformer.data.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ class TokenStore:
         """
         header = json.loads((folder / _HEADER).read_bytes())
         for name, digest in header["sha256"].items():
-            if _digest(folder / name) != digest:
+            if file_sha256(folder / name) != digest:
                 raise ValueError(f"{folder / name} is not as it was written")
         self.findings = Findings.from_json(header["findings"])
         self._tokens = np.memmap(folder / _TOKENS, np.dtype(header["dtype"]), mode="r")
@@ -177,7 +178,7 @@ def _write(
             os.utime(folder.parent)  # Not abandoned, even where nothing can be locked.
     if end == 0:
         raise _nothing_left(corpus, split, findings, max_length)
-    digests = {name: _digest(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)}
+    digests = {name: file_sha256(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)}
     header = {"dtype": np.dtype(dtype).name, "findings": findings.to_json(), "sha256": digests}
     (folder / _HEADER).write_text(json.dumps(header), encoding="utf-8")
 
@@ -219,8 +220,3 @@ def _nothing_left(
         f"{max_length} tokens, {findings.count(EMPTY)} an empty side"
         f"{f', such as {places}' if first else ''}; raise data.max_length, or give other data"
     )
-
-
-def _digest(path: pathlib.Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -32,7 +32,7 @@ from jaxformer.data.tokenizer import (
 )
 from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
-from jaxformer.files import local_path, read_whole, readable, write_file
+from jaxformer.files import local_path, read_whole, readable
 
 # SentencePiece learns nothing from lines of more bytes.
 _LONGEST_LINE = 4192
@@ -248,28 +248,24 @@ def read_text(path: pathlib.Path) -> str:
     if regular_file(path) is None:
         hint = how_to_get(path)
         raise UserError(
-            f"data.file: {path}: cannot be read: No such file or directory"
-            + (f"; {hint}" if hint else "")
+            f"{path}: cannot be read: No such file or directory{f'; {hint}' if hint else ''}"
         )
-    try:
+    with readable(path):
         content = path.read_bytes()
-        check_format(content, path)
+    check_format(content, path)
+    try:
         text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"data.file: {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"data.file: {path}:{line}: not UTF-8, at byte {error.start}; convert it, for example "
-            "with iconv -f WINDOWS-1252 -t UTF-8"
+            f"{path}:{line}: not UTF-8, at byte {error.start}; convert it, for example with iconv "
+            "-f WINDOWS-1252 -t UTF-8"
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise UserError(f"data.file: {path}:{line}: expected text, got a NUL byte; remove it")
+        raise UserError(f"{path}:{line}: expected text, got a NUL byte; remove it")
     if len(text) < 100:
-        raise UserError(
-            f"data.file: {path}: expected at least 100 characters of text, found {len(text)}"
-        )
+        raise UserError(f"{path}: expected at least 100 characters of text, found {len(text)}")
     return text
 
 
@@ -345,8 +341,3 @@ class TokenStream:
         starts = np.arange(count) * length
         windows = padded[starts[:, None] + np.arange(length + 1)]
         yield from windows.reshape(-1, rows, length + 1)
-
-
-def save_tokenizer(tokenizer: StreamTokenizer, path: pathlib.Path) -> None:
-    """Writes a vocabulary atomically."""
-    write_file(path, tokenizer.serialized)

@@ -1,7 +1,6 @@
 """Sentence pairs from line-aligned text files."""
 
 import hashlib
-import itertools
 import pathlib
 from collections.abc import Iterator
 
@@ -10,9 +9,9 @@ from jaxformer.data.text_files import (
     combined,
     find_file,
     fingerprint_files,
+    paired,
     read_corpus_file,
 )
-from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
 
@@ -39,17 +38,8 @@ class TextCorpus:
         paths = self._paths(split)
         digests = [hashlib.sha256() for _ in paths]
         sides = [read_corpus_file(*file) for file in zip(paths, digests, strict=True)]
-        for number, (source, target) in enumerate(itertools.zip_longest(*sides), 1):
-            if source is None or target is None:
-                # zip_longest took this line from the longer side: count the lines left there.
-                longer = sides[0] if target is None else sides[1]
-                ends = [number - 1, number + sum(1 for _ in longer)]
-                counts = ends if source is None else ends[::-1]
-                raise UserError(
-                    f"expected as many lines in {paths[0]} as in {paths[1]}: got {counts[0]} and "
-                    f"{counts[1]}; line n of one must translate line n of the other"
-                )
-            yield source, target
+        hint = "; line n of one must translate line n of the other"
+        yield from paired(sides[0], sides[1], str(paths[0]), str(paths[1]), hint)
         self._fingerprints[split] = combined(digests)
 
     def place(self, split: str, number: int, side: int) -> str:

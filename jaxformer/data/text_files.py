@@ -8,13 +8,14 @@ import os
 import pathlib
 import stat
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from jaxformer.data.catalog import how_to_get
 from jaxformer.errors import UserError, did_you_mean
+from jaxformer.files import readable
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
 _LONGEST_LINE = 1_000_000
 # First bytes of files that are not UTF-8 text, and the program that makes text of them.
@@ -28,6 +29,8 @@ _FORMATS = {
     b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
     b"PAR1\x15": ("Parquet", "a program that reads Parquet"),
 }
+
+T = TypeVar("T")
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -95,6 +98,33 @@ def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes
         yield line
 
 
+def paired(
+    first: Iterator[T], second: Iterator[T], first_name: str, second_name: str, hint: str = ""
+) -> Iterator[tuple[T, T]]:
+    """Zips the lines of two texts.
+
+    Args:
+      first: Lines of a text.
+      second: Lines of the other.
+      first_name: Name of the first text in the error message.
+      second_name: Name of the second text.
+      hint: End of the error message.
+
+    Raises:
+      UserError: One text has more lines than the other.
+    """
+    for number, (one, other) in enumerate(itertools.zip_longest(first, second)):
+        if one is None or other is None:
+            # Counts the line that was just taken from the longer text, and the remaining ones.
+            rest = number + 1 + sum(1 for _ in itertools.chain(first, second))
+            counts = (number, rest) if one is None else (rest, number)
+            raise UserError(
+                f"expected as many lines in {first_name} as in {second_name}: got {counts[0]} and "
+                f"{counts[1]}{hint}"
+            )
+        yield one, other
+
+
 def read_file(path: pathlib.Path) -> Iterator[str]:
     """Yields the lines of a text file, decompressed if its name ends in ``.gz``.
 
@@ -104,8 +134,8 @@ def read_file(path: pathlib.Path) -> Iterator[str]:
       UserError: The file cannot be read, is damaged, or is not UTF-8.
     """
     lines = (
-        line.removeprefix(b"" if number else _BYTE_ORDER_MARK)
-        for number, line in enumerate(_read_bytes(path))
+        line.removeprefix(b"" if number else BOM_UTF8)
+        for number, line in enumerate(read_bytes(path))
     )
     return read_lines(lines, str(path))
 
@@ -122,7 +152,7 @@ def read_corpus_file(path: pathlib.Path, digest: Any) -> Iterator[str]:
     Raises:
       UserError: The file cannot be read, is damaged, or is not UTF-8 text with one sentence a line.
     """
-    lines = _hashed(_read_bytes(path), digest)
+    lines = _hashed(read_bytes(path), digest)
     return read_lines(_checked(lines, path), str(path))
 
 
@@ -131,7 +161,7 @@ def byte_order_notes(paths: Iterable[pathlib.Path]) -> list[str]:
     return [
         f"{path}:1: the byte-order mark at the beginning of the file is left out"
         for path in paths
-        if next(_read_bytes(path), b"").startswith(_BYTE_ORDER_MARK)
+        if next(read_bytes(path), b"").startswith(BOM_UTF8)
     ]
 
 
@@ -146,7 +176,7 @@ def _checked(lines: Iterable[bytes], path: pathlib.Path) -> Iterator[bytes]:
     for number, line in enumerate(lines, 1):
         if number == 1:
             check_format(line, path)
-            line = line.removeprefix(_BYTE_ORDER_MARK)
+            line = line.removeprefix(BOM_UTF8)
         if b"\0" in line:
             raise UserError(
                 f"{path}:{number}: expected text, got a NUL byte at position "
@@ -176,7 +206,7 @@ def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
     digests = []
     for path in paths:
         digests.append(hashlib.sha256())
-        for _ in _hashed(_read_bytes(path), digests[-1]):
+        for _ in _hashed(read_bytes(path), digests[-1]):
             pass
     return combined(digests)
 
@@ -186,7 +216,7 @@ def combined(digests: Sequence[Any]) -> str:
     return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
 
-def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
+def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     r"""Yields the lines of a file as bytes, each with its ``\n``; decompresses ``.gz`` files.
 
     Raises:
@@ -203,15 +233,15 @@ def open_bytes(path: pathlib.Path) -> Iterator[BinaryIO]:
     Raises:
       UserError: The file cannot be opened, or cannot be read while it is open.
     """
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield cast(BinaryIO, stream)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(
-            f"{path}: expected a whole gzip file: {error}; copy it again, or compress it with gzip"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path):
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+                yield cast(BinaryIO, stream)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(
+                f"{path}: expected a whole gzip file: {error}; copy it again, or compress it with "
+                "gzip"
+            ) from None
 
 
 def regular_file(path: pathlib.Path) -> pathlib.Path | None:
@@ -220,17 +250,16 @@ def regular_file(path: pathlib.Path) -> pathlib.Path | None:
     Raises:
       UserError: It is something else, such as a folder or a pipe, or cannot be looked up.
     """
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        if path.is_symlink():
-            raise UserError(
-                f"{path}: a link to {os.readlink(path)}, which does not exist; mount or bring "
-                "back the file, or name another"
-            ) from None
-        return None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path):
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if path.is_symlink():
+                raise UserError(
+                    f"{path}: a link to {os.readlink(path)}, which does not exist; mount or bring "
+                    "back the file, or name another"
+                ) from None
+            return None
     if stat.S_ISREG(mode):
         return path
     what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which can be read only once"
@@ -251,10 +280,8 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
         raise UserError(f"{path}: {what}; {hint}")
     if not path.parent.is_dir():
         raise UserError(f"{path}: {what}; name another")
-    try:
+    with readable(path.parent):
         names = sorted(entry.name for entry in path.parent.iterdir())
-    except OSError as error:
-        raise UserError(f"{path.parent}: cannot be read: {error.strerror}") from None
     prefix = f"{path.parent}/" if path.parent.parts else ""
     hint = did_you_mean(path.name, names, "name another", prefix)
     raise UserError(f"{path}: no such file, nor {packed.name}; {hint}")

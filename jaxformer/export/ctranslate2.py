@@ -16,7 +16,6 @@ from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError, needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
-from jaxformer.files import write_file
 from jaxformer.nn.positions import sinusoidal_positions
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
@@ -69,8 +68,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     spec.register_target_vocabulary(text.pieces)
     spec.validate()
     spec.save(str(folder))
-    for name, content in text.files.items():
-        write_file(folder / name, content)
+    text.write(folder)
     code = _CODE.format(model.config.search.num_hypotheses)
     return Usage("CTranslate2", "ctranslate2 sentencepiece", code, _NOTES)
 
@@ -83,10 +81,7 @@ def _import_specs() -> Any:
 
 def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
     """Sets all arrays of a specification; a linear layer's weight is [out, in]."""
-    names = ["embedding"] * 3
-    if config.embeddings == "separate":
-        names = ["src_embedding", "tgt_embedding", "output_embedding"]
-    source, target, output = (params[name] for name in names)
+    source, target, output = (params[name] for name in config.embedding_names)
     for side, table, positions in (
         ("encoder", source, "src_positions"),
         ("decoder", target, "tgt_positions"),

@@ -68,8 +68,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     _write_json(folder / "config.json", _config(config, len(names)))
     generation = _generation(search, config.max_length, len(names) - 1)
     _write_json(folder / "generation_config.json", generation)
-    for name, content in text.files.items():
-        write_file(folder / name, content)
+    text.write(folder)
     notes = _NOTES
     if config.norm_epsilon != _NORM_EPSILON:
         notes += (

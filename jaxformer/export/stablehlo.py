@@ -64,8 +64,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     write_file(folder / "parameters.npz", buffer.getvalue())
     vocabulary = json.dumps(text.pieces, ensure_ascii=False)
     write_file(folder / "vocabulary.json", vocabulary.encode())
-    for name, content in text.files.items():
-        write_file(folder / name, content)
+    text.write(folder)
     notes = (
         f"`translate(params, src)` takes any number of sentences, int32 [B, {length}]: at most "
         f"{length - 1} token ids, 1 (end of sentence), and padding with 0.",

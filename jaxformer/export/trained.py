@@ -12,9 +12,9 @@ from jaxformer.config import Config, DataConfig, load_run, model_of
 from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
+from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import load_params
-from jaxformer.nn.precision import Int8Matrix
+from jaxformer.nn.precision import dequantize
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 
@@ -29,6 +29,11 @@ class TextModel(NamedTuple):
 
     files: dict[str, bytes]
     pieces: list[str]
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Writes the files."""
+        for name, content in self.files.items():
+            write_file(folder / name, content)
 
 
 class TrainedModel(NamedTuple):
@@ -68,7 +73,7 @@ class TrainedModel(NamedTuple):
         params, name = load_params(folder, config.model, str(weights), model_of(config))
         dequantized = config.model.compute_dtype == "int8"
         if dequantized:
-            params = jax.tree.map(_dequantize, params, is_leaf=lambda x: isinstance(x, Int8Matrix))
+            params = dequantize(params)
         dtype = compute_dtype or ("float32" if dequantized else config.model.compute_dtype)
         config = dataclasses.replace(
             config,
@@ -117,7 +122,3 @@ def _sentencepiece_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         return {"source.spm": tokenizer.serialized, "target.spm": tokenizer.serialized}
     values = json.loads(tokenizer.serialized)
     return {f"{side}.spm": base64.b64decode(values[side]) for side in ("source", "target")}
-
-
-def _dequantize(leaf: Any) -> Any:
-    return leaf.values * leaf.scale if isinstance(leaf, Int8Matrix) else leaf

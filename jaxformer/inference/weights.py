@@ -18,6 +18,7 @@ from jaxformer.checkpoint import (
     Checkpoints,
     MissingStepError,
     RestoredParams,
+    saved_steps,
     write_single,
 )
 from jaxformer.config import Config, ModelConfig, load_run, model_of
@@ -104,8 +105,8 @@ def load_params(
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
     """
-    newest = max(_steps(folder.checkpoints), default=None)
-    averaged = max(_steps(folder.averaged), default=None)
+    newest = max(saved_steps(folder.checkpoints), default=None)
+    averaged = max(saved_steps(folder.averaged), default=None)
     if weights == "auto":
         weights = "averaged" if averaged is not None and averaged == newest else "latest"
     directory, made_by = folder.checkpoints, "train.py"
@@ -149,11 +150,6 @@ def load_model(
     config = load_run(folder)
     model = model_of(config)
     return model(config.model), load_params(folder, config.model, str(weights), model)[0]
-
-
-def _steps(directory: pathlib.Path) -> list[int]:
-    with Checkpoints(directory) as checkpoints:
-        return checkpoints.steps()
 
 
 def _averaged_steps(metadata: dict[str, Any]) -> str:

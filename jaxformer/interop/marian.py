@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import write_single
+from jaxformer.checks import is_unicode
 from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
@@ -108,10 +109,8 @@ def _vocabulary(
 ) -> tuple[list[str], Int[np.ndarray, " V"]]:
     """Returns our pieces from id 4 on, and the Marian id for each of our ids."""
     ids = read_object(path)
-    try:
-        "".join(ids).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{path}: expected pieces of text, got half of a surrogate pair") from None
+    if not is_unicode("".join(ids)):
+        raise UserError(f"{path}: expected pieces of text, got half of a surrogate pair")
     if sorted(map(repr, ids.values())) != sorted(map(repr, range(marian.vocab_size))):
         raise UserError(
             f"{path}: expected the ids 0 to {marian.vocab_size - 1} (vocab_size in config.json), "

@@ -116,7 +116,7 @@ class MarianConfig:
             "d_ff": self._integer("encoder_ffn_dim"),
             "num_heads": self._integer("encoder_attention_heads"),
             "num_layers": self._integer("encoder_layers"),
-            "dropout_rate": self._fraction("dropout"),
+            "dropout_rate": _number(self.place, "dropout", self._values["dropout"]),
             "activation": _ACTIVATIONS[self._values["activation_function"]],
             "biases": True,
             "embeddings": "tied" if self.all_tied else "separate",
@@ -135,12 +135,12 @@ class MarianConfig:
 
     def _search_config(self, longest: int) -> BeamSearch:
         """Converts the search settings; unlike ours, their lengths count the start token."""
-        max_length = min(longest, int(self._number("max_length", longest + 1)) - 1)
+        max_length = min(longest, int(self._search_number("max_length", longest + 1)) - 1)
         settings: dict[str, Any] = {
-            "beam_size": int(self._number("num_beams", 1)),
-            "length_penalty": self._number("length_penalty", 1.0),
-            "min_length": max(0, int(self._number("min_length", 0)) - 1),
-            "no_repeat_ngram": int(self._number("no_repeat_ngram_size", 0)),
+            "beam_size": int(self._search_number("num_beams", 1)),
+            "length_penalty": self._search_number("length_penalty", 1.0),
+            "min_length": max(0, int(self._search_number("min_length", 0)) - 1),
+            "no_repeat_ngram": int(self._search_number("no_repeat_ngram_size", 0)),
         }
         try:
             return BeamSearch(
@@ -201,20 +201,16 @@ class MarianConfig:
             raise UserError(f"{self.place}: expected {name} to be true or false: got {value!r}")
         return value
 
-    def _fraction(self, name: str) -> float:
-        value = self._values[name]
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise UserError(f"{self.place}: expected {name} to be a number: got {value!r}")
-        return float(value)
-
-    def _number(self, name: str, default: float) -> float:
+    def _search_number(self, name: str, default: float) -> float:
         """Returns a search setting, or a default if it is unset."""
         value = self._search.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
-            raise UserError(f"{self._search_place}: expected {name} to be a number: got {value!r}")
-        return float(value)
+        return default if value is None else _number(self._search_place, name, value)
+
+
+def _number(place: pathlib.Path, name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
+        raise UserError(f"{place}: expected {name} to be a number: got {value!r}")
+    return float(value)
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:

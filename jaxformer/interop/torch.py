@@ -1,5 +1,6 @@
 """Conversion of ``torch.nn.Transformer`` weights to our encoder and decoder (section 3.1)."""
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -54,20 +55,13 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
         place="torch.nn.Transformer",
     )
     params = {
-        "encoder": {
+        side: {
             "layers": stack(
-                lambda n: _encoder_layer(arrays, f"encoder.layers.{n}", num_heads),
-                _num_layers(state, "encoder"),
+                functools.partial(_layer, arrays, side, num_heads), _num_layers(state, side)
             ),
-            "norm": arrays.norm("encoder.norm"),
-        },
-        "decoder": {
-            "layers": stack(
-                lambda n: _decoder_layer(arrays, f"decoder.layers.{n}", num_heads),
-                _num_layers(state, "decoder"),
-            ),
-            "norm": arrays.norm("decoder.norm"),
-        },
+            "norm": arrays.norm(f"{side}.norm"),
+        }
+        for side in ("encoder", "decoder")
     }
     arrays.check_all_read()
     return params
@@ -78,24 +72,21 @@ def _num_layers(state: Mapping[str, np.ndarray], which: str) -> int:
     return 1 + max((int(found[1]) for found in numbers if found), default=0)
 
 
-def _encoder_layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
-    return {
-        "self_attention": _attention(arrays, f"{name}.self_attn", num_heads),
-        "self_attention_residual": {"norm": arrays.norm(f"{name}.norm1")},
-        "feed_forward": _feed_forward(arrays, name),
-        "feed_forward_residual": {"norm": arrays.norm(f"{name}.norm2")},
+def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Params:
+    name = f"{side}.layers.{number}"
+    attentions = {"self_attention": "self_attn"}
+    if side == "decoder":
+        attentions["cross_attention"] = "multihead_attn"
+    params = {
+        ours: _attention(arrays, f"{name}.{theirs}", num_heads)
+        for ours, theirs in attentions.items()
     }
-
-
-def _decoder_layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
-    return {
-        "self_attention": _attention(arrays, f"{name}.self_attn", num_heads),
-        "self_attention_residual": {"norm": arrays.norm(f"{name}.norm1")},
-        "cross_attention": _attention(arrays, f"{name}.multihead_attn", num_heads),
-        "cross_attention_residual": {"norm": arrays.norm(f"{name}.norm2")},
-        "feed_forward": _feed_forward(arrays, name),
-        "feed_forward_residual": {"norm": arrays.norm(f"{name}.norm3")},
+    params["feed_forward"] = _feed_forward(arrays, name)
+    norms = {
+        f"{sublayer}_residual": {"norm": arrays.norm(f"{name}.norm{n}")}
+        for n, sublayer in enumerate(params, 1)
     }
+    return params | norms
 
 
 def _attention(arrays: NamedArrays, name: str, num_heads: int) -> Params:

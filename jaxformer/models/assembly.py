@@ -25,7 +25,7 @@ from jaxformer.nn.positions import (
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
-_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "d_k", "d_v", "max_length")
+_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
 _LARGEST_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 
 
@@ -86,20 +86,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "model")
-        check_positive(
-            self,
-            "model",
-            "vocab_size",
-            "d_model",
-            "d_ff",
-            "num_heads",
-            "num_layers",
-            "norm_epsilon",
-            "max_length",
-        )
+        check_positive(self, "model", *_SIZES, "norm_epsilon")
         check_fraction(self, "model", "dropout_rate")
         check_fraction(self, "model", "attention_dropout_rate")
-        for name in _SIZES:
+        for name in (*_SIZES, "d_k", "d_v"):
             if (getattr(self, name) or 0) > _LARGEST_SIZE:
                 raise UserError(
                     f"model.{name} must be at most {_LARGEST_SIZE}: got {getattr(self, name)}"
@@ -136,6 +126,13 @@ class ModelConfig:
                 "model.d_model must be even, since sinusoidal positions are sine and cosine "
                 f"pairs: got {self.d_model}; use {self.d_model + 1}"
             )
+
+    @property
+    def embedding_names(self) -> tuple[str, str, str]:
+        """Names of the parameters of the source, target and output matrices."""
+        if self.embeddings == "separate":
+            return "src_embedding", "tgt_embedding", "output_embedding"
+        return "embedding", "embedding", "embedding"
 
     @property
     def key_size(self) -> int:

@@ -56,9 +56,7 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         c = self.config
         check_model_config("Transformer", c)
-        names = ["embedding"] * 3
-        if c.embeddings == "separate":
-            names = ["src_embedding", "tgt_embedding", "output_embedding"]
+        names = c.embedding_names
         sizes = dict(zip(names, (c.vocab_size, c.output_size, c.output_size), strict=True))
         tables = {name: make_table(self, name, size, c.d_model) for name, size in sizes.items()}
         self.src_table, self.tgt_table, self.output_table = (tables[name] for name in names)

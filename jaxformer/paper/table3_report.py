@@ -6,6 +6,7 @@ import math
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -208,7 +209,7 @@ def _claims(results: Sequence[Result]) -> str:
         if worse not in rows or better not in rows:
             continue
         cells = []
-        for measure in (_perplexity, _bleu):
+        for measure in (attrgetter("perplexity"), attrgetter("bleu")):
             ours = _mean(measure, rows[worse]) - _mean(measure, rows[better])
             paper = measure(ROWS[worse]) - measure(ROWS[better])
             cells += [f"{ours:+.2f}", f"{paper:+.2f}"]
@@ -236,7 +237,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         page = Figure(figsize=(6.4, 1.3 + 0.18 * len(others)), layout="constrained")
         left, right = page.subplots(1, 2, sharey=True)
         _draw_differences(left, rows, others, _log_perplexity)
-        _draw_differences(right, rows, others, _bleu)
+        _draw_differences(right, rows, others, attrgetter("bleu"))
         left.set_title("100 ln(perplexity)")
         right.set_title("BLEU")
         page.suptitle("Difference to the row base", x=0.01, ha="left")
@@ -265,16 +266,8 @@ def _draw_differences(
     axes.plot(paper, places, "D", color=figure.ORANGE, markersize=3.5, label="the paper's")
 
 
-def _perplexity(row) -> float:
-    return row.perplexity
-
-
 def _log_perplexity(row) -> float:
     return 100 * math.log(row.perplexity)
-
-
-def _bleu(row) -> float:
-    return row.bleu
 
 
 def _by_row(results: Sequence[Result]) -> dict[str, list[Result]]:

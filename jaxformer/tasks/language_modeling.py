@@ -19,7 +19,6 @@ from jaxformer.data.stream import (
     TokenStream,
     load_stream_tokenizer,
     read_text,
-    save_tokenizer,
     split_text,
     train_byte_pairs,
 )
@@ -33,7 +32,7 @@ from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.run_directory import check_identity
-from jaxformer.training.task import Example, Randomness, Sums, Task
+from jaxformer.training.task import Example, Randomness, Sums, Task, dropout_of
 from jaxformer.workdir import Workdir
 
 
@@ -89,11 +88,8 @@ class LanguageModeling(Task):
 
     def loss(self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None) -> Sums:
         """Sums label-smoothed "loss" and "nll", in nats, and counts tokens ("count", "tokens")."""
-        dropout: dict[str, Any] = {"deterministic": True}
-        rngs, remat = None, "none"
-        if randomness is not None:
-            dropout = {"deterministic": False, "row_ids": randomness.row_ids}
-            rngs, remat = {"dropout": randomness.key}, self.config.training.remat
+        dropout, rngs = dropout_of(randomness)
+        remat = "none" if randomness is None else self.config.training.remat
         model = LanguageModel(self.config.model, remat)
         inputs, targets = batch[:, :-1], batch[:, 1:]
         real = targets != PAD
@@ -150,8 +146,7 @@ class LanguageModeling(Task):
         Raises:
           UserError: The workdir already holds another tokenizer.
         """
-        workdir.check_no_other_tokenizer(self._stream.tokenizer.sha256)
-        save_tokenizer(self._stream.tokenizer, workdir.tokenizer)
+        workdir.write_tokenizer(self._stream.tokenizer.serialized)
 
     def summary(self) -> str:
         """Returns the numbers of tokens and epochs, and lines with unusual characters."""

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, PyTree
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
@@ -24,7 +24,7 @@ from jaxformer.training import hosts
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
+from jaxformer.training.task import Example, Loss, Randomness, Sums, Task, dropout_of
 from jaxformer.workdir import Workdir
 
 # Decodes a slice of the validation sentences; calls its last argument after each batch.
@@ -58,17 +58,8 @@ def make_loss(config: Config) -> Loss:
     smoothing = config.training.label_smoothing
 
     def loss(params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        if randomness is None:
-            return loss_sums(Transformer(config.model), params, batch, smoothing)
-        return loss_sums(
-            Transformer(config.model, config.training.remat),
-            params,
-            batch,
-            smoothing,
-            row_ids=randomness.row_ids,
-            deterministic=False,
-            rngs={"dropout": randomness.key},
-        )
+        remat = "none" if randomness is None else config.training.remat
+        return loss_sums(Transformer(config.model, remat), params, batch, smoothing, randomness)
 
     return loss
 
@@ -78,15 +69,12 @@ def loss_sums(
     params: PyTree,
     batch: Batch,
     smoothing: float,
-    *,
-    row_ids: Int[Array, " B"] | None = None,
-    deterministic: bool = True,
-    rngs: dict[str, Array] | None = None,
+    randomness: Randomness | None = None,
 ) -> Sums:
     """Sums the loss and counts of one batch on one device."""
+    dropout, rngs = dropout_of(randomness)
 
     def forward(module: Transformer) -> tuple[Array, Any]:
-        dropout: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
         encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **dropout)
         features = module.decode(
             batch.tgt_in,
@@ -171,9 +159,7 @@ class Translation(Task):
         Raises:
           UserError: The workdir already holds another tokenizer.
         """
-        tokenizer = self._data.tokenizer
-        workdir.check_no_other_tokenizer(tokenizer.sha256)
-        tokenizer.save(workdir.tokenizer)
+        workdir.write_tokenizer(self._data.tokenizer.serialized)
 
     def summary(self) -> str:
         """Returns the numbers of pairs and batches, the share of padding, and unusual pairs."""

@@ -3,7 +3,7 @@
 import abc
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
@@ -31,6 +31,14 @@ class Randomness(NamedTuple):
 
     key: Array
     row_ids: Int[Array, " B"]
+
+
+def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str, Array] | None]:
+    """Returns the arguments of a model for dropout, and ``rngs`` of ``apply``; None is without."""
+    if randomness is None:
+        return {"deterministic": True}, None
+    arguments = {"deterministic": False, "row_ids": randomness.row_ids}
+    return arguments, {"dropout": randomness.key}
 
 
 class Example(NamedTuple):

@@ -23,6 +23,7 @@ from jaxformer.inference.batched_search import search_batches
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.translation import loss_sums
+from jaxformer.training.task import Randomness
 
 SENTENCES = 64
 
@@ -57,9 +58,7 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
 
     def loss(model, params):
         rows = jnp.arange(batch.src.shape[0])
-        sums = loss_sums(
-            model, params, batch, 0.1, row_ids=rows, deterministic=False, rngs={"dropout": key}
-        )
+        sums = loss_sums(model, params, batch, 0.1, Randomness(key, rows))
         return sums["loss"] / sums["count"]
 
     gradients = jax.jit(jax.grad(functools.partial(loss, smooth)))(params)

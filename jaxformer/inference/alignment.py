@@ -92,8 +92,7 @@ def word_attention(
     Raises:
       UserError: There is no such layer, or the texts and token ids are malformed.
     """
-    configs = tuple(config for config, _ in translator.models)
-    params = tuple(params for _, params in translator.models)
+    configs, params = zip(*translator.models, strict=True)
     layers = layer_indices(translator, layer)
     sources = check_texts(sources, "sources")
     _check_targets(targets, sources)
@@ -105,8 +104,7 @@ def word_attention(
         for source, (target, _) in zip(sources, targets, strict=True)
     ]
     result = [np.zeros(shape) for shape in shapes]
-    longest = min(config.max_length for config in configs)
-    for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
+    for batch in pair_batches(pairs, translator.max_length, _TOKENS_PER_BATCH):
         weights = jax.device_get(cross_attention(configs, layers, params, batch.src, batch.tgt_in))
         for row, number in enumerate(batch.numbers):
             ids, target = pairs[number]

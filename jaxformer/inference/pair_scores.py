@@ -80,9 +80,8 @@ def score_pairs(
     Raises:
       UserError: A token id is out of range, or there are too many.
     """
-    configs = tuple(config for config, _ in translator.models)
-    params = tuple(params for _, params in translator.models)
-    longest = min(config.max_length for config in configs)
+    configs, params = zip(*translator.models, strict=True)
+    longest = translator.max_length
     check_pairs(configs, pairs)
     log_probs = [0.0 if not target else -np.inf for _, target in pairs]
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):

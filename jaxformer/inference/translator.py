@@ -221,6 +221,11 @@ class Translator:
             for decoded in found
         ]
 
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a sentence, end-of-sentence included."""
+        return min(config.max_length for config, _ in self.models)
+
     def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
         """Compiles the programs for calls of :meth:`translate` up to this size ahead of time.
 
@@ -238,7 +243,7 @@ class Translator:
           UserError: A size is less than 1.
         """
         configs, params = zip(*self.models, strict=True)
-        longest = min(config.max_length for config in configs)
+        longest = self.max_length
         for name, size in (("sentences", sentences), ("tokens", tokens)):
             if size < 1:
                 raise UserError(f"{name} must be at least 1: got {size}")
@@ -272,10 +277,10 @@ class Translator:
             number of prefixes differs.
         """
         configs, params = zip(*self.models, strict=True)
-        longest = min(config.max_length for config in configs)
         sizes = [min(c.vocab_size for c in configs), min(c.output_size for c in configs)]
         sources = [
-            check_tokens(ids, sizes[0], f"sources[{n}]", longest) for n, ids in enumerate(sources)
+            check_tokens(ids, sizes[0], f"sources[{n}]", self.max_length)
+            for n, ids in enumerate(sources)
         ]
         if prefixes is not None:
             check_same_length(prefixes, sources, "prefixes", "sources")
@@ -321,10 +326,9 @@ class Translator:
         check_text(text, place)
         check_unicode(text, place)
         ids = encode(text)
-        longest = min(config.max_length for config, _ in self.models)
-        if len(ids) >= longest:
+        if len(ids) >= self.max_length:
             raise UserError(
-                f"{place}: expected at most {longest - 1} tokens (model.max_length), got "
+                f"{place}: expected at most {self.max_length - 1} tokens (model.max_length), got "
                 f"{len(ids)}; split it into sentences"
             )
         return [*ids, EOS] if ids else []

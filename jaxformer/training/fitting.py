@@ -378,7 +378,8 @@ class Run:
             self.reporter.log(spike)
         for number in skipped:
             examples = list(self.task.example_ids(number - 1))
-            self.reporter.skipped(number, self.task.describe_batch(number - 1), examples)
+            batch = self.task.describe_batch(number - 1)
+            self.reporter.skipped(number, batch, examples, now=step)
         in_row = int(state.skipped_in_row)
         if in_row >= _MOST_SKIPPED_IN_ROW:
             newest = max(self.checkpoints.steps(), default=None)

@@ -43,23 +43,18 @@ class Reporter:
     ) -> None:
         """Opens all writers; a resumed run keeps its reports up to step ``start``."""
         self._terminal = Terminal(start, steps, formats)
-        self._own: list[Any] = [self._terminal]
-        self._users: list[Writer] = []
-        self._kept: set[tuple[str, float]] = set()
-        self._seen: set[tuple[str, float]] = set()
-        if is_primary():
-            metrics = MetricsFile(folder, start)
-            self._own += [metrics, TensorBoard(folder, start)]
-            self._users, self._kept, self._seen = list(writers), metrics.kept, metrics.cut
+        self._metrics = MetricsFile(folder, start) if is_primary() else None
+        self._others = [TensorBoard(folder, start), *writers] if is_primary() else []
 
     def __enter__(self) -> "Reporter":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for writer in self._own:
-            writer.close()
-        for writer in self._users:
+        for writer in list(self._others):
             self._call(writer, writer.close)
+        self._terminal.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def log(self, message: str) -> None:
         self._terminal.log(message)
@@ -79,30 +74,45 @@ class Reporter:
     def failed_validation(self, step: int, error: Exception) -> None:
         """Reports the error of a validation that failed."""
         cause = f"{type(error).__name__}: {error}".split("\n")[0]
-        for writer in self._own:
-            writer.write(step, "failed_validation", {"error": cause})
+        if not self._record(step, "failed_validation", {"error": cause}):
+            self._terminal.write(step, "failed_validation", {"error": cause})
 
-    def skipped(self, step: int, batch: str, examples: list[int]) -> None:
-        """Reports a step whose update was NaN or Inf, with the numbers of all its examples."""
-        for writer in self._own:
-            writer.write(step, "skipped", {"batch": batch, "examples": examples})
+    def skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
+        """Reports a step whose update was NaN or Inf, with the numbers of all its examples.
+
+        Args:
+          step: The step.
+          batch: Description of its batch.
+          examples: Numbers of the examples.
+          now: Step of this report. A run that resumes before it reports the skipped step again.
+        """
+        values = {"batch": batch, "examples": examples, "reported": now}
+        self._record(step, "skipped", values)
 
     def _write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        if (kind, step) in self._kept:
+        """Passes a report to all writers, but for a user's writer that an earlier run passed it."""
+        if not self._record(step, kind, values):
             return
-        for writer in self._own:
-            writer.write(step, kind, values)
-        if (kind, step) in self._seen:
-            return
-        for writer in list(self._users):
-            self._call(writer, writer.write, step, kind, dict(values))
+        cut = self._metrics.cut if self._metrics is not None else ()
+        for writer in list(self._others):
+            if isinstance(writer, TensorBoard) or (kind, step) not in cut:
+                self._call(writer, writer.write, step, kind, dict(values))
+
+    def _record(self, step: int, kind: str, values: Mapping[str, Any]) -> bool:
+        """Prints a report and adds it to the metrics, unless they have it from an earlier run."""
+        if self._metrics is not None and (kind, step) in self._metrics.kept:
+            return False
+        self._terminal.write(step, kind, values)
+        if self._metrics is not None:
+            self._metrics.write(step, kind, values)
+        return True
 
     def _call(self, writer: Writer, method: Any, *arguments: Any) -> None:
-        """Calls a user's writer; one that fails is dropped, and the run continues."""
+        """Calls a writer; one that fails is dropped, and the run continues."""
         try:
             method(*arguments)
         except Exception as error:
-            self._users = [other for other in self._users if other is not writer]
+            self._others = [other for other in self._others if other is not writer]
             cause = f"{type(error).__name__}: {error}".split("\n")[0]
             self.log(f"{type(writer).__name__} failed and gets no more reports: {cause}")
 

@@ -4,8 +4,9 @@ import json
 import math
 import pathlib
 import sys
+import time
 from collections.abc import Mapping
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from tqdm import tqdm
 
@@ -35,7 +36,10 @@ class Writer(Protocol):
     """Receives the reports of a run. :func:`~jaxformer.fit` calls it on process 0 only."""
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """Receives one report. Each report comes once, even if a resumed run repeats it.
+        """Receives one report.
+
+        Each report comes at most once, even if a resumed run repeats it. A run that is killed
+        during the call does not repeat it.
 
         Args:
           step: Number of steps taken.
@@ -124,16 +128,17 @@ class MetricsFile:
         kept, cut = [], []
         for line in filter(bytes.strip, lines):
             report = _report_of(line)
-            (kept if report is not None and report[1] <= start else cut).append(line + b"\n")
+            (kept if report is not None and report.time <= start else cut).append(line + b"\n")
         if cut:
             copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
             write_file(copy, _content(copy) + b"".join(cut))
         write_file(folder.metrics, b"".join(kept))
-        self.kept = {report for line in kept if (report := _report_of(line)) is not None}
+        self.kept = {report[:2] for line in kept if (report := _report_of(line)) is not None}
         earlier = folder.path.glob("metrics.after-*.jsonl")
         reports = (_report_of(line) for path in earlier for line in _content(path).split(b"\n"))
-        self.cut = {report for report in reports if report is not None and report[1] > start}
-        self._file: IO[str] = folder.metrics.open("a", encoding="utf-8")
+        self.cut = {report[:2] for report in reports if report and report.time > start}
+        # Without a buffer, nothing is left to write when a full disk ends the run.
+        self._file = folder.metrics.open("ab", buffering=0)
 
     def write(self, step: int, kind: str, values: Values) -> None:
         """Appends a line. NaN and infinity become null, since JSON has neither."""
@@ -141,7 +146,15 @@ class MetricsFile:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
-        print(json.dumps({"kind": kind, "step": step, **known}), file=self._file, flush=True)
+        line = json.dumps({"kind": kind, "step": step, **known}).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise OSError(
+                f"{self._file.name}: {error.strerror}; free or repair the disk, then run the same "
+                "command"
+            ) from error
 
     def close(self) -> None:
         self._file.close()
@@ -160,36 +173,65 @@ def _content(path: pathlib.Path) -> bytes:
         return b""
 
 
-def _report_of(line: bytes) -> tuple[str, float] | None:
-    """Returns kind and step of a report, or None if the line is not one."""
+class _Report(NamedTuple):
+    """A line of the metrics.
+
+    Attributes:
+      kind: Kind of the report.
+      step: The step that it is about.
+      time: Number of steps taken when it was made.
+    """
+
+    kind: str
+    step: float
+    time: float
+
+
+def _report_of(line: bytes) -> _Report | None:
+    """Returns the report in a line, or None if the line is not one."""
     try:
-        report = json.loads(line)
-        kind, step = report.get("kind"), report["step"]
+        values = json.loads(line)
+        report = _Report(values.get("kind"), values["step"], values.get("reported", values["step"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    good = isinstance(kind, str) and isinstance(step, int | float)
-    return (kind, step) if good else None
+    good = isinstance(report.kind, str) and all(isinstance(n, int | float) for n in report[1:])
+    return report if good else None
 
 
 class TensorBoard:
-    """TensorBoard's event files, if the extra ``tensorboard`` is installed."""
+    """TensorBoard's event files, if the extra ``tensorboard`` is installed.
+
+    The thread of tensorboardX's ``SummaryWriter`` ends at the first error of the disk, and reports
+    then wait for it forever (tensorboardX 2.6.5). This class therefore writes in the thread of the
+    caller.
+    """
 
     def __init__(self, folder: Workdir, start: int) -> None:
+        self._file: Any = None
         try:
-            import tensorboardX  # the extra [tensorboard]
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.summary import scalar
         except ImportError:
-            self._events = None
             return
-        # Events after the step that the run resumes from will be reported again.
-        self._events = tensorboardX.SummaryWriter(str(folder.tensorboard), purge_step=start + 1)
+        self._scalar, self._messages = scalar, cast(Any, event_pb2)
+        folder.tensorboard.mkdir(exist_ok=True)
+        self._file = EventsWriter(str(folder.tensorboard / "events"), f".{start}")
+        # TensorBoard hides events of earlier runs from this step on. They will be reported again.
+        session = self._messages.SessionLog
+        self._add(start + 1, session_log=session(status=session.START))
 
     def write(self, step: int, kind: str, values: Values) -> None:
         """Adds a point to each curve."""
-        if self._events is None or kind not in ("train", "valid"):
-            return
-        for name, value in values.items():
-            self._events.add_scalar(f"{kind}/{name}", value, step)
+        if self._file is not None:
+            for name, value in values.items():
+                self._add(step, summary=self._scalar(f"{kind}/{name}", value))
+            self._file.flush()
+
+    def _add(self, step: int, **content: Any) -> None:
+        event = self._messages.Event(step=step, wall_time=time.time(), **content)
+        self._file.write_event(event)
 
     def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
+        if self._file is not None:
+            self._file.close()

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import pathlib
 import sys
 import types
 
@@ -147,6 +148,30 @@ def test_a_failed_validation_is_one_line(folder, capsys):
     }  # fmt: skip
 
 
+def test_reports_of_a_resumed_run_are_not_repeated(folder, capsys):
+    """The run reports skipped steps after the checkpoint that it resumes from."""
+
+    def first_part(reporter):
+        reporter.failed_validation(7, ValueError("no data"))
+
+    def second_part(reporter):
+        reporter.train(10, VALUES)
+        reporter.skipped(5, "", [3], now=10)
+        reporter.failed_validation(14, ValueError("no data"))
+
+    with Reporter(folder, start=0, steps=20) as reporter:
+        first_part(reporter)
+        second_part(reporter)
+    uninterrupted = folder.metrics.read_bytes()
+    capsys.readouterr()
+    with Reporter(folder, start=7, steps=20) as reporter:
+        assert steps(folder) == [("failed_validation", 7)]
+        first_part(reporter)
+        second_part(reporter)
+    assert folder.metrics.read_bytes() == uninterrupted
+    assert capsys.readouterr().err.count("step 7/20  validation failed") == 1
+
+
 def test_time_spent_waiting_for_batches(monkeypatch):
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(reporting, "time", clock)
@@ -242,17 +267,73 @@ def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
     assert 1 <= max(behind) <= 4
 
 
-def test_tensorboard_keeps_the_point_that_a_run_resumes_from(folder, monkeypatch):
-    """TensorBoard hides the events of earlier runs from ``purge_step`` on, inclusive."""
-    purged = []
-    writer = types.SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
-    fake = types.SimpleNamespace(
-        SummaryWriter=lambda _, purge_step: (purged.append(purge_step), writer)[1]
-    )
-    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    with Reporter(folder, start=4, steps=10):
-        pass
-    assert purged == [5]
+def tensorboard_events(folder):
+    """Returns the events of each file in turn, without the first, which holds the version."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    events = []
+    for path in sorted(folder.tensorboard.iterdir()):
+        content, first = path.read_bytes(), len(events)
+        while content:  # length, CRC, event, CRC
+            size = int.from_bytes(content[:8], "little")
+            events.append(event_pb2.Event.FromString(content[12 : 12 + size]))
+            content = content[16 + size :]
+        del events[first]
+    return events
+
+
+def test_tensorboard_has_each_report_once_it_is_made(folder):
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.train(5, {"loss": 2.5, "seconds_per_step": 1.0})
+        reporter.valid(5, {"loss": 2.25})
+        _, *points = tensorboard_events(folder)
+    assert [(p.step, p.summary.value[0].tag, p.summary.value[0].simple_value) for p in points] == [
+        (5, "train/loss", 2.5),
+        (5, "train/seconds_per_step", 1.0),
+        (5, "valid/loss", 2.25),
+    ]
+
+
+def test_tensorboard_keeps_the_point_that_a_run_resumes_from(folder):
+    """TensorBoard hides the events of earlier runs from the step of a session's start."""
+    for start in (0, 4):
+        with Reporter(folder, start=start, steps=10):
+            pass
+    starts = [event.step for event in tensorboard_events(folder) if event.session_log.status == 1]
+    assert starts == [1, 5]
+
+
+@pytest.fixture
+def full():
+    """A file on a full disk."""
+    with pathlib.Path("/dev/full").open("wb", buffering=0) as file:
+        yield file
+
+
+def test_tensorboard_on_a_full_disk_is_dropped(folder, full, capsys):
+    pytest.importorskip("tensorboardX")
+    with Reporter(folder, start=0, steps=200) as reporter:
+        events = reporter._others[0]._file._py_recordio_writer
+        events.close()
+        events._writer = full
+        for step in range(1, 101):
+            reporter.train(step, VALUES)
+    assert len(steps(folder)) == 100
+    message = "TensorBoard failed and gets no more reports: OSError: [Errno 28] No space left"
+    assert capsys.readouterr().err.count(message) == 1
+
+
+def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full):
+    closed = []
+    user = types.SimpleNamespace(write=lambda *_: None, close=lambda: closed.append(True))
+    message = r"^/dev/full: No space left on device; free or repair the disk"
+    with (
+        pytest.raises(OSError, match=message),
+        Reporter(folder, start=0, steps=10, writers=[user]) as reporter,
+    ):
+        reporter._metrics.close()
+        reporter._metrics._file = full
+        reporter.train(5, VALUES)
+    assert closed == [True]
 
 
 @pytest.mark.parametrize(

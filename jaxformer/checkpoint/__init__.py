@@ -5,6 +5,7 @@ from jaxformer.checkpoint.checkpoints import (
     MissingStepError,
     Restored,
     RestoredParams,
+    SaveError,
 )
 from jaxformer.checkpoint.mirror import Mirror, fetch
 from jaxformer.checkpoint.single import write_single
@@ -16,6 +17,7 @@ __all__ = [
     "MissingStepError",
     "Restored",
     "RestoredParams",
+    "SaveError",
     "fetch",
     "saved_steps",
     "write_single",

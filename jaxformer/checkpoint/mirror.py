@@ -20,6 +20,7 @@ from jaxformer.checkpoint.manifest import (
     is_step,
     lock_step,
     manifest_of,
+    read_score,
     score_of,
     verify_copy,
 )
@@ -188,6 +189,7 @@ class Mirror:
                 continue
             content = ours.read_bytes()
             if not _holds(theirs, content):
+                self._copy_files()  # first the report of the validation: it is not made again
                 write_and_verify(theirs, content)
 
     def _remove_old(self) -> None:
@@ -299,8 +301,8 @@ def _write_and_verify(path: pathlib.Path, content: bytes) -> None:
 def fetch(copy: Workdir, run: Workdir) -> list[int]:
     """Brings back the good steps of a copy that are newer than all good steps of the run.
 
-    The files beside the checkpoints are brought back, too, if the run has none. Its config comes
-    last, since it makes the folder a workdir.
+    The scores of other steps that both have are brought back, too, and the files beside the
+    checkpoints if the run has none. Its config comes last, since it makes the folder a workdir.
 
     Returns:
       The steps, ascending.
@@ -325,6 +327,7 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
             f"{copy.path}, or move it away to start from the beginning"
         )
     if fetched or newest >= 0:
+        _fetch_scores(copy, run)
         _fetch_files(copy, run)
     return fetched
 
@@ -349,6 +352,14 @@ def _fetch_step(source: pathlib.Path, checkpoints: pathlib.Path) -> None:
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _fetch_scores(copy: Workdir, run: Workdir) -> None:
+    """Brings back scores of steps that another machine has validated after this one ended."""
+    for step in saved_steps(run.checkpoints):
+        ours, theirs = (folder.checkpoints / str(step) for folder in (run, copy))
+        if not read_score(ours)[0] and read_score(theirs)[0]:
+            write_file(score_of(ours), score_of(theirs).read_bytes())
 
 
 def _fetch_files(copy: Workdir, run: Workdir) -> None:

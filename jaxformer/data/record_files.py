@@ -19,7 +19,7 @@ from jaxformer.files import local_path, readable
 
 _ROWS_AT_A_TIME = 1000
 _COLUMN = "translation"
-_SERIES = re.compile(r"(.*)-\d{5}-of-(\d{5}).*")
+_SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5}).*")
 
 
 class RecordCorpus:
@@ -126,14 +126,17 @@ def _below_existing_folder(pattern: pathlib.Path) -> str:
 
 
 def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
-    """Checks that names such as a-00000-of-00002.parquet are all of their series."""
-    series = [match for name in names if (match := _SERIES.fullmatch(name))]
-    counts = collections.Counter((match[1], match[2]) for match in series)
-    for (start, size), count in counts.items():
-        if count != int(size):
+    """Checks that names such as a-00000-of-00002.parquet are all of their series, each once."""
+    series = collections.defaultdict(list)
+    for name in names:
+        if match := _SERIES.fullmatch(name):
+            series[match[1], match[3]].append(int(match[2]))
+    for (start, size), numbers in series.items():
+        if sorted(numbers) != list(range(int(size))):
             raise UserError(
-                f"{pattern}: expected all {int(size)} files of the series "
-                f"{start}-*-of-{size}, found {count}; get the others"
+                f"{pattern}: expected all {int(size)} files of the series {start}-*-of-{size}, "
+                f"each once: found {len(set(numbers))} of them in {len(numbers)} files; get the "
+                "others, and move copies away"
             )
 
 

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint import Checkpoints, SaveError
 from jaxformer.errors import StoppedError, UserError
 from jaxformer.files import local_path
 from jaxformer.nn.backend import peak_flops
@@ -137,8 +137,10 @@ def fit(
                 task, optimizer, mesh, settings.seed, folder, checkpoints, metadata, start_from
             )
             start = int(state.step)
+        done = start >= settings.steps
         if hosts.is_primary():
-            initialize_workdir(folder, config or settings, task)
+            if not done or not folder.config.exists():
+                initialize_workdir(folder, config or settings, task)
             if start:  # an earlier version may have made the workdir without this record
                 folder.record_commit(start)
                 update_mirror()
@@ -153,7 +155,7 @@ def fit(
             run = Run(task, settings, mesh, optimizer, checkpoints, metadata, reporter, stop)
             if start:
                 run.resume_validation(state, start)
-            if start >= settings.steps:
+            if done:
                 section = "training" if config else "fit"
                 reporter.log(f"nothing to do: {section}.steps={settings.steps} are done")
                 return state
@@ -190,11 +192,23 @@ def _restore_or_initialize(
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
-    restored = checkpoints.restore(abstract_state(task.init, optimizer, mesh, task.describe))
+    template = abstract_state(task.init, optimizer, mesh, task.describe)
+    _check_sizes(template)
+    restored = checkpoints.restore(template)
     if restored is None:
         return init_state(task.init, optimizer, mesh, seed, task.describe, start_from), None
     check_metadata(folder, metadata, restored.metadata)
     return restored.state, restored.metadata.get(_WINDOW)
+
+
+def _check_sizes(state: TrainState) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if leaf.size == 0:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise UserError(
+                f"expected arrays with at least one element, since no others can be saved: got "
+                f"{name} of shape {leaf.shape}"
+            )
 
 
 @dataclasses.dataclass
@@ -248,7 +262,6 @@ class Run:
 
     def end_early(self, step: int) -> NoReturn:
         """Ends the run after its state has been saved."""
-        watchdog.leave()
         name = self.stop.received[0].name if self.stop.received else "SIGTERM"
         saved = f"step {step} is saved" if step else "no step was taken"
         raise StoppedError(f"{name}: {saved}; the same command resumes there")
@@ -269,6 +282,7 @@ class Run:
 
         def check_stop() -> None:
             watchdog.progress(f"a batch of the validation of step {step}")
+            self.checkpoints.check()  # copies the step to the mirror once it is saved
             if self.stop.asked():
                 raise _ValidationStoppedError
 
@@ -280,7 +294,7 @@ class Run:
         except _ValidationStoppedError:
             stopped = True
         except Exception as error:
-            if jax.process_count() > 1:
+            if jax.process_count() > 1 or isinstance(error, SaveError):
                 raise
             self.reporter.failed_validation(step, error)
             return True
@@ -401,6 +415,7 @@ class Run:
                 f"not saved; the newest checkpoint is of step {newest}"
             )
         metadata = {**self.metadata, _WINDOW: window.saved()}
+        watchdog.progress(f"the start of saving step {step}")
         self.checkpoints.save(step, state, metadata=metadata, interim=interim)
 
 

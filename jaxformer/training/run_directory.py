@@ -15,7 +15,7 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
 from jaxformer.search.plain import search_fields
-from jaxformer.training import hosts
+from jaxformer.training import hosts, watchdog
 from jaxformer.training.settings import Settings
 from jaxformer.training.task import Task
 from jaxformer.workdir import Workdir, code_digest, read_object, use_compilation_cache
@@ -265,8 +265,12 @@ def mirrored(
         return
     copy = Workdir(local_path(mirror))
     _on_primary(lambda: None if _was_cut_off(copy) else check_identity(copy, identity))
-    with Mirror(folder, copy) as thread:
+    thread = Mirror(folder, copy)
+    try:
         yield thread.update
+    finally:
+        with watchdog.unlimited("the end of training"):
+            thread.close()
 
 
 def describe_run(identity: dict[str, str], settings: Settings) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from jaxformer.errors import RESUMABLE
+from jaxformer.errors import RESUMABLE, StoppedError, exit_code
 from jaxformer.training.connections import connect
 
 _TICK = 1.0
@@ -79,19 +79,31 @@ def progress(what: str, *, limited: bool = True) -> None:
 
 @contextlib.contextmanager
 def announcing_errors() -> Iterator[None]:
-    """Tells all other processes if the block raises an exception, before any cleanup."""
+    """Tells all other processes if the block raises an exception, before any cleanup.
+
+    They know of a stop, since all stop after the same step.
+    """
     try:
         yield
     except BaseException as error:
-        if _current is not None:
+        if _current is not None and not isinstance(error, StoppedError):
             _current.announce(error)
         raise
 
 
-def leave() -> None:
-    """Stops watching: the processes have agreed to end."""
-    if _current is not None:
-        _current.close()
+@contextlib.contextmanager
+def unlimited(what: str) -> Iterator[None]:
+    """Lets the block take any time, even while an exception ends the process.
+
+    Args:
+      what: As in :func:`progress`.
+    """
+    if _current is None:
+        yield
+        return
+    _current.progress(what, limited=False)
+    with _current.failure_unlimited():
+        yield
 
 
 class _Progress(NamedTuple):
@@ -146,7 +158,8 @@ class Watchdog:
         self._cause: str | None = None
         self._code, self._deadline = RESUMABLE, 0.0
         self._reported = -1
-        self._failure: threading.Timer | None = None
+        self._error: BaseException | None = None
+        self._failure = threading.Timer(0, lambda: None)
         if not self._alone:
             _survive_loss_of_coordinator()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -165,17 +178,35 @@ class Watchdog:
         cause = f"process {self._me} raised {text} after {self._progress[0]}"
         self._send({"end": cause, "at_once": False})
         self._stop()
-        if not self._alone:
-            self._failure = threading.Timer(_LONGEST_FAILURE, _exit_with, [error])
+        self._error = error
+        self._limit_failure()
+
+    def _limit_failure(self) -> None:
+        """Ends the process if its exception does not within some time, as it waits for others."""
+        if self._error is not None and not self._alone:
+            self._failure = threading.Timer(_LONGEST_FAILURE, _exit_with, [self._error])
             self._failure.daemon = True
             self._failure.start()
 
+    @contextlib.contextmanager
+    def failure_unlimited(self) -> Iterator[None]:
+        self._failure.cancel()
+        try:
+            yield
+        finally:
+            self._limit_failure()
+
     def close(self) -> None:
-        """Leaves the other processes in peace, and stops watching."""
+        """Leaves the other processes in peace, and stops watching.
+
+        The others first wait until process 0 leaves, because it would not survive their end (jax
+        0.10.2). It may be making the last copy of the run.
+        """
         self._send({"left": True})
+        while self._me != 0 and not self._left and not all(peer.leaving for peer in self._peers):
+            time.sleep(0.1)
         self._stop()
-        if self._failure is not None:
-            self._failure.cancel()
+        self._failure.cancel()
 
     def _stop(self) -> None:
         with self._lock:
@@ -319,8 +350,16 @@ def _print_stacks(message: str) -> None:
 
 def _exit_with(error: BaseException) -> None:
     """Ends a process that an exception could not end, as it waits for the others."""
-    traceback.print_exception(error)
-    os._exit(1)
+
+    def fail() -> NoReturn:
+        raise error
+
+    code = 1
+    with contextlib.suppress(BaseException):
+        code = exit_code(fail)
+    if code == 1:
+        traceback.print_exception(error)
+    os._exit(code)
 
 
 @functools.cache

@@ -1,17 +1,20 @@
 """train.py, where FAULT="raise 12" makes the process raise an exception after step 12.
 
-The other faults are "hang" and "hold", which also holds the interpreter. A file beside the workdir
-marks the time of the fault.
+The other faults are "hang", "hold", which also holds the interpreter, and "stop", a SIGTERM. A file
+beside the workdir marks the time of the fault. SLOW_COPY is the number of seconds that a copy of a
+step to the mirror takes.
 """
 
 import ctypes
 import functools
 import os
 import pathlib
+import signal
 import sys
 import time
 
 import jaxformer.experiment
+from jaxformer.checkpoint import mirror
 from jaxformer.cli import main
 from jaxformer.cli.arguments import parse
 
@@ -26,12 +29,23 @@ def fault(step, state, sums):
         pathlib.Path(f"{parse(ARGUMENTS).workdir}-{kind}-{at}").touch()
     if kind == "raise":
         raise RuntimeError("injected")
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGTERM)
     if kind == "hang":
         time.sleep(10**6)
     if kind == "hold":
         ctypes.PyDLL(None).sleep(10**6)
 
 
+copy_step = mirror.copy_step
+
+
+def copy_slowly(source, target):
+    time.sleep(float(os.environ.get("SLOW_COPY", "0")))
+    copy_step(source, target)
+
+
 if __name__ == "__main__":
+    mirror.copy_step = copy_slowly
     jaxformer.experiment.train = functools.partial(jaxformer.experiment.train, hooks=[fault])
     sys.exit(main(ARGUMENTS))

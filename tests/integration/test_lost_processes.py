@@ -46,7 +46,7 @@ OUTCOMES = {
 pytestmark = pytest.mark.slow
 
 
-def start_all(folder, processes, victim=None, fault="none", step=0, **settings):
+def start_all(folder, processes, victim=None, fault="none", step=0, slow_copy=0, **settings):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
@@ -57,7 +57,10 @@ def start_all(folder, processes, victim=None, fault="none", step=0, **settings):
             f"--processes={processes}",
             f"--process={process}",
             script="tests/integration/faulty_training.py",
-            variables={"FAULT": f"{fault if process == victim else 'none'} {step}"},
+            variables={
+                "FAULT": f"{fault if victim in (process, 'all') else 'none'} {step}",
+                "SLOW_COPY": str(slow_copy),
+            },
             **(SETTINGS | settings),
         )
         for process in range(processes)
@@ -152,6 +155,25 @@ def test_the_others_end_and_the_run_resumes_exactly(tmp_path, processes, faults)
         complete(tmp_path / "whole", processes),
     )
     jax.tree.map(np.testing.assert_array_equal, resumed, expected)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "last"),
+    [
+        ("none", 0, 20),
+        pytest.param("stop", RESUMABLE, 15, marks=pytest.mark.nightly),
+        pytest.param("raise", 1, 10, marks=pytest.mark.nightly),
+    ],
+)
+def test_all_processes_wait_for_a_slow_last_copy(tmp_path, fault, code, last):
+    """It may take longer than steps, and longer than an exception has to end its process."""
+    settings = {"training.steps": 20, "training.mirror": tmp_path / "copy"}
+    run = tmp_path / "run"
+    pair = start_all(run, 2, "all", fault, 15, slow_copy=1.5 * STALL, **settings)
+    said = [process.communicate(timeout=600)[1] for process in pair]
+    assert [process.returncode for process in pair] == [code] * 2, said
+    assert newest_step(tmp_path / "copy") == newest_step(run) >= last
+    assert "stall_timeout" not in "".join(said)
 
 
 def test_a_stop_ends_a_validation_on_all_processes(tmp_path):

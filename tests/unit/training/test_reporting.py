@@ -325,13 +325,11 @@ def test_tensorboard_on_a_full_disk_is_dropped(folder, full, capsys):
 def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full):
     closed = []
     user = types.SimpleNamespace(write=lambda *_: None, close=lambda: closed.append(True))
+    reporter = Reporter(folder, start=0, steps=10, writers=[user])
+    reporter._metrics.close()
+    reporter._metrics._file = full
     message = r"^/dev/full: No space left on device; free or repair the disk"
-    with (
-        pytest.raises(OSError, match=message),
-        Reporter(folder, start=0, steps=10, writers=[user]) as reporter,
-    ):
-        reporter._metrics.close()
-        reporter._metrics._file = full
+    with pytest.raises(OSError, match=message), reporter:
         reporter.train(5, VALUES)
     assert closed == [True]
 

@@ -310,7 +310,14 @@ FAULTS = {
     "a shard is missing": (
         FORMS["shards of Parquet"],
         lambda folder: (folder / "train-00001-of-00003.parquet").unlink(),
-        r"expected all 3 files of the series .*train-.*-of-00003, found 2",
+        r"expected all 3 files of the series .*train-.*-of-00003, each once: found 2 of them in 2",
+    ),
+    "a shard is missing, another is there twice": (
+        FORMS["shards of Parquet"],
+        lambda folder: (folder / "train-00001-of-00003.parquet").rename(
+            folder / "train-00000-of-00003 (1).parquet"
+        ),
+        r"expected all 3 files of the series .*-of-00003, each once: found 2 of them in 3 files",
     ),
 }
 

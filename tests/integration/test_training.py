@@ -457,6 +457,10 @@ def test_finished_run_is_left_alone(tiny_config, uninterrupted, capsys):
     assert_equal_states(train(tiny_config(), folder), state)
     assert read_metrics(folder) == before
     assert "nothing to do: training.steps=6 are done" in capsys.readouterr().err
+    config = (folder / "config.json").read_bytes()
+    train(tiny_config(steps=5), folder)
+    assert "nothing to do: training.steps=5 are done" in capsys.readouterr().err
+    assert (folder / "config.json").read_bytes() == config  # step 6 was taken
 
 
 def test_tensorboard_files_are_written(uninterrupted):

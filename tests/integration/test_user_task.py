@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 import jaxformer
 from jaxformer import Checkpoints, Config, FitConfig, MeshConfig, Task, UserError, every, fit
+from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.nn import ParameterInfo
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from the angry bear " * 8
@@ -352,6 +354,79 @@ def test_without_an_evaluation(tmp_path, uninterrupted):
     assert {kind for _, kind, _ in notes.reports} == {"train"}
 
 
+def test_a_step_is_in_the_mirror_while_it_is_validated(tmp_path):
+    """A long validation is the likeliest time for a preemption."""
+    copies = []
+
+    class Slow(Bigrams):
+        def evaluate(self, params, mesh, check_stop):
+            step = len(copies) * 4 + 4
+            manifest = tmp_path / "copy" / "checkpoints" / str(step) / "manifest.json"
+            until = time.monotonic() + 60
+            while not manifest.exists() and time.monotonic() < until:
+                check_stop()
+                time.sleep(0.05)
+            copies.append((step, manifest.exists()))
+            return super().evaluate(params, mesh, check_stop)
+
+    run(tmp_path / "run", Slow(), mirror=str(tmp_path / "copy"))
+    assert copies == [(4, True), (8, True), (12, True)]
+
+
+def test_a_save_that_fails_during_a_validation_ends_the_run(tmp_path, monkeypatch):
+    """It is not taken for a failed validation."""
+
+    def refuse(manifest, folder):
+        raise OSError("no space left")
+
+    class Waiting(Bigrams):
+        def evaluate(self, params, mesh, check_stop):
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                check_stop()
+                time.sleep(0.05)
+
+    monkeypatch.setattr(Manifest, "write", refuse)
+    with pytest.raises(OSError, match=r"step 4 could not be saved; the steps .* no space left"):
+        run(tmp_path, Waiting())
+    assert "failed_validation" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_another_machine_that_comes_back_keeps_the_best_step(tmp_path):
+    """It was lost in the validation of the step that another machine then found the best."""
+    step = {"n": 4}
+
+    class Scored(Bigrams):
+        lost = False
+
+        def evaluate(self, params, mesh, check_stop):
+            now = step["n"]
+            step["n"] += 4
+            if self.lost and now == 8:
+                raise Killed
+            return {"loss": abs(now - 8.0)}
+
+    def train(name, first, task=None, **settings):
+        step["n"] = first
+        run(
+            tmp_path / name,
+            task or Scored(),
+            keep_checkpoints=1,
+            mirror=str(tmp_path / "copy"),
+            **settings,
+        )
+
+    lost = Scored()
+    lost.lost = True
+    with pytest.raises(Killed):
+        train("first", 4, lost)
+    shutil.rmtree(tmp_path / "copy" / "checkpoints" / "8", ignore_errors=True)
+    train("second", 8)
+    train("first", 16, steps=16)
+    with Checkpoints(tmp_path / "first" / "checkpoints") as checkpoints:
+        assert (checkpoints.steps(), checkpoints.best_step()) == ([8, 16], 8)
+
+
 def test_evaluation_without_the_score_is_reported(tmp_path, uninterrupted, capsys):
     class Wrong(Bigrams):
         best = "bleu", "max"
@@ -481,6 +556,17 @@ def test_mistakes_of_a_task_are_reported(tmp_path):
 
     with pytest.raises(UserError, match=r'got "right" of shape \(8, 6\); sum it'):
         run(tmp_path / "unsummed", Unsummed())
+
+    class Empty(Bigrams):
+        def init(self, key):
+            return super().init(key) | {"unused": jnp.zeros((0, 4))}
+
+        def describe(self):
+            return super().describe() | {"unused": None}
+
+    message = r"at least one element, .* got params/unused of shape \(0, 4\)"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "empty", Empty())
 
     class Unfinished(Task):
         def init(self, key):

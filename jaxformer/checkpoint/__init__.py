@@ -5,7 +5,6 @@ from jaxformer.checkpoint.checkpoints import (
     MissingStepError,
     Restored,
     RestoredParams,
-    SaveError,
 )
 from jaxformer.checkpoint.mirror import Mirror, fetch
 from jaxformer.checkpoint.single import write_single
@@ -17,7 +16,6 @@ __all__ = [
     "MissingStepError",
     "Restored",
     "RestoredParams",
-    "SaveError",
     "fetch",
     "saved_steps",
     "write_single",

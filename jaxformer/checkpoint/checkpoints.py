@@ -80,10 +80,6 @@ class _Verified(NamedTuple):
     versions: dict[str, tuple[int, int]]  # before they were hashed
 
 
-class SaveError(OSError):
-    """A step could not be saved; older steps are intact."""
-
-
 class MissingStepError(DamagedError):
     """There is no such step, perhaps not anymore: the run that trains there has removed it."""
 
@@ -256,7 +252,7 @@ class Checkpoints:
         """Checks whether the background save has finished; takes microseconds if it has not.
 
         Raises:
-          SaveError: The save failed, for instance because the disk is full. Older steps are intact.
+          OSError: The save failed, for instance because the disk is full. Older steps are intact.
         """
         with self._failures_explained():
             self._checkpointer.check_for_errors()
@@ -270,7 +266,7 @@ class Checkpoints:
         """Waits for the background save.
 
         Raises:
-          SaveError: The save failed, for instance because the disk is full. Older steps are intact.
+          OSError: The save failed, for instance because the disk is full. Older steps are intact.
         """
         with self._failures_explained():
             self._checkpointer.wait_until_finished()
@@ -358,7 +354,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _failures_explained(self) -> Iterator[None]:
-        """Turns errors of a save into a SaveError that names the step, and removes its files."""
+        """Turns errors of a save into an OSError that names the step, and removes its files."""
         try:
             yield
         except Exception as error:
@@ -366,7 +362,7 @@ class Checkpoints:
             self._saving = None
             if jax.process_index() == 0:
                 self._remove_temporary()
-            raise SaveError(
+            raise OSError(
                 f"{self.directory}: step {step} could not be saved; the steps {self.steps()} are "
                 f"intact. Free or repair the disk, then run the same command. The cause: {error}"
             ) from error

@@ -11,7 +11,7 @@ import logging
 import pathlib
 import shutil
 import threading
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from jaxformer.checkpoint.manifest import (
     DamagedError,
@@ -125,7 +125,8 @@ class Mirror:
         while (step := self._newest_missing(damaged)) is not None:
             source = self._run.checkpoints / str(step)
             try:
-                copy_step(source, self._copy.checkpoints / source.name)
+                target = self._copy.checkpoints / source.name
+                copy_step(source, target, before_score=self._copy_files)
             except DamagedError as error:
                 damaged[step] = error
             except OSError:
@@ -189,7 +190,7 @@ class Mirror:
                 continue
             content = ours.read_bytes()
             if not _holds(theirs, content):
-                self._copy_files()  # first the report of the validation: it is not made again
+                self._copy_files()
                 write_and_verify(theirs, content)
 
     def _remove_old(self) -> None:
@@ -221,10 +222,21 @@ def _is_copied(path: pathlib.Path) -> bool:
     )
 
 
-def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
+def copy_step(
+    source: pathlib.Path,
+    target: pathlib.Path,
+    *,
+    before_score: Callable[[], object] = lambda: None,
+) -> None:
     """Copies a step, verifies the copy, and writes its manifest last.
 
     Nothing is copied if the run removes the step at that moment.
+
+    Args:
+      source: The step.
+      target: Its copy.
+      before_score: Called before a score is written. It copies the report of the validation, which
+        a run with the score does not make again.
 
     Raises:
       DamagedError: The step is damaged, or the copy is not what was saved.
@@ -246,6 +258,7 @@ def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
                 _copy_file(path, copy)
         verify_copy(target, content)
         if score_of(source).exists():
+            before_score()
             write_and_verify(score_of(target), score_of(source).read_bytes())
         write_and_verify(manifest_of(target), content)
 
@@ -355,11 +368,17 @@ def _fetch_step(source: pathlib.Path, checkpoints: pathlib.Path) -> None:
 
 
 def _fetch_scores(copy: Workdir, run: Workdir) -> None:
-    """Brings back scores of steps that another machine has validated after this one ended."""
+    """Brings back scores of steps that another machine has validated after this one ended.
+
+    That machine may have saved such a step itself, with the same arrays in files of other names.
+    """
     for step in saved_steps(run.checkpoints):
         ours, theirs = (folder.checkpoints / str(step) for folder in (run, copy))
-        if not read_score(ours)[0] and read_score(theirs)[0]:
-            write_file(score_of(ours), score_of(theirs).read_bytes())
+        try:
+            if not read_score(ours)[0] and read_score(theirs)[0]:
+                write_file(score_of(ours), score_of(theirs).read_bytes())
+        except UnreadableError as error:
+            _logger.warning("score of step %d not brought back: %s", step, error)
 
 
 def _fetch_files(copy: Workdir, run: Workdir) -> None:

@@ -8,9 +8,9 @@ the whole state is one integer: n.
 """
 
 import dataclasses
+import functools
 import itertools
 import threading
-from typing import Any
 
 import numpy as np
 
@@ -144,14 +144,10 @@ def make_plan(
     ids = None if repetitions is None else np.repeat(np.arange(len(store)), repetitions)
     chosen = slice(None) if ids is None else ids
     lengths = (store.src_lengths[chosen], store.tgt_lengths[chosen])
-    options: dict[str, Any] = {
-        "tokens_per_batch": config.tokens_per_batch,
-        "seed": seed,
-        "ids": ids,
-    }
+    plan = bucket_plan
     if config.batching == "packing":
-        return packing_plan(*lengths, row_length=config.max_length, **options)
-    return bucket_plan(*lengths, **options)
+        plan = functools.partial(packing_plan, row_length=config.max_length)
+    return plan(*lengths, tokens_per_batch=config.tokens_per_batch, seed=seed, ids=ids)
 
 
 def bucket_plan(

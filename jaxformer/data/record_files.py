@@ -132,7 +132,8 @@ def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
         if match := _SERIES.fullmatch(name):
             series[match[1], match[3]].append(int(match[2]))
     for (start, size), numbers in series.items():
-        if sorted(numbers) != list(range(int(size))):
+        first = min(1, *numbers)  # some count from 0, some from 1
+        if sorted(numbers) != list(range(first, first + int(size))):
             raise UserError(
                 f"{pattern}: expected all {int(size)} files of the series {start}-*-of-{size}, "
                 f"each once: found {len(set(numbers))} of them in {len(numbers)} files; get the "

@@ -44,7 +44,10 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
         match the sizes in the config.
     """
     data = text_stream(config)
-    text = read_text(local_path(data.file))
+    try:
+        text = read_text(local_path(data.file))
+    except UserError as error:
+        raise UserError(f"data.file: {error}") from None
     if folder.config.exists():
         folder.check_tokenizer()
         tokenizer = load_stream_tokenizer(folder.tokenizer)

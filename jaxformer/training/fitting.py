@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint import Checkpoints, SaveError
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import StoppedError, UserError
 from jaxformer.files import local_path
 from jaxformer.nn.backend import peak_flops
@@ -261,7 +261,8 @@ class Run:
         return state
 
     def end_early(self, step: int) -> NoReturn:
-        """Ends the run after its state has been saved."""
+        """Ends the run after its state has been saved, on all processes."""
+        watchdog.stop_together()
         name = self.stop.received[0].name if self.stop.received else "SIGTERM"
         saved = f"step {step} is saved" if step else "no step was taken"
         raise StoppedError(f"{name}: {saved}; the same command resumes there")
@@ -279,10 +280,15 @@ class Run:
         Returns:
           Whether the validation ended. Otherwise it was stopped, and runs again after resuming.
         """
+        failures = []
 
         def check_stop() -> None:
             watchdog.progress(f"a batch of the validation of step {step}")
-            self.checkpoints.check()  # copies the step to the mirror once it is saved
+            try:
+                self.checkpoints.check()  # copies the step to the mirror once it is saved
+            except Exception as error:
+                failures.append(error)
+                raise
             if self.stop.asked():
                 raise _ValidationStoppedError
 
@@ -294,10 +300,12 @@ class Run:
         except _ValidationStoppedError:
             stopped = True
         except Exception as error:
-            if jax.process_count() > 1 or isinstance(error, SaveError):
+            if jax.process_count() > 1 or failures:
                 raise
             self.reporter.failed_validation(step, error)
             return True
+        if failures:  # the task has caught it
+            raise failures[0]
         if self.stop.agree(stopped):
             return False
         if not values:

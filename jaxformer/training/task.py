@@ -34,7 +34,7 @@ class Randomness(NamedTuple):
 
 
 def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str, Array] | None]:
-    """Returns the arguments of a model for dropout, and ``rngs`` of ``apply``; None is without."""
+    """Returns dropout arguments of a model, and ``rngs`` of ``apply``; without, dropout is off."""
     if randomness is None:
         return {"deterministic": True}, None
     arguments = {"deterministic": False, "row_ids": randomness.row_ids}

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from jaxformer.errors import RESUMABLE, StoppedError, exit_code
+from jaxformer.errors import RESUMABLE, exit_code
 from jaxformer.training.connections import connect
 
 _TICK = 1.0
@@ -79,16 +79,19 @@ def progress(what: str, *, limited: bool = True) -> None:
 
 @contextlib.contextmanager
 def announcing_errors() -> Iterator[None]:
-    """Tells all other processes if the block raises an exception, before any cleanup.
-
-    They know of a stop, since all stop after the same step.
-    """
+    """Tells all other processes if the block raises an exception, before any cleanup."""
     try:
         yield
     except BaseException as error:
-        if _current is not None and not isinstance(error, StoppedError):
+        if _current is not None:
             _current.announce(error)
         raise
+
+
+def stop_together() -> None:
+    """Records that all processes have agreed to stop here; the exception is not announced."""
+    if _current is not None:
+        _current.stop_together()
 
 
 @contextlib.contextmanager
@@ -155,6 +158,7 @@ class Watchdog:
         ]
         self._lock = threading.Lock()
         self._left = self._collective_failed = False
+        self._stopping = False
         self._cause: str | None = None
         self._code, self._deadline = RESUMABLE, 0.0
         self._reported = -1
@@ -167,9 +171,12 @@ class Watchdog:
     def progress(self, what: str, limited: bool) -> None:
         self._progress = (what, self._progress[1] + 1, time.monotonic() if limited else None)
 
+    def stop_together(self) -> None:
+        self._stopping = True
+
     def announce(self, error: BaseException) -> None:
         """Tells the other processes that this one has failed and is about to end."""
-        if self._left:
+        if self._left or self._stopping:
             return
         if self._peers and isinstance(error, jax.errors.JaxRuntimeError):
             self._collective_failed = True
@@ -354,11 +361,11 @@ def _exit_with(error: BaseException) -> None:
     def fail() -> NoReturn:
         raise error
 
-    code = 1
-    with contextlib.suppress(BaseException):
+    try:
         code = exit_code(fail)
-    if code == 1:
+    except BaseException:
         traceback.print_exception(error)
+        code = 1
     os._exit(code)
 
 

@@ -1,5 +1,6 @@
 """Writers of reports: the terminal, ``metrics.jsonl``, TensorBoard, and the user's own."""
 
+import importlib.util
 import json
 import math
 import pathlib
@@ -29,6 +30,8 @@ _FORMATS = {
     "waiting": "",
     "skipped": "",
 }
+# Seconds after which TensorBoard's events are written to the disk.
+_FLUSH_SECONDS = 60.0
 
 
 @runtime_checkable
@@ -38,8 +41,8 @@ class Writer(Protocol):
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """Receives one report.
 
-        Each report comes at most once, even if a resumed run repeats it. A run that is killed
-        during the call does not repeat it.
+        Each report comes at most once, even if a resumed run repeats it. If the run is killed just
+        before or during the call, the report does not come again.
 
         Args:
           step: Number of steps taken.
@@ -112,12 +115,12 @@ class MetricsFile:
     Attributes:
       kept: Kind and step of the reports that the file keeps. A run that was killed between the
         report of a validation and its score repeats the validation, but not its report.
-      cut: Kind and step of reports after the step that the run resumes from, removed now or by
+      cut: Kind and step of reports made after the step that the run resumes from, removed now or by
         earlier resumptions. The run will report them again.
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        """Opens the file, and moves the reports after ``start`` to ``metrics.after-<start>.jsonl``.
+        """Opens the file; moves reports made after ``start`` to ``metrics.after-<start>.jsonl``.
 
         They are appended there. Only an incomplete last line is dropped.
         """
@@ -128,7 +131,7 @@ class MetricsFile:
         kept, cut = [], []
         for line in filter(bytes.strip, lines):
             report = _report_of(line)
-            (kept if report is not None and report.time <= start else cut).append(line + b"\n")
+            (kept if report is not None and report.reported <= start else cut).append(line + b"\n")
         if cut:
             copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
             write_file(copy, _content(copy) + b"".join(cut))
@@ -136,7 +139,7 @@ class MetricsFile:
         self.kept = {report[:2] for line in kept if (report := _report_of(line)) is not None}
         earlier = folder.path.glob("metrics.after-*.jsonl")
         reports = (_report_of(line) for path in earlier for line in _content(path).split(b"\n"))
-        self.cut = {report[:2] for report in reports if report and report.time > start}
+        self.cut = {report[:2] for report in reports if report and report.reported > start}
         # Without a buffer, nothing is left to write when a full disk ends the run.
         self._file = folder.metrics.open("ab", buffering=0)
 
@@ -179,12 +182,12 @@ class _Report(NamedTuple):
     Attributes:
       kind: Kind of the report.
       step: The step that it is about.
-      time: Number of steps taken when it was made.
+      reported: Number of steps taken when it was made.
     """
 
     kind: str
     step: float
-    time: float
+    reported: float
 
 
 def _report_of(line: bytes) -> _Report | None:
@@ -207,30 +210,41 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
+        self._installed = importlib.util.find_spec("tensorboardX") is not None
+        self._folder, self._start = folder.tensorboard, start
         self._file: Any = None
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-            from tensorboardX.proto import event_pb2
-            from tensorboardX.summary import scalar
-        except ImportError:
-            return
-        self._scalar, self._messages = scalar, cast(Any, event_pb2)
-        folder.tensorboard.mkdir(exist_ok=True)
-        self._file = EventsWriter(str(folder.tensorboard / "events"), f".{start}")
-        # TensorBoard hides events of earlier runs from this step on. They will be reported again.
-        session = self._messages.SessionLog
-        self._add(start + 1, session_log=session(status=session.START))
+        self._next_flush = 0.0
 
     def write(self, step: int, kind: str, values: Values) -> None:
         """Adds a point to each curve."""
-        if self._file is not None:
-            for name, value in values.items():
-                self._add(step, summary=self._scalar(f"{kind}/{name}", value))
-            self._file.flush()
+        if not self._installed:
+            return
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.summary import scalar
 
-    def _add(self, step: int, **content: Any) -> None:
-        event = self._messages.Event(step=step, wall_time=time.time(), **content)
-        self._file.write_event(event)
+        file = self._file = self._file or self._open()
+        for name, value in values.items():
+            point = scalar(f"{kind}/{name}", value)
+            file.write_event(
+                cast(Any, event_pb2).Event(step=step, wall_time=time.time(), summary=point)
+            )
+        if time.monotonic() > self._next_flush:  # it waits for the disk
+            file.flush()
+            self._next_flush = time.monotonic() + _FLUSH_SECONDS
+
+    def _open(self) -> Any:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        self._folder.mkdir(exist_ok=True)
+        file = EventsWriter(str(self._folder / "events"), f".{self._start}")
+        # TensorBoard hides events of earlier runs from this step on. They will be reported again.
+        messages = cast(Any, event_pb2)
+        session = messages.SessionLog(status=messages.SessionLog.START)
+        file.write_event(
+            messages.Event(step=self._start + 1, wall_time=time.time(), session_log=session)
+        )
+        return file
 
     def close(self) -> None:
         if self._file is not None:

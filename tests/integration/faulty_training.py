@@ -1,6 +1,6 @@
 """train.py, where FAULT="raise 12" makes the process raise an exception after step 12.
 
-The other faults are "hang", "hold", which also holds the interpreter, and "stop", a SIGTERM. A file
+The other faults are "hang", "hold", which also holds the interpreter, and "terminate". A file
 beside the workdir marks the time of the fault. SLOW_COPY is the number of seconds that a copy of a
 step to the mirror takes.
 """
@@ -29,7 +29,7 @@ def fault(step, state, sums):
         pathlib.Path(f"{parse(ARGUMENTS).workdir}-{kind}-{at}").touch()
     if kind == "raise":
         raise RuntimeError("injected")
-    if kind == "stop":
+    if kind == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
     if kind == "hang":
         time.sleep(10**6)

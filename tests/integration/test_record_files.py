@@ -16,6 +16,7 @@ from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.data.corpus import VerifiedCorpus, open_corpus
 from jaxformer.data.findings import EMPTY
 from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data.record_files import RecordCorpus
 from jaxformer.errors import UserError
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.workdir import Workdir
@@ -167,8 +168,18 @@ def test_brackets_in_names_and_several_series(folder):
     assert len([*corpus.pairs(str(moved / "*-of-*.parquet"))]) == len(PAIRS) + 50
     folder = moved.rename(folder)
     (folder / "valid-00001-of-00003.parquet").unlink()
-    with pytest.raises(UserError, match=r"expected all 3 files of .*valid-\*-of-00003, found 2"):
+    with pytest.raises(
+        UserError, match=r"expected all 3 files of .*valid-\*-of-00003, each once: found 2 "
+    ):
         [*corpus.pairs(str(folder / "*-of-*.parquet"))]
+
+
+def test_a_series_may_count_from_1(tmp_path):
+    for number in (1, 2):
+        path = tmp_path / f"a-0000{number}-of-00002.jsonl"
+        path.write_text(json.dumps({"en": f"number {number}", "de": f"Nummer {number}"}))
+    pairs = list(RecordCorpus("jsonl", "en", "de").pairs(str(tmp_path / "a-*.jsonl")))
+    assert pairs == [("number 1", "Nummer 1"), ("number 2", "Nummer 2")]
 
 
 def test_the_log_names_rows_that_are_left_out(folder):

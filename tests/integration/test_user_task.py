@@ -1,5 +1,6 @@
 """A user's own task through public API: trained, killed, resumed, sharded, logged, refused."""
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -24,6 +25,7 @@ import jaxformer
 from jaxformer import Checkpoints, Config, FitConfig, MeshConfig, Task, UserError, every, fit
 from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.nn import ParameterInfo
+from jaxformer.workdir import Workdir
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from the angry bear " * 8
 SETTINGS = {"steps": 12, "log_every": 2, "checkpoint_every": 4, "eval_every": 4}
@@ -390,6 +392,26 @@ def test_a_save_that_fails_during_a_validation_ends_the_run(tmp_path, monkeypatc
     with pytest.raises(OSError, match=r"step 4 could not be saved; the steps .* no space left"):
         run(tmp_path, Waiting())
     assert "failed_validation" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_full_disk_during_a_validation_ends_the_run(tmp_path, monkeypatch):
+    """Even if the task catches the error."""
+
+    def refuse(workdir, step):
+        raise OSError("no space left")
+
+    class Catching(Bigrams):
+        def evaluate(self, params, mesh, check_stop):
+            until = time.monotonic() + 60
+            with contextlib.suppress(OSError):
+                while time.monotonic() < until:
+                    check_stop()
+                    time.sleep(0.05)
+            return {"loss": 1.0}
+
+    monkeypatch.setattr(Workdir, "record_commit", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        run(tmp_path, Catching())
 
 
 def test_another_machine_that_comes_back_keeps_the_best_step(tmp_path):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer.data.batch import make_batch
-from jaxformer.training import reporting
+from jaxformer.training import reporting, writers
 from jaxformer.training.reporting import Reporter
 from jaxformer.workdir import Workdir
 
@@ -281,11 +281,11 @@ def tensorboard_events(folder):
     return events
 
 
-def test_tensorboard_has_each_report_once_it_is_made(folder):
+def test_tensorboard_has_each_report(folder):
     with Reporter(folder, start=0, steps=10) as reporter:
         reporter.train(5, {"loss": 2.5, "seconds_per_step": 1.0})
         reporter.valid(5, {"loss": 2.25})
-        _, *points = tensorboard_events(folder)
+    _, *points = tensorboard_events(folder)
     assert [(p.step, p.summary.value[0].tag, p.summary.value[0].simple_value) for p in points] == [
         (5, "train/loss", 2.5),
         (5, "train/seconds_per_step", 1.0),
@@ -296,8 +296,8 @@ def test_tensorboard_has_each_report_once_it_is_made(folder):
 def test_tensorboard_keeps_the_point_that_a_run_resumes_from(folder):
     """TensorBoard hides the events of earlier runs from the step of a session's start."""
     for start in (0, 4):
-        with Reporter(folder, start=start, steps=10):
-            pass
+        with Reporter(folder, start=start, steps=10) as reporter:
+            reporter.train(start + 1, VALUES)
     starts = [event.step for event in tensorboard_events(folder) if event.session_log.status == 1]
     assert starts == [1, 5]
 
@@ -309,17 +309,28 @@ def full():
         yield file
 
 
-def test_tensorboard_on_a_full_disk_is_dropped(folder, full, capsys):
+def test_tensorboard_on_a_full_disk_is_dropped(folder, full, capsys, monkeypatch):
     pytest.importorskip("tensorboardX")
+    monkeypatch.setattr(writers, "_FLUSH_SECONDS", 0)
     with Reporter(folder, start=0, steps=200) as reporter:
+        reporter.train(0, VALUES)
         events = reporter._others[0]._file._py_recordio_writer
         events.close()
         events._writer = full
         for step in range(1, 101):
             reporter.train(step, VALUES)
-    assert len(steps(folder)) == 100
+    assert len(steps(folder)) == 101
     message = "TensorBoard failed and gets no more reports: OSError: [Errno 28] No space left"
     assert capsys.readouterr().err.count(message) == 1
+
+
+def test_tensorboard_that_cannot_be_opened_is_dropped(folder, capsys):
+    pytest.importorskip("tensorboardX")
+    folder.tensorboard.touch()  # not a folder
+    with Reporter(folder, start=0, steps=10) as reporter:
+        reporter.train(5, VALUES)
+    assert steps(folder) == [("train", 5)]
+    assert "TensorBoard failed and gets no more reports: FileExistsErr" in capsys.readouterr().err
 
 
 def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full):

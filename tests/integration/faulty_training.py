@@ -40,9 +40,9 @@ def fault(step, state, sums):
 copy_step = mirror.copy_step
 
 
-def copy_slowly(source, target):
+def copy_slowly(source, target, **options):
     time.sleep(float(os.environ.get("SLOW_COPY", "0")))
-    copy_step(source, target)
+    copy_step(source, target, **options)
 
 
 if __name__ == "__main__":

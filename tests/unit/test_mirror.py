@@ -365,9 +365,9 @@ def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeyp
 def test_the_newest_of_several_missing_steps_is_copied_first(run, copy, monkeypatch):
     copy_step, copied = mirror_module.copy_step, []
 
-    def watched(source, target):
+    def watched(source, target, **options):
         copied.append(int(source.name))
-        copy_step(source, target)
+        copy_step(source, target, **options)
 
     monkeypatch.setattr(mirror_module, "copy_step", watched)
     with Checkpoints(run.checkpoints, keep=3) as checkpoints:

@@ -423,7 +423,7 @@ class Run:
                 f"not saved; the newest checkpoint is of step {newest}"
             )
         metadata = {**self.metadata, _WINDOW: window.saved()}
-        watchdog.progress(f"the start of saving step {step}")
+        watchdog.progress(f"step {step} and the start of its save")
         self.checkpoints.save(step, state, metadata=metadata, interim=interim)
 
 

@@ -128,15 +128,18 @@ class MetricsFile:
         *lines, torn = content.split(b"\n")
         if _report_of(torn) is not None:  # only its line end is missing
             lines.append(torn)
-        kept, cut = [], []
+        kept, cut, self.kept = [], [], set()
         for line in filter(bytes.strip, lines):
             report = _report_of(line)
-            (kept if report is not None and report.reported <= start else cut).append(line + b"\n")
+            if report is not None and report.reported <= start:
+                kept.append(line + b"\n")
+                self.kept.add(report[:2])
+            else:
+                cut.append(line + b"\n")
         if cut:
             copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
             write_file(copy, _content(copy) + b"".join(cut))
         write_file(folder.metrics, b"".join(kept))
-        self.kept = {report[:2] for line in kept if (report := _report_of(line)) is not None}
         earlier = folder.path.glob("metrics.after-*.jsonl")
         reports = (_report_of(line) for path in earlier for line in _content(path).split(b"\n"))
         self.cut = {report[:2] for report in reports if report and report.reported > start}

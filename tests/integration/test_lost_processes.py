@@ -74,6 +74,13 @@ def ended_after(began, processes):
     return time.time() - began
 
 
+def end(processes):
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def inject(folder, processes, victim, fault, step):
     """Trains until the fault, and checks how the other processes end."""
     running = start_all(folder, processes, victim, fault, step)
@@ -107,10 +114,7 @@ def inject(folder, processes, victim, fault, step):
         if fault == "raise":
             running[victim].wait(timeout=30)
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-            process.stderr.close()
+        end(running)
 
 
 def final_params(folder):
@@ -175,10 +179,7 @@ def test_all_processes_wait_for_a_slow_last_copy(tmp_path, fault, code, steps):
     try:
         said = [process.communicate(timeout=300)[1] for process in pair]
     finally:
-        for process in pair:
-            process.kill()
-            process.wait()
-            process.stderr.close()
+        end(pair)
     assert [process.returncode for process in pair] == [code] * 2, said
     newest = newest_step(run)
     assert newest >= 10

@@ -356,6 +356,14 @@ def test_without_an_evaluation(tmp_path, uninterrupted):
     assert {kind for _, kind, _ in notes.reports} == {"train"}
 
 
+def keep_asking(check_stop, is_done=lambda: False):
+    """Calls a function for a minute, or until something is done."""
+    until = time.monotonic() + 60
+    while not is_done() and time.monotonic() < until:
+        check_stop()
+        time.sleep(0.05)
+
+
 def test_a_step_is_in_the_mirror_while_it_is_validated(tmp_path):
     """A long validation is the likeliest time for a preemption."""
     copies = []
@@ -364,10 +372,7 @@ def test_a_step_is_in_the_mirror_while_it_is_validated(tmp_path):
         def evaluate(self, params, mesh, check_stop):
             step = len(copies) * 4 + 4
             manifest = tmp_path / "copy" / "checkpoints" / str(step) / "manifest.json"
-            until = time.monotonic() + 60
-            while not manifest.exists() and time.monotonic() < until:
-                check_stop()
-                time.sleep(0.05)
+            keep_asking(check_stop, manifest.exists)
             copies.append((step, manifest.exists()))
             return super().evaluate(params, mesh, check_stop)
 
@@ -383,10 +388,7 @@ def test_a_save_that_fails_during_a_validation_ends_the_run(tmp_path, monkeypatc
 
     class Waiting(Bigrams):
         def evaluate(self, params, mesh, check_stop):
-            until = time.monotonic() + 60
-            while time.monotonic() < until:
-                check_stop()
-                time.sleep(0.05)
+            keep_asking(check_stop)
 
     monkeypatch.setattr(Manifest, "write", refuse)
     with pytest.raises(OSError, match=r"step 4 could not be saved; the steps .* no space left"):
@@ -402,11 +404,8 @@ def test_a_full_disk_during_a_validation_ends_the_run(tmp_path, monkeypatch):
 
     class Catching(Bigrams):
         def evaluate(self, params, mesh, check_stop):
-            until = time.monotonic() + 60
             with contextlib.suppress(OSError):
-                while time.monotonic() < until:
-                    check_stop()
-                    time.sleep(0.05)
+                keep_asking(check_stop)
             return {"loss": 1.0}
 
     monkeypatch.setattr(Workdir, "record_commit", refuse)

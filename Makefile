@@ -1,14 +1,19 @@
-# Needs python3 (3.11 or newer, with venv and pip), make and a network; the lock files provide
-# everything else. To use another Python: make install PYTHON=python3.13
+# Needs Python 3.11 or newer with venv and pip, make and a network; the lock files provide everything
+# else. To use another Python: make install PYTHON=python3.12
 
-PYTHON ?= python3
+ifndef PYTHON
+PYTHON := $(shell .ci/python)
+endif
 VENV := .venv
 OLDEST := .venv-oldest
+PYTHON311 := .venv-3.11
 NEWEST := .venv-newest
 BIN := $(VENV)/bin
 DEMO := runs/numerals
-# They take minutes: make test-slow runs them on the locked versions, make nightly on the oldest.
+# They take minutes: .ci/run runs them on the locked versions, make nightly on the oldest.
 NOTEBOOKS := tests/system/test_notebooks.py
+# Users' programs are optimized, so smoke tests' are, too.
+SMOKE := env JAX_DISABLE_MOST_OPTIMIZATIONS=0
 # One process per core: most of the work is compiling, which uses one core. A process that dies ends
 # the tests, because with another in its place xdist may wait forever.
 PYTEST := pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile \
@@ -16,6 +21,9 @@ PYTEST := pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --d
 # Lock files apply to every platform and every newer Python, and have the hash of each file.
 COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
   --custom-compile-command "make lock"
+# Compiled programs are kept between runs: the second takes half as long.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/programs
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -50,19 +58,22 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside them
 	$(BIN)/python notebooks/build.py
 
-test: $(VENV)/installed  ## Run the fast tests (12 to 20 minutes on two cores)
+test: $(VENV)/installed  ## Run the tests (TIME minutes on two cores)
 	$(BIN)/$(PYTEST)
 
-coverage:  ## make test, and check how much of jaxformer/ it covers (a third slower)
-	PYTEST_ADDOPTS="--cov --cov-report=json" make test
+
+test-changed: $(VENV)/installed  ## Run the tests of what has changed since main, by imports (seconds)
+	tests="$$($(BIN)/python tests/changed.py)" && if [ -n "$$tests" ]; then $(BIN)/$(PYTEST) $$tests; fi
+
+test-ci: $(VENV)/installed  ## Run one real case of every kind of fault, the pages and the notebooks
+	$(BIN)/$(PYTEST) -m "ci and not nightly"
+
+nightly: $(VENV)/installed $(OLDEST)/installed  ## Run all cases in random order, with checks of shapes, coverage and mutants (hours)
+	JAXFORMER_TESTS=nightly $(BIN)/$(PYTEST) -p randomly -m "" --timeout 3600 --cov --cov-report=json
 	$(BIN)/python .ci/coverage
-
-test-slow: $(VENV)/installed  ## Run the slow tests (27 minutes or more on two cores)
-	$(BIN)/$(PYTEST) -m "slow and not nightly"
-
-nightly: $(VENV)/installed $(OLDEST)/installed  ## Test many more cases, large shapes, and the notebooks on the oldest versions
-	$(BIN)/$(PYTEST) -m nightly --timeout 3600
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
+	$(BIN)/python tests/mutants.py --count 12
+	$(SMOKE) $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
+	$(MAKE) smoke-newest
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/ruff check
@@ -76,18 +87,15 @@ docs: $(VENV)/installed  ## Build the documentation site, build/site; warnings a
 
 check: lint test  ## Lint and run the fast tests
 
-smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest supported versions
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(OLDEST)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS)
+smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest supported versions, Colab's
+	$(SMOKE) $(OLDEST)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS)
 
-# Not $(MAKE), since make would run it even with --dry-run.
-smoke-newest:  ## Run the smoke tests on the newest versions (needs Python 3.12 or newer)
-	@python=$$(.ci/newest_python $(PYTHON)); \
-	if [ -z "$$python" ]; then \
-	  echo "skipped: the newest versions need Python 3.12 or newer; name one with PYTHON="; \
-	else \
-	  make PYTHON=$$python $(NEWEST)/installed && \
-	  JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(NEWEST)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS); \
-	fi
+smoke-3.11: $(PYTHON311)/installed  ## Run the smoke tests on Python 3.11 and its newest JAX
+	$(SMOKE) $(PYTHON311)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS)
+
+smoke-newest: $(NEWEST)/installed  ## Run the smoke tests on today's newest versions, not the locked ones
+	$(NEWEST)/bin/pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'
+	$(SMOKE) $(NEWEST)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS)
 
 lock:  ## Update the lock files; delete one first to upgrade all its packages
 	$(PYTHON) -m venv build/uv
@@ -95,8 +103,6 @@ lock:  ## Update the lock files; delete one first to upgrade all its packages
 	$(COMPILE) --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) --python-version 3.11 --extra test pyproject.toml .ci/oldest.in \
 	  --output-file .ci/oldest.lock
-	$(COMPILE) --python-version 3.12 --extra test pyproject.toml .ci/newest.in --upgrade \
-	  --output-file .ci/newest.lock
 
 clean:  ## Remove environments and caches, but not runs/
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \

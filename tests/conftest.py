@@ -1,10 +1,9 @@
-"""Environment of all tests: eight simulated devices, and runtime checks of array shapes.
+"""Environment of all tests: eight simulated devices; at night, runtime checks of array shapes.
 
 The order matters: the environment comes before the first import of JAX, and the import hook before
 the first import of jaxformer.
 """
 
-import itertools
 import os
 import pathlib
 import signal
@@ -23,28 +22,43 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import hypothesis
-import jaxtyping
 import pytest
+
+from .profiles import NIGHTLY
+from .programs import Programs
 
 PROJECT = pathlib.Path(__file__).parents[1]
 
-# Annotations of the package are checked at run time: classes, and Float[Array, "B T D"] with one
-# meaning for each letter within a call. The exception is numerals. It has no arrays, and spells so
-# many numbers that the checks took half of the time of all training runs.
-_UNCHECKED = {"jaxformer.data.numerals"}
-_MODULES = {
-    ".".join(path.relative_to(PROJECT).with_suffix("").parts)
-    for path in (PROJECT / "jaxformer").rglob("[!_]*.py")
-}
-jaxtyping.install_import_hook(
-    sorted(_MODULES - _UNCHECKED),
-    # The numeric tower of PEP 484: an int is valid where a float is expected.
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
-)
+
+def _check_annotations() -> None:
+    """Checks annotations of the package at run time: classes, and ``Float[Array, "B T D"]``.
+
+    A letter has one meaning within a call. The exception is numerals: it has no arrays, and spells
+    so many numbers that the checks took half of the time of all training runs.
+    """
+    import jaxtyping
+
+    modules = {
+        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+        for path in (PROJECT / "jaxformer").rglob("[!_]*.py")
+    }
+    jaxtyping.install_import_hook(
+        sorted(modules - {"jaxformer.data.numerals"}),
+        # The numeric tower of PEP 484: an int is valid where a float is expected.
+        "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    )
+
+
+if NIGHTLY:
+    _check_annotations()
 
 # The first call of a jitted function compiles, so examples have no deadline.
 hypothesis.settings.register_profile("jaxformer", deadline=None)
 hypothesis.settings.load_profile("jaxformer")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Programs(), "programs")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,12 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _own_checks_of_settings() -> None:
     """Leaves invalid settings to the settings' own checks, whose messages the tests read."""
-    from jaxformer import config
+    if NIGHTLY:
+        from jaxformer import config
 
-    for name in config.__all__:
-        kind = getattr(config, name)
-        if not hasattr(kind, "_section"):  # they are wrapped already: fields.understand_old_names
-            kind.__init__ = kind.__init__.__wrapped__
+        for name in config.__all__:
+            kind = getattr(config, name)
+            if not hasattr(kind, "_section"):  # wrapped already: fields.understand_old_names
+                kind.__init__ = kind.__init__.__wrapped__
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,10 +97,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-_tests = itertools.count()
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _few_programs() -> Iterator[None]:
     """Drops compiled programs when there are many: Linux allows a process 65,530 memory maps.
 
@@ -93,7 +105,7 @@ def _few_programs() -> Iterator[None]:
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
-    if next(_tests) % 10 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         import jax
 
         jax.clear_caches()

@@ -15,7 +15,7 @@ import pytest
 
 from jaxformer.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 # States of 20 MB, different in each step, and random so that they do not compress.
 PROGRAM = """

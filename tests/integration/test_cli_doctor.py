@@ -122,7 +122,7 @@ def test_the_package_is_a_command_and_has_a_version():
     assert finished.stdout == f"jaxformer {jaxformer.__version__}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_it_reports_that_an_experiment_fits(capsys):
     code, out, err = doctor(capsys, "--memory", "1GiB")
     assert (code, err) == (0, "")
@@ -151,7 +151,7 @@ def test_it_tries_all_settings_that_save_memory(capsys, monkeypatch):
     assert doctor(capsys, "--memory", "30 MB")[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_language_model_is_measured(capsys):
     config = f"--config={PROJECT / 'configs' / 'shakespeare.py'}:smoke"
     assert main(["doctor", config, "--memory", "1GB"]) == 0
@@ -160,7 +160,7 @@ def test_a_language_model_is_measured(capsys):
     assert re.search(r"GB \(0\.00 of it parameters, optimizer state and batch\) fits", lines[1])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_devices_are_simulated():
     finished = subprocess.run(
         [sys.executable, "-m", "jaxformer.cli", "doctor", *SMALL, "--devices", "3"],

@@ -52,8 +52,8 @@ def test_force_decoding_gives_the_score_of_the_search(learned_workdir):
     "flags",
     [
         [],
-        pytest.param(["--penalty", "power", "--length-penalty", "1"], marks=pytest.mark.slow),
-        pytest.param(["--penalty", "none"], marks=pytest.mark.slow),
+        pytest.param(["--penalty", "power", "--length-penalty", "1"], marks=pytest.mark.ci),
+        pytest.param(["--penalty", "none"], marks=pytest.mark.ci),
     ],
 )
 def test_the_command_prints_the_score_of_translate(

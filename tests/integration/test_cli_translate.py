@@ -226,7 +226,7 @@ def test_a_missing_alignment_layer_is_refused(run, refused, tmp_path, monkeypatc
     assert "expected a decoder layer from 1 to 1: got 2" in refused(*flags)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_stream_is_translated_line_by_line(learned_workdir):
     """An interactive user, or a program that waits for each answer, needs this."""
     project = pathlib.Path(__file__).parents[2]
@@ -255,7 +255,7 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
     assert "Fatal" not in error
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_strict_stream_ends_at_a_bad_line(learned_workdir):
     """Lines before it are translated, and standard input may still be open."""
     arguments = ["translate", "--workdir", str(learned_workdir), "--strict", "--beam-size", "1"]

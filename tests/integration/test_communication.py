@@ -109,7 +109,7 @@ def numbers(text):
     return [int(number) for number in text.split(",")]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("sizes", "model", "training"),
     [

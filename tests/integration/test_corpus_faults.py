@@ -697,7 +697,7 @@ class Poisoned(Translation):
         self.loss = poisoned
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_all_pairs_of_a_skipped_step_are_named(folder, capsys):
     on_lines([3, 4], lambda line: b"")(folder)
     training = dataclasses.replace(TRAINING, steps=60, log_every=20, eval_sentences=0)
@@ -729,7 +729,7 @@ def test_all_pairs_of_a_skipped_step_are_named(folder, capsys):
         ) in said
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_enormous_line_takes_little_memory(folder):
     """Tokenizing 100 MB would take more than 8 GB."""
     change_line("train.en", 5, lambda line: b"x" * 100_000_000)(folder)
@@ -740,7 +740,7 @@ def test_an_enormous_line_takes_little_memory(folder):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("builder", "said"),
     [
@@ -754,7 +754,7 @@ def test_tensorflow_datasets_that_are_missing(builder, said, folder):
     assert re.search(said, message)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["text: NUL", "text: a named pipe", "text: gzip cut short"])
 def test_the_command_exits_with_2(name, folder):
     _, spoil, said = REFUSED[name]

@@ -32,7 +32,7 @@ def same(found: list[Decoded], expected: list[Decoded]) -> None:
         np.testing.assert_allclose(f.scores[0], e.scores[0], atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, monkeypatch):
     translator = Translator.load(learned_workdir)
     sources = [translator.source_ids(sentence) for sentence in SENTENCES]
@@ -123,7 +123,7 @@ def test_stages_do_not_change_translations():
             assert log_prob == pytest.approx(float(forced.sum()), abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_settings_reach_the_search():
     config, params = biased_model(16, ending=1.0)
     sources = [[5, 6, 7, 8, 1], [9, 10, 1]]

@@ -11,7 +11,7 @@ from . import pages
 LOGITS = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("page", ["decoding.md", "attention.md"])
 def test_the_page_runs(page, learned_workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

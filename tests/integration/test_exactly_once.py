@@ -22,7 +22,7 @@ from .exactly_once_run import COUNT, STEPS, Numbers, config, numbers_of
 from .test_processes import pair_flags
 
 PROJECT = pathlib.Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 EVERY_NUMBER = [n for n in range(COUNT) if n % 1000 != 999]
 
 

@@ -147,7 +147,7 @@ def test_marian_is_the_inverse_of_the_import(name, tmp_path):
         assert (tmp_path / "out" / side).read_bytes() == (MARIAN / name / side).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("embeddings", ["tied", "separate"])
 def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
     """Our import, which equals transformers, computes the same from the export."""
@@ -169,7 +169,7 @@ def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
     assert theirs.detokenize(range(3, 250)) == ours.detokenize(range(3, 250))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_rescaled_activations_make_up_for_another_epsilon(learned_workdir, tmp_path):
     """With large embeddings, for which the first layer norms need none."""
     tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
@@ -189,7 +189,7 @@ def test_rescaled_activations_make_up_for_another_epsilon(learned_workdir, tmp_p
     assert np.abs(unchanged - expected).max() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_stablehlo_translates_as_the_model(beam_size, learned_workdir, tmp_path):
     search = BeamSearch(beam_size=beam_size)
@@ -212,7 +212,7 @@ def test_stablehlo_translates_as_the_model(beam_size, learned_workdir, tmp_path)
     assert jax.jit(exported.call)(arrays, src[:1])[0].shape == (1, beam_size, 64)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["ours", "marian"])
 def test_stablehlo_card_runs_without_jaxformer(kind, learned_workdir, tmp_path):
     if kind == "marian":
@@ -224,7 +224,7 @@ def test_stablehlo_card_runs_without_jaxformer(kind, learned_workdir, tmp_path):
     assert run_card(tmp_path / "out").replace("▁", " ") == f"{expected}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ctranslate2_computes_the_same_scores(name, learned_workdir, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -243,7 +243,7 @@ def test_ctranslate2_computes_the_same_scores(name, learned_workdir, tmp_path):
     np.testing.assert_allclose(found.log_probs, expected[0, :, 0], atol=2e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["ours", "marian"])
 def test_ctranslate2_card_runs(kind, learned_workdir, tmp_path):
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")

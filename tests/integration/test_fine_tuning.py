@@ -74,7 +74,7 @@ def first_loss(config, workdir):
     return float(sums[0]["loss"] / sums[0]["count"]), ids, state
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, capsys):
     config = changed(
         load_run(Workdir(learned_workdir)),
@@ -141,7 +141,7 @@ def test_the_first_loss_of_an_imported_model(tmp_path):
     Translator.load(tmp_path / "run").translate(["the cat"])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_model_that_comes_with_jaxformer_is_trained_further(tmp_path, capsys):
     pairs = [("Where is the station?", "Wo ist der Bahnhof?"), ("Good night.", "Gute Nacht.")] * 8
     for side, language in enumerate(("en", "de")):
@@ -236,7 +236,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.nightly] * (name == "muon")) for name in OPTIMIZERS],
@@ -327,7 +327,7 @@ def test_parameters_of_one_model_only_are_new_or_left_out():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_language_models_keep_the_rows_of_characters(tmp_path):
     texts = ["to be or not to be, that is the question. " * 9, "a bee sat on the oak. " * 9]
     runs = []
@@ -352,7 +352,7 @@ def test_language_models_keep_the_rows_of_characters(tmp_path):
     assert np.abs(np.asarray(runs[0]) - runs[1][k]).max(-1).min() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_mixed_runs_resume_exactly_and_keep_their_weights(tmp_path):
     config = changed(COUNTING, data={"train": "even:3,odd:1"}, training={"steps": 5})
     whole = train(config, tmp_path / "whole", corpus=Counting())
@@ -449,7 +449,7 @@ def test_a_quantized_model_is_trained_further(tiny_config, tiny_workdir, tmp_pat
     assert "converted from int8, with its tokenizer:" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_damaged_workdir_is_not_taken(tiny_config, tiny_workdir, tmp_path):
     copy = shutil.copytree(tiny_workdir, tmp_path / "copy")
     for file in (copy / "checkpoints").rglob("d/*"):

@@ -20,7 +20,7 @@ from . import pages
 from .test_fine_tuning import FIXTURES, changed
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.ci,
     # 2026-11-23: ml_collections 1.1.0 imports config files with the deprecated load_module.
     pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
 ]

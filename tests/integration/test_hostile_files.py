@@ -45,7 +45,7 @@ def run(program, *arguments, folder):
     ("first", "count"),
     [
         pytest.param(0, 12, id="12"),
-        pytest.param(12, 88, id="88", marks=pytest.mark.slow),
+        pytest.param(12, 88, id="88", marks=pytest.mark.ci),
         pytest.param(100, 400, id="400", marks=pytest.mark.nightly),
     ],
 )
@@ -69,7 +69,7 @@ def test_hostile_workdirs(first, count, tmp_path):
     assert kinds["good"], kinds
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_hostile_models(tmp_path, monkeypatch):
     """Each of 200 mutated Marian models is imported or refused, with a bounded amount of work."""
     monkeypatch.syspath_prepend(HERE)
@@ -126,7 +126,7 @@ def test_hostile_pickles(tmp_path):
     assert [result["would"] for result in results] == [True] * 8 + [False] * (len(results) - 8)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_use_of_data_runs_nothing(tmp_path):
     """Loading and using a workdir, importing a model, reading corpora and configs."""
     [seen] = run("audited_use.py", folder=tmp_path)

@@ -21,7 +21,7 @@ def run(tiny_workdir, tmp_path):
     assert (tmp_path / "outside" / "mine").read_text() == "mine"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

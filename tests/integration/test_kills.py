@@ -154,7 +154,7 @@ def interrupt_often(folder: pathlib.Path, kills: int, seed: int) -> collections.
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_interruptions_change_nothing(tmp_path):
     seen = interrupt_often(tmp_path, kills=8, seed=0)
     assert any("starting" not in how for how in seen), seen

@@ -111,7 +111,7 @@ def test_it_learns_the_alphabet(run):
     assert Generator.load(run[1]).generate(["abc"], max_tokens=100)[0][:20] == continuation[:20]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_resumes_exactly(run, tmp_path):
     config, whole = run
     workdir = tmp_path / "run"
@@ -164,7 +164,7 @@ def test_samples_are_drawn_from_the_model_step_by_step(run):
     assert found == generator.tokenizer.decode(expected)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_sample_depends_only_on_its_prompt_and_numbers(run):
     generator = Generator.load(run[1], search=Sampling(num_samples=3, temperature=3.0))
     prompts = ["abc", "", "xyzab", "abc"]
@@ -180,7 +180,7 @@ def test_a_sample_depends_only_on_its_prompt_and_numbers(run):
     assert len(pieces) >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_search_limits_the_length(run):
     short = Sampling(num_samples=1, max_length=3)
     assert len(Generator.load(run[1], search=short).generate(["ab"], max_tokens=20)[0]) == 3
@@ -257,14 +257,14 @@ def test_beam_search_finds_the_most_probable_continuation(run):
         generator.generate(["klm"], max_tokens=31)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_it_generates_in_other_dtypes(run, dtype):
     found = Generator.load(run[1], compute_dtype=dtype, search=BeamSearch(beam_size=1))
     assert found.generate(["abc"], max_tokens=10) == ["defghijklm"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_average_and_int8_workdirs_generate(run, tmp_path):
     workdir = shutil.copytree(run[1], tmp_path / "run")
     average(Workdir(workdir), 2)

@@ -41,7 +41,7 @@ OUTCOMES = {
     "stop": (RESUMABLE, 2 * STALL + 10, "it is stopped"),
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 def start_all(folder, processes, victim=None, fault="none", step=0, slow_copy=0, **settings):

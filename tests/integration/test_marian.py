@@ -30,7 +30,7 @@ FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "marian"
 MODELS = [
     "swish_tied",  # As in OPUS-MT.
     "silu_tied_target",
-    pytest.param("relu_tied_unscaled", marks=pytest.mark.slow),
+    pytest.param("relu_tied_unscaled", marks=pytest.mark.ci),
     pytest.param("relu_untied", marks=pytest.mark.nightly),
 ]
 # Lengths at which transformers' beam search ends; unlike ours, they count the start token.
@@ -101,7 +101,7 @@ def test_logits_equal_transformers(model):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("beam_size", "name"), [(1, "greedy"), (4, "beam")])
 def test_translations_equal_transformers(model, beam_size, name):
     src = model.ids[model.outputs["src"]]
@@ -154,7 +154,7 @@ def test_commands_accept_an_imported_model(model):
     np.testing.assert_array_equal(averaged["logits_bias"], model.params["logits_bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_translator_on_text_equals_transformers_on_ids(model):
     """Text gives the tokens of the search that the tests above compare with transformers."""
     search = dataclasses.replace(model.config.search, beam_size=1)

@@ -97,7 +97,7 @@ def test_a_run_that_lost_everything_resumes_from_it(config, run, copy, caplog, u
     )
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_that_lost_its_checkpoints_resumes_from_it(config, run, copy, caplog, uninterrupted):
     train(config(steps=4), run.path)
     shutil.rmtree(run.checkpoints)
@@ -161,7 +161,7 @@ def test_unsuitable_folders_are_refused(config, run, copy, tmp_path, tiny_workdi
     assert not run.checkpoints.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "cut_off", ["identity.json", pytest.param("config.json", marks=pytest.mark.nightly)]
 )
@@ -252,7 +252,7 @@ EOF
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_full_drive_is_reported_and_survived(tmp_path):
     """A real one: a tmpfs of 600 kB in a namespace of its own."""
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -78,7 +78,7 @@ def test_text(command, expected):
     assert len({line for line in lines if line}) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [7, 4096])
 def test_a_file_in_blocks(command, expected, monkeypatch, tmp_path, size):
     monkeypatch.setattr(text, "BLOCK", size)
@@ -139,7 +139,7 @@ def test_json_of_a_file(command, expected, tmp_path):
             assert row["source"] == line.removesuffix(b"\r").decode()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_bad_prefixes_are_bad_lines(command, expected, tmp_path):
     """The blank line of a bad prefix is reported by the name of the prefixes' file."""
     source, prefixes = tmp_path / "in", tmp_path / "prefixes"
@@ -153,7 +153,7 @@ def test_bad_prefixes_are_bad_lines(command, expected, tmp_path):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_scores_of_given_translations(command, tmp_path, side):
     (tmp_path / side).write_bytes(CONTENT)
@@ -193,7 +193,7 @@ def test_too_long_a_prefix_for_all_lines_is_a_mistake(command):
     assert errors[-1].startswith("error: --prefix: expected at most 63 tokens")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.nightly)])
 def test_many_short_lines(count, command, learned_workdir):
     """Every thousandth line is bad."""
@@ -212,7 +212,7 @@ def test_many_short_lines(count, command, learned_workdir):
     assert all(len(found) == 1 for found in by_source.values())
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_gigabyte_without_a_line_break(learned_workdir, tmp_path):
     """Memory does not grow with the line, whether it is compressed or not."""
     ordinary, peaks = f"{ORDINARY}\n".encode(), {}

@@ -52,7 +52,7 @@ def test_beams_have_the_same_tokens_and_scores(fixture, tmp_path):
             )
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_training_resumes_with_the_same_losses(fixture, tmp_path):
     """Adam's moments, random numbers and batches continue as in the old version.
 

@@ -76,7 +76,7 @@ def distance(actual, expected):
     return float(difference / optax.tree.norm(expected))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.nightly] * (name != "muon")) for name in OPTIMIZERS],
@@ -91,7 +91,7 @@ def test_the_mesh_does_not_change_results(name, sizes):
     assert distance(also, moved) < 2e-3
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_the_loss_falls(name):
     losses = ten_steps(name, (1, 1, 1), seeds=(0,) * 30)[1]
@@ -116,7 +116,7 @@ def test_states_are_sharded_like_their_parameters(name):
     assert layouts == moments | (factored if name == "adafactor" else set())
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [pytest.param("adafactor", marks=pytest.mark.nightly), "muon"])
 def test_a_checkpoint_is_restored_on_another_mesh(name, tmp_path):
     state, _ = ten_steps(name, (2, 2, 2))

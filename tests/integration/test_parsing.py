@@ -122,7 +122,7 @@ def run(workdir, monkeypatch, capsys):
     return parse
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_page_parses(workdir, tmp_path, monkeypatch):
     """Parses with docs/parsing.md's own code."""
     monkeypatch.chdir(tmp_path)
@@ -196,7 +196,7 @@ def test_every_line_gets_a_tree_over_its_words(run):
             assert tree.words() == word_ids(words)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_nasty_lines_get_a_tree_or_a_blank_line(run):
     lines = run(content=CONTENT, code=3)
     assert len(lines) == len(KINDS)
@@ -208,7 +208,7 @@ def test_nasty_lines_get_a_tree_or_a_blank_line(run):
             assert [tree.words() for tree in trees] == ([words] if words else [])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_too_long_a_tree_keeps_the_files_aligned(run, tmp_path, capsys):
     treebank, gold, parsed = tmp_path / "trees", tmp_path / "gold", tmp_path / "parsed"
     long = f"(S {' '.join(['(NN word)'] * 100)})"

@@ -45,7 +45,7 @@ def test_translates_without_a_workdir(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_needs_no_writable_package(tmp_path):
     """As installed by an administrator."""
     if os.getuid() or not shutil.which("setpriv"):
@@ -69,14 +69,14 @@ def test_needs_no_writable_package(tmp_path):
     assert found.stdout == "['Gute Nacht!']\n"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_attention_without_a_workdir_is_written_here(tmp_path):
     found = run("attention", "Where is the station?", cwd=tmp_path)
     assert found.stdout == "attention.html: Wo ist der Bahnhof?\n"
     assert "Bahnhof" in (tmp_path / "attention.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_score_on_its_card(real_data):
     folder = real_data("tatoeba-en-de")
     card = (pretrained.WORKDIR.parent / "README.md").read_text(encoding="utf-8")

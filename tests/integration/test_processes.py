@@ -69,7 +69,7 @@ assert len(notes.reports) == (9 if jax.process_index() == 0 else 0)
 np.savez(f"{sys.argv[4]}/params-{jax.process_index()}.npz", **params)
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 def start(folder, devices, *flags, **settings):

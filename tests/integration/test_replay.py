@@ -39,7 +39,7 @@ def test_a_step_has_the_same_bits_as_in_training(tiny_workdir):
     assert max(norms) < sums["grad_norm"] < sum(norms)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_command_prints_the_largest_gradient_first(tiny_workdir, capsys):
     assert main(["replay", "--workdir", str(tiny_workdir), "--step", "1"]) == 0
     head, totals, names, *lines = capsys.readouterr().out.splitlines()

@@ -44,7 +44,7 @@ def run(learned_workdir, tmp_path_factory):
         yield run
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_runs_as_printed(heading, run):
     assert run(heading)

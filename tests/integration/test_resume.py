@@ -94,7 +94,7 @@ def results(folder, notes):
 
 @pytest.mark.parametrize(
     "intervals",
-    [*INTERVALS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in INTERVALS[2:])],
+    [*INTERVALS[:2], *(pytest.param(each, marks=pytest.mark.ci) for each in INTERVALS[2:])],
     ids=str,
 )
 def test_interrupted_runs_equal_uninterrupted_ones(intervals, tmp_path):

@@ -89,7 +89,7 @@ def assert_same_sums(actual, expected):
 
 
 @pytest.mark.smoke
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("devices", "gradient_accumulation"), [(1, 4), (4, 2)])
 def test_accumulation_does_not_change_loss_or_gradients(reference, devices, gradient_accumulation):
     _, gradients, metrics = one_step(devices, gradient_accumulation)
@@ -98,7 +98,7 @@ def test_accumulation_does_not_change_loss_or_gradients(reference, devices, grad
     assert_same(gradients, reference[1])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_rematerialization_changes_nothing_but_memory():
     """It also turns the layers into a loop, which are unrolled on CPUs otherwise."""
     _, expected, expected_metrics = one_step(1, config=DEEP)
@@ -144,7 +144,7 @@ DIVISIBLE = dataclasses.replace(
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param((2, 2, 2), marks=[pytest.mark.slow, pytest.mark.smoke]),
+        pytest.param((2, 2, 2), marks=[pytest.mark.ci, pytest.mark.smoke]),
         *(pytest.param(m, marks=pytest.mark.nightly) for m in MESHES if m != (2, 2, 2)),
     ],
     ids=str,
@@ -196,7 +196,7 @@ def relative_distance(actual, expected):
     return float(difference / optax.tree.norm(expected))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("fsdp", "tensor"), [pytest.param(1, 8, marks=pytest.mark.nightly), (2, 4)]
 )
@@ -215,7 +215,7 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused():
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    ("devices", "gradient_accumulation"), [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)]
+    ("devices", "gradient_accumulation"), [pytest.param(8, 1, marks=pytest.mark.ci), (4, 2)]
 )
 def test_gradient_equals_autodiff_of_the_mean_over_all_tokens(devices, gradient_accumulation):
     """The reference is the loss in one line, without dropout."""
@@ -240,7 +240,7 @@ def test_gradient_equals_autodiff_of_the_mean_over_all_tokens(devices, gradient_
     assert_same(gradients, jax.device_get(expected))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_packing_does_not_change_loss_or_gradients():
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(3, 2), (4, 6), (1, 5)]]
@@ -253,7 +253,7 @@ def test_packing_does_not_change_loss_or_gradients():
     assert_same(gradients, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_dropout_changes_with_the_step(reference):
     """The same parameters and batch have another loss at the second step."""
     state, _, first = reference
@@ -264,7 +264,7 @@ def test_dropout_changes_with_the_step(reference):
     assert float(first["loss"]) != float(second["loss"])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_step_with_nan_is_skipped_on_all_devices_and_counted():
     optimizer = optax.adam(1e-3)
     mesh = make_mesh(devices=jax.devices()[:8])
@@ -289,7 +289,7 @@ def test_step_with_nan_is_skipped_on_all_devices_and_counted():
 
 @pytest.mark.parametrize(
     ("devices", "adam_dtype"),
-    [(1, "float32"), pytest.param(8, "bfloat16", marks=pytest.mark.slow)],
+    [(1, "float32"), pytest.param(8, "bfloat16", marks=pytest.mark.ci)],
 )
 def test_step_with_huge_but_finite_gradients_is_skipped(devices, adam_dtype):
     """Their squares overflow Adam's second moment, which would freeze the weights forever."""
@@ -309,7 +309,7 @@ def test_step_with_huge_but_finite_gradients_is_skipped(devices, adam_dtype):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.ci)])
 def test_step_whose_gradient_norm_overflows_is_skipped(devices):
     """Clipping would divide the finite gradients by infinity, and Adam would update with zeros."""
     training = dataclasses.replace(CONFIG.training, clip_norm=1.0)
@@ -333,7 +333,7 @@ def test_step_whose_gradient_norm_overflows_is_skipped(devices):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.ci)])
 def test_step_whose_loss_is_not_finite_is_skipped(devices, value):
     """Even if its gradients are."""
     mesh = make_mesh(devices=jax.devices()[:devices])

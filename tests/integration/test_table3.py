@@ -32,7 +32,7 @@ def arguments(corpus, workdir, *more):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     row = tmp_path / "rows" / "C1-0"
     main(arguments(corpus, tmp_path))

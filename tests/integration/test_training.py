@@ -230,7 +230,7 @@ def test_a_signal_ends_a_validation(tiny_config, tmp_path, uninterrupted, monkey
     assert Checkpoints(tmp_path / "checkpoints").best_step() == best
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_failing_validation_costs_only_its_score(
     tiny_config, tmp_path, uninterrupted, monkeypatch, capsys
 ):
@@ -420,7 +420,7 @@ def test_speed_is_compared_with_the_peak_where_it_is_known(
     assert re.search(r"  [\d.e-]+ TFLOP/s  MFU [\d.]+%  ", capsys.readouterr().err)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_steps_are_profiled(tiny_config, tmp_path, capsys):
     state = train(tiny_config(steps=6, eval_sentences=0, profile="2:4"), tmp_path / "profiled")
     assert_equal_states(state, train(tiny_config(steps=6, eval_sentences=0), tmp_path / "plain"))

@@ -14,7 +14,7 @@ from jaxformer.training import writers
 
 from . import pages
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 PAGE = (pages.DOCS / "training.md").read_text(encoding="utf-8")
 BLOCKS = list(itertools.chain(*pages.sections("training.md").values()))

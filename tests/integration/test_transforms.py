@@ -168,7 +168,7 @@ SLOW = ("decoder block", "loss")
 
 
 def marks(name):
-    tier = [] if name in FAST else [pytest.mark.slow if name in SLOW else pytest.mark.nightly]
+    tier = [] if name in FAST else [pytest.mark.ci if name in SLOW else pytest.mark.nightly]
     return [pytest.mark.smoke] * (name in SMOKE) + tier
 
 
@@ -502,7 +502,7 @@ def searched(search):
     return jax.jit(run)(params, sources)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_search_under_vmap_over_parameters(search, searched):
     run, params, sources = search
     other = jax.tree.map(lambda p: p * 1.5, params)
@@ -512,7 +512,7 @@ def test_search_under_vmap_over_parameters(search, searched):
     same((found[0][1], found[1][1]), jax.jit(run)(other, sources))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_search_under_pmap(search, searched):
     run, params, sources = search
     shards = sources.reshape(4, -1, LENGTH)
@@ -538,7 +538,7 @@ def test_search_on_a_users_mesh(search, searched, kind):
         same(jax.jit(run)(params, sources), searched)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_search_exported_with_symbolic_batch_for_several_platforms(search, searched):
     run, params, sources = search
     rows = export.symbolic_shape("rows")[0]
@@ -548,7 +548,7 @@ def test_search_exported_with_symbolic_batch_for_several_platforms(search, searc
     same(exported.call(params, sources[:3]), [a[:3] for a in searched])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_search_with_x64_and_with_debug_nans(search, searched):
     run, params, sources = search
     with jax.debug_nans(True):

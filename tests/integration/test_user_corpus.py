@@ -48,7 +48,7 @@ def test_counting_is_a_corpus():
     assert isinstance(Counting(), Corpus)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_run_resumes_exactly_and_refuses_other_data(tmp_path):
     whole = train(CONFIG, tmp_path / "whole", corpus=Counting())
 

@@ -201,7 +201,7 @@ def start(folder, steps):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_kill_9_loses_nothing(tmp_path):
     killed = start(tmp_path / "killed", 100_000)
     deadline = time.monotonic() + 120

@@ -49,7 +49,7 @@ def pretend_to_install(versions, site):
         (folder / "METADATA").write_text(metadata, encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["tpu", "gpu", "cpu"])
 def test_pip_changes_nothing_that_colab_has(kind, python313, real_data, tmp_path):
     path = real_data("colab") / f"pip-freeze.{kind}.txt".replace(".cpu", "")

@@ -19,7 +19,7 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'tensorfl
 
 TFDS = "--config.data.corpus=tfds"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 def run(folder, *command):

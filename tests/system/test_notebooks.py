@@ -94,7 +94,7 @@ def test_the_annotated_paper_has_every_section_in_order():
     assert re.findall(r"\\tag\{(\d)\}", text("annotated_paper")) == ["1", "2", "3"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_runs(name, tmp_path):
@@ -156,7 +156,7 @@ class ColabMachine:
         return jax.device_get(params)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_killed_colab_kernel_resumes_from_the_mirror_on_a_new_disk(tmp_path):
     """The kernel is killed after a copy, its disk deleted; the next run gives the same bits.
 

@@ -74,7 +74,7 @@ def run(folder, command):
     assert result.returncode == 0, f"{command}\n{result.stderr}"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_blocks_run(page, folder):
     """Runs all other commands and code, with few training steps and a small text.

@@ -210,7 +210,7 @@ def check(directory: pathlib.Path, log: pytest.LogCaptureFixture) -> str:
     "cases",
     [
         range(30),
-        pytest.param(range(30, 250), marks=pytest.mark.slow),
+        pytest.param(range(30, 250), marks=pytest.mark.ci),
         pytest.param(range(250, 1000), marks=pytest.mark.nightly),
     ],
     ids=lambda cases: f"{cases.start}-{cases.stop}",

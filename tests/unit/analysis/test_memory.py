@@ -23,7 +23,7 @@ def memory_on_one_device():
     return step_memory(CONFIG, jax.devices()[:1])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_state_is_parameters_two_moments_and_the_batch():
     d, f, v = 16, 32, 100
     attention, norm, feed_forward = 4 * d * d, 2 * d, 2 * d * f + f + d
@@ -38,7 +38,7 @@ def test_state_is_parameters_two_moments_and_the_batch():
     assert memory.work > 4 * parameters
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_rows_are_split_over_devices_and_accumulation():
     two = with_settings(CONFIG, {"training.gradient_accumulation": 2})
     # 3 rows of 30 tokens become 4: 2 devices x 2 accumulated batches x 1 row.
@@ -107,7 +107,7 @@ print(predicted, 1024 * (kilobytes("VmHWM") - resident))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_measured_memory_matches_the_estimate():
     output = subprocess.run(

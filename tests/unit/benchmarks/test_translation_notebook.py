@@ -54,7 +54,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_cells_run_on_the_given_pairs_until_the_time_is_over(tmp_path):
     cells = [{"cell_type": "code", "source": [textwrap.dedent(cell).strip()]} for cell in CELLS]
     (tmp_path / "notebook.ipynb").write_text(json.dumps({"cells": cells}))

@@ -30,7 +30,7 @@ def test_a_hanging_program_is_killed(monkeypatch):
     assert found == ["sums: HANGS for more than 0.1 s (issue)"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(
     (jaxlib.__version__, platform.machine()) != ("0.10.2", "x86_64"),
     reason="only jaxlib 0.10.2 for x86-64 is known to have both defects",

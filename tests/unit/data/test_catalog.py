@@ -222,7 +222,7 @@ def test_command_downloads_and_prepares(name, data, publish, server, capsys):
     assert len(server.requests) == asked
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["multi30k", "newstest", "newstest-fr", "craft", "wsj-sample"])
 def test_preparation_gives_the_files_that_results_are_measured_on(name, real_data, data, publish):
     folder = real_data(CATALOG[name].folder)
@@ -273,7 +273,7 @@ def test_a_new_edition_of_tatoeba_keeps_the_splits(publish, data):
     assert [pair for pair in later_valid if pair in set(valid)] == valid
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_real_sentences_of_tatoeba_do_not_cross(real_data, publish):
     files = {
         name: (real_data("tatoeba-en-de") / name).read_bytes() for name in CATALOG["tatoeba"].files

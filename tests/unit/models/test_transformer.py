@@ -162,8 +162,8 @@ def test_packed_segments_leak_nothing_and_equal_unpacked():
     "changes",
     [
         {},
-        pytest.param({"norm_position": "pre"}, marks=pytest.mark.slow),
-        pytest.param({"positions": "learned"}, marks=pytest.mark.slow),
+        pytest.param({"norm_position": "pre"}, marks=pytest.mark.ci),
+        pytest.param({"positions": "learned"}, marks=pytest.mark.ci),
         {"norm_position": "pre", "positions": "learned"},
         {"positions": "rotary", "d_k": 4},
         {"activation": "swish", "biases": True, "embeddings": "separate"},
@@ -190,9 +190,9 @@ def test_cached_decoding_equals_the_full_pass(changes):
         {},
         pytest.param(
             {"norm_position": "pre", "positions": "learned", "biases": True},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.ci,
         ),
-        pytest.param({"compute_dtype": "int8"}, marks=pytest.mark.slow),
+        pytest.param({"compute_dtype": "int8"}, marks=pytest.mark.ci),
     ],
 )
 @pytest.mark.parametrize("kept", [5, 3])

@@ -51,7 +51,7 @@ def test_override_ends_with_the_context():
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"unroll_layers": False}, marks=pytest.mark.slow),
+        pytest.param({"unroll_layers": False}, marks=pytest.mark.ci),
         {"float32_activations": False},
     ],
 )

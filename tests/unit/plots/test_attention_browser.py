@@ -15,7 +15,7 @@ from jaxformer.plots.attention_page import attention_page, in_frame
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no browser: needs playwright")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 SOURCE = ["▁the", "▁dog", "</script>", "▁مرحبا", "▁🙂", "</s>"]
 TARGET = ["<s>", "▁der", "▁Hund", '"&<!--', "."]

@@ -132,7 +132,7 @@ def test_a_beam_wide_enough_is_exhaustive(seed: int):
     check_wide_beam(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @BY_DAY
 @hypothesis.given(seed=seeds)
 def test_a_beam_wide_enough_is_exhaustive_by_day(seed: int):
@@ -152,7 +152,7 @@ def test_equals_a_beam_in_plain_python(seed: int):
     check_narrow_beam(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @BY_DAY
 @hypothesis.given(seed=seeds)
 def test_equals_a_beam_in_plain_python_by_day(seed: int):

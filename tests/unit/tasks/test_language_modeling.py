@@ -91,7 +91,7 @@ def test_gradients_are_finite_and_reach_every_parameter(opened, biases):
         assert leaf.any() or path[-1].key == "key_bias", path
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 @pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(fsdp=2, tensor=2)])
 def test_eight_devices_equal_one(opened, optimizer, mesh):

@@ -1,13 +1,11 @@
 import dataclasses
 import json
-import pathlib
 import pickle
 import re
 import subprocess
 import sys
 import warnings
 
-import jax
 import numpy as np
 import pytest
 from absl import flags
@@ -15,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
 
-from jaxformer import config as config_lib
 from jaxformer.cli.config_file import rename_flags
 from jaxformer.config import (
     Config,
@@ -43,76 +40,36 @@ SECTIONS = {
 NOT_IN_FILES = {"bos_id", "eos_id", "pad_id", "constraints"}
 
 # An experiment in which no field has its default value.
-UNUSUAL = Config(
-    model=ModelConfig(
-        vocab_size=100,
-        d_model=24,
-        d_ff=48,
-        num_heads=5,
-        num_layers=2,
-        d_k=6,
-        d_v=7,
-        dropout_rate=0.25,
-        attention_dropout_rate=0.125,
-        norm_position="pre",
-        positions="learned",
-        activation="swish",
-        biases=True,
-        embeddings="separate",
-        target_vocab_size=60,
-        norm_epsilon=1e-5,
-        max_length=64,
-        compute_dtype="bfloat16",
-    ),
-    data=DataConfig(
-        corpus="text",
-        builder="",
-        directory="elsewhere",
-        source_language="fr",
-        target_language="日本語",
-        train="my/train",
-        tokenizer="my/tokenizer.model",
-        valid="my/valid",
-        batching="packing",
-        tokens_per_batch=512,
-        max_length=32,
-    ),
-    training=TrainingConfig(
-        steps=10,
-        warmup_steps=5,
-        learning_rate_scale=0.1,
-        label_smoothing=0.0,
-        clip_norm=1.5,
-        gradient_accumulation=2,
-        remat="dots",
-        adam_dtype="bfloat16",
-        seed=7,
-        log_every=1,
-        eval_every=4,
-        eval_sentences=0,
-        checkpoint_every=2,
-        keep_checkpoints=1,
-        stall_timeout=60,
-        mirror="drive/copy",
-        profile="3:5",
-        init_from="my/run",
-        freeze="encoder",
-        learning_rate=0.002,
-    ),
-    mesh=MeshConfig(data=2, fsdp=-1, tensor=4),
-    search=Sampling(
-        num_samples=1,
-        length_penalty=0.0,
-        penalty="power",
-        max_extra_length=5,
-        max_length=40,
-        min_length=2,
-        no_repeat_ngram=3,
-        temperature=0.7,
-        top_k=10,
-        top_p=0.9,
-        seed=5,
-    ),
+UNUSUAL = Config.from_dict(
+    {
+        "model": {
+            **{"vocab_size": 100, "d_model": 24, "d_ff": 48, "num_heads": 5, "num_layers": 2},
+            **{"d_k": 6, "d_v": 7, "dropout_rate": 0.25, "attention_dropout_rate": 0.125},
+            **{"norm_position": "pre", "positions": "learned", "activation": "swish"},
+            **{"biases": True, "embeddings": "separate", "target_vocab_size": 60},
+            **{"norm_epsilon": 1e-5, "max_length": 64, "compute_dtype": "bfloat16"},
+        },
+        "data": {
+            **{"corpus": "text", "builder": "", "directory": "elsewhere", "source_language": "fr"},
+            **{"target_language": "日本語", "train": "my/train", "valid": "my/valid"},
+            **{"tokenizer": "my/tokenizer.model", "batching": "packing", "tokens_per_batch": 512},
+            **{"max_length": 32},
+        },
+        "training": {
+            **{"steps": 10, "warmup_steps": 5, "learning_rate": 0.002, "learning_rate_scale": 0.1},
+            **{"label_smoothing": 0.0, "clip_norm": 1.5, "gradient_accumulation": 2, "seed": 7},
+            **{"remat": "dots", "adam_dtype": "bfloat16", "log_every": 1, "eval_every": 4},
+            **{"eval_sentences": 0, "checkpoint_every": 2, "keep_checkpoints": 1},
+            **{"stall_timeout": 60, "mirror": "drive/copy", "profile": "3:5"},
+            **{"init_from": "my/run", "freeze": "encoder"},
+        },
+        "mesh": {"data": 2, "fsdp": -1, "tensor": 4},
+        "search": {
+            **{"method": "sampling", "num_samples": 1, "length_penalty": 0.0, "penalty": "power"},
+            **{"max_extra_length": 5, "max_length": 40, "min_length": 2, "no_repeat_ngram": 3},
+            **{"temperature": 0.7, "top_k": 10, "top_p": 0.9, "seed": 5},
+        },
+    }
 )
 # Fields that only Muon or a text stream uses.
 STREAM = Config(
@@ -120,20 +77,10 @@ STREAM = Config(
     training=TrainingConfig(optimizer="muon", schedule="linear", weight_decay=0.5),
 )
 # Fields that only beam search uses.
+BEAM = {"ends_within": "N", "unfinished": "compete", "early_stop": "likely"}
 DIVERSE = Config(
     search=BeamSearch(
-        beam_size=6,
-        length_penalty=0.0,
-        penalty="none",
-        max_extra_length=7,
-        max_length=41,
-        min_length=1,
-        no_repeat_ngram=2,
-        diversity_groups=2,
-        diversity_penalty=0.5,
-        ends_within="N",
-        unfinished="compete",
-        early_stop="likely",
+        beam_size=6, penalty="none", diversity_groups=2, diversity_penalty=0.5, **BEAM
     )
 )
 
@@ -143,70 +90,48 @@ def test_defaults_are_the_base_model_of_the_paper():
     assert (model.num_layers, model.d_model, model.d_ff, model.num_heads) == (6, 512, 2048, 8)
     assert (model.key_size, model.value_size, model.dropout_rate) == (64, 64, 0.1)  # Table 3
     assert (model.norm_position, model.positions) == ("post", "sinusoidal")
+    free = ModelConfig(num_heads=7, d_k=16, d_v=24)
+    assert (free.key_size, free.value_size) == (16, 24)
     assert (training.steps, training.warmup_steps) == (100_000, 4000)  # Sections 5.2 and 5.3.
     assert (training.label_smoothing, training.clip_norm) == (0.1, None)
     assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
 
 
-def test_head_sizes_given_and_by_default():
-    assert (ModelConfig(num_heads=16).key_size, ModelConfig(num_heads=16).value_size) == (32, 32)
-    free = ModelConfig(num_heads=7, d_k=16, d_v=24)
-    assert (free.key_size, free.value_size) == (16, 24)
-
-
 @pytest.mark.parametrize("section", [*SECTIONS.values(), BeamSearch, Sampling])
-def test_unusual_covers_every_field(section: type):
+def test_unusual_covers_every_field(section):
     """Otherwise the round trips below could lose a field unnoticed."""
-    configs = (UNUSUAL, DIVERSE, STREAM)
-    unusual = [s for c in configs for s in vars(c).values() if type(s) is section]
+    unusual = [s for c in (UNUSUAL, DIVERSE, STREAM) for s in vars(c).values()]
     for name in {field.name for field in dataclasses.fields(section)} - NOT_IN_FILES:
         default = getattr(section(), name)
-        assert any(getattr(p, name) != default for p in unusual), name
+        assert any(getattr(s, name, default) != default for s in unusual), name
 
 
 @pytest.mark.parametrize("config", [Config(), UNUSUAL, DIVERSE, STREAM])
-def test_round_trips(config: Config, tmp_path: pathlib.Path):
-    assert Config.from_dict(config.to_dict()) == config
+def test_round_trips(config, tmp_path):
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert Config.from_dict(to_config_dict(config).to_dict()) == config
     assert pickle.loads(pickle.dumps(config)) == config
     save(config, tmp_path / "config.json")
     assert load(tmp_path / "config.json") == config
+    save(Config(), tmp_path / "config.json")
+    assert load(tmp_path / "config.json") == Config()
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_from_dict_fills_in_defaults_and_makes_floats_of_integers():
     assert Config.from_dict({}) == Config()
     built = Config.from_dict({"training": {"clip_norm": 1, "learning_rate_scale": 2}, "search": {}})
-    assert built.training == TrainingConfig(clip_norm=1.0, learning_rate_scale=2.0)
-    assert type(built.training.clip_norm) is float
-    assert type(built.training.learning_rate_scale) is float
+    assert repr(built.training) == repr(TrainingConfig(clip_norm=1.0, learning_rate_scale=2.0))
 
 
 def test_configs_are_hashable_and_frozen():
+    """So they can be static arguments of jax.jit."""
     assert hash(UNUSUAL) == hash(Config.from_dict(UNUSUAL.to_dict()))
     assert len({Config(), Config(), UNUSUAL}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         UNUSUAL.model.d_model = 8  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(TypeError, match="positional"):
         ModelConfig(100)  # pyright: ignore[reportCallIssue]
-
-
-def test_configs_are_static_arguments_of_jit():
-    traces = []
-
-    def scaled(x: jax.Array, model: ModelConfig) -> jax.Array:
-        traces.append(model)
-        return x * model.d_model
-
-    jitted = jax.jit(scaled, static_argnames="model")
-    assert jitted(1, model=ModelConfig()) == 512
-    assert jitted(2, model=ModelConfig()) == 1024
-    assert jitted(1, model=ModelConfig(d_model=256)) == 256
-    assert len(traces) == 2
-
-
-def test_replace_validates():
     with pytest.raises(UserError, match=r"model\.d_ff must be greater than 0: got 0"):
         dataclasses.replace(ModelConfig(), d_ff=0)
 
@@ -214,7 +139,6 @@ def test_replace_validates():
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("model", {"vocab_size": 0}, r"model\.vocab_size must be greater than 0: got 0"),
         ("model", {"d_model": -8}, r"model\.d_model must be greater than 0: got -8"),
         ("model", {"num_layers": 0}, r"model\.num_layers must be greater than 0: got 0"),
         ("model", {"dropout_rate": 1.0}, r"model\.dropout_rate must be .* less than 1: got 1\.0"),
@@ -234,19 +158,13 @@ def test_replace_validates():
         ("model", {"compute_dtype": "fp8"}, r"one of 'float32', 'bfloat16', 'int8': got 'fp8'"),
         ("data", {"corpus": "csv"}, r"data\.corpus must be one of 'text', 'tfds', 'numerals'"),
         ("data", {"batching": "none"}, r"data\.batching must be one of 'buckets', 'packing'"),
-        ("data", {"max_length": 0}, r"data\.max_length must be greater than 0: got 0"),
         (
             "data",
             {"tokens_per_batch": 100, "max_length": 101},
             r"hold at least one sentence .*: got tokens_per_batch=100, max_length=101",
         ),
-        ("training", {"steps": 0}, r"training\.steps must be greater than 0: got 0"),
         ("training", {"learning_rate_scale": float("nan")}, r"must be greater than 0: got nan"),
-        (
-            "training",
-            {"gradient_accumulation": 0},
-            r"gradient_accumulation must be greater than 0",
-        ),
+        ("training", {"gradient_accumulation": 0}, r"accumulation must be greater than 0"),
         ("training", {"label_smoothing": 1.0}, r"label_smoothing must be .* less than 1: got 1\.0"),
         ("training", {"clip_norm": 0.0}, r"clip_norm must be greater than 0 or left out: got 0\.0"),
         ("training", {"weight_decay": -0.1}, r"weight_decay must be 0 or more: got -0\.1"),
@@ -262,29 +180,17 @@ def test_replace_validates():
         ),
         ("training", {"eval_sentences": -1}, r"eval_sentences must be 0 or more: got -1"),
         ("training", {"eval_every": 1000}, r"multiple of .*checkpoint_every.*: got 1000 and 1500"),
-        ("search", {"beam_size": 0}, r"search\.beam_size must be greater than 0: got 0"),
-        ("search", {"beam_size": 1001}, r"search\.beam_size must be at most 1000: got 1001"),
-        ("search", {"min_length": -1}, r"search\.min_length must be 0 or more: got -1"),
-        ("search", {"max_length": 3, "min_length": 3}, r"must exceed search\.min_length.*3 and 3"),
-        ("search", {"top_p": 0.0}, r"search\.top_p must be above 0 and at most 1: got 0\.0"),
         ("search", {"seed": -1}, r"search\.seed must be from 0 to \d+: got -1"),
-        ("search", {"temperature": 0.0}, r"search\.temperature must be greater than 0: got 0\.0"),
-        (
-            "search",
-            {"top_k": 5},
-            r"search\.top_k needs search\.method=sampling: got 5 with .*=beam",
-        ),
+        ("search", {"top_k": 5}, r"\.top_k needs search\.method=sampling: got 5 with .*=beam"),
         ("search", {"diversity_groups": 3}, r"must divide search\.beam_size: got 3 and 4"),
-        ("search", {"diversity_groups": 2}, r"go together: got 2 and 0\.0"),
         (
             "search",
             {"method": "sampling", "diversity_groups": 2, "diversity_penalty": 1.0},
             r"search\.diversity_groups needs search\.method=beam",
         ),
-        ("search", {"length_penalty": -0.5}, r"length_penalty must be 0 to 10: got -0\.5"),
     ],
 )
-def test_values_that_cannot_work_are_refused(section: str, values: dict, message: str):
+def test_values_that_cannot_work_are_refused(section, values, message):
     with pytest.raises(UserError, match=message):
         Config.from_dict({section: values})
     if section != "search":  # Tested in unit/search/test_settings.py.
@@ -293,20 +199,10 @@ def test_values_that_cannot_work_are_refused(section: str, values: dict, message
 
 
 FLAT = {
-    "method": "beam",
-    "beam_size": 4,
-    "length_penalty": 0.6,
-    "penalty": "gnmt",
-    "max_extra_length": 50,
-    "max_length": None,
-    "min_length": 0,
-    "no_repeat_ngram": 0,
-    "diversity_groups": 1,
-    "diversity_penalty": 0.0,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "seed": 0,
+    **{"method": "beam", "beam_size": 4, "length_penalty": 0.6, "penalty": "gnmt"},
+    **{"max_extra_length": 50, "max_length": None, "min_length": 0, "no_repeat_ngram": 0},
+    **{"diversity_groups": 1, "diversity_penalty": 0.0},
+    **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0},
 }
 
 
@@ -317,9 +213,6 @@ def test_a_file_has_one_flat_section_for_the_search():
     assert Config().to_dict()["search"] == FLAT | rules
     drawn = Config(search=Sampling(num_samples=7, top_k=3)).to_dict()["search"]
     assert drawn == FLAT | rules | {"method": "sampling", "num_samples": 7, "top_k": 3}
-
-
-def test_searches_of_earlier_files_are_read():
     assert Config.from_dict({"search": FLAT}).search == BeamSearch()
     drawn = FLAT | {"method": "sampling", "beam_size": 7, "temperature": 0.5}
     assert Config.from_dict({"search": drawn}).search == Sampling(num_samples=7, temperature=0.5)
@@ -335,50 +228,43 @@ def test_searches_that_a_file_cannot_hold_are_refused():
         constrained.to_dict()
 
 
-def test_numpy_numbers_become_python_numbers(tmp_path: pathlib.Path):
+def test_numpy_numbers_become_python_numbers(tmp_path):
     model = ModelConfig(d_model=np.int64(8), num_heads=np.int32(2), dropout_rate=np.float32(0.5))
     assert model == ModelConfig(d_model=8, num_heads=2, dropout_rate=0.5)
-    config_lib.save(Config(model=model), tmp_path / "config.json")
-    assert config_lib.load(tmp_path / "config.json").model == model
+    save(Config(model=model), tmp_path / "config.json")
+    assert load(tmp_path / "config.json").model == model
+    for name, value, kind in (
+        *(("d_model", value, "int") for value in ("512", 512.0)),
+        *(("dropout_rate", None, "float"), ("biases", 1, "bool")),
+    ):
+        message = f"model.{name} must be of type {kind}: got {value!r}"
+        with pytest.raises(UserError, match=re.escape(message)):
+            ModelConfig(**{name: value})
+
+
+def test_sections_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match="model must be a ModelConfig: got DataConfig"):
+        Config(model=DataConfig())  # pyright: ignore[reportArgumentType]
+    for data, name in ((DataConfig(), "max_length"), (StreamConfig(file="text.txt"), "length")):
+        with pytest.raises(UserError, match=rf"data\.{name} must not exceed .*: got 256 > 128"):
+            Config(model=ModelConfig(max_length=128), data=data)
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"d_model": "512"}, "model.d_model must be of type int: got '512'"),
-        ({"d_model": 512.0}, "model.d_model must be of type int: got 512.0"),
-        ({"dropout_rate": None}, "model.dropout_rate must be of type float: got None"),
-        ({"biases": 1}, "model.biases must be of type bool: got 1"),
-    ],
+    ("d_model", "num_heads", "near"), [(512, 7, 8), (12, 5, 4), (2**20, 3, 2), (1046527, 9, 1)]
 )
-def test_values_of_wrong_types_are_refused(values: dict, message: str):
-    with pytest.raises(UserError, match=re.escape(message)):
-        ModelConfig(**values)
-
-
-def test_sections_of_wrong_types_are_refused():
-    with pytest.raises(UserError, match="model must be a ModelConfig: got DataConfig"):
-        Config(model=DataConfig())  # pyright: ignore[reportArgumentType]
-
-
-def test_sections_that_contradict_each_other_are_refused():
-    with pytest.raises(UserError, match=r"data\.max_length must not exceed .*: got 256 > 128"):
-        Config(model=ModelConfig(max_length=128))
-    with pytest.raises(UserError, match=r"data\.length must not exceed .*: got 256 > 128"):
-        Config(model=ModelConfig(max_length=128), data=StreamConfig(file="text.txt"))
-
-
-def test_message_suggests_a_number_of_heads_that_divides():
-    with pytest.raises(UserError, match=r"got num_heads=7, d_model=512; use num_heads=8, or set"):
-        ModelConfig(num_heads=7)
-    with pytest.raises(UserError, match=r"when model\.d_v is not given"):
-        ModelConfig(num_heads=7, d_k=64)
-    with pytest.raises(UserError, match=r"when model\.d_k is not given"):
-        ModelConfig(num_heads=7, d_v=64)
+def test_message_suggests_the_nearest_number_of_heads_that_divides(d_model, num_heads, near):
+    with pytest.raises(
+        UserError, match=rf"got num_heads={num_heads}, .*; use num_heads={near}, or"
+    ):
+        ModelConfig(d_model=d_model, num_heads=num_heads)
+    for given_size, other in (("d_k", "d_v"), ("d_v", "d_k")):
+        with pytest.raises(UserError, match=rf"when model\.{other} is not given"):
+            ModelConfig(num_heads=7, **{given_size: 64})
 
 
 @given(st.integers(1, 100).map(lambda half: 2 * half), st.integers(1, 300))
-def test_suggested_number_of_heads_works(d_model: int, num_heads: int):
+def test_suggested_number_of_heads_works(d_model, num_heads):
     try:
         model = ModelConfig(d_model=d_model, num_heads=num_heads)
     except UserError as error:
@@ -397,71 +283,47 @@ def test_suggested_number_of_heads_works(d_model: int, num_heads: int):
         ({"search": {"xyzzy": 1}}, r"search\.xyzzy; known: method, beam_size, length_penalty, "),
         ({"model": None}, r"model: expected fields, got None"),
         ({"data": ["text"]}, r"data: expected fields, got \['text'\]"),
-        ({"model": {"d_model": "512"}}, r"model\.d_model must be of type int: got '512'"),
         ({"model": {"d_model": 512.0}}, r"model\.d_model must be of type int: got 512\.0"),
-        ({"model": {"d_model": None}}, r"model\.d_model must be of type int: got None"),
         ({"model": {"d_k": "64"}}, r"model\.d_k must be of type int: got '64'"),
         ({"model": {"norm_position": 1}}, r"model\.norm_position must be of type str: got 1"),
         ({"search": {"beam_size": True}}, r"search\.beam_size must be of type int: got True"),
         ({"search": {"length_penalty": False}}, r"length_penalty must be of type float: got False"),
         ({"training": {"clip_norm": "1"}}, r"training\.clip_norm must be of type float: got '1'"),
-        ({"model": {"biases": 1}}, r"model\.biases must be of type bool: got 1"),
-        ({"data": {"train": 5}}, r"data\.train must be of type str: got 5"),
+        ({"data": {"corpus": "a\nb"}}, r"data\.corpus must be one of .*: got 'a\\nb'"),
         ({"data": {"corpus": "stream"}}, r"data\.file must name a text, .*: got ''"),
-        (
-            {"data": {"corpus": "stream", "file": "a", "rows": 0}},
-            r"data\.rows must be greater than",
-        ),
+        ({"data": {"corpus": "stream", "file": "a", "rows": 0}}, r"data\.rows must be greater"),
         ({"data": {"corpus": "stream", "train": "a"}}, r"unknown config field data\.train; "),
         ({"data": {"corpus": "stream", "file": "s3://a"}}, r"data\.file: .*s3://a"),
     ],
 )
-def test_dictionaries_that_do_not_fit_are_refused(values: dict, message: str):
-    with pytest.raises(UserError, match=message):
+def test_dictionaries_that_do_not_fit_are_refused(values, message):
+    with pytest.raises(UserError, match=message) as caught:
         Config.from_dict(values)
-
-
-def test_every_message_is_one_line():
-    for values in ({"model": {"x": 1}}, {"model": {"num_heads": 7}}, {"data": {"corpus": "a\nb"}}):
-        with pytest.raises(UserError) as caught:
-            Config.from_dict(values)
-        assert "\n" not in str(caught.value)
-
-
-def test_saving_replaces_an_older_file(tmp_path: pathlib.Path):
-    path = tmp_path / "config.json"
-    save(UNUSUAL, path)
-    save(Config(), path)
-    assert load(path) == Config()
-
-
-def test_a_missing_file_is_named(tmp_path: pathlib.Path):
-    with pytest.raises(UserError, match=r"config\.json: no such file; expected the config that"):
-        load(tmp_path / "config.json")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, r"no such file; expected the config that"),
         (b"", r"expected a JSON config: Expecting value"),
         (b'{"model": {', r"expected a JSON config: .* line 1 column 12"),
         (b'{"data": {"train": "caf\xe9"}}', r"expected a JSON config: 'utf-8' codec can't decode"),
-        (b"\xff\xfe{\x00}\x00", r"expected a JSON config: 'utf-8' codec can't decode"),
         (b"[1, 2]", r"config: expected fields, got \[1, 2\]"),
-        (b"null", r"config: expected fields, got None"),
         (b'{"model": {"d_modle": 8}}', r"d_modle; did you mean model\.d_model\?"),
         (b'{"model": {"num_heads": 7}}', r"num_heads must divide"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: pathlib.Path, content: bytes, message: str):
+def test_a_damaged_file_is_named(tmp_path, content, message):
     path = tmp_path / "config.json"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(UserError, match=rf"config\.json: .*{message}") as caught:
         load(path)
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_a_file_cut_short_anywhere_is_refused(tmp_path: pathlib.Path):
+def test_a_file_cut_short_anywhere_is_refused(tmp_path):
     path = tmp_path / "config.json"
     save(UNUSUAL, path)
     whole = path.read_bytes()
@@ -471,25 +333,18 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: pathlib.Path):
             load(path)
 
 
-def test_optional_fields_keep_their_type_in_a_config_dict():
+def test_a_config_dict_keeps_types_and_names():
     values = to_config_dict(Config())
+    assert isinstance(values, config_dict.ConfigDict)
     for section, name, wrong, right in (
-        ("model", "d_k", "wide", 32),
-        ("model", "d_v", 1.5, 32),
+        ("model", "d_model", "wide", 32),
+        ("model", "d_k", "wide", 32),  # Optional fields are None at first.
         ("training", "clip_norm", "tight", 1.5),
     ):
-        assert values[section][name] is None
         with pytest.raises(TypeError):
             values[section][name] = wrong
         values[section][name] = right
         assert getattr(getattr(Config.from_dict(values.to_dict()), section), name) == right
-
-
-def test_a_config_dict_keeps_types_and_names():
-    values = to_config_dict(Config())
-    assert isinstance(values, config_dict.ConfigDict)
-    with pytest.raises(TypeError, match="wide"):
-        values.model.d_model = "wide"
     values.lock()
     with pytest.raises(AttributeError, match='Did you mean "num_layers"'):
         values.model.num_layer = 3
@@ -499,13 +354,10 @@ def test_variants():
     variants = {"": Config(), "tiny": UNUSUAL, "wide": Config()}
     assert Config.from_dict(select(variants, "").to_dict()) == Config()
     assert Config.from_dict(select(variants, "tiny").to_dict()) == UNUSUAL
-    with pytest.raises(
-        UserError, match=r"'tny'; known variants: none \(the default\), 'tiny', 'wide'"
-    ):
+    words = r"'tny'; known variants: none \(the default\), 'tiny', 'wide'"
+    with pytest.raises(UserError, match=words):
         select(variants, "tny")
-    with pytest.raises(
-        UserError, match=r"unknown variant 'tiny'; known variants: none \(the default\)$"
-    ):
+    with pytest.raises(UserError, match=r"'tiny'; known variants: none \(the default\)$"):
         select({"": Config()}, "tiny")
 
 
@@ -518,12 +370,12 @@ def get_config(variant=""):
 
 
 @pytest.fixture
-def parse(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def parse(tmp_path, monkeypatch):
     """Parses a command line like train.py: a config file, a variant, overrides."""
     path = tmp_path / "experiment.py"
     path.write_text(CONFIG_FILE, encoding="utf-8")
 
-    def parse(*overrides: str, variant: str = "") -> Config:
+    def parse(*overrides, variant=""):
         values = flags.FlagValues()
         holder = config_flags.DEFINE_config_file("config", flag_values=values)
         # ml_collections finds overrides in sys.argv, whatever is parsed.
@@ -537,30 +389,23 @@ def parse(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     return parse
 
 
-def test_the_command_line_without_overrides(parse):
+def test_overrides_on_the_command_line_are_typed(parse):
     assert parse() == Config()
     assert parse(variant=":tiny") == Config(model=ModelConfig(num_layers=1))
-
-
-def test_overrides_on_the_command_line_are_typed(parse):
     found = parse(
-        "--config.model.num_layers=3",
-        "--config.model.d_k=16",
-        "--config.model.d_v=32",
-        "--config.model.norm_position=pre",
-        "--config.data.train=my/train",
-        "--config.training.clip_norm=1",
-        "--config.training.learning_rate_scale=2",
+        *("--config.model.num_layers=3", "--config.model.d_k=16", "--config.model.d_v=32"),
+        *("--config.model.norm_position=pre", "--config.data.train=my/train"),
+        *("--config.training.clip_norm=1", "--config.training.learning_rate_scale=2"),
         "--config.search.beam_size=1",
         variant=":tiny",
     )
-    assert found == Config(
+    expected = Config(
         model=ModelConfig(num_layers=3, d_k=16, d_v=32, norm_position="pre"),
         data=DataConfig(train="my/train"),
         training=TrainingConfig(clip_norm=1.0, learning_rate_scale=2.0),
         search=BeamSearch(beam_size=1),
     )
-    assert type(found.training.clip_norm) is float
+    assert repr(found) == repr(expected)  # Also the types of numbers.
 
 
 def test_the_method_of_a_search_can_be_overridden(parse):
@@ -572,31 +417,18 @@ def test_the_method_of_a_search_can_be_overridden(parse):
     message = r"search\.top_k needs search\.method=sampling: got 10 with search\.method=beam"
     with pytest.raises(UserError, match=message):
         parse("--config.search.top_k=10")
-    with pytest.raises(UserError, match=r"num_samples needs search\.method=sampling: got 5 with"):
-        parse("--config.search.num_samples=5")
     with pytest.raises(UserError, match=r"early_stop needs search\.method=beam: got full"):
         parse("--config.search.method=sampling", "--config.search.early_stop=full")
 
 
-def test_overrides_are_validated(parse):
+def test_wrong_overrides_are_refused(parse):
     with pytest.raises(UserError, match="num_heads must divide"):
         parse("--config.model.num_heads=7")
-    with pytest.raises(UserError, match="got 'mid'"):
-        parse("--config.model.norm_position=mid")
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["model.num_layers=3.5", "model.num_layers=many", "model.d_k=wide", "training.clip_norm=tight"],
-)
-def test_overrides_of_the_wrong_type_are_refused(override: str, parse):
-    with pytest.raises(flags.IllegalFlagValueError, match=override.split("=")[1]):
-        parse(f"--config.{override}")
-
-
-def test_unknown_fields_on_the_command_line_are_refused(parse):
     with pytest.raises(AttributeError, match='Did you mean "num_layers"'):
         parse("--config.model.num_layer=3")
+    for override in ("model.num_layers=3.5", "model.d_k=wide", "training.clip_norm=tight"):
+        with pytest.raises(flags.IllegalFlagValueError, match=override.split("=")[1]):
+            parse(f"--config.{override}")
 
 
 def test_the_schema_does_not_need_ml_collections():
@@ -609,14 +441,16 @@ def test_the_schema_does_not_need_ml_collections():
 def test_fit_config_is_a_subset_of_training_config_with_its_own_name():
     shared = {field.name for field in dataclasses.fields(FitConfig)}
     assert shared < {field.name for field in dataclasses.fields(TrainingConfig)}
-    with pytest.raises(UserError, match=r"fit\.steps must be greater than 0: got 0"):
-        FitConfig(steps=0)
-    with pytest.raises(UserError, match=r"training\.steps must be greater than 0: got 0"):
-        TrainingConfig(steps=0)
-    with pytest.raises(UserError, match=r"fit\.eval_every must be a multiple of fit\.checkpoint_"):
-        FitConfig(eval_every=10, checkpoint_every=4)
-    with pytest.raises(UserError, match=r"fit\.seed must be from 0 to 2147483647: got -1"):
-        FitConfig(seed=-1)
+    for words, values in (
+        (r"fit\.steps must be greater than 0: got 0", {"steps": 0}),
+        (
+            r"fit\.eval_every must be a .* fit\.checkpoint_",
+            {"eval_every": 10, "checkpoint_every": 4},
+        ),
+        (r"fit\.seed must be from 0 to 2147483647: got -1", {"seed": -1}),
+    ):
+        with pytest.raises(UserError, match=words):
+            FitConfig(**values)
 
 
 def test_fields_are_understood_by_their_old_names(capsys):
@@ -633,19 +467,9 @@ def test_fields_are_understood_by_their_old_names(capsys):
     assert "--config.training.accumulation is now" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name", ["d_model", "d_ff", "num_layers", "d_k", "vocab_size", "max_length"]
-)
-@pytest.mark.parametrize("size", [2**20 + 1, 10**11, 10**400])
-def test_sizes_are_bounded(name, size):
+def test_sizes_are_bounded():
     """Also in time: d_model=10^11 once looked for its divisors."""
-    with pytest.raises(UserError, match=f"model.{name} must be at most 1048576: got 1"):
-        ModelConfig(**{"num_heads": 7, name: size})
-
-
-@pytest.mark.parametrize(
-    ("d_model", "num_heads", "near"), [(512, 7, 8), (12, 5, 4), (2**20, 3, 2), (1046527, 9, 1)]
-)
-def test_nearest_number_of_heads_is_named(d_model, num_heads, near):
-    with pytest.raises(UserError, match=f"; use num_heads={near}, or"):
-        ModelConfig(d_model=d_model, num_heads=num_heads)
+    for name in ("d_model", "d_ff", "num_layers", "d_k", "vocab_size", "max_length"):
+        for size in (2**20 + 1, 10**11, 10**400):
+            with pytest.raises(UserError, match=f"model.{name} must be at most 1048576: got 1"):
+                ModelConfig(**{"num_heads": 7, name: size})

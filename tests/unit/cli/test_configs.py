@@ -11,14 +11,11 @@ from jaxformer.errors import UserError
 CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 
 
-def test_a_name_is_a_file_of_configs():
+def test_a_name_is_a_file_of_configs_and_a_path_is_left_as_it_is():
     assert find_config("base") == str(CONFIGS / "base.py")
     assert find_config("base:tiny") == f"{CONFIGS / 'base.py'}:tiny"
-
-
-@pytest.mark.parametrize("path", ["configs/base.py", "mine.py:small", "./base", "a/b:c"])
-def test_a_path_is_left_as_it_is(path):
-    assert find_config(path) == path
+    for path in ("configs/base.py", "mine.py:small", "./base", "a/b:c"):
+        assert find_config(path) == path
 
 
 def test_an_unknown_name_lists_the_configs(capsys):

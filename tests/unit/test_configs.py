@@ -9,28 +9,27 @@ import pytest
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 
-CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.py"))
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
-def load(path, variant=""):
-    return Config.from_dict(runpy.run_path(str(path))["get_config"](variant).to_dict())
+def load(name, variant=""):
+    module = runpy.run_path(str(CONFIGS / f"{name}.py"))
+    return Config.from_dict(module["get_config"](variant).to_dict())
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
 def test_config_is_valid_and_documented(path):
-    load(path)
+    load(path.stem)
     document = runpy.run_path(str(path))["__doc__"]
     assert f"python train.py --config=configs/{path.name} --workdir=runs/{path.stem}" in document
     assert "Measured: " in document
     with pytest.raises(UserError, match="unknown variant 'nosuch'"):
-        load(path, "nosuch")
+        load(path.stem, "nosuch")
 
 
 def test_base_and_big_are_the_papers():
-    base, big = (load(path) for path in CONFIGS if path.stem in ("base", "big"))
-    paper = Config()
-    assert base.training == paper.training
-    assert base.search == paper.search
+    base, big, paper = load("base"), load("big"), Config()
+    assert (base.training, base.search) == (paper.training, paper.search)
     files = {"corpus": "tfds", "train": "train", "valid": "validation"}
     assert base.data == big.data
     assert dataclasses.replace(base.data, **files) == paper.data
@@ -42,22 +41,20 @@ def test_base_and_big_are_the_papers():
 
 
 def test_french_configs():
-    base, big = (load(path) for path in CONFIGS if path.stem in ("base_fr", "big_fr"))
-    for config in (base, big):
+    for config in (load("base_fr"), load("big_fr")):
         assert config.data.builder == "wmt14_translate/fr-en"
         assert "/wmt14-fr-en/train-" in config.data.train
         assert (config.data.target_language, config.model.vocab_size) == ("fr", 32_000)
-    assert big.model.dropout_rate == 0.1
+    assert load("big_fr").model.dropout_rate == 0.1
 
 
 def test_parsing_config():
     """Section 6.3: 4 layers, d_model 1024, 16K tokens, beam 21, alpha 0.3, input length + 300."""
-    paper, small = (load(CONFIGS[0].with_name("parsing.py"), name) for name in ("", "small"))
-    assert (paper.model.num_layers, paper.model.d_model) == (4, 1024)
-    assert paper.model.vocab_size == 16_000
-    base = Config().model  # "all other parameters remained unchanged from the ... base model"
-    assert (paper.model.d_ff, paper.model.num_heads) == (base.d_ff, base.num_heads)
-    for config in (paper, small):
+    model, base = load("parsing").model, Config().model
+    assert (model.num_layers, model.d_model, model.vocab_size) == (4, 1024, 16_000)
+    # "All other parameters remained unchanged from the ... base model".
+    assert (model.d_ff, model.num_heads) == (base.d_ff, base.num_heads)
+    for config in (load("parsing"), load("parsing", "small")):
         assert config.data.corpus == "trees"
         search = config.search
         assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)

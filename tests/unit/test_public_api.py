@@ -1,6 +1,5 @@
 """The public API of the package: its names, and a light import."""
 
-import ast
 import importlib.metadata
 import importlib.resources
 import pathlib
@@ -14,54 +13,41 @@ import pytest
 import jaxformer
 
 HEAVY = [
-    "sentencepiece",
-    "orbax",
-    "grain",
-    "tensorflow_datasets",
-    "matplotlib",
-    "sacrebleu",
-    "tqdm",
+    *("sentencepiece", "orbax", "grain", "tensorflow_datasets", "matplotlib", "sacrebleu", "tqdm"),
 ]
-
-
-def loaded_by(statement):
-    """Returns the heavy libraries that a fresh interpreter has loaded after a statement."""
-    code = f"{statement}; import sys; print([m for m in {HEAVY} if m in sys.modules])"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    return ast.literal_eval(result.stdout)
+PROGRAM = f"""
+import sys
+def loaded():
+    return {{m for m in {HEAVY} if m in sys.modules}}
+import jaxformer
+print(loaded())
+import flax.linen
+flax_loads = loaded()  # Flax itself loads orbax.
+from jaxformer import Transformer, ModelConfig, beam_search, cross_entropy
+print(loaded() - flax_loads)
+old, nn = {{*dir()}}, "mine"
+from jaxformer import *
+print(sorted({{*dir()}} - old), nn)
+"""
 
 
 @pytest.mark.smoke
-def test_import_loads_no_heavy_library():
-    assert loaded_by("import jaxformer") == []
-
-
-def test_model_and_search_load_no_heavy_library():
-    statement = "from jaxformer import Transformer, ModelConfig, beam_search, cross_entropy"
-    loaded = loaded_by(statement)
-    # Flax itself loads orbax; jaxformer must not load more.
-    assert set(loaded) <= set(loaded_by("import flax.linen"))
-
-
-@pytest.mark.parametrize("name", dir(jaxformer))
-def test_every_name_is_importable_and_documented(name):
-    value = getattr(jaxformer, name)
-    if name != "__version__":
-        assert value.__doc__
-        assert re.search(rf"\b{name}\b", jaxformer.__doc__), f"{name} is missing in the docstring"
-
-
-def test_star_import_imports_only_public_names():
-    code = "nn = 'mine'; from jaxformer import *; print(sorted(n for n in dir() if n[0] != '_'))"
-    finished = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(nn)"], capture_output=True, text=True, check=True
-    )
-    names, nn = finished.stdout.splitlines()
-    assert ast.literal_eval(names) == sorted(["nn", *jaxformer.__all__])
-    assert nn == "mine"
+def test_imports_load_no_heavy_library_and_star_imports_public_names():
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    package, model, star = result.stdout.splitlines()
+    assert package == model == "set()"
+    names = {"nn", "old", *jaxformer.__all__}
+    imported = {"jaxformer", "Transformer", "ModelConfig", "beam_search", "cross_entropy"}
+    assert star == f"{sorted(names - imported)} mine"
     assert {"Transformer", "beam_search", "train"} < set(jaxformer.__all__)
+
+
+def test_every_name_is_importable_and_documented():
+    for name in {*dir(jaxformer)} - {"__version__"}:
+        assert getattr(jaxformer, name).__doc__, name
+        assert re.search(rf"\b{name}\b", jaxformer.__doc__), f"{name} is missing in the docstring"
+    with pytest.raises(AttributeError, match="module 'jaxformer' has no attribute 'Transfomer'"):
+        _ = jaxformer.Transfomer
 
 
 def test_type_checkers_find_types():
@@ -91,11 +77,8 @@ def test_package_data_is_packaged():
     assert packaged == others
 
 
-def test_version_matches_the_distribution():
+def test_versions_agree():
     assert jaxformer.__version__ == importlib.metadata.version("jaxformer")
-
-
-def test_citation_and_workflow_agree_with_the_package():
     root = pathlib.Path(jaxformer.__file__).parents[1]
     citation = (root / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {jaxformer.__version__}\n" in citation
@@ -107,8 +90,3 @@ def test_citation_and_workflow_agree_with_the_package():
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pythons = [line.split(" :: ")[-1] for line in project["classifiers"] if "Python :: 3." in line]
     assert f"python: {pythons}".replace("'", '"') in workflow
-
-
-def test_unknown_name():
-    with pytest.raises(AttributeError, match="module 'jaxformer' has no attribute 'Transfomer'"):
-        _ = jaxformer.Transfomer

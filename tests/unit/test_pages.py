@@ -13,6 +13,8 @@ import jaxformer
 from jaxformer.cli.arguments import _parser, parse
 from jaxformer.cli.config_file import load_config
 from jaxformer.cli.configs import shipped_configs
+from jaxformer.data.catalog import CATALOG
+from jaxformer.errors import UserError
 
 PROJECT = pathlib.Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
@@ -69,18 +71,11 @@ def simple_commands(line):
     return [words for words in commands if words]
 
 
-def commands():
-    """Returns the page and the words of each command of ours."""
-    return sorted(
-        {
-            (name(page), shlex.join(words))
-            for page in PAGES
-            for line in shell_lines(page)
-            if OURS.search(line)
-            for words in simple_commands(line)
-            if OURS.match(" ".join(words))
-        }
-    )
+@functools.cache
+def commands(page):
+    """Returns our commands on a page, in order."""
+    words = (w for line in shell_lines(page) if OURS.search(line) for w in simple_commands(line))
+    return sorted({shlex.join(w) for w in words if OURS.match(" ".join(w))})
 
 
 @functools.cache
@@ -90,30 +85,33 @@ def make_targets():
 
 # 2026-11-21: ml_collections 1.1.0 imports configs with the deprecated load_module.
 @pytest.mark.filterwarnings(r"ignore:the load_module\(\):DeprecationWarning")
-@pytest.mark.parametrize(("page", "command"), commands())
-def test_commands_are_understood(page, command, monkeypatch):
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_are_understood(page, monkeypatch):
     monkeypatch.chdir(PROJECT)
-    match shlex.split(command):
-        case ["make", *words]:
-            targets = [word for word in words if "=" not in word]
-            assert targets
-            assert set(targets) <= make_targets()
-        case ["python", "-m", module, *words]:
-            spec = importlib.util.find_spec(module)
-            assert spec is not None
-            options = [word.partition("=")[0] for word in words if word.startswith("--")]
-            assert all(f'"{option}"' in pathlib.Path(spec.origin).read_text() for option in options)
-        case ["jaxformer" | "python", *words]:
-            options = parse(["train", *words[1:]] if words[0] == "train.py" else words)
-            config = getattr(options, "config", None)
-            if config and ("/" in config or not config.endswith(".py")):  # not the reader's own
-                load_config(config, options.overrides)
+    for command in commands(page):
+        match shlex.split(command):
+            case ["make", *words]:
+                targets = {word for word in words if "=" not in word}
+                assert set() < targets <= make_targets(), command
+            case ["python", "-m", module, *words]:
+                spec = importlib.util.find_spec(module)
+                source = pathlib.Path(spec.origin).read_text()
+                options = [word.partition("=")[0] for word in words if word.startswith("--")]
+                assert all(f'"{option}"' in source for option in options), command
+            case ["jaxformer" | "python", *words]:
+                options = parse(["train", *words[1:]] if words[0] == "train.py" else words)
+                assert set(getattr(options, "names", [])) <= set(CATALOG), command
+                config = getattr(options, "config", None)
+                if config and ("/" in config or not config.endswith(".py")):  # not the reader's
+                    load_config(config, options.overrides)
 
 
 def test_a_wrong_command_would_be_found():
     found = simple_commands("until jaxformer plot < a.txt; do sleep 1 | cat; done  # stops")
     assert found == [["jaxformer", "plot"], ["sleep", "1"], ["cat"]]
-    assert len(commands()) > 80
+    assert sum(len(commands(page)) for page in PAGES) > 80
+    with pytest.raises(UserError):
+        parse(["plot", "--nosuch"])
 
 
 def anchors(page):
@@ -136,11 +134,10 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_python_blocks_are_executed_by_a_test(page):
-    if "```python\n" in read(page):
-        test = PROJECT / "tests" / EXECUTED[name(page)]
-        assert page.name in read(test)
+def test_python_blocks_are_executed_by_a_test():
+    for page in PAGES:
+        if "```python\n" in read(page):
+            assert page.name in read(PROJECT / "tests" / EXECUTED[name(page)])
 
 
 def test_the_reference_has_all_public_names():

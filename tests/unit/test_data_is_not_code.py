@@ -6,8 +6,6 @@ An audit hook checks the same while data is used: tests/integration/test_hostile
 import ast
 import pathlib
 
-import pytest
-
 PROJECT = pathlib.Path(__file__).parents[2]
 SOURCES = [*sorted((PROJECT / "jaxformer").rglob("*.py")), PROJECT / "train.py"]
 
@@ -81,25 +79,15 @@ def test_source_cannot_run_data():
     assert found == ALLOWED.keys()
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_means_are_noticed_and_others_are_not():
+    for source in (
         *("import pickle", "from pickle import loads", "import torch.serialization", "eval(text)"),
         *("exec(text)", "run = eval", "__import__(name)", "from builtins import exec as run"),
         *("os.system(text)", "os.execvp(text, [])", "os.posix_spawn(text, [], {})", "os.fork()"),
         *("np.load(path)", "numpy.load(path, allow_pickle=True)", "read(path, allow_pickle=True)"),
         *("importlib.import_module(text)", "run(text, shell=True)", "shutil.unpack_archive(path)"),
-        *(
-            "spec.loader.exec_module(module)",
-            "import yaml",
-            "def f():\n  from marshal import loads",
-        ),
-    ],
-)
-def test_means_are_noticed(source):
-    assert offenses(ast.parse(source))
-
-
-@pytest.mark.parametrize("source", ["step.compile()", "re.compile(text)", "json.load(file)"])
-def test_others_are_not(source):
-    assert not offenses(ast.parse(source))
+        *("spec.loader.exec_module(module)", "def f():\n  from marshal import loads"),
+    ):
+        assert offenses(ast.parse(source)), source
+    for source in ("step.compile()", "re.compile(text)", "json.load(file)"):
+        assert not offenses(ast.parse(source)), source

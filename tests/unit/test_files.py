@@ -25,32 +25,21 @@ from jaxformer.files import (
 )
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("gs://bucket/run", "s3://bucket/run", "GS://b", "hdfs://host:9000/run", "file:///run"),
-        pathlib.Path("gs://bucket/run"),  # gs:/bucket/run
-        "runs/gs://bucket",
-    ],
-)
-def test_urls_are_refused(url):
-    with pytest.raises(UserError, match=r"local disk: got .*(copy|mount the bucket)"):
-        local_path(url)
+def test_urls_are_refused():
+    urls = ("gs://bucket/run", "GS://b", "hdfs://host:9000/run", "file:///run", "runs/gs://bucket")
+    for url in (*urls, pathlib.Path("gs://bucket/run")):  # A path is gs:/bucket/run.
+        with pytest.raises(UserError, match=r"local disk: got .*(copy|mount the bucket)"):
+            local_path(url)
 
 
-@pytest.mark.parametrize("path", ["runs/a", "/runs/a:b/c", "base.py:tiny", "a:b", "C:/runs", ""])
-def test_local_paths_are_unchanged(path):
-    assert local_path(path) == local_path(pathlib.Path(path)) == pathlib.Path(path)
-
-
-def test_the_home_directory_is_expanded(tmp_path, monkeypatch):
+def test_local_paths_are_unchanged_but_for_the_home_directory(tmp_path, monkeypatch):
     """Shells leave the ~ in --workdir=~/runs."""
+    for path in ("runs/a", "/runs/a:b/c", "base.py:tiny", "a:b", "C:/runs", ""):
+        assert local_path(path) == local_path(pathlib.Path(path)) == pathlib.Path(path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert local_path("~/runs/a") == tmp_path / "runs" / "a"
     assert local_path("./~/a") == pathlib.Path("~/a")
-    with pytest.raises(
-        UserError, match=r"~nobody_has_this_name/a: there is no such home directory"
-    ):
+    with pytest.raises(UserError, match=r"~nobody_has_this_name/a: there is no such home"):
         local_path("~nobody_has_this_name/a")
 
 
@@ -119,17 +108,16 @@ def test_planted_link_is_not_followed(tmp_path, monkeypatch):
 def test_only_files_are_replaced(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "link", "pipe"):
-        with pytest.raises(UserError, match="expected the name of a file to write"):
-            write_file(tmp_path / name, b"content")
-    with pytest.raises(UserError, match="expected the name of a file to write"):
-        write_file(pathlib.Path(), b"content")
     (tmp_path / "file").write_bytes(b"older")
-    with pytest.raises(UserError, match="/file: expected a folder, found a file"):
-        write_file(tmp_path / "file" / "below" / "it", b"content")
-    with pytest.raises(UserError, match="expected a name of at most 230 bytes"):
-        write_file(tmp_path / ("é" * 120), b"content")
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in (
+        *((tmp_path / name, "the name of a file to write") for name in ("folder", "link", "pipe")),
+        (pathlib.Path(), "the name of a file to write"),
+        (tmp_path / "file" / "below" / "it", "/file: expected a folder, found a file"),
+        (tmp_path / ("é" * 120), "expected a name of at most 230 bytes"),
+    ):
+        with pytest.raises(UserError, match=words):
+            write_file(path, b"content")
 
 
 def test_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):
@@ -170,40 +158,24 @@ def test_without_locks_every_process_gets_the_folder(system, tmp_path, monkeypat
         assert second
 
 
-def special(path, kind):
-    """Makes something other than a regular file."""
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "FIFO":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "sparse":
-        with path.open("wb") as file:
-            file.truncate(1 << 40)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("folder", "expected a regular file, found a folder"),
-        ("FIFO", "expected a regular file, found a FIFO"),
-        ("device", "expected a regular file, found a device"),
-        ("sparse", "expected a file with content, found a sparse one"),
-    ],
-)
-def test_only_regular_files_are_opened(kind, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        open_file(special(tmp_path / "file", kind))
-
-
-def test_socket_is_not_opened(tmp_path, monkeypatch):
+def test_only_regular_files_are_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # The names of sockets are short.
+    pathlib.Path("folder").mkdir()
+    os.mkfifo("FIFO")
+    pathlib.Path("device").symlink_to("/dev/zero")
+    with open("sparse", "wb") as file:
+        file.truncate(1 << 40)
+    before = len(os.listdir("/proc/self/fd"))
+    for kind in ("folder", "FIFO", "device"):
+        with pytest.raises(UserError, match=f"expected a regular file, found a {kind}"):
+            open_file(pathlib.Path(kind))
+    with pytest.raises(UserError, match="expected a file with content, found a sparse one"):
+        open_file(pathlib.Path("sparse"))
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         with pytest.raises(OSError, match="No such device"):
             open_file(pathlib.Path("socket"))
+    assert len(os.listdir("/proc/self/fd")) == before  # Descriptors are closed.
 
 
 @pytest.mark.parametrize("target", ["../secret", "/etc/passwd", "../missing"])
@@ -221,15 +193,12 @@ def test_links_within_a_folder_are_followed(tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "file").write_bytes(b"content")
     (tmp_path / "root" / "link").symlink_to("file")
+    (tmp_path / "root" / "loop").symlink_to("loop")
     (tmp_path / "entry").symlink_to("root")
-    assert read_whole(tmp_path / "root" / "link", tmp_path / "root") == b"content"
-    assert read_whole(tmp_path / "entry" / "link", tmp_path / "entry") == b"content"
-
-
-def test_link_to_itself_is_an_error_of_the_system(tmp_path):
-    (tmp_path / "link").symlink_to("link")
+    for folder in ("root", "entry"):
+        assert read_whole(tmp_path / folder / "link", tmp_path / folder) == b"content"
     with pytest.raises(OSError, match="symbolic links"):
-        open_file(tmp_path / "link", tmp_path)
+        open_file(tmp_path / "root" / "loop", tmp_path)
 
 
 def test_large_files_are_not_read(tmp_path):
@@ -237,14 +206,6 @@ def test_large_files_are_not_read(tmp_path):
     assert read_whole(tmp_path / "file", most=5) == b"12345"
     with pytest.raises(UserError, match="expected a file of at most 4 bytes, found a larger one"):
         read_whole(tmp_path / "file", most=4)
-
-
-def test_descriptors_are_closed(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
-    for kind in ("folder", "FIFO", "sparse"):
-        with pytest.raises(UserError):
-            open_file(special(tmp_path / kind, kind))
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_lock_is_no_link(tmp_path):

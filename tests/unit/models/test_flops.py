@@ -3,7 +3,7 @@
 import math
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
@@ -29,33 +29,28 @@ def traced_flops(jaxpr, times=1) -> int:
     return total
 
 
+CASES = [
+    {},
+    {"d_k": 3, "d_v": 5},
+    {"num_heads": 1, "num_layers": 1},
+    {"embeddings": "separate", "target_vocab_size": 11},
+]
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        {},
-        {"d_k": 3, "d_v": 5},
-        {"num_heads": 1, "num_layers": 1},
-        {"embeddings": "separate", "target_vocab_size": 11},
-    ],
+    ("kind", "sizes"),
+    [(Transformer, sizes) for sizes in CASES] + [(LanguageModel, sizes) for sizes in CASES[:3]],
 )
-def test_the_formula_counts_what_is_traced(sizes):
+def test_the_formula_counts_what_is_traced(kind, sizes):
     config = ModelConfig(
         **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
     )
-    model = Transformer(config)
-    src, tgt_in = jnp.ones((2, 7), jnp.int32), jnp.ones((2, 5), jnp.int32)
-    params = jax.eval_shape(model.init, jax.random.key(0), src, tgt_in)["params"]
-    traced = jax.make_jaxpr(lambda p: model.apply({"params": p}, src, tgt_in))(params)
-    assert forward_flops(config, 2, 7, 5) == traced_flops(traced.jaxpr)
-    assert training_flops(config, 2, 7, 5) == 3 * traced_flops(traced.jaxpr)
-
-
-@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"num_heads": 1, "num_layers": 1}])
-def test_the_formula_of_a_language_model_counts_what_is_traced(sizes):
-    config = ModelConfig(
-        **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
-    )
-    model, tokens = LanguageModel(config), jnp.ones((2, 7), jnp.int32)
-    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-    traced = jax.make_jaxpr(lambda p: model.apply({"params": p}, tokens))(params)
-    assert language_model_flops(config, 2, 7) == 3 * traced_flops(traced.jaxpr)
+    model, inputs = kind(config), [np.ones((2, 7), np.int32), np.ones((2, 5), np.int32)]
+    inputs = inputs[: 2 if kind is Transformer else 1]
+    variables = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs))
+    traced = traced_flops(jax.make_jaxpr(lambda v: model.apply(v, *inputs))(variables).jaxpr)
+    if kind is Transformer:
+        assert forward_flops(config, 2, 7, 5) == traced
+        assert training_flops(config, 2, 7, 5) == 3 * traced
+    else:
+        assert language_model_flops(config, 2, 7) == 3 * traced

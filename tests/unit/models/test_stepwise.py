@@ -1,0 +1,139 @@
+"""Decoding with a cache equals the full pass, for both models."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
+from jaxformer.inference.weights import prepare_params
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.transformer import Transformer
+
+from ...profiles import by_profile
+from ..nn.weights import random_params
+
+TINY = ModelConfig(
+    vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, num_layers=1, max_length=32
+)
+SENTENCES, BEAMS, STEPS = 2, 3, 8
+CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
+
+EVERY = {"norm_position": "pre", "positions": "learned", "biases": True}
+# Every option occurs in one of the first cases of each model.
+CASES = [
+    (Transformer, {"num_layers": 2}),
+    (Transformer, {**EVERY, "activation": "swish", "embeddings": "separate"}),
+    (LanguageModel, {"compute_dtype": "int8", "positions": "rotary", "d_k": 4}),
+    (LanguageModel, {**EVERY, "compute_dtype": "bfloat16", "activation": "gelu"}),
+]
+MORE = [
+    (Transformer, {"positions": "rotary", "d_k": 4}),
+    (Transformer, {"compute_dtype": "int8"}),
+    *[
+        (kind, changes)
+        for kind in (Transformer, LanguageModel)
+        for changes in ({"norm_position": "pre"}, {"positions": "learned"}, EVERY)
+    ],
+    (LanguageModel, {"num_layers": 2}),
+    (LanguageModel, {"compute_dtype": "bfloat16", "norm_position": "pre"}),
+    (LanguageModel, {"compute_dtype": "int8", "positions": "learned"}),
+    (LanguageModel, {"positions": "rotary", "d_k": 4}),
+]
+
+
+def random_tokens(seed, *shape):
+    return np.random.default_rng(seed).integers(3, 37, shape).astype(np.int32)
+
+
+class Model:
+    """A model with random parameters; each call is compiled once."""
+
+    def __init__(self, kind, changes):
+        config = dataclasses.replace(TINY, **changes)
+        self.module, self.has_source = kind(config), kind is Transformer
+        self.source = random_tokens(0, SENTENCES, 6)
+        self.source[1, 4:] = 0
+        tokens = np.ones((1, 1), np.int32)
+        exact = kind(dataclasses.replace(config, compute_dtype="float32"))
+        params = random_params(exact, *[tokens] * (1 + self.has_source))
+        params = jax.jit(lambda params: prepare_params(config, params, kind))(params)
+        self.apply = functools.partial(self.module.apply, {"params": params})
+        self.steps = jax.jit(self.steps)
+
+    @functools.cached_property
+    def cache(self):
+        start = functools.partial(self.apply, num_beams=BEAMS, capacity=9, method="start")
+        return jax.jit(start)(self.source)
+
+    def full(self, tokens):
+        """Returns the logits of whole texts: [sentences, beams, length, vocabulary]."""
+        rows = tokens.reshape(SENTENCES * BEAMS, -1)
+        inputs = (self.source.repeat(BEAMS, axis=0), rows) if self.has_source else (rows,)
+        return np.asarray(jax.jit(self.apply)(*inputs)).reshape(*tokens.shape, -1)
+
+    @functools.cached_property
+    def prefill(self):
+        @jax.jit
+        def prefill(prompt, cache, length):
+            features, cache = self.apply(prompt, cache, length, method="prefill")
+            return self.apply(features, method="logits"), cache
+
+        return prefill
+
+    def steps(self, cache, tokens):
+        """Returns the logits after each token, fed one by one, and the last cache."""
+
+        def one(cache, newest):
+            return self.apply(newest, cache, method="step")[::-1]
+
+        cache, logits = jax.lax.scan(one, cache, tokens.transpose(2, 0, 1))
+        return logits.transpose(1, 2, 0, 3), cache
+
+
+@pytest.mark.parametrize(("kind", "changes"), by_profile(CASES, nightly=CASES + MORE))
+def test_steps_and_prefill_equal_the_full_pass(kind, changes):
+    """Also if only some tokens are kept: the others are overwritten and never attended to."""
+    model = Model(kind, changes)
+    # In bfloat16, sums in another order round differently.
+    tolerance = {"bfloat16": 2e-2, "int8": 1e-4}.get(changes.get("compute_dtype"), 1e-5)
+
+    def check(found, expected, message):
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=message)
+        assert (found.argmax(-1) == expected.argmax(-1)).all()
+
+    tokens = random_tokens(1, SENTENCES, BEAMS, CAPACITY)
+    tokens[:, 1:, :3] = tokens[:, :1, :3]  # The beams of a sentence have one prompt.
+    full = model.full(tokens)
+    stepped, cache = jax.device_get(model.steps(model.cache, tokens[:, :, :STEPS]))
+    check(stepped, full[:, :, :STEPS], "steps")
+    prompt = tokens[:, 0, :5]
+    logits, cache = model.prefill(prompt, model.cache, 3)
+    check(np.asarray(logits)[:, :3], full[:, 0, :3], "3 of 5 prefilled tokens")
+    stepped, _ = model.steps(cache, tokens[:, :, 3 : 3 + STEPS])
+    check(np.asarray(stepped), full[:, :, 3 : 3 + STEPS], "steps after 3 prefilled tokens")
+
+    # The first beam continues the whole prompt.
+    logits, cache = model.prefill(prompt, model.cache, 5)
+    check(np.asarray(logits), full[:, 0, :5], "5 prefilled tokens")
+    stepped, cache = model.steps(cache, tokens[:, :, 5 : 5 + STEPS])
+    check(np.asarray(stepped)[:, 0], full[:, 0, 5 : 5 + STEPS], "steps after 5 prefilled tokens")
+    # A full cache gives NaN instead of wrong logits.
+    stepped, _ = model.steps(cache, np.roll(tokens, 3, axis=2)[:, :, :STEPS])
+    stepped = np.asarray(stepped)
+    check(stepped[:, 0, :3], full[:, 0, 13:], "last steps")
+    assert np.isnan(stepped[:, :, 3:]).all()
+
+
+def test_prompts_longer_than_the_capacity_are_refused():
+    model, prompt = LanguageModel(TINY), np.ones((2, 18), np.int32)
+
+    def prefill(params):
+        cache = model.apply({"params": params}, prompt, capacity=9, method="start")
+        return model.apply({"params": params}, prompt, cache, 18, method="prefill")
+
+    with pytest.raises(UserError, match="prompt of 18 tokens: the cache has a capacity of 16"):
+        jax.eval_shape(prefill, random_params(model, prompt[:1, :1]))

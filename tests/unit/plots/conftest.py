@@ -1,13 +1,16 @@
 import pytest
-from matplotlib.figure import Figure
 
 from jaxformer.plots import figure
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are saved while a test runs."""
+def pages(monkeypatch):
+    """The figures that are laid out, instead of saved, while a test runs."""
     written = []
-    save = figure.save
-    monkeypatch.setattr(figure, "save", lambda page, path: (written.append(page), save(page, path)))
+
+    def save(page, path):
+        page.draw_without_rendering()
+        written.append(page)
+
+    monkeypatch.setattr(figure, "save", save)
     return written

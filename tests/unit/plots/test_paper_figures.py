@@ -12,7 +12,7 @@ S = len(TOKENS)
 WORDS = [0, 1, 2, 4, 5]
 
 
-def looks_at(*places: int) -> np.ndarray:
+def looks_at(*places):
     """Returns weights of a head whose i-th query attends only to the i-th given position."""
     return np.eye(S, dtype=np.float32)[list(places)]
 
@@ -22,7 +22,7 @@ END = looks_at(*[S - 1] * S)
 COMMA = looks_at(*[3] * S)
 
 
-def random_layers(layers: int, heads: int, seed: int) -> np.ndarray:
+def random_layers(layers, heads, seed):
     weights = np.exp(2 * np.random.default_rng(seed).normal(size=(layers, heads, S, S)))
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
@@ -57,7 +57,7 @@ def test_figure_4_is_the_word_with_two_sharp_heads():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_choices_equal_plain_loops(seed: int):
+def test_choices_equal_plain_loops(seed):
     weights = random_layers(2, 4, seed)
     layer = weights[0].astype(np.float64)
     heads = range(4)
@@ -89,7 +89,7 @@ def test_given_layer_heads_and_token_are_kept():
 
 
 @pytest.mark.parametrize("tokens", [["</s>"], [".", "</s>"], ["a", "</s>"]])
-def test_the_smallest_sentences_and_models_work(tokens: list[str]):
+def test_the_smallest_sentences_and_models_work(tokens):
     weights = np.full((1, 1, len(tokens), len(tokens)), 1 / len(tokens), np.float32)
     for choice in paper_figures(weights, tokens).values():
         assert (choice.layer, choice.heads) == (0, [0])

@@ -7,14 +7,23 @@ import pytest
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
-from jaxformer.experiment import train
 from jaxformer.workdir import Workdir
+
+from .test_user_task import run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Returns the folder of a run that has saved the steps 4 and 8."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder, steps=8)
+    return folder
 
 
 @pytest.fixture
-def folder(tiny_workdir, tmp_path):
-    """Returns the workdir of a finished run, with its checkpoints on a separate disk."""
-    folder = Workdir(shutil.copytree(tiny_workdir, tmp_path / "run"))
+def folder(finished, tmp_path):
+    """Returns a copy of the folder, with its checkpoints on a separate disk."""
+    folder = Workdir(shutil.copytree(finished, tmp_path / "run"))
     folder.checkpoints.rename(tmp_path / "disk")
     return folder
 
@@ -23,51 +32,48 @@ def state_of(folder):
     return {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize("place", ["gone", "empty"])
-def test_resuming_is_refused_and_changes_nothing(place, folder, tiny_config):
-    if place == "empty":  # A mount point.
-        folder.checkpoints.mkdir()
+def test_resuming_is_refused_and_changes_nothing(folder, tmp_path):
+    """A link out of the workdir is refused, too: a workdir of somebody else could have it."""
     before = state_of(folder)
-    message = r"checkpoints: expected .* of this run, the last one of step 6, found none; "
-    with pytest.raises(UserError, match=message + "mount or .* another --workdir, or move .*run "):
-        train(tiny_config(steps=8), folder.path)
-    assert {**state_of(folder), "lock": b""} == {**before, "lock": b""}
-    assert len(before["metrics.jsonl"].splitlines()) == 4
+    assert len(before["metrics.jsonl"].splitlines()) == 6
+    none = r"expected .* of this run, the last one of step 8, found none; mount or .* another -"
+    for place, message in (
+        ("gone", none),
+        ("empty", none),  # a mount point
+        ("disk", r"expected .* within .*; move all of .*run "),
+        ("nowhere", r"expected .* within .*; move all of .*run "),
+    ):
+        if place == "empty":
+            folder.checkpoints.mkdir()
+        elif place != "gone":
+            folder.checkpoints.symlink_to(tmp_path / place)
+        with pytest.raises(UserError, match=f"checkpoints: {message}"):
+            run(folder.path)
+        assert state_of(folder) == before, place
+        if place == "empty":
+            folder.checkpoints.rmdir()
+        elif place != "gone":
+            folder.checkpoints.unlink()
 
 
-def test_resumes_when_checkpoints_are_back(folder, tiny_config, tmp_path, capsys):
-    """Also for an earlier version, which did not record the commit."""
+def test_resumes_when_checkpoints_are_back(folder, tmp_path, capsys):
+    """Also for an earlier version, which did not record the commit, and through a link."""
     folder.committed.unlink()
     with pytest.raises(UserError, match="expected the checkpoints of this run, found none; mount"):
-        train(tiny_config(), folder.path)
-    (tmp_path / "disk").rename(folder.checkpoints)
-    assert int(train(tiny_config(), folder.path).step) == 6
-    assert "nothing to do" in capsys.readouterr().err
-    assert folder.committed_step() == 6
-
-
-@pytest.mark.parametrize("target", ["disk", "nowhere"])
-def test_link_out_of_the_workdir_is_refused(target, folder, tiny_config, tmp_path):
-    """A workdir of somebody else could have it, too."""
-    folder.checkpoints.symlink_to(tmp_path / target)
-    before = state_of(folder)
-    with pytest.raises(UserError, match=r"checkpoints: expected .* within .*; move all of .*run "):
-        train(tiny_config(steps=8), folder.path)
-    assert state_of(folder) == before
-
-
-def test_workdir_may_be_a_link(folder, tiny_config, tmp_path):
+        run(folder.path)
     (tmp_path / "disk").rename(folder.checkpoints)
     (tmp_path / "link").symlink_to(folder.path)
-    assert int(train(tiny_config(), tmp_path / "link").step) == 6
+    assert int(run(tmp_path / "link", steps=8).step) == 8
+    assert "nothing to do" in capsys.readouterr().err
+    assert folder.committed_step() == 8
 
 
-def test_run_without_a_checkpoint_starts_over(folder, tiny_config):
+def test_run_without_a_checkpoint_starts_over(folder):
     """As after kill -9 before the first commit; metrics reported so far are kept."""
     folder.committed.unlink()
     folder.checkpoints.mkdir()
     before = folder.metrics.read_bytes()
-    train(tiny_config(steps=2, eval_sentences=0), folder.path)
+    run(folder.path, steps=2)
     assert Checkpoints(folder.checkpoints).steps() == [2]
     assert json.loads(folder.committed.read_bytes()) == {"step": 2}
     assert (folder.path / "metrics.after-0.jsonl").read_bytes() == before

@@ -16,14 +16,15 @@ from jaxformer.cli import main
 from jaxformer.config import load
 from jaxformer.experiment import train
 
+from ..profiles import by_profile
+
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 # Fixtures and their steps.
 VERSIONS = {"workdir_8c81d1e": 1200, "workdir_0_2_0": 900}
 
 
-@pytest.fixture(params=VERSIONS)
-def fixture(request):
-    return FIXTURES / request.param
+def versions(ordinary):
+    return pytest.mark.parametrize("version", by_profile([ordinary], nightly=VERSIONS))
 
 
 def translate(fixture, output, *options):
@@ -32,13 +33,17 @@ def translate(fixture, output, *options):
     return output.read_text(encoding="utf-8").splitlines()
 
 
-def test_greedy_translations_are_the_same(fixture, tmp_path):
+@versions("workdir_0_2_0")
+def test_greedy_translations_are_the_same(version, tmp_path):
+    fixture = FIXTURES / version
     found = translate(fixture, tmp_path / "greedy.de", "--beam-size", "1")
     assert found == (fixture / "greedy.de").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.smoke
-def test_beams_have_the_same_tokens_and_scores(fixture, tmp_path):
+@versions("workdir_8c81d1e")
+def test_beams_have_the_same_tokens_and_scores(version, tmp_path):
+    fixture = FIXTURES / version
     found = translate(
         fixture, tmp_path / "beam.jsonl", "--beam-size", "4", "--n-best", "2", "--json"
     )
@@ -53,12 +58,13 @@ def test_beams_have_the_same_tokens_and_scores(fixture, tmp_path):
 
 
 @pytest.mark.ci
-def test_training_resumes_with_the_same_losses(fixture, tmp_path):
+@versions("workdir_0_2_0")
+def test_training_resumes_with_the_same_losses(version, tmp_path):
     """Adam's moments, random numbers and batches continue as in the old version.
 
     ``resumed.json`` has the losses of six steps and of a validation that the old version reported.
     """
-    step = VERSIONS[fixture.name]
+    fixture, step = FIXTURES / version, VERSIONS[version]
     run = shutil.copytree(fixture / "run", tmp_path / "run")
     config = load(run / "config.json")
     changes = {"steps": step + 6, "log_every": 1, "eval_every": step + 6, "eval_sentences": 0}

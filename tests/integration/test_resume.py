@@ -13,6 +13,7 @@ import pytest
 from jaxformer import Checkpoints, FitConfig, fit
 from jaxformer.errors import StoppedError
 
+from ..profiles import by_profile
 from .test_user_task import OPTIMIZER, Bigrams, Notes, assert_equal, one_device
 
 STEPS = 14
@@ -92,21 +93,18 @@ def results(folder, notes):
     }
 
 
-@pytest.mark.parametrize(
-    "intervals",
-    [*INTERVALS[:2], *(pytest.param(each, marks=pytest.mark.ci) for each in INTERVALS[2:])],
-    ids=str,
-)
+@pytest.mark.parametrize("intervals", by_profile(INTERVALS[:1], nightly=INTERVALS), ids=str)
 def test_interrupted_runs_equal_uninterrupted_ones(intervals, tmp_path):
     notes = Notes()
     state = run(tmp_path / "whole", intervals, notes)
     expected = results(tmp_path / "whole", notes)
     assert int(state.skipped) == len(SKIPPED)
     chance = random.Random(str(intervals))
-    for number in range(2):
+    for number in range(by_profile(1, nightly=4)):
         folder, notes = tmp_path / str(number), Notes()
-        for step in sorted(chance.sample(range(STEPS), 4)):
-            way = chance.choice(["waiting", "signal", "killed", "validation", "validated"])
+        ways = ["waiting", "signal", "killed", "validation", "validated"]
+        for step in sorted(chance.sample(range(STEPS), len(ways))):
+            way = ways.pop(chance.randrange(len(ways)))
             with contextlib.suppress(StoppedError, Killed):
                 run(folder, intervals, notes, way, step)
         assert_equal(run(folder, intervals, notes), state)

@@ -18,7 +18,8 @@ from jaxformer.nn import (
 )
 from jaxformer.nn.kernels import has_fused_kernel
 from jaxformer.nn.positions import rotary_positions
-from jaxformer.nn.projection import project
+
+from .weights import random_params
 
 
 def attention_by_formula(queries, keys, values, mask):
@@ -33,7 +34,6 @@ def attention_by_formula(queries, keys, values, mask):
     return result
 
 
-@pytest.fixture
 def random_heads():
     rng = np.random.default_rng(0)
     shapes = (2, 5, 3, 4), (2, 7, 3, 4), (2, 7, 3, 6)
@@ -44,20 +44,30 @@ def random_heads():
 
 
 def attend(queries, keys, values, mask):
-    return dot_product_attention(*map(jnp.asarray, (queries, keys, values, mask[:, None])))
+    return jax.device_get(jax.jit(dot_product_attention)(queries, keys, values, mask[:, None]))
 
 
-def test_equation_1(random_heads):
-    queries, keys, values, mask = random_heads
+def test_equation_1():
+    queries, keys, values, mask = random_heads()
     attended, weights = attend(queries, keys, values, mask)
     expected = attention_by_formula(queries, keys, values, mask)
     np.testing.assert_allclose(attended, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
+    hidden = np.broadcast_to(~mask[:, None], weights.shape)
+    assert hidden.any()
+    assert (weights[hidden] == 0.0).all()
+
+
+def test_fully_masked_query_is_finite():
+    queries, keys, values, mask = random_heads()
+    mask[0, 0] = False
+    attended, _ = attend(queries, keys, values, mask)
+    assert np.isfinite(attended).all()
 
 
 def test_fused_kernel_needs_bfloat16_and_even_lengths():
     def heads(length, size, dtype=jnp.bfloat16):
-        return jnp.zeros((2, length, 3, size), dtype)
+        return jax.ShapeDtypeStruct((2, length, 3, size), dtype)
 
     assert not has_fused_kernel(heads(6, 16), heads(6, 16))  # The tests run on a CPU.
     with use_backend(backend_for("gpu", "9.0")):
@@ -101,11 +111,11 @@ def test_fused_kernel_is_dot_product_attention():
         assert np.linalg.norm(ours - expected) < 0.01 * np.linalg.norm(expected)
 
 
-def test_additive_attention_is_that_of_plain_loops(random_heads):
-    queries, keys, values, mask = random_heads
+def test_additive_attention_is_that_of_plain_loops():
+    queries, keys, values, mask = random_heads()
     vector = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
-    attended, weights = additive_attention(
-        *map(jnp.asarray, (queries, keys, values, mask[:, None], vector))
+    attended, weights = jax.device_get(
+        jax.jit(additive_attention)(queries, keys, values, mask[:, None], vector)
     )
     for b, t, h in np.ndindex(2, 5, 3):
         scores = [
@@ -122,38 +132,20 @@ def test_additive_attention_is_that_of_plain_loops(random_heads):
         )
 
 
-def test_masked_weights_are_exactly_zero(random_heads):
-    queries, keys, values, mask = random_heads
-    _, weights = attend(queries, keys, values, mask)
-    hidden = np.broadcast_to(~mask[:, None], weights.shape)
-    assert hidden.any()
-    assert np.all(np.asarray(weights)[hidden] == 0.0)
+def test_weights_are_float32_for_bfloat16_inputs():
+    queries, keys, values, mask = random_heads()
+    low = [a.astype(jnp.bfloat16) for a in (queries, keys, values)]
+    attended, weights = jax.eval_shape(dot_product_attention, *low, mask[:, None])
+    assert (attended.dtype, weights.dtype) == (jnp.bfloat16, jnp.float32)
 
 
-def test_fully_masked_query_is_finite(random_heads):
-    queries, keys, values, mask = random_heads
-    mask[0, 0] = False
-    attended, _ = attend(queries, keys, values, mask)
-    assert np.isfinite(attended).all()
-
-
-def test_weights_are_float32_for_bfloat16_inputs(random_heads):
-    queries, keys, values, mask = random_heads
-    low = [jnp.asarray(a, jnp.bfloat16) for a in (queries, keys, values)]
-    attended, weights = attend(*low, mask)
-    assert attended.dtype == jnp.bfloat16
-    assert weights.dtype == jnp.float32
-
-
-@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"num_heads": 1, "d_k": 8, "d_v": 8}])
+@pytest.mark.parametrize("sizes", [{"num_heads": 2}, {"num_heads": 2, "d_k": 3, "d_v": 5}])
 def test_multi_head_attention_concatenates_heads(sizes):
-    layer = MultiHeadAttention(**{"num_heads": 2, **sizes})
+    layer = MultiHeadAttention(**sizes)
     rng = np.random.default_rng(1)
     x, memory = (rng.normal(size=(2, n, 8)).astype(np.float32) for n in (3, 4))
     mask = np.ones((2, 1, 3, 4), bool)
-    inputs = jnp.asarray(x), jnp.asarray(memory), jnp.asarray(mask)
-    params = layer.init(jax.random.key(0), *inputs)["params"]
-    p = jax.tree.map(np.asarray, params)
+    p = random_params(layer, x, memory, mask)
     heads = attention_by_formula(
         np.einsum("btd,dhk->bthk", x, p["query"]),
         np.einsum("bsd,dhk->bshk", memory, p["key"]),
@@ -161,54 +153,54 @@ def test_multi_head_attention_concatenates_heads(sizes):
         mask[:, 0],
     )
     expected = np.concatenate([heads[:, :, h] for h in range(heads.shape[2])], -1) @ p["output"]
-    actual = layer.apply({"params": params}, *inputs)
+    actual = jax.jit(layer.apply)({"params": p}, x, memory, mask)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_project_multiplies_over_the_last_axis():
-    rng = np.random.default_rng(2)
-    x, kernel = rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5, 6))
-    np.testing.assert_allclose(
-        project(jnp.asarray(x), jnp.asarray(kernel), None, "float32"),
-        np.einsum("btd,dhk->bthk", x, kernel),
-        rtol=1e-5,
-        atol=1e-6,
-    )
 
 
 def test_weight_dropout_keeps_the_mean_and_depends_on_the_row_id():
     """All values are 1, so the output is the sum of the weights that dropout kept, scaled."""
     layer = MultiHeadAttention(num_heads=4, dropout_rate=0.5)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64, 8)), jnp.float32)
-    params = layer.init(jax.random.key(0), x)["params"]
+    ones = np.ones((3, 64, 8), np.float32)
+    params = random_params(layer, ones)
     # All keys are equal, so every weight is 1 / 64. The output projection sums over heads.
-    params["key"] *= 0
-    params["value"] = params["value"] * 0 + 1 / x.sum(-1).mean()
-    params["output"] = jnp.ones_like(params["output"]) / 8
+    params["value"] = np.full_like(params["value"], 1 / 8)
+    params["output"] = np.full_like(params["output"], 1 / 8)
 
-    def run(x, **kwargs):
-        rngs = {"dropout": jax.random.key(1)}
-        return layer.apply({"params": params}, x, deterministic=False, rngs=rngs, **kwargs)
+    @jax.jit
+    def run(params, row_ids):
+        kept = layer.apply(
+            {"params": params},
+            ones,
+            deterministic=False,
+            rngs={"dropout": jax.random.key(1)},
+            row_ids=row_ids,
+        )
+        return kept, layer.apply({"params": params}, ones)
 
-    ones = jnp.ones_like(x)
-    kept, plain = run(ones), layer.apply({"params": params}, ones)
-    ratios = np.asarray(kept / plain)[..., 0]
+    kept, plain = jax.device_get(run(params, np.arange(3)))
+    np.testing.assert_allclose(plain, 1.0, rtol=1e-5)
     # Binomial distribution: 4 heads of 64 weights, each kept with probability 1/2 and doubled.
+    ratios = kept[..., 0]
     assert ratios.mean() == pytest.approx(1.0, abs=4 * (1 / 256 / ratios.size) ** 0.5)
     assert ratios.std() == pytest.approx((1 / 256) ** 0.5, rel=0.2)
-    np.testing.assert_array_equal(run(ones[:2], row_ids=jnp.array([2, 0])), kept[jnp.array([2, 0])])
-    np.testing.assert_array_equal(layer.apply({"params": params}, ones), plain)
+    order = np.array([2, 0, 1])
+    np.testing.assert_array_equal(run(params, order)[0], kept[order])
 
 
 def test_positions_are_encoded_into_queries_and_keys():
     """With rotary positions, scores depend only on differences of positions."""
     layer = MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 8)), jnp.float32)
-    params = layer.init(jax.random.key(0), x)
-    default = layer.apply(params, x)
-    shifted = layer.apply(params, x, positions=jnp.arange(5)[None] + 100)
+    x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype(np.float32)
+    variables, positions = {"params": random_params(layer, x)}, np.arange(5)[None]
+
+    @jax.jit
+    def run(variables, x, positions):
+        plain = MultiHeadAttention(num_heads=2).apply(variables, x)
+        default = layer.apply(variables, x)
+        return plain, default, layer.apply(variables, x, positions=positions)
+
+    plain, default, shifted = jax.device_get(run(variables, x, positions + 100))
     np.testing.assert_allclose(shifted, default, rtol=1e-4, atol=1e-5)
-    plain = MultiHeadAttention(num_heads=2).apply(params, x)
     assert np.abs(default - plain).max() > 0.01
-    reversed_positions = layer.apply(params, x[:, ::-1], positions=jnp.arange(5)[None, ::-1])
-    np.testing.assert_allclose(reversed_positions[:, ::-1], default, rtol=1e-4, atol=1e-5)
+    *_, backward = jax.device_get(run(variables, x[:, ::-1], positions[:, ::-1]))
+    np.testing.assert_allclose(backward[:, ::-1], default, rtol=1e-4, atol=1e-5)

@@ -9,29 +9,22 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 
+from ..profiles import by_profile
 
-@pytest.fixture
-def run(tiny_workdir, tmp_path):
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "mine").write_text("mine")
-    signal.alarm(100)  # A FIFO would wait without end.
-    yield shutil.copytree(tiny_workdir, tmp_path / "run")
-    signal.alarm(0)
-    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["mine"]
-    assert (tmp_path / "outside" / "mine").read_text() == "mine"
+KINDS = [("config.json", "FIFO"), ("metrics.jsonl", "link"), ("checkpoints", "folder")]
+OTHERS = [
+    *((name, "FIFO") for name in ("identity.json", "metrics.jsonl", "metrics.after-2.jsonl")),
+    *((name, "link") for name in ("config.json", "identity.json", "lock")),
+    *((name, "folder") for name in ("tensorboard", "averaged")),
+]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *((name, "FIFO") for name in ("config.json", "identity.json", "metrics.jsonl")),
-        *((name, "link") for name in ("config.json", "identity.json", "metrics.jsonl", "lock")),
-        *((name, "folder") for name in ("tensorboard", "averaged", "checkpoints")),
-        ("metrics.after-2.jsonl", "FIFO"),
-    ],
-)
-def test_is_refused(name, kind, run, tiny_config, tmp_path):
+@pytest.mark.parametrize(("name", "kind"), by_profile(KINDS, nightly=KINDS + OTHERS))
+def test_is_refused(name, kind, tiny_workdir, tiny_config, tmp_path):
+    outside, run = tmp_path / "outside", shutil.copytree(tiny_workdir, tmp_path / "run")
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
     path = run / name
     if path.is_dir():
         path.rename(tmp_path / "kept")
@@ -40,6 +33,10 @@ def test_is_refused(name, kind, run, tiny_config, tmp_path):
     if kind == "FIFO":
         os.mkfifo(path)
     else:
-        path.symlink_to(tmp_path / "outside" / ("new" if kind == "link" else ""))
+        path.symlink_to(outside / ("new" if kind == "link" else ""))
+    signal.alarm(100)  # A FIFO would wait without end.
     with pytest.raises(UserError, match=r"found a (FIFO|link)|not of a folder or link|to lock"):
         train(tiny_config(steps=8), run)
+    signal.alarm(0)
+    assert [path.name for path in outside.iterdir()] == ["mine"]
+    assert (outside / "mine").read_text() == "mine"

@@ -223,7 +223,7 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
         lambda event, *_, **__: compiled.append(event)
     )
     began = time.perf_counter()
-    train_step = make_train_step(loss, optimizer, mesh).lower(state, first).compile()
+    train_step = make_train_step(loss, optimizer, mesh).compile(state, first)
     compile_seconds = time.perf_counter() - began
     batch, waited, took = first, 0.0, 0.0
 

@@ -1,5 +1,6 @@
 """Training from a config: builds the task, the optimizer and the settings of the training loop."""
 
+import dataclasses
 import functools
 import pathlib
 import sys
@@ -9,11 +10,19 @@ import optax
 from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import Config, StreamConfig, check_config, load_run, model_of
+from jaxformer.config import (
+    Config,
+    ModelConfig,
+    StreamConfig,
+    TrainingConfig,
+    check_config,
+    load_run,
+    model_of,
+)
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
-from jaxformer.models.selection import describe_model
+from jaxformer.models.selection import Model, describe_model
 from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.initialization import check_initialization, initialization
@@ -29,6 +38,7 @@ from jaxformer.training.optimizer import configured_optimizer, configured_schedu
 from jaxformer.training.replay import Replayed
 from jaxformer.training.replay import replay as replay_step
 from jaxformer.training.run_directory import begin
+from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.signals import stop_signals
 from jaxformer.training.step import TrainState
 from jaxformer.training.writers import Writer
@@ -120,7 +130,7 @@ def _advice(config: Config, folder: Workdir) -> Iterator[str]:
             "--config.model.compute_dtype=float32"
         )
     training = config.training
-    if training.schedule in ("linear", "cosine") and folder.config.exists():
+    if training.schedule in DECAYING and folder.config.exists():
         steps = load_run(folder).training.steps
         if steps != training.steps:
             yield (
@@ -182,11 +192,23 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         learning rate also depends on the width of the model.
     """
     check_config(config)
-    describe = functools.partial(_describe, config)
-    optimizer = configured_optimizer(config.training, config.model.d_model, describe)
-    if config.training.freeze is None:
+    training = config.training
+    # Equal optimizers share compiled steps, so the settings of the loop must not distinguish them.
+    loop = {field.name: field.default for field in dataclasses.fields(FitConfig)}
+    if training.schedule in DECAYING:
+        loop["steps"] = training.steps
+    return _make_optimizer(dataclasses.replace(training, **loop), config.model, model_of(config))
+
+
+@functools.lru_cache
+def _make_optimizer(
+    training: TrainingConfig, model: ModelConfig, kind: Model
+) -> optax.GradientTransformation:
+    describe = functools.partial(describe_model, model, kind)
+    optimizer = configured_optimizer(training, model.d_model, describe)
+    if training.freeze is None:
         return optimizer
-    return freeze(optimizer, config.training.freeze, describe())
+    return freeze(optimizer, training.freeze, describe())
 
 
 def _describe(config: Config) -> PyTree:

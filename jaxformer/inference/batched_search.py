@@ -6,7 +6,6 @@ second stage, in smaller batches with capacity up to the maximum length. Every b
 few shapes, with two programs each.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -25,13 +24,10 @@ from jaxformer.nn.stack import StackCache
 from jaxformer.search import (
     Algorithm,
     BeamResult,
-    Constraint,
-    Sampling,
     ensemble,
     take_sentences,
 )
-from jaxformer.search.constraints import as_pytrees
-from jaxformer.search.sampling import sentence_keys
+from jaxformer.search.numbers import Numbers, join_numbers, split_numbers
 from jaxformer.search.step_loop import PrefillFn
 
 Configs: TypeAlias = tuple[ModelConfig, ...]
@@ -128,8 +124,7 @@ def search_batches(
         batch = SourceBatch(
             src=_padded(rows, shape.rows, shape.source),
             prefix=None if targets is None else _padded(targets, shape.rows, shape.prefix),
-            numbers=np.resize(np.asarray([first + n for n in numbers], np.int32), shape.rows),
-            seed=np.int32(search.seed if isinstance(search, Sampling) else 0),
+            sentence_ids=np.resize(np.asarray([first + n for n in numbers], np.int32), shape.rows),
         )
         for row, result in _search(configs, search, params, shape, batch):
             if row < len(numbers):
@@ -213,21 +208,18 @@ def compile_programs(
     configs: Configs, search: Algorithm, params: Params, shape: BatchShape, *, prefixes: bool
 ) -> None:
     """Compiles the programs of a shape by running them on an empty batch."""
-    constraints, search = as_pytrees(search.constraints), _static(search)
+    search, numbers = split_numbers(search, shape.capacity)
     for width in _widths(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
         batch = SourceBatch(
             src=_padded([], shape.rows, shape.source),
             prefix=_padded([], shape.rows, width) if prefixes else None,
-            numbers=np.zeros(shape.rows, np.int32),
-            seed=np.int32(0),
+            sentence_ids=np.zeros(shape.rows, np.int32),
         )
-        state, _, result = _first_stage(
-            configs, search, shape, params, constraints, batch, np.int32(0)
-        )
+        state, _, result = _first_stage(configs, search, shape, params, numbers, batch, np.int32(0))
         if shape.first < shape.capacity:
             rows = np.zeros(shape.rows_left, np.int32)
-            result = _second_stage(configs, search, shape, params, constraints, state, rows)
+            result = _second_stage(configs, search, shape, params, numbers, state, rows)
         jax.block_until_ready(result)
 
 
@@ -237,21 +229,19 @@ class SourceBatch(NamedTuple):
     Attributes:
       src: Source ids, int32.
       prefix: Forced target ids, int32; None if nothing is forced.
-      numbers: Number of each sentence in the whole input, int32.
-      seed: Seed of sampling, int32.
+      sentence_ids: Number of each sentence in the whole input, int32.
     """
 
     src: Int[np.ndarray, "B S"]
     prefix: Int[np.ndarray, "B P"] | None
-    numbers: Int[np.ndarray, " B"]
-    seed: np.int32
+    sentence_ids: Int[np.ndarray, " B"]
 
 
 def _search(
     configs: Configs, search: Algorithm, params: Params, shape: BatchShape, batch: SourceBatch
 ) -> Iterator[tuple[int, Decoded]]:
     """Yields the rows of a batch with their hypotheses, as they finish."""
-    constraints, search = as_pytrees(search.constraints), _static(search)
+    search, numbers = split_numbers(search, shape.capacity)
     # Most translations end before this length; the others continue in smaller batches. If the
     # first stage has the full capacity already, a second stage would only cost a compilation.
     longest = int((batch.src != PAD).sum(axis=1).max())
@@ -259,7 +249,7 @@ def _search(
     if until < shape.capacity:
         until = min(until, longest + longest // 4 + 4)
     state, done, result = _first_stage(
-        configs, search, shape, params, constraints, batch, np.int32(until)
+        configs, search, shape, params, numbers, batch, np.int32(until)
     )
     done, result = jax.device_get((done, result))
     yield from _hypotheses(result, np.flatnonzero(done))
@@ -269,7 +259,7 @@ def _search(
         # Unfinished sentences are repeated to fill the batch.
         padded = np.resize(rows, shape.rows_left).astype(np.int32)
         result = jax.device_get(
-            _second_stage(configs, search, shape, params, constraints, state, padded)
+            _second_stage(configs, search, shape, params, numbers, state, padded)
         )
         for i, found in _hypotheses(result, np.arange(len(rows))):
             yield int(rows[i]), found
@@ -281,7 +271,7 @@ def _first_stage(
     search: Algorithm,
     shape: BatchShape,
     params: Params,
-    constraints: tuple[Constraint, ...],
+    numbers: Numbers,
     batch: SourceBatch,
     until: Int[Array, ""],
 ) -> tuple[Any, Bool[Array, " B"], BeamResult]:
@@ -290,6 +280,7 @@ def _first_stage(
     Returns:
       The search state, a mask of the finished sentences, and the hypotheses.
     """
+    search = join_numbers(search, numbers)
     models = [Transformer(config) for config in configs]
     segments = (batch.src != PAD).astype(jnp.int32)
     caches, half = [], max(1, shape.first // 2)
@@ -299,12 +290,8 @@ def _first_stage(
         caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
     lengths = segments.sum(axis=1)
     max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
-    search = dataclasses.replace(search, constraints=constraints)
-    ids = jnp.asarray(batch.numbers)
-    keys = sentence_keys(batch.seed, ids) if isinstance(search, Sampling) else None
-    state = search.start(
-        tuple(caches), max_lengths, shape.capacity, batch.prefix, keys=keys, sentence_ids=ids
-    )
+    ids = jnp.asarray(batch.sentence_ids)
+    state = search.start(tuple(caches), max_lengths, shape.capacity, batch.prefix, sentence_ids=ids)
     if shape.prefix:
         state = search.prefill(_prefill_fn(configs, params), state)
     # Attention reads the whole capacity, so the first half of the steps uses half of it.
@@ -321,12 +308,12 @@ def _second_stage(
     search: Algorithm,
     shape: BatchShape,
     params: Params,
-    constraints: tuple[Constraint, ...],
+    numbers: Numbers,
     state: Any,
     rows: Int[Array, " R"],
 ) -> BeamResult:
     """Decodes the selected sentences of a batch until they finish."""
-    search = dataclasses.replace(search, constraints=constraints)
+    search = join_numbers(search, numbers)
     state, step_fn = take_sentences(state, rows), _step_fn(configs, params)
     for capacity in shape.later_capacities:
         state = search.advance(step_fn, _grow(state, capacity), capacity)
@@ -363,12 +350,6 @@ def _prefill_fn(configs: Configs, params: Params) -> PrefillFn:
         return log_probs, tuple(after)
 
     return prefill
-
-
-def _static(search: Algorithm) -> Algorithm:
-    """Removes the seed and the constraints, which are traced, so that they share a program."""
-    seed = {"seed": 0} if isinstance(search, Sampling) else {}
-    return dataclasses.replace(search, constraints=(), **seed)
 
 
 def _hypotheses(result: BeamResult, rows: Int[np.ndarray, " R"]) -> Iterator[tuple[int, Decoded]]:

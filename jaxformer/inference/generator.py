@@ -23,7 +23,7 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
 from jaxformer.renamed import renamed_method
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
-from jaxformer.search.constraints import as_pytrees
+from jaxformer.search.numbers import Numbers, join_numbers, split_numbers
 from jaxformer.search.sampling import sentence_keys
 from jaxformer.workdir import Workdir, use_compilation_cache
 
@@ -223,26 +223,24 @@ class Generator:
         """Generates ``count`` tokens after a context and yields all tokens after each chunk."""
         config, length = self.config.model, context.shape[1]
         capacity = _capacity(length - 1 + count, config.max_length)
-        search, constraints = self._search
+        search, numbers = split_numbers(self._search, capacity + 1)
         padded = np.zeros((len(context), _capacity(length, config.max_length)), np.int32)
         padded[:, :length] = context
-        state = _read(
-            config, search, capacity, self.params, constraints, padded, length, count, keys
-        )
+        state = _read(config, search, capacity, self.params, numbers, padded, length, count, keys)
         for until in (*range(chunk, count, chunk), count):
-            state, tokens = _advance(config, search, self.params, constraints, state, until)
+            state, tokens = _advance(config, search, self.params, numbers, state, until)
             yield np.asarray(tokens)[:, :, :until]
 
     @property
-    def _search(self) -> tuple[Algorithm, tuple[Any, ...]]:
-        """Returns the search without what is traced, and the constraints as pytrees."""
+    def _search(self) -> Algorithm:
+        """Returns the search of one row, whose tokens are text."""
         search = self.config.search
-        constraints = as_pytrees((*search.constraints, _only_text))
         if isinstance(search, Sampling):
-            changes: dict[str, Any] = {"num_samples": 1, "seed": 0}
+            changes: dict[str, Any] = {"num_samples": 1}
         else:  # Most texts end at their maximum length, without EOS.
             changes = {"unfinished": "compete"}
-        return dataclasses.replace(search, constraints=(), max_length=None, **changes), constraints
+        constraints = (*search.constraints, _only_text)
+        return dataclasses.replace(search, constraints=constraints, **changes)
 
 
 def _only_text(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
@@ -259,7 +257,7 @@ def _read(
     search: Algorithm,
     capacity: int,
     params: PyTree,
-    constraints: tuple[Any, ...],
+    numbers: Numbers,
     context: Int[Array, "B T"],
     length: Int[Array, ""],
     count: Int[Array, ""],
@@ -272,7 +270,7 @@ def _read(
     cache = model.apply(variables, context, **sizes, method="start")
     # The first step feeds the last token.
     _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
-    search = dataclasses.replace(search, constraints=constraints)
+    search = join_numbers(search, numbers)
     max_lengths = jnp.broadcast_to(count, context.shape[:1])
     last = context[:, length - 1]
     return search.start(cache, max_lengths, capacity + 1, keys=keys, first_tokens=last)
@@ -283,12 +281,12 @@ def _advance(
     config: ModelConfig,
     search: Algorithm,
     params: PyTree,
-    constraints: tuple[Any, ...],
+    numbers: Numbers,
     state: Any,
     until: Int[Array, ""],
 ) -> tuple[Any, Int[Array, "B N T"]]:
     """Generates until hypotheses have ``until`` tokens; returns the state and the tokens."""
-    search = dataclasses.replace(search, constraints=constraints)
+    search = join_numbers(search, numbers)
     state = search.advance(step_fn(LanguageModel(config), params), state, until)
     return state, search.finalize(state).tokens
 

@@ -1,5 +1,6 @@
 """The models that a workdir may hold, and the metadata of their parameters."""
 
+import functools
 from typing import Any, TypeAlias
 
 import jax
@@ -16,11 +17,13 @@ Model: TypeAlias = type[Transformer] | type[LanguageModel]
 _INPUTS: dict[Model, int] = {Transformer: 2, LanguageModel: 1}
 
 
+@functools.lru_cache
 def abstract_model_params(config: ModelConfig, model: Model) -> PyTree:
     """Returns shapes and dtypes of the float32 parameters, without computing anything."""
     return jax.eval_shape(*_init(config, model))["params"]
 
 
+@functools.lru_cache
 def describe_model(config: ModelConfig, model: Model = Transformer) -> PyTree:
     """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
     return describe(*_init(config, model))

@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.layout import zeros_beside
 from jaxformer.renamed import warn
-from jaxformer.search.settings import Constraint, SearchSettings
+from jaxformer.search.settings import Constraint, SearchSettings, is_set
 from jaxformer.search.state import BeamState, SampleState
 
 
@@ -101,7 +101,7 @@ class ForcedPrefix:
 def active(settings: SearchSettings, prefix: Int[Array, "B P"]) -> tuple[Constraint, ...]:
     """Returns the constraints of a search in the order in which they apply."""
     constraints: list[Constraint] = []
-    if settings.min_length:
+    if is_set(settings.min_length, 0):
         constraints.append(MinLength(settings.min_length))
     if settings.no_repeat_ngram:
         constraints.append(NoRepeatNgram(settings.no_repeat_ngram))

@@ -42,14 +42,20 @@ def gnmt_penalty(length: Length, alpha: float) -> Length:
     return cast(Length, ((5.0 + values) / 6.0) ** alpha)
 
 
-def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> np.ndarray:
+def length_penalties(
+    penalty: Penalty, alpha: float | np.ndarray | jax.Array, max_length: int
+) -> np.ndarray | jax.Array:
     """Returns the penalty of every length from 0 to ``max_length``, float32.
 
     It is computed in float64 on the host, so that rounding never makes it decrease with the length.
+    ``alpha`` may be the result of an earlier call, for the same or a larger ``max_length``; it may
+    be traced.
 
     >>> length_penalties("power", 2.0, 3).tolist()
     [1.0, 1.0, 4.0, 9.0]
     """
+    if not isinstance(alpha, int | float):
+        return alpha[: max_length + 1]
     lengths = np.arange(max_length + 1, dtype=np.float64)
     if penalty == "none":
         values = np.ones_like(lengths)

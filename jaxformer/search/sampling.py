@@ -28,7 +28,7 @@ from jaxformer.layout import take_rows, zeros_beside
 from jaxformer.search import step_loop
 from jaxformer.search.constraints import constrain, number_sentences
 from jaxformer.search.penalties import length_penalties
-from jaxformer.search.settings import SamplingSettings
+from jaxformer.search.settings import SamplingSettings, is_set
 from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, best_first, prepare
 from jaxformer.search.step_loop import (
     PrefillFn,
@@ -182,10 +182,11 @@ def truncate(
 ) -> tuple[Float[Array, "B N K"], Int[Array, "B N K"] | None]:
     """Returns the logits, -inf for truncated tokens, and their token ids; None means 0 to V - 1."""
     vocabulary = logits.shape[2]
-    if not settings.top_k and settings.top_p == 1:
+    nucleus = is_set(settings.top_p, 1.0)
+    if not settings.top_k and not nucleus:
         return logits, None
     logits, tokens = lax.top_k(logits, min(settings.top_k or vocabulary, vocabulary))
-    if settings.top_p < 1:
+    if nucleus:
         probabilities = jax.nn.softmax(logits, axis=-1)
         more_probable = jnp.cumsum(probabilities, axis=-1) - probabilities
         logits = jnp.where(more_probable < settings.top_p, logits, -jnp.inf)

@@ -194,6 +194,11 @@ class SamplingSettings(SearchSettings):
         return self.num_samples
 
 
+def is_set(value: Any, neutral: float) -> bool:
+    """Returns whether a number is not the neutral one; a traced number counts as set."""
+    return not isinstance(value, int | float) or value != neutral
+
+
 def _check_choice(settings: SearchSettings, name: str, choices: Any) -> None:
     allowed, value = typing.get_args(choices), getattr(settings, name)
     if value not in allowed:

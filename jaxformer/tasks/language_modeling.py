@@ -1,5 +1,6 @@
 """Language modeling: one text, next-token prediction, and perplexity."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
-from jaxformer.config import Config, text_stream
+from jaxformer.config import Config, ModelConfig, text_stream
 from jaxformer.data.findings import listed
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
@@ -27,12 +28,13 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.nn.stack import Remat
 from jaxformer.tasks.initialization import given_tokenizer
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.run_directory import check_identity
-from jaxformer.training.task import Example, Randomness, Sums, Task, dropout_of
+from jaxformer.training.task import Example, Init, Loss, Randomness, Sums, Task, dropout_of
 from jaxformer.workdir import Workdir
 
 
@@ -76,6 +78,33 @@ def _identity(stream: TokenStream) -> dict[str, str]:
     return {"tokenizer": stream.tokenizer.sha256, "text": stream.text_sha256}
 
 
+# Equal arguments give the same function, so that its programs are compiled once in a process.
+@functools.lru_cache
+def _make_init(config: ModelConfig) -> Init:
+    return lambda key: LanguageModel(config).init(key, jnp.ones((1, 1), jnp.int32))["params"]
+
+
+@functools.lru_cache
+def _make_loss(config: ModelConfig, smoothing: float, remat: Remat) -> Loss:
+    def loss(params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None) -> Sums:
+        dropout, rngs = dropout_of(randomness)
+        model = LanguageModel(config, "none" if randomness is None else remat)
+        inputs, targets = batch[:, :-1], batch[:, 1:]
+        real = targets != PAD
+
+        def forward(module: LanguageModel) -> tuple[Array, Any]:
+            return module.features(inputs, **dropout), module.output_projection()
+
+        features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
+        loss, nll = projected_cross_entropy(
+            features, projection, targets, real, smoothing, config.compute_dtype
+        )
+        count = real.sum(dtype=jnp.int32)
+        return {"loss": loss, "nll": nll, "count": count, "tokens": count}
+
+    return loss
+
+
 class LanguageModeling(Task):
     """Trains a language model on one text; validates with loss and perplexity.
 
@@ -86,25 +115,16 @@ class LanguageModeling(Task):
     def __init__(self, config: Config, stream: TokenStream) -> None:
         self.config, self._data, self._stream = config, text_stream(config), stream
 
-    def init(self, key: Array) -> PyTree:
-        return LanguageModel(self.config.model).init(key, jnp.ones((1, 1), jnp.int32))["params"]
+    @property
+    def init(self) -> Init:
+        """Creates the parameters from a key."""
+        return _make_init(self.config.model)
 
-    def loss(self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None) -> Sums:
+    @property
+    def loss(self) -> Loss:
         """Sums label-smoothed "loss" and "nll", in nats, and counts tokens ("count", "tokens")."""
-        dropout, rngs = dropout_of(randomness)
-        remat = "none" if randomness is None else self.config.training.remat
-        model = LanguageModel(self.config.model, remat)
-        inputs, targets = batch[:, :-1], batch[:, 1:]
-        real = targets != PAD
-
-        def forward(module: LanguageModel) -> tuple[Array, Any]:
-            return module.features(inputs, **dropout), module.output_projection()
-
-        features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
-        smoothing, dtype = self.config.training.label_smoothing, self.config.model.compute_dtype
-        loss, nll = projected_cross_entropy(features, projection, targets, real, smoothing, dtype)
-        count = real.sum(dtype=jnp.int32)
-        return {"loss": loss, "nll": nll, "count": count, "tokens": count}
+        training = self.config.training
+        return _make_loss(self.config.model, training.label_smoothing, training.remat)
 
     @property
     def tokenizer(self) -> StreamTokenizer:

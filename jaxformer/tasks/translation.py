@@ -1,5 +1,6 @@
 """Translation: sentence pairs, the label-smoothed loss of section 5.4, and BLEU."""
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
@@ -19,12 +20,13 @@ from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.flops import training_flops
 from jaxformer.models.transformer import Transformer
+from jaxformer.nn.stack import Remat
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.training import hosts
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Example, Loss, Randomness, Sums, Task, dropout_of
+from jaxformer.training.task import Example, Init, Loss, Randomness, Sums, Task, dropout_of
 from jaxformer.workdir import Workdir
 
 # Decodes a slice of the validation sentences; calls its last argument after each batch.
@@ -37,6 +39,7 @@ _SENTENCES_BETWEEN_STOPS = 64
 _DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"}
 
 
+@functools.lru_cache
 def make_init(config: ModelConfig) -> Callable[[Array], PyTree]:
     """Returns a function that creates the parameters of a Transformer from a key."""
 
@@ -52,14 +55,18 @@ def make_loss(config: Config) -> Loss:
 
     The sums are "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
     "count", the number of target tokens; and "tokens", the number of source and target tokens.
-    Tokens include end-of-sentence but no padding.
+    Tokens include end-of-sentence but no padding. Equal settings give the same function, so that
+    its programs are compiled once for all runs of a process.
     """
     check_config(config)
-    smoothing = config.training.label_smoothing
+    return _make_loss(config.model, config.training.label_smoothing, config.training.remat)
 
+
+@functools.lru_cache
+def _make_loss(config: ModelConfig, smoothing: float, remat: Remat) -> Loss:
     def loss(params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        remat = "none" if randomness is None else config.training.remat
-        return loss_sums(Transformer(config.model, remat), params, batch, smoothing, randomness)
+        model = Transformer(config, "none" if randomness is None else remat)
+        return loss_sums(model, params, batch, smoothing, randomness)
 
     return loss
 
@@ -109,7 +116,6 @@ class Translation(Task):
 
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config, self._data = config, data
-        self._init, self._loss = make_init(config.model), make_loss(config)
         smoothed = {"loss": "label-smoothed loss {:.3f}"} if config.training.label_smoothing else {}
         self.log_formats = {**smoothed, **self._log_formats()}
 
@@ -121,12 +127,15 @@ class Translation(Task):
         tokenizer = scorer.tokenizer.signature()
         return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)"}
 
-    def init(self, key: Array) -> PyTree:
-        return self._init(key)
+    @property
+    def init(self) -> Init:
+        """Creates the parameters; see :func:`make_init`."""
+        return make_init(self.config.model)
 
-    def loss(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+    @property
+    def loss(self) -> Loss:
         """Sums the label-smoothed loss and counts; see :func:`make_loss`."""
-        return self._loss(params, batch, randomness)
+        return make_loss(self.config)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -345,7 +345,7 @@ class Run:
         watchdog.progress("the start of the compilation", limited=False)
         began = time.monotonic()
         with window.paused():
-            self.programs[shape] = self.train_step.lower(state, batch).compile()
+            self.programs[shape] = self.train_step.compile(state, batch)
         self.reporter.log(f"compiled it in {time.monotonic() - began:.0f} s")
         return self.programs[shape]
 

@@ -17,6 +17,9 @@ from jaxformer.fields import (
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
+# Schedules that depend on the number of steps.
+DECAYING = ("linear", "cosine")
+
 
 @runtime_checkable
 class Settings(Protocol):
@@ -172,7 +175,7 @@ class TrainingConfig(FitConfig):
             raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
         if not 0 <= self.weight_decay < math.inf:
             raise UserError(f"training.weight_decay must be 0 or more: got {self.weight_decay}")
-        if self.schedule in ("linear", "cosine") and self.warmup_steps >= self.steps:
+        if self.schedule in DECAYING and self.warmup_steps >= self.steps:
             raise UserError(
                 "training.warmup_steps must be less than training.steps with "
                 f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"

@@ -5,7 +5,6 @@ count (of target tokens, for instance) once. A step therefore does not depend on
 devices or micro-batches, even if the rows of a batch have different lengths.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -27,7 +26,7 @@ from jaxformer.training.mesh import (
     replicated,
     sum_over_data,
 )
-from jaxformer.training.task import Loss, Randomness, Sums
+from jaxformer.training.task import Init, Loss, Randomness, Sums, cached_by_function
 
 
 class TrainState(NamedTuple):
@@ -50,10 +49,9 @@ class TrainState(NamedTuple):
 
 # Names that the step adds to the sums of a loss.
 _OWN = {"grad_norm", "skipped"}
-# The methods init and describe of a Task.
-Init = Callable[[Array], PyTree]
 # Returns the parameters that a new run starts from, given the ones that the task has created.
 StartFrom = Callable[[PyTree], PyTree]
+# The method describe of a Task.
 Describe = Callable[[], PyTree]
 
 
@@ -81,9 +79,9 @@ def init_state(
     Raises:
       UserError: ``start_from`` returns parameters with other names or shapes.
     """
-    create = functools.partial(_create_state, init, optimizer, seed)
-    layout = _layout(init, jax.eval_shape(create), mesh, describe)
-    state = jax.jit(create, out_shardings=layout)()
+    create, key = _make_create_state(init, optimizer), jax.random.key(seed)
+    layout = _layout(init, jax.eval_shape(create, key), mesh, describe)
+    state = jax.jit(create, out_shardings=layout)(key)
     if start_from is None:
         return state
     params = _placed_like(state.params, start_from(state.params))
@@ -126,7 +124,7 @@ def abstract_state(
     describe: Describe | None = None,
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of :func:`init_state` without computing it."""
-    shapes = jax.eval_shape(functools.partial(_create_state, init, optimizer, seed=0))
+    shapes = jax.eval_shape(_make_create_state(init, optimizer), jax.random.key(0))
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
         shapes,
@@ -143,26 +141,44 @@ def _layout(init: Init, state: TrainState, mesh: Mesh, describe: Describe | None
     return TrainState(*layout)
 
 
-def _create_state(init: Init, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    params = init(jax.random.key(seed))
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, optimizer.init(params), zero, zero)
+@cached_by_function
+def _make_create_state(
+    init: Init, optimizer: optax.GradientTransformation
+) -> Callable[[Array], TrainState]:
+    def create_state(key: Array) -> TrainState:
+        params = init(key)
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(zero, params, optimizer.init(params), zero, zero)
+
+    return create_state
+
+
+# (state, batch, seed) -> (next state, sums of the batch)
+StepFunction = Callable[[TrainState, PyTree, Int[Array, ""]], tuple[TrainState, Sums]]
 
 
 class TrainStep:
-    """A jitted step from :func:`make_train_step`; call it or :meth:`lower` it."""
+    """A jitted step from :func:`make_train_step`; call it, or :meth:`compile` it before."""
 
-    def __init__(self, function: Callable[[TrainState, PyTree], Any], mesh: Mesh) -> None:
-        self._function, self._mesh = function, mesh
+    def __init__(self, function: StepFunction, mesh: Mesh, seed: int) -> None:
+        # The seed is an argument of the program, so that runs of other seeds need no compilation.
+        self._function, self._mesh, self._seed = function, mesh, np.uint32(seed)
         self._jitted: Any = None
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
         """Takes one step. The state is donated."""
-        return self._jit(state)(state, batch)
+        return self._jit(state)(state, batch, self._seed)
 
     def lower(self, state: TrainState, batch: PyTree) -> Any:
-        """Lowers the step for these shapes, like ``jax.jit(...).lower``."""
-        return self._jit(state).lower(state, batch)
+        """Lowers the step for these shapes, like ``jax.jit(...).lower``; the seed is an input."""
+        return self._jit(state).lower(state, batch, self._seed)
+
+    def compile(
+        self, state: TrainState, batch: PyTree
+    ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
+        """Returns the step compiled for these shapes."""
+        program, seed = self.lower(state, batch).compile(), self._seed
+        return lambda state, batch: program(state, batch, seed)
 
     def _jit(self, state: TrainState) -> Any:
         if self._jitted is None:
@@ -170,7 +186,7 @@ class TrainStep:
             self._jitted = jax.jit(
                 self._function,
                 donate_argnums=0,
-                in_shardings=(layout, batch_sharding(self._mesh)),
+                in_shardings=(layout, batch_sharding(self._mesh), replicated(self._mesh)),
                 out_shardings=(layout, replicated(self._mesh)),
                 compiler_options=dict(backend().compiler_options),
             )
@@ -221,6 +237,15 @@ def make_train_step(
             "loss: expected a function of parameters, batch and randomness, got "
             f"{type(loss).__name__}; see help(jaxformer.Task.loss)"
         )
+    function = _make_step_function(loss, optimizer, mesh, gradient_accumulation)
+    return TrainStep(function, mesh, seed)
+
+
+@cached_by_function
+def _make_step_function(
+    loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh, gradient_accumulation: int
+) -> StepFunction:
+    """Returns the function that :func:`make_train_step` compiles."""
 
     def gradients_on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
         size = jax.tree.leaves(batch)[0].shape[0]
@@ -231,7 +256,9 @@ def make_train_step(
         mesh, gradients_on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec())
     )
 
-    def train_step(state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
+    def train_step(
+        state: TrainState, batch: PyTree, seed: Int[Array, ""]
+    ) -> tuple[TrainState, Sums]:
         key = step_key(seed, state.step)
         gradients, sums = gradients_and_sums(state.params, batch, key)
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
@@ -241,10 +268,10 @@ def make_train_step(
         state, skipped = _update(state, gradients, norm, sums["loss"] / count, optimizer)
         return state, sums | {"grad_norm": norm, "skipped": skipped}
 
-    return TrainStep(train_step, mesh)
+    return train_step
 
 
-def step_key(seed: int, step: Int[Array, ""]) -> Array:
+def step_key(seed: int | Int[Array, ""], step: Int[Array, ""]) -> Array:
     """Returns the key of the random numbers of the step after ``step``."""
     return jax.random.fold_in(jax.random.key(seed + 1), step)
 

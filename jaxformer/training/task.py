@@ -1,9 +1,10 @@
 """The interface between the training loop and what it trains."""
 
 import abc
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
@@ -55,8 +56,32 @@ class Example(NamedTuple):
     text: str
 
 
+# The method init of a Task: parameters from a key.
+Init: TypeAlias = Callable[[Array], PyTree]
 # ``loss(params, batch, randomness)``; randomness is None while evaluating.
 Loss: TypeAlias = Callable[[PyTree, PyTree, Randomness | None], Sums]
+
+Result = TypeVar("Result")
+
+
+def cached_by_function(make: Callable[..., Result]) -> Callable[..., Result]:
+    """Caches results for equal arguments, the first of which is a function of a task.
+
+    Runs of equal functions then compile their programs once. A method is not equal to another
+    task's, and a cache would keep the task's data alive: its results are not cached.
+    """
+    cached = functools.lru_cache(maxsize=16)(make)
+
+    @functools.wraps(make)
+    def call(function: Callable, *rest: Any) -> Result:
+        return (make if hasattr(function, "__self__") else cached)(function, *rest)
+
+    return call
+
+
+@cached_by_function
+def _describe(init: Init) -> PyTree:
+    return describe(init, jax.random.key(0))
 
 
 @runtime_checkable
@@ -148,7 +173,7 @@ class Task(Protocol):
         ``jax.lax.with_sharding_constraint(table, jax.sharding.PartitionSpec())``. Otherwise XLA
         aborts on meshes where "data" and "fsdp" are both above 1 (jax 0.10.2).
         """
-        return describe(self.init, jax.random.key(0))
+        return _describe(self.init)
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns every shape of a global batch, as pytrees of ``jax.ShapeDtypeStruct``.

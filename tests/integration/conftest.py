@@ -2,16 +2,13 @@
 
 import dataclasses
 import fcntl
-import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, TrainingConfig
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 
 # Programs that tests run in processes of their own.
 collect_ignore = [
@@ -41,71 +38,6 @@ TINY = Config(
         keep_checkpoints=3,
     ),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cheap_runs() -> Iterator[None]:
-    """Traces each program once for all runs, since tracing is most of a tiny run.
-
-    Runs in separate processes trace everything themselves, as a user's runs do.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name, function in _cached_functions():
-            patch.setattr(module, name, function)
-        yield
-
-
-@functools.cache
-def _cached_functions() -> list[tuple[Any, str, Callable]]:
-    """Returns modules and the cached replacements of their functions, shared by all tests."""
-    from jaxformer import experiment
-    from jaxformer.data import numerals
-    from jaxformer.tasks import translation
-    from jaxformer.training import evaluation, fitting
-
-    make_optimizer = functools.cache(experiment.make_optimizer)
-    make_loss = functools.cache(translation.make_loss)
-    make_init = functools.cache(translation.make_init)
-
-    def shared(argument: Any) -> Any:
-        """Returns one function instead of the methods of all tasks with the same program."""
-        task = getattr(argument, "__self__", None)
-        if not isinstance(task, translation.Translation):
-            return argument
-        methods = {
-            "init": lambda: make_init(task.config.model),
-            "loss": lambda: make_loss(_program(task.config)),
-            "describe": lambda: None,  # the descriptions of the parameters themselves
-        }
-        return methods[argument.__name__]()
-
-    def share(function: Callable) -> Callable:
-        cached = functools.cache(function)
-        return lambda *rest, **named: cached(
-            *map(shared, rest), **{name: shared(value) for name, value in named.items()}
-        )
-
-    return [
-        (experiment, "make_optimizer", lambda config: make_optimizer(_program(config))),
-        (fitting, "make_train_step", share(fitting.make_train_step)),
-        (fitting, "abstract_state", share(fitting.abstract_state)),
-        (evaluation, "_eval_step", share(evaluation.make_eval_step)),
-        (numerals, "numbers", functools.cache(numerals.numbers)),
-    ]
-
-
-def _program(config: Config) -> Config:
-    """Returns the config with default values for all fields that no program depends on."""
-    if isinstance(config.data, StreamConfig):
-        return config
-    often = {name: getattr(TINY.training, name) for name in _NOT_COMPILED}
-    if config.training.schedule in ("linear", "cosine"):  # They depend on the number of steps.
-        often["steps"] = config.training.steps
-    training = dataclasses.replace(config.training, **often)
-    return dataclasses.replace(config, data=TINY.data, training=training)
-
-
-_NOT_COMPILED = ("steps", "log_every", "checkpoint_every", "eval_every", "eval_sentences")
 
 
 @pytest.fixture(scope="session")

@@ -11,105 +11,122 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.inference.attention_view import record_attention
 from jaxformer.inference.translator import Translator
+from jaxformer.search import BeamSearch
 
-SENTENCE = 'two </script> hundred "&" مرحبا 🙂'
-
-
-def attention(workdir, *arguments) -> int:
-    return main(["attention", "--workdir", str(workdir), *map(str, arguments)])
+SENTENCE = 'two </script> "&" 🙂'
 
 
-def data_of(page: str) -> dict:
-    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert match is not None
+@pytest.fixture(scope="module")
+def translator(learned_workdir):
+    return Translator.load(learned_workdir, search=BeamSearch(max_length=16))
+
+
+@pytest.fixture(scope="module")
+def view(translator):
+    return record_attention(translator, SENTENCE)
+
+
+@pytest.fixture
+def attention(learned_workdir, view, monkeypatch):
+    """Runs the command with a view that has been recorded before."""
+    monkeypatch.setattr("jaxformer.cli.plot.record_attention", lambda *_: view)
+
+    def run(*arguments):
+        return main(
+            ["attention", "--workdir", str(learned_workdir), SENTENCE, *map(str, arguments)]
+        )
+
+    return run
+
+
+def data_of(page):
+    text = page.read_text(encoding="utf-8")
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     return json.loads(match[1])
 
 
-def test_the_page_has_the_weights_of_every_layer_head_and_kind(tiny_workdir, tmp_path, capsys):
+def test_the_page_has_the_weights_of_every_layer_head_and_kind(
+    learned_workdir, view, tmp_path, capsys
+):
     output = tmp_path / "page.html"
-    assert attention(tiny_workdir, SENTENCE, "--output", output, "--kind", "decoder") == 0
+    arguments = ["--output", str(output), "--kind", "decoder", "--max-length", "16"]
+    assert main(["attention", "--workdir", str(learned_workdir), SENTENCE, *arguments]) == 0
     assert capsys.readouterr().out.startswith(f"{output}: ")
-    data = data_of(output.read_text(encoding="utf-8"))
-    view = record_attention(Translator.load(tiny_workdir), SENTENCE)
+    data = data_of(output)
     assert (data["source"], data["target"]) == (view.source, view.target)
-    assert data["start"] == {"kind": "decoder", "layer": 0, "heads": [0, 1], "figure": None}
+    assert data["start"] == {"kind": "decoder", "layer": 0, "heads": [0, 1, 2, 3], "figure": None}
     for kind in ("encoder", "decoder", "cross"):
-        _, _, weights = view.weights_of(kind)
+        queries, keys, weights = view.weights_of(kind)
+        assert weights.shape == (1, 4, len(queries), len(keys))
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
         read = np.frombuffer(base64.b64decode(data["weights"][kind]), "<u2") / 65535
         np.testing.assert_allclose(read.reshape(weights.shape), weights, rtol=0, atol=1e-5)
+    assert "".join(view.source).replace("▁", " ").startswith(" two ")
+    assert np.triu(view.decoder[0, 0], 1).max() == 0
 
 
-def test_a_truncated_translation_is_shown(tiny_workdir, monkeypatch):
+def test_a_truncated_translation_is_shown(translator, monkeypatch):
     """The translation has the maximum length and no end-of-sentence."""
-    translator = Translator.load(tiny_workdir)
     tokens = [7] * translator.config.model.max_length
     cut = types.SimpleNamespace(tokens=[tokens])
     monkeypatch.setattr(Translator, "translate_ids", lambda self, sources: [cut])
     view = record_attention(translator, "two")
-    assert len(view.target) == len(tokens)
-    assert view.cross.shape[2] == len(tokens)
+    assert len(view.target) == view.cross.shape[2] == len(tokens)
 
 
-def test_the_default_output_is_a_page(tiny_workdir, tmp_path, monkeypatch):
-    written = {}
-    monkeypatch.setattr("jaxformer.cli.plot.write_file", written.__setitem__)
-    assert attention(tiny_workdir, SENTENCE) == 0
-    assert list(written) == [tiny_workdir / "attention.html"]
+def test_figures_of_the_paper(attention, tmp_path):
+    starts = {".svg": b"<?xml", ".png": b"\x89PNG"}
+    for figure, suffix in ((3, ".svg"), (4, ".png"), (5, ".svg")):
+        image, page = tmp_path / f"{figure}{suffix}", tmp_path / f"{figure}.html"
+        assert attention("--figure", figure, "--output", image) == 0
+        assert image.read_bytes().startswith(starts[suffix])
+        assert attention("--figure", figure, "--output", page) == 0
+        assert page.read_bytes().startswith(b"<!DOCTYPE html>")
+        assert data_of(page)["start"]["figure"] == figure
 
 
-def test_a_notebook_shows_the_page_in_a_sandbox(tiny_workdir):
-    view = record_attention(Translator.load(tiny_workdir), SENTENCE)
-    frame = view._repr_html_()
-    assert frame.startswith("<iframe ")
-    assert 'sandbox="allow-scripts"' in frame
-    assert "<script" not in frame  # Escaped within srcdoc.
-
-
-@pytest.mark.parametrize("figure", ["3", "4", "5"])
-def test_figures_of_the_paper(figure, tiny_workdir, tmp_path):
-    for suffix, start in ((".svg", b"<?xml"), (".png", b"\x89PNG"), (".html", b"<!DOCTYPE html>")):
-        output = tmp_path / f"figure{suffix}"
-        assert attention(tiny_workdir, "two hundred", "--figure", figure, "--output", output) == 0
-        assert output.read_bytes().startswith(start)
-    assert data_of(output.read_text(encoding="utf-8"))["start"]["figure"] == int(figure)
-
-
-def test_chosen_heads_and_word(tiny_workdir, tmp_path):
-    source = record_attention(Translator.load(tiny_workdir), "two hundred").source
-    word = source[1].replace("▁", " ").strip()
-    output = tmp_path / "page.html"
-    arguments = ["two hundred", "--output", output, "--heads", "2", "--figure", 3, "--word", word]
-    assert attention(tiny_workdir, *arguments) == 0
-    data = data_of(output.read_text(encoding="utf-8"))
+def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monkeypatch):
+    word, output = view.source[1].replace("▁", " ").strip(), tmp_path / "page.html"
+    heads = ["--output", output, "--heads", "2"]
+    assert attention(*heads, "--figure", 3, "--word", word) == 0
+    data = data_of(output)
     assert data["start"]["heads"] == data["figures"]["4"]["heads"] == [1]
     assert data["figures"]["3"]["token"] == 1
     # Without --figure the options select what is shown first, and do not affect the presets.
-    assert attention(tiny_workdir, "two hundred", "--output", output, "--heads", "2") == 0
-    data = data_of(output.read_text(encoding="utf-8"))
+    assert attention(*heads) == 0
+    data = data_of(output)
     assert data["start"]["heads"] == [1]
-    assert data["figures"]["3"]["heads"] == [0, 1]
-    assert attention(tiny_workdir, "two", "--heads", "2", "--output", tmp_path / "map.svg") == 0
+    assert data["figures"]["3"]["heads"] == [0, 1, 2, 3]
+    assert attention("--heads", "2", "--output", tmp_path / "map.svg") == 0
+    written = {}
+    monkeypatch.setattr("jaxformer.cli.plot.write_file", written.__setitem__)
+    assert attention() == 0
+    assert list(written) == [learned_workdir / "attention.html"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--output", "a.jpg"], "--output: expected a name that ends in .html, .png or .svg: got"),
-        (["--output", "pyproject.toml/a.png"], "pyproject.toml: expected a folder, found a file"),
-        (["--heads", "3"], "--heads must be from 1 to 2: got 3"),
-        (["--heads", "0"], "--heads must be from 1 to 2: got 0"),
+        (["--output", f"{__file__}/a.png"], ".py: expected a folder, found a file"),
+        (["--heads", "5"], "--heads must be from 1 to 4: got 5"),
+        (["--heads", "0"], "--heads must be from 1 to 4: got 0"),
         (["--heads", "1-2"], "argument --heads: expected numbers such as 1 or 1,3: got '1-2'"),
         (["--layer", "2"], "--layer must be from 1 to 1: got 2"),
         (["--figure", "6"], "argument --figure: invalid choice: 6"),
         (["--figure", "3", "--kind", "cross"], "--figure shows encoder self-attention: got --kind"),
-        (["--word", "two"], "--word is the word of a figure: give --figure 3 or --figure 4, too"),
         (["--word", "two", "--figure", "5"], "--word is the word of a figure: give --figure 3 or"),
         (["--figure", "3", "--word", "xyz"], "--word: expected one of the tokens t"),
     ],
 )
-def test_mistakes(arguments, words, tiny_workdir, capsys):
-    assert attention(tiny_workdir, "two", *arguments) == 2
+def test_mistakes(arguments, words, attention, capsys):
+    assert attention(*arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert len([line for line in err.split("\n") if line.startswith("error: ")]) == 1
     assert words in err
+
+
+def test_unpaired_surrogates_are_refused(learned_workdir, capsys):
+    assert main(["attention", "--workdir", str(learned_workdir), "\udcff"]) == 2
+    assert "error: sentence: not UTF-8" in capsys.readouterr().err

@@ -1,8 +1,8 @@
 """train.py, where FAULT="raise 12" makes the process raise an exception after step 12.
 
 The other faults are "hang", "hold", which also holds the interpreter, and "terminate". A file
-beside the workdir marks the time of the fault. SLOW_COPY is the number of seconds that a copy of a
-step to the mirror takes.
+beside the workdir marks the time of the fault. SLOW_COPY="9 48" delays the copies of step 48 and
+later to the mirror by 9 seconds.
 """
 
 import ctypes
@@ -25,8 +25,7 @@ def fault(step, state, sums):
     kind, at = os.environ["FAULT"].split()
     if step != int(at):
         return
-    if kind in ("raise", "hang", "hold"):
-        pathlib.Path(f"{parse(ARGUMENTS).workdir}-{kind}-{at}").touch()
+    pathlib.Path(f"{parse(ARGUMENTS).workdir}-{kind}-{at}").touch()
     if kind == "raise":
         raise RuntimeError("injected")
     if kind == "terminate":
@@ -41,7 +40,8 @@ copy_step = mirror.copy_step
 
 
 def copy_slowly(source, target, **options):
-    time.sleep(float(os.environ.get("SLOW_COPY", "0")))
+    seconds, step = os.environ["SLOW_COPY"].split()
+    time.sleep(float(seconds) if int(source.name) >= int(step) else 0)
     copy_step(source, target, **options)
 
 

@@ -3,11 +3,8 @@
 import contextlib
 import json
 import logging
-import pathlib
 import random
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +13,18 @@ import pytest
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
 
+from ..profiles import by_profile
+
 STEPS = (1, 2, 3)
 
 
-def state_of(step: int) -> dict[str, Any]:
+def state_of(step):
     values = np.random.default_rng(step).normal(size=(16, 8)).astype(np.float32)
     return {"params": {"w": values, "b": values[0].astype(jnp.bfloat16)}, "n": np.int32(step)}
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=3) as checkpoints:
         for step in STEPS:
@@ -34,15 +33,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return directory
 
 
-def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
+def files_of(directory):
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def steps_of(directory: pathlib.Path) -> list[pathlib.Path]:
+def steps_of(directory):
     return sorted(path for path in directory.iterdir() if path.is_dir())
 
 
-def flip(directory: pathlib.Path, rng: random.Random) -> None:
+def flip(directory, rng):
     path = rng.choice(files_of(directory))
     content = bytearray(path.read_bytes())
     if content:
@@ -50,29 +49,24 @@ def flip(directory: pathlib.Path, rng: random.Random) -> None:
     path.write_bytes(content)
 
 
-def overwrite(directory: pathlib.Path, rng: random.Random) -> None:
+def truncate(directory, rng):
+    """Cuts a file off, or ends it with zeros."""
     path = rng.choice(files_of(directory))
     content = path.read_bytes()
     start = rng.randrange(len(content) + 1)
-    path.write_bytes(content[:start] + bytes(len(content) - start))
+    path.write_bytes(content[:start] + rng.choice([b"", bytes(len(content) - start)]))
 
 
-def truncate(directory: pathlib.Path, rng: random.Random) -> None:
-    path = rng.choice(files_of(directory))
-    content = path.read_bytes()
-    path.write_bytes(content[: rng.randrange(len(content) + 1)])
-
-
-def extend(directory: pathlib.Path, rng: random.Random) -> None:
+def extend(directory, rng):
     with rng.choice(files_of(directory)).open("ab") as file:
         file.write(rng.randbytes(rng.randrange(1, 100)))
 
 
-def delete(directory: pathlib.Path, rng: random.Random) -> None:
+def delete(directory, rng):
     rng.choice(files_of(directory)).unlink()
 
 
-def delete_folder(directory: pathlib.Path, rng: random.Random) -> None:
+def delete_folder(directory, rng):
     """Deletes a folder within a step, or all files of a step."""
     folder = rng.choice([path for path in directory.rglob("*") if path.is_dir()])
     shutil.rmtree(folder)
@@ -80,14 +74,14 @@ def delete_folder(directory: pathlib.Path, rng: random.Random) -> None:
         folder.mkdir()
 
 
-def swap(directory: pathlib.Path, rng: random.Random) -> None:
+def swap(directory, rng):
     one, other = rng.sample(files_of(directory), 2)
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
 
 
-def mix(directory: pathlib.Path, rng: random.Random) -> None:
+def mix(directory, rng):
     """Replaces a file or folder by one of another step, as a partial copy of a backup does."""
     one, other = rng.sample(steps_of(directory), 2)
     source = rng.choice([path for path in one.rglob("*") if path.exists()] or [one])
@@ -98,12 +92,12 @@ def mix(directory: pathlib.Path, rng: random.Random) -> None:
         shutil.copy(source, target)
 
 
-def rename(directory: pathlib.Path, rng: random.Random) -> None:
+def rename(directory, rng):
     path = rng.choice(files_of(directory))
     path.rename(path.with_name(rng.choice(["manifest.json", "_METADATA", "d", "a", path.name[1:]])))
 
 
-def rename_step(directory: pathlib.Path, rng: random.Random) -> None:
+def rename_step(directory, rng):
     path = rng.choice(steps_of(directory))
     target = directory / str(rng.choice([0, 1, 2, 3, 4, 10**6]))
     if target.exists() and target != path:
@@ -114,7 +108,7 @@ def rename_step(directory: pathlib.Path, rng: random.Random) -> None:
         path.rename(target)
 
 
-def wrong_type(directory: pathlib.Path, rng: random.Random) -> None:
+def wrong_type(directory, rng):
     """Replaces a value somewhere in a JSON file by a value of another type."""
     paths = [path for path in files_of(directory) if path.suffix == ".json"]
     if not paths:
@@ -133,13 +127,13 @@ def wrong_type(directory: pathlib.Path, rng: random.Random) -> None:
     path.write_text(json.dumps(values))
 
 
-def other_json(directory: pathlib.Path, rng: random.Random) -> None:
+def other_json(directory, rng):
     """Replaces a whole JSON file by other JSON."""
     path = rng.choice(files_of(directory))
     path.write_text(rng.choice(["null", "3", "[]", "{}", '""', "[" * 10_000, "NaN", "1e999"]))
 
 
-def add(directory: pathlib.Path, rng: random.Random) -> None:
+def add(directory, rng):
     folder = rng.choice([path for path in directory.rglob("*") if path.is_dir()])
     path = folder / rng.choice(["x", "7", ".hidden", "1.orbax-checkpoint-tmp", "2.damaged"])
     if rng.random() < 0.5:
@@ -148,24 +142,24 @@ def add(directory: pathlib.Path, rng: random.Random) -> None:
         path.write_bytes(b"x")
 
 
-def replace_by_folder(directory: pathlib.Path, rng: random.Random) -> None:
+def replace_by_folder(directory, rng):
     path = rng.choice(files_of(directory))
     path.unlink()
     path.mkdir()
 
 
-MUTATIONS: list[Callable[[pathlib.Path, random.Random], None]] = [
-    *(flip, overwrite, truncate, extend, delete, delete_folder, swap, mix, rename, rename_step),
+MUTATIONS = [
+    *(flip, truncate, extend, delete, delete_folder, swap, mix, rename, rename_step),
     *(wrong_type, other_json, add, replace_by_folder),
 ]
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(found, expected):
     found, expected = np.asarray(found), np.asarray(expected)
     return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
 
 
-def check_values(state: dict[str, Any], step: int) -> None:
+def check_values(state, step):
     """Checks that these are exactly the values that were saved at that step."""
     expected = state_of(step)
     assert same(state["n"], expected["n"])
@@ -173,7 +167,7 @@ def check_values(state: dict[str, Any], step: int) -> None:
         assert same(state["params"][name], values)
 
 
-def check(directory: pathlib.Path, log: pytest.LogCaptureFixture) -> str:
+def check(directory, log):
     """Restores in every way, and returns what the default way did."""
     template, outcome = state_of(0), "error"
     reader = Checkpoints(directory)
@@ -206,24 +200,10 @@ def check(directory: pathlib.Path, log: pytest.LogCaptureFixture) -> str:
     return outcome
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [
-        range(30),
-        pytest.param(range(30, 250), marks=pytest.mark.ci),
-        pytest.param(range(250, 1000), marks=pytest.mark.nightly),
-    ],
-    ids=lambda cases: f"{cases.start}-{cases.stop}",
-)
-def test_damage_never_restores_wrong_values(
-    cases: range,
-    saved: pathlib.Path,
-    tmp_path: pathlib.Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_damage_never_restores_wrong_values(saved, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
-    outcomes: dict[str, int] = {"newest": 0, "older": 0, "error": 0}
-    for case in cases:
+    outcomes = {"newest": 0, "older": 0, "error": 0}
+    for case in by_profile(range(20), nightly=range(1000)):
         rng, directory = random.Random(case), tmp_path / str(case)
         shutil.copytree(saved, directory)
         more = rng.choices(MUTATIONS, k=rng.choice([0, 0, 4]))

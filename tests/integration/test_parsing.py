@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import os
-import pathlib
 import re
 import shutil
 import sys
@@ -17,12 +16,7 @@ import pytest
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.cli import main
-from jaxformer.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    TrainingConfig,
-)
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.inference.translator import Hypothesis, Translator
@@ -34,7 +28,7 @@ from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.step import init_state
+from jaxformer.training.step import abstract_state
 from jaxformer.workdir import Workdir
 
 from . import pages
@@ -52,7 +46,7 @@ WORDS = [
     "",
     "f(x) (NP XX )NP <s> ▁ </s>",
     "   a\u200ab\t(XX) café \U0001f600 ",
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen",
+    "one two three four five six seven eight nine ten eleven",  # 53 tokens
 ]
 
 
@@ -81,15 +75,17 @@ def config(tmp_path_factory):
             max_length=64,
         ),
         training=TrainingConfig(eval_sentences=4),
-        search=BeamSearch(beam_size=3, length_penalty=0.3, max_extra_length=20),
+        # One program for all searches, which have four sentences of at most 64 tokens.
+        search=BeamSearch(beam_size=3, length_penalty=0.3, max_extra_length=20, max_length=64),
     )
 
 
 @pytest.fixture(scope="module")
 def state(config):
-    """The initial training state."""
-    mesh = make_mesh(devices=jax.devices()[:1])
-    return init_state(make_init(config.model), make_optimizer(config), mesh, seed=0)
+    """A training state with random parameters."""
+    mesh, random = make_mesh(devices=jax.devices()[:1]), np.random.default_rng(0)
+    shapes = abstract_state(make_init(config.model), make_optimizer(config), mesh)
+    return jax.tree.map(lambda a: random.normal(0, 0.3, a.shape).astype(a.dtype), shapes)
 
 
 @pytest.fixture(scope="module")
@@ -139,39 +135,22 @@ def word_ids(line):
     return [escape(word) for word in spaced.split(" ") if word]
 
 
-def test_training_pairs_are_words_and_symbols(data):
-    """Words are text, and every bracket and tag is a single token."""
+def test_training_pairs_are_words_and_symbols(config, data, tmp_path):
+    """Words are text, and every bracket and tag is a single token of a separate vocabulary."""
     assert len(data.train) == 5  # Four trees with words, one of them twice.
     source, target = data.train[1]
     assert data.tokenizer.encode("It was XX -LRB- so .") == source.tolist()
     linearized = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
     assert data.tokenizer.decode(target.tolist()) == linearized
     assert [data.tokenizer.piece(int(token)) for token in target] == linearized.split(" ")
-
-
-def test_targets_have_a_separate_vocabulary(config, data, state, tmp_path):
-    linearized = [data.train[i][1] for i in range(len(data.train))]
-    highest = int(max(max(target) for target in linearized))
+    highest = int(max(max(data.train[i][1]) for i in range(len(data.train))))
     assert data.tokenizer.target_vocab_size == highest + 1
-    for name in ("tgt_embedding", "output_embedding"):
-        assert state.params[name].shape == (40, 16)
     model = dataclasses.replace(config.model, target_vocab_size=highest)
     with pytest.raises(UserError, match=f"must be at least {highest + 1}, .*: got {highest}"):
         open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path), TreesCorpus())
 
 
-def validate(config, data, state):
-    mesh = make_mesh(devices=jax.devices()[:1])
-    return Parsing(config, data).evaluate(state.params, mesh, lambda: None)
-
-
-def test_validation_reports_f1(config, data, state):
-    values = validate(config, data, state)
-    assert 0 <= values["f1"] <= 100
-    assert "bleu" not in values
-
-
-def test_validation_takes_the_best_hypothesis(config, data, state, monkeypatch):
+def test_validation_reports_f1_of_the_best_hypothesis(config, data, state, monkeypatch):
     targets = dict(data.valid_text)
 
     def found(self, sources, **rest):
@@ -181,15 +160,17 @@ def test_validation_takes_the_best_hypothesis(config, data, state, monkeypatch):
         ]
 
     monkeypatch.setattr(Translator, "hypotheses", found)
-    values = validate(config, data, state)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    values = Parsing(config, data).evaluate(state.params, mesh, lambda: None)
     assert (values["f1"], values["exact_match"]) == (100, 100)
+    assert "bleu" not in values
 
 
-def test_every_line_gets_a_tree_over_its_words(run):
-    lines = run(lines=WORDS)
+def test_every_line_gets_a_tree_over_its_words(run, tmp_path):
+    lines, text = run(lines=WORDS), tmp_path / "words.txt"
     assert [not line for line in lines] == [not words.strip() for words in WORDS]
-    bad = "\n".join([*WORDS, "word " * 100, "last"]).encode()[:-4] + b"\xff"
-    assert run(content=bad, code=3) == [*lines, "", ""]
+    text.write_bytes("\n".join([*WORDS, "word " * 100, "last"]).encode()[:-4] + b"\xff")
+    assert run("--input", text, code=3) == [*lines, "", ""]
     for line, words in zip(lines, WORDS, strict=True):
         if line:
             (tree,) = read_trees([line], "output")
@@ -208,32 +189,20 @@ def test_nasty_lines_get_a_tree_or_a_blank_line(run):
             assert [tree.words() for tree in trees] == ([words] if words else [])
 
 
-@pytest.mark.ci
-def test_too_long_a_tree_keeps_the_files_aligned(run, tmp_path, capsys):
-    treebank, gold, parsed = tmp_path / "trees", tmp_path / "gold", tmp_path / "parsed"
-    long = f"(S {' '.join(['(NN word)'] * 100)})"
-    treebank.write_text("\n".join([TREES[0], long, TREES[4]]), encoding="utf-8")
-    assert run("--trees", treebank, "--gold", gold, "--output", parsed, code=3) == []
-    right, found = (path.read_text("utf-8").split("\n")[:-1] for path in (gold, parsed))
-    assert right[1] == long
-    assert [not tree for tree in found] == [False, True, False]
-    assert main(["evalb", str(gold), str(parsed)]) == 0
-    assert "Number of Error sentence  =      0" in capsys.readouterr().out
+def test_any_model_output_becomes_a_tree(workdir, monkeypatch):
+    def give(*beam):
+        monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [list(beam)] * len(s))
 
-
-@pytest.mark.parametrize(
-    "written", ["", "(S", "XX XX XX XX", ")S )S (NP (X) ▁gene (S", "(DT) (NN)"]
-)
-def test_any_model_output_becomes_a_tree(workdir, monkeypatch, written):
-    parser = Parser.load(workdir)
-    beam = [Hypothesis(written, parser.translator.target_ids(written), 0.0, 0.0)]
-    monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [beam for _ in s])
-    sentences = [word_ids(words) for words in WORDS]
-    trees = parser.parse(sentences)
-    assert [tree.words() if tree else [] for tree in trees] == sentences
+    parser, sentences = Parser.load(workdir), [word_ids(words) for words in WORDS]
     tags = [["T"] * len(words) for words in sentences]
-    for tree, known in zip(parser.parse(sentences, tags=tags), tags, strict=True):
-        assert tree is None or tree.tags() == known
+    for written in ("", "(S", "XX XX XX XX", ")S )S (NP (X) ▁gene (S", "(DT) (NN)"):
+        give(Hypothesis(written, parser.translator.target_ids(written), 0.0, 0.0))
+        trees = parser.parse(sentences)
+        assert [tree.words() if tree else [] for tree in trees] == sentences
+        for tree, known in zip(parser.parse(sentences, tags=tags), tags, strict=True):
+            assert tree is None or tree.tags() == known
+    give()
+    assert str(parser.parse([["a", "b"]])[0]) == "(TOP (XX a) (XX b))"
 
 
 @pytest.mark.parametrize(
@@ -269,62 +238,44 @@ def test_missing_words_are_penalized(log_probs, chosen):
     assert best_hypothesis([], 2).text == ""
 
 
-def test_a_sentence_without_hypotheses_gets_a_tree(workdir, monkeypatch):
-    parser = Parser.load(workdir)
-    monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [[] for _ in s])
-    assert str(parser.parse([["a", "b"]])[0]) == "(TOP (XX a) (XX b))"
-
-
-def test_a_treebank_is_parsed_and_scored(run, config, tmp_path, capsys):
-    treebank, gold, parsed = config.data.valid, tmp_path / "gold", tmp_path / "parsed"
-    assert run("--trees", treebank, "--gold", gold, "--output", parsed) == []
-    right = gold.read_text(encoding="utf-8").split("\n")[:-1]
+def test_a_treebank_from_a_pipe_is_parsed_and_scored(run, tmp_path, capsys):
+    """A tree that is too long gives a blank line, so that the files stay aligned."""
+    pipe, gold, parsed = tmp_path / "pipe", tmp_path / "gold", tmp_path / "parsed"
+    middle, long = (f"(S {' '.join(['(NN word)'] * count)})" for count in (14, 100))
+    content = "\n".join([*TREES[:3], middle, TREES[4], long]).encode()
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=[content], daemon=True).start()
+    assert run("--trees", pipe, "--gold", gold, "--output", parsed, code=3) == []
+    right, found = (path.read_text("utf-8").split("\n")[:-1] for path in (gold, parsed))
     assert right == [
         "(S (NP (DT The) (NN gene)) (VP (VBZ works)) (. .))",
         "(S (NP (PRP It)) (VP (VBD was) (ADJP (JJ XX) (-LRB- -LRB-) (NN so))) (. .))",
-        "(NP (NN a\u200ab) (NN ▁))",
+        middle,
         "(FRAG (UH Yes))",
+        long,
     ]
-    found = list(read_trees(parsed.read_text(encoding="utf-8").split("\n"), "parsed"))
-    expected = list(read_trees(right, "gold"))
-    assert [tree.leaves() for tree in found] == [tree.leaves() for tree in expected]
+    assert (len(found), found[-1]) == (5, "")
+    trees, expected = list(read_trees(found[:-1], "parsed")), list(read_trees(right[:-1], "gold"))
+    assert [tree.leaves() for tree in trees] == [tree.leaves() for tree in expected]
     assert main(["evalb", str(gold), str(parsed)]) == 0
     assert "Number of Error sentence  =      0" in capsys.readouterr().out
 
 
-def test_a_treebank_may_come_through_a_pipe(run, config, tmp_path):
-    pipe, content = tmp_path / "pipe", pathlib.Path(config.data.valid).read_bytes()
-    os.mkfifo(pipe)
-    threading.Thread(target=pipe.write_bytes, args=[content], daemon=True).start()
-    lines = run("--trees", pipe)
-    assert len(lines) == 4
-    assert lines == run("--trees", config.data.valid)
-
-
-def test_invalid_words_are_refused_before_the_search(workdir, monkeypatch):
+def test_mistakes_are_refused_before_the_search(config, workdir, tmp_path, monkeypatch, capsys):
     monkeypatch.delattr(Translator, "hypotheses")  # Never reached.
     for word in ("(", "", "a b"):
         with pytest.raises(UserError, match="expected a word without white space and round brack"):
             Parser.load(workdir).parse([["a"], ["b", word]])
-
-
-def test_files_and_contradictory_options(run, config, workdir, tmp_path, capsys):
-    text = tmp_path / "words.txt"
-    text.write_text("\n".join(WORDS), encoding="utf-8")
-    assert run("--input", text) == run(lines=WORDS)
-
-    def refused(*arguments):
-        assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == 2
-        return capsys.readouterr().err
-
+    text, trees = tmp_path / "words.txt", config.data.valid
     text.write_text("short\n" + 100 * "word ", encoding="utf-8")
-    assert f"{text}:2: expected at most 95 tokens (model.max_length)" in refused(
-        "--strict", "--input", text
-    )
-    assert "--gold needs --trees FILE" in refused("--gold", tmp_path / "gold")
-    trees = config.data.valid
-    assert "leave --input out" in refused("--trees", trees, "--input", text)
-    assert "is an input" in refused("--trees", trees, "--gold", trees)
+    for arguments, message in [
+        (["--strict", "--input", text], f"{text}:2: expected at most 95 tokens (model.max_length)"),
+        (["--gold", tmp_path / "gold"], "--gold needs --trees FILE"),
+        (["--trees", trees, "--input", text], "leave --input out"),
+        (["--trees", trees, "--gold", trees], "is an input"),
+    ]:
+        assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_models_not_trained_on_trees_are_refused(workdir):

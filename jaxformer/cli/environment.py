@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from jaxformer.cli.compiler import check_compiler
 from jaxformer.version import __version__
 
 _PACKAGES = (
@@ -129,7 +128,6 @@ SECTIONS: tuple[tuple[str, Callable[[], Iterator[str]]], ...] = (
     ("environment variables", variables),
     ("cache", cache),
     ("machine", machine),
-    ("compiler for CPUs", check_compiler),
 )
 
 

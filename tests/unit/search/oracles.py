@@ -63,7 +63,7 @@ def tree_step(tokens: jax.Array, cache: dict) -> tuple[jax.Array, dict]:
     return logits, {**cache, "prefix": prefix, "position": cache["position"] + 1}
 
 
-def tree_cache(logits: jax.Array, beams: int) -> dict:
+def tree_cache(logits, beams: int) -> dict:
     return {
         "logits": logits[:, None],
         "prefix": jnp.zeros((logits.shape[0], beams), jnp.int32),
@@ -72,20 +72,19 @@ def tree_cache(logits: jax.Array, beams: int) -> dict:
 
 
 @functools.partial(jax.jit, static_argnames="settings")
-def advance_tree(
-    settings: BeamSearch, state: BeamState, until: jax.Array
-) -> tuple[BeamState, BeamResult]:
-    state = settings.advance(tree_step, state, until)
-    return state, settings.finalize(state)
-
-
-@functools.partial(jax.jit, static_argnames="settings")
 def start_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamState:
     return settings.start(tree_cache(logits, settings.beam_size), limits, CAPACITY, prefix)
 
 
+@functools.partial(jax.jit, static_argnames="settings")
+def advance_tree(settings: BeamSearch, state: BeamState, until) -> tuple[BeamState, BeamResult]:
+    state = settings.advance(tree_step, state, until)
+    return state, settings.finalize(state)
+
+
 def search_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
-    return advance_tree(settings, start_tree(settings, logits, limits, prefix), CAPACITY)[1]
+    state = start_tree(settings, logits, limits, prefix)
+    return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 
 def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
@@ -93,8 +92,8 @@ def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamR
     state = start_tree(settings, logits, limits, prefix)
     for length in range(1, CAPACITY + 1):
         state, _ = advance_tree(settings, state, length)
-        state = state.replace(done=state.max_lengths <= state.step)
-    return advance_tree(settings, state, CAPACITY)[1]
+        state = state.replace(done=np.asarray(state.max_lengths) <= int(state.step))
+    return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 
 class Tree:
@@ -229,7 +228,7 @@ def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> 
 
 def hypotheses(result: BeamResult, sentence: int) -> list[Hypothesis]:
     """Returns the existing hypotheses of one sentence, and checks the form of all."""
-    rows = zip(*(np.asarray(field[sentence]) for field in jax.tree.leaves(result)), strict=True)
+    rows = zip(*(np.asarray(field)[sentence] for field in result), strict=True)
     found = []
     for tokens, length, value, log_prob in rows:
         assert (tokens[length:] == PAD).all()
@@ -238,7 +237,7 @@ def hypotheses(result: BeamResult, sentence: int) -> list[Hypothesis]:
             assert log_prob == -INFINITY
         else:
             found.append((float(value), float(log_prob), tuple(tokens[:length].tolist())))
-    values = np.asarray(result.scores[sentence])
+    values = np.asarray(result.scores)[sentence]
     assert (values[:-1] >= values[1:]).all()  # Best first; hypotheses that do not exist last.
     return found
 

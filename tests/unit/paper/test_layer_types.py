@@ -1,14 +1,16 @@
 """The layers of Table 1 against plain loops, and their costs against the formulas."""
 
 import functools
+import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.paper import complexity, layer_types
+
+from ...profiles import by_profile
 
 
 def random(*shape, seed=0):
@@ -28,9 +30,11 @@ def attention_by_loops(x, num_heads, reach):
     return out
 
 
-@pytest.mark.parametrize("neighborhood", [1, 3, 7, 41])
-@pytest.mark.parametrize("length", [1, 13])
-def test_restricted_attention_is_masked_full_attention(neighborhood, length):
+@pytest.mark.parametrize(
+    ("length", "neighborhood"),
+    by_profile([(13, 3), (13, 41)], nightly=itertools.product([1, 13], [1, 3, 7, 41])),
+)
+def test_restricted_attention_is_masked_full_attention(length, neighborhood):
     x = random(2, length, 6)
     layer = functools.partial(
         layer_types.restricted_self_attention, num_heads=2, neighborhood=neighborhood
@@ -50,14 +54,14 @@ def test_self_attention_attends_to_all_positions():
 def test_a_neighborhood_has_a_center(neighborhood):
     with pytest.raises(ValueError, match=f"must be odd, to have a center: got {neighborhood}"):
         layer_types.restricted_self_attention(
-            jnp.ones((1, 4, 2)), num_heads=1, neighborhood=neighborhood
+            random(1, 4, 2), num_heads=1, neighborhood=neighborhood
         )
 
 
 def test_recurrent_layer_is_a_loop():
     x, inputs, state = random(2, 5, 3), random(3, 3, seed=1), random(3, 3, seed=2)
     h = np.zeros((2, 3))
-    out = jax.jit(layer_types.recurrent)(x, inputs, state)
+    out = np.asarray(jax.jit(layer_types.recurrent)(x, inputs, state))
     for t in range(5):
         h = np.tanh(x[:, t] @ inputs + h @ state)
         np.testing.assert_allclose(out[:, t], h, rtol=1e-4, atol=1e-5)
@@ -91,16 +95,9 @@ def multiplications(jaxpr, times=1):
     return total
 
 
-def cost(layer, n, d, **settings):
-    x = jax.ShapeDtypeStruct((1, n, d), np.float32)
-    arrays = {
-        name: jax.ShapeDtypeStruct(value, np.float32) if isinstance(value, tuple) else value
-        for name, value in settings.items()
-    }
-    numbers = {name: value for name, value in arrays.items() if isinstance(value, int)}
-    others = {name: value for name, value in arrays.items() if name not in numbers}
-    traced = jax.make_jaxpr(functools.partial(layer, **numbers))(x, **others)
-    return multiplications(traced.jaxpr)
+def cost(layer, n, d, *weights, **settings):
+    shapes = (jax.ShapeDtypeStruct(shape, np.float32) for shape in [(1, n, d), *weights])
+    return multiplications(jax.make_jaxpr(functools.partial(layer, **settings))(*shapes).jaxpr)
 
 
 @pytest.mark.parametrize(("n", "d"), [(16, 8), (48, 8), (48, 32)])
@@ -108,10 +105,10 @@ def test_costs_equal_the_formulas(n, d):
     """Attention and recurrence have two matmuls each: scores and sums, or inputs and states."""
     full = cost(layer_types.self_attention, n, d, num_heads=2)
     assert full == 2 * complexity.self_attention(n, d).operations
-    steps = cost(layer_types.recurrent, n, d, inputs=(d, d), state=(d, d))
+    steps = cost(layer_types.recurrent, n, d, (d, d), (d, d))
     assert steps == 2 * complexity.recurrent(n, d).operations
     for k in (3, 4):
-        convolution = cost(layer_types.convolutional, n, d, kernel=(k, d, d))
+        convolution = cost(layer_types.convolutional, n, d, (k, d, d))
         assert convolution == complexity.convolutional(n, d, k).operations
     for r in (9, 17):  # Blocks of (r - 1) / 2 queries attend to 3 / 2 (r - 1) keys.
         restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighborhood=r)
@@ -119,26 +116,23 @@ def test_costs_equal_the_formulas(n, d):
         assert restricted == 2 * 1.5 * formula
 
 
-@pytest.mark.parametrize("k", [2, 3, 5])
-def test_path_of_dilated_convolutions(k):
+def test_path_of_dilated_convolutions():
     """A layer reaches k positions, k^layer apart; counts the layers from first to last position."""
-    for n in (k, k**2 - 1, k**3, k**3 + 1):
-        reached, layer = {0}, 0
-        while n - 1 not in reached:
-            reached = {i + j * k**layer for i in reached for j in range(k)}
-            layer += 1
-        assert math.ceil(complexity.convolutional(n, 8, k).path - 1e-9) == layer
+    for k in (2, 3, 5):
+        for n in (k, k**2 - 1, k**3, k**3 + 1):
+            reached, layer = {0}, 0
+            while n - 1 not in reached:
+                reached = {i + j * k**layer for i in reached for j in range(k)}
+                layer += 1
+            assert math.ceil(complexity.convolutional(n, 8, k).path - 1e-9) == layer, (k, n)
 
 
-@pytest.mark.parametrize("r", [3, 5, 9])
-def test_path_of_restricted_attention(r):
+def test_path_of_restricted_attention():
     """A layer reaches half a neighborhood, so the path is about twice the table's n / r."""
-    for n in (50, 100, 400):
-        place, layer = 0, 0
-        while place < n - 1:
-            place, layer = place + r // 2, layer + 1
+    for r, n in itertools.product((3, 5, 9), (50, 100, 400)):
+        layers = math.ceil((n - 1) / (r // 2))
         path = complexity.restricted_self_attention(n, 8, r).path
-        assert path - 1 <= layer <= 2 * path * r / (r - 1) + 1
+        assert path - 1 <= layers <= 2 * path * r / (r - 1) + 1, (r, n)
 
 
 def test_recurrent_signals_and_steps_go_one_by_one():

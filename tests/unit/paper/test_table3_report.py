@@ -58,14 +58,9 @@ def test_seeds_are_a_mean_and_a_sample_standard_deviation():
     same = [
         result(seed=n, perplexity=p, bleu=b) for n, p, b in ((1, 9, 21), (2, 10, 20), (3, 11, 19))
     ]
-    row = cells(report(same), "base")
-    assert row[3] == "10.00 ± 1.00"
-    assert row[5] == "20.00 ± 1.00"
-    assert row[-2] == "3"
-
-
-def test_big_takes_three_times_the_steps():
-    assert cells(report([result("big")]), "big")[2] == "9,000"
+    row = cells(report([*same, result("big")]), "base")
+    assert (row[3], row[5], row[-2]) == ("10.00 ± 1.00", "20.00 ± 1.00", "3")
+    assert cells(report([result("big")]), "big")[2] == "9,000"  # three times the steps
 
 
 def test_claims_are_differences_of_finished_rows():
@@ -92,17 +87,13 @@ def test_rows_of_different_experiments_are_refused(tmp_path, change):
         load_results(tmp_path)
 
 
-def test_a_duplicate_row_is_refused(tmp_path):
+def test_duplicate_and_damaged_rows_are_refused(tmp_path):
+    assert load_results(tmp_path) == []
     save(tmp_path, result())
-    result(machine="another").save(tmp_path / "copy" / "result.json")
+    path = tmp_path / "copy" / "result.json"
+    result(machine="another").save(path)
     with pytest.raises(UserError, match=r"copy/result.json: the same row and seed as .*base-0/"):
         load_results(tmp_path)
-
-
-def test_damaged_rows_are_refused(tmp_path):
-    assert load_results(tmp_path) == []
-    path = tmp_path / "F-0" / "result.json"
-    path.parent.mkdir()
     for damage in ({"row": "base"}, dataclasses.asdict(result()) | {"row": "F"}):
         path.write_text(json.dumps(damage))
         with pytest.raises(UserError, match=r"expected a finished row of Table 3: .*; delete it"):
@@ -122,10 +113,7 @@ def test_a_row_with_outdated_settings_is_refused(tmp_path, name, then, message):
     save(tmp_path, dataclasses.replace(old, settings={**old.settings, name: then}))
     with pytest.raises(UserError, match=f"C1-0/result.json: was run with {message}"):
         load_results(tmp_path)
-
-
-def test_missing_settings_take_their_defaults(tmp_path):
-    old = result("C1")
+    # Missing settings take their defaults.
     known = {name: value for name, value in old.settings.items() if name != "search.top_p"}
     save(tmp_path, dataclasses.replace(old, settings=known))
     assert [found.row for found in load_results(tmp_path)] == ["C1"]

@@ -9,6 +9,8 @@ from jaxformer.errors import UserError
 from jaxformer.paper.table3 import count_parameters
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
 
+from ...profiles import by_profile
+
 # Table 3 as the paper prints it: sizes, parameters in millions; None where a cell is blank.
 #        N  d_model d_ff  h  d_k d_v P_drop  e_ls  10^6
 PRINTED = {
@@ -44,19 +46,13 @@ def closed_formula(row, vocabulary, positions=0):
     return vocabulary * d + layers + 2 * positions * d
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_sizes_equal_the_papers(row):
-    n, d, d_ff, h, d_k, d_v, dropout, smoothing, millions = PRINTED[row]
-    model, training = row_config(row).model, row_config(row).training
-    assert (model.num_layers, model.d_model, model.d_ff) == (n, d, d_ff)
-    assert (model.num_heads, model.key_size, model.value_size) == (h, d_k, d_v)
-    assert (model.dropout_rate, training.label_smoothing) == (dropout, smoothing)
-    assert model.positions == ("learned" if row == "E" else "sinusoidal")
-    assert training.steps == (300_000 if row == "big" else 100_000)
-    assert ROWS[row].parameters == millions
+def test_parameters_are_those_that_the_paper_prints():
+    assert {name: row.parameters for name, row in ROWS.items()} == {
+        name: millions for name, (*_, millions) in PRINTED.items()
+    }
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", by_profile(["A1", "B1", "C1", "E"], nightly=ROWS))
 def test_counts_equal_the_formula(row):
     positions = row_config(row).model.max_length if row == "E" else 0
     assert count_parameters(row_config(row)) == closed_formula(row, 37_000, positions)
@@ -76,11 +72,8 @@ def test_all_printed_counts_except_big_fit_one_vocabulary():
             assert round(closed_formula(row, 41_100) / 1e6) == millions, row
     # 213 million fits a vocabulary of 36,000, with which base would have 63 and C5 163 million.
     assert round(closed_formula("big", 41_100) / 1e6) == 218
-    assert [round(closed_formula(row, 36_000) / 1e6) for row in ("big", "base", "C5")] == [
-        213,
-        63,
-        163,
-    ]
+    counts = [round(closed_formula(row, 36_000) / 1e6) for row in ("big", "base", "C5")]
+    assert counts == [213, 63, 163]
 
 
 @pytest.mark.parametrize("scale", ["paper", "small", "smoke"])
@@ -114,7 +107,7 @@ def test_a_row_changes_what_the_paper_says_and_nothing_else(scale):
 def test_base_equals_the_papers():
     base = row_config("base")
     assert dataclasses.replace(base.model, compute_dtype="float32") == Config().model
-    assert base.search == Config().search
+    assert (base.search, base.training.steps) == (Config().search, 100_000)
     files = {"corpus": "tfds", "train": "train", "valid": "validation"}
     assert dataclasses.replace(base.data, **files) == Config().data
 
@@ -139,7 +132,6 @@ def test_settings_contain_all_fields_that_affect_results():
 
 def test_descriptions():
     assert describe("base", "small").startswith("N 3, d_model 128, d_ff 512, h 8, d_k 16, d_v 16")
-    assert describe("B1", "paper") == "d_k 16"
     assert describe("C4", "small") == "d_model 64, d_k 8, d_v 8"
     assert describe("D3", "paper") == "ε_ls 0.0"
     assert describe("E", "paper") == "positions learned"

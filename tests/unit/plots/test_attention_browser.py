@@ -307,7 +307,7 @@ def test_a_notebook_s_frame_works_in_its_sandbox(visit):
 
 
 def painting_time(page, numbers, act):
-    """Measures milliseconds from a JavaScript action to the end of painting; the least of several."""
+    """Measures milliseconds from a JavaScript action to painting; the least of several."""
     return page.evaluate(
         f"""async (numbers) => {{
           const act = {act};

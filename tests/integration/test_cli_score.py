@@ -1,18 +1,19 @@
 """The command ``score``: scores by force-decoding equal the scores of the search."""
 
-import io
 import json
 import math
-import sys
 
 import pytest
 
 from jaxformer.cli import main, text
-from jaxformer.data.numerals import english
 from jaxformer.inference.pair_scores import score_pairs
 from jaxformer.inference.translator import Translator
+from jaxformer.search import BeamSearch
 
-SOURCES = ["two hundred and one", "nine", "forty-two thousand", "seven hundred", "eleven"]
+from ..profiles import by_profile
+
+SOURCES = ["two hundred and one", "nine", "forty-two thousand", "seven hundred"]
+SHORT = BeamSearch(max_length=16)
 
 
 @pytest.fixture
@@ -32,12 +33,15 @@ def score(learned_workdir, tmp_path, capsys):
     return run
 
 
-def test_force_decoding_gives_the_score_of_the_search(learned_workdir):
+@pytest.fixture(scope="module")
+def translator(learned_workdir):
+    return Translator.load(learned_workdir, search=SHORT)
+
+
+def test_force_decoding_gives_the_score_of_the_search(translator):
     """Every hypothesis is scored from its tokens."""
-    translator = Translator.load(learned_workdir)
-    found = translator.hypotheses(SOURCES)
     pairs, hypotheses = [], []
-    for source, rows in zip(SOURCES, found, strict=True):
+    for source, rows in zip(SOURCES, translator.hypotheses(SOURCES), strict=True):
         for row in rows:
             pairs.append((translator.source_ids(source), row.tokens))
             hypotheses.append(row)
@@ -50,39 +54,32 @@ def test_force_decoding_gives_the_score_of_the_search(learned_workdir):
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        [],
-        pytest.param(["--penalty", "power", "--length-penalty", "1"], marks=pytest.mark.ci),
-        pytest.param(["--penalty", "none"], marks=pytest.mark.ci),
-    ],
+    by_profile([""], nightly=["", "--penalty power --length-penalty 1", "--penalty none"]),
 )
 def test_the_command_prints_the_score_of_translate(
-    learned_workdir, score, flags, monkeypatch, capsys
+    learned_workdir, translator, score, flags, tmp_path, capsys
 ):
-    sources = [*SOURCES, *map(english, range(60, 100))]
-    content = "".join(f"{line}\n" for line in sources).encode()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
-    assert main(["translate", "--workdir", str(learned_workdir), "--scores", *flags]) == 0
+    path, flags = tmp_path / "in", flags.split()
+    path.write_text("".join(f"{line}\n" for line in SOURCES))
+    arguments = ["--input", str(path), "--max-length", "16", "--scores", *flags]
+    assert main(["translate", "--workdir", str(learned_workdir), *arguments]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")[:-1]]
-    given = [float(number) for number, _ in rows]
-    result = [float(line) for line in score(sources, [words for _, words in rows], *flags)]
-    translator = Translator.load(learned_workdir)
+    scored = score(SOURCES, [words for _, words in rows], *flags)
     compared = 0
-    for source, (_, words), printed, scored in zip(sources, rows, given, result, strict=True):
+    found = translator.hypotheses(SOURCES)
+    for (printed, words), number, hypotheses in zip(rows, scored, found, strict=True):
         # Text determines neither the pieces nor whether the translation was truncated.
-        tokens = translator.hypotheses([source])[0][0].tokens
-        if translator.source_ids(words) == tokens:
-            assert scored == pytest.approx(printed, abs=1e-5)
+        if translator.source_ids(words) == hypotheses[0].tokens:
+            assert float(number) == pytest.approx(float(printed), abs=1e-5)
             compared += 1
     assert compared > 2
 
 
-def test_score_is_log_probability_over_penalty(score, learned_workdir):
+def test_score_is_log_probability_over_penalty(score, translator):
     """JSON contains the terms of the score."""
     rows = [json.loads(line) for line in score(["one", "two"], ["eins", "zwei drei"], "--json")]
-    source_ids = Translator.load(learned_workdir).source_ids
     for row, target in zip(rows, ["eins", "zwei drei"], strict=True):
-        assert row["length"] == len(source_ids(target))
+        assert row["length"] == len(translator.source_ids(target))
         penalty = ((5 + row["length"]) / 6) ** 0.6
         assert row["score"] == pytest.approx(row["log_prob"] / penalty, rel=1e-6)
         assert row["log_prob"] < 0
@@ -92,16 +89,17 @@ def test_blank_lines(score):
     lines = score(["", "one", "", " "], ["", "", "eins", "\t"])
     assert [float(n) for n in lines[:1] + lines[2:]] == [0.0, -math.inf, -math.inf]
     # End-of-sentence alone, with a length penalty of 1.
-    (empty,) = [json.loads(line) for line in score(["one"], [""], "--json")]
+    empty, impossible = [json.loads(line) for line in score(["one", ""], ["", "eins"], "--json")]
     assert empty["length"] == 1
     assert empty["score"] == empty["log_prob"] == pytest.approx(float(lines[1]), abs=1e-6)
-    (impossible,) = [json.loads(line) for line in score([""], ["eins"], "--json")]
     assert impossible["score"] is impossible["log_prob"] is None
 
 
-def test_results_do_not_depend_on_blocks(score, monkeypatch):
-    pairs = (SOURCES, ["zweihunderteins", "neun", "", "siebenhundert", "elf"])
+def test_results_do_not_depend_on_blocks_or_the_output(score, monkeypatch, tmp_path):
+    pairs = (SOURCES, ["zweihunderteins", "neun", "", "siebenhundert"])
     whole = score(*pairs)
+    assert score(*pairs, "--output", tmp_path / "out") == []
+    assert (tmp_path / "out").read_text().split("\n")[:-1] == whole
     monkeypatch.setattr(text, "BLOCK", 2)
     # Six decimals are printed, of float32 sums over tokens, which CPUs round differently for other
     # shapes: 2e-6 apart on an AMD EPYC with AVX2 (2026-11-24).
@@ -109,17 +107,11 @@ def test_results_do_not_depend_on_blocks(score, monkeypatch):
     assert [float(n) for n in score(*pairs)] == expected
 
 
-def test_output(score, tmp_path):
-    expected = score(SOURCES, SOURCES)
-    assert score(SOURCES, SOURCES, "--output", tmp_path / "out") == []
-    assert (tmp_path / "out").read_text().split("\n")[:-1] == expected
-
-
 def test_mistakes(score, tmp_path):
-    assert "expected as many lines in" in score(["one", "two"], ["eins"], code=2)
-    assert "got 2 and 1" in score(["one", "two"], ["eins"], code=2)
-    assert "target:2: expected at most 63 tokens" in score(
-        ["a", "b"], ["c", "d " * 99], "--strict", code=2
-    )
+    error = score(["one", "two"], ["eins"], code=2)
+    assert "expected as many lines in" in error
+    assert "got 2 and 1" in error
+    error = score(["a", "b"], ["c", "d " * 99], "--strict", code=2)
+    assert "target:2: expected at most 63 tokens" in error
     error = score(["a"], ["b"], "--output", tmp_path / "source", code=2)
     assert "is an input; name another file" in error

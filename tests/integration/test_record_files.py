@@ -88,8 +88,9 @@ def open_data(config, folder):
     )
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("batching", ["buckets", "packing"])
+@pytest.mark.parametrize(
+    ("form", "batching"), [*zip(FORMS, ["buckets", "packing"] * 2, strict=True)]
+)
 def test_same_pairs_and_same_plan_as_text(folder, form, batching):
     config = data(folder, *FORMS[form], batching=batching)
     assert list(open_corpus(config).pairs(config.train)) == PAIRS
@@ -202,143 +203,105 @@ def test_files_that_change_while_they_are_read_are_refused(folder):
         list(pairs)
 
 
-def replace_line(number, line):
-    def spoil(folder):
-        path = folder / "train-1.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True)
-        lines[number - 1] = line
-        path.write_bytes(b"".join(lines))
-
-    return spoil
+def write_line(number, line):
+    """Returns a function that writes a JSONL file with ``line`` after ``number`` - 1 fine lines."""
+    fine = b'{"en": "Yes.", "de": "Ja."}\n'
+    return lambda path: path.write_bytes(fine * (number - 1) + line + b"\n" + fine)
 
 
-def replace_row(row, nested=False):
-    """Writes a Parquet file whose sixth row is different."""
-
-    def spoil(folder):
-        table = pyarrow.Table.from_pylist([*rows(PAIRS[:5], nested), row])
-        pyarrow.parquet.write_table(table, folder / "flat-train.parquet")
-
-    return spoil
+def write_row(row, nested=False):
+    """Returns a function that writes a Parquet file whose sixth row is ``row``."""
+    table = pyarrow.Table.from_pylist([*rows(PAIRS[:5], nested), row])
+    return lambda path: pyarrow.parquet.write_table(table, path)
 
 
-def not_utf8(folder):
+def write_not_utf8(path):
     texts = pyarrow.array([b"fine", b"also fine", b"b\xe4h"]).cast(pyarrow.binary())
     text = pyarrow.Array.from_buffers(pyarrow.string(), 3, texts.buffers())
-    table = pyarrow.table({"en": text, "de": text})
-    pyarrow.parquet.write_table(table, folder / "flat-train.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"en": text, "de": text}), path)
 
 
-def cut(name, end):
-    def spoil(folder):
-        path = folder / name
-        path.write_bytes(path.read_bytes()[:end])
+def write_damaged(start, end=None):
+    """Returns a function that writes a Parquet file whose bytes from ``start`` on are missing."""
 
-    return spoil
+    def write(path):
+        write_parquet(path, PAIRS, nested=False)
+        content = path.read_bytes()
+        path.write_bytes(content[:start] + (bytes(end - start) + content[end:] if end else b""))
 
-
-def damage(folder):
-    path = folder / "flat-train.parquet"
-    content = bytearray(path.read_bytes())
-    content[100:1000] = bytes(900)
-    path.write_bytes(content)
+    return write
 
 
-JSONL, PARQUET = FORMS["shards of JSONL"], FORMS["flat Parquet"]
+def write_other_columns(path):
+    pyarrow.parquet.write_table(pyarrow.table({"src": ["a"], "tgt": ["b"]}), path)
+
+
+WHOLE = "parquet: expected a whole Parquet file: "
 FAULTS = {
-    "JSON: cut": (JSONL, replace_line(5, b'{"en": "a\n'), r"train-1.jsonl:5: expected a JSON obje"),
-    "JSON: blank line": (JSONL, replace_line(5, b"\n"), r"train-1.jsonl:5: expected a JSON object"),
-    "JSON: deep": (
-        JSONL,
-        replace_line(2, b"[" * 10**5 + b"\n"),
-        r"train-1.jsonl:2: expected a JSO",
-    ),
-    "JSON: not UTF-8": (
-        JSONL,
-        replace_line(3, b'{"en": "\xe4"}\n'),
-        r"train-1.jsonl:3: expected a",
-    ),
-    "JSON: a list": (
-        JSONL,
-        replace_line(100, b'["Yes.", "Ja."]\n'),
-        r"train-1.jsonl:100: expected a text for 'en', as in {\"translation\": {.* got \['Yes",
-    ),
-    "JSON: no such language": (
-        JSONL,
-        replace_line(1, b'{"translation": {"en": "Yes.", "fr": "Oui."}}\n'),
-        r"train-1.jsonl:1: expected a text for 'de', as in",
-    ),
-    "JSON: a number": (JSONL, replace_line(1, b'{"en": 1, "de": "eins"}\n'), r"1: .*for 'en', as"),
-    "JSON: no text": (
-        JSONL,
-        replace_line(1, b'{"translation": null}\n'),
-        r"1: expected a text for",
-    ),
-    "JSON: NUL": (
-        JSONL,
-        replace_line(4, rb'{"en": "a\u0000", "de": "b"}' + b"\n"),
-        r"4: .*a NUL or",
-    ),
-    "JSON: half a pair": (
-        JSONL,
-        replace_line(4, rb'{"en": "a", "de": "\ud83d"}' + b"\n"),
-        r"train-1.jsonl:4: expected text, got a NUL or half of a surrogate pair in 'de'; remove it",
-    ),
-    "JSON: long": (
-        JSONL,
-        replace_line(6, b'{"en": "' + b"x" * 10**6 + b'"}\n'),
-        r"train-1.jsonl:6: expected one sentence a line, of at most 1,000,000 bytes",
-    ),
-    "Parquet: null": (PARQUET, replace_row({"en": "one"}), r"parquet:6: expected a text for 'de'"),
-    "Parquet: nested null": (
-        PARQUET,
-        replace_row({"translation": None}, nested=True),
-        r"flat-train.parquet:6: expected a text for 'en'",
-    ),
-    "Parquet: not UTF-8": (PARQUET, not_utf8, r"flat-train.parquet:3: not UTF-8"),
-    "Parquet: cut": (PARQUET, cut("flat-train.parquet", 1000), r"expected a whole Parquet file: "),
-    "Parquet: empty": (PARQUET, cut("flat-train.parquet", 0), r"expected a whole Parquet file: "),
-    "Parquet: damaged": (PARQUET, damage, r"flat-train.parquet: expected a whole Parquet file: "),
-    "Parquet: other columns": (
-        PARQUET,
-        lambda folder: pyarrow.parquet.write_table(
-            pyarrow.table({"src": ["a"], "tgt": ["b"]}), folder / "flat-train.parquet"
+    "jsonl": [
+        (write_line(5, b'{"en": "a'), "jsonl:5: expected a JSON object"),
+        (write_line(5, b""), "jsonl:5: expected a JSON object"),
+        (write_line(2, b"[" * 10**5), "jsonl:2: expected a JSON object"),
+        (write_line(3, b'{"en": "\xe4"}'), "jsonl:3: expected a"),
+        (
+            write_line(100, b'["Yes.", "Ja."]'),
+            r"jsonl:100: expected a text for 'en', as in {\"translation\": {.* got \['Yes",
         ),
-        r"expected a column 'translation', or columns 'en' and 'de': got 'src', 'tgt'",
-    ),
-    "a missing file": (
-        PARQUET,
-        lambda folder: (folder / "flat-train.parquet").unlink(),
-        r"flat-train.parquet: no such file; name another",
-    ),
-    "a folder": (
-        PARQUET,
-        lambda folder: (
-            (folder / "flat-train.parquet").unlink() or (folder / "flat-train.parquet").mkdir()
+        (
+            write_line(1, b'{"translation": {"en": "Yes."}}'),
+            "jsonl:1: expected a text for 'de', as",
         ),
-        r"expected a file, this is a folder",
-    ),
-    "a shard is missing": (
-        FORMS["shards of Parquet"],
-        lambda folder: (folder / "train-00001-of-00003.parquet").unlink(),
-        r"expected all 3 files of the series .*train-.*-of-00003, each once: found 2 of them in 2",
-    ),
-    "a shard is missing, another is there twice": (
-        FORMS["shards of Parquet"],
-        lambda folder: (folder / "train-00001-of-00003.parquet").rename(
-            folder / "train-00000-of-00003 (1).parquet"
+        (write_line(1, b'{"en": 1, "de": "eins"}'), "jsonl:1: expected a text for 'en', as in"),
+        (write_line(1, b'{"translation": null}'), "jsonl:1: expected a text for"),
+        (write_line(4, rb'{"en": "a\u0000", "de": "b"}'), "jsonl:4: expected text, got a NUL or"),
+        (
+            write_line(4, rb'{"en": "a", "de": "\ud83d"}'),
+            "jsonl:4: expected text, got a NUL or half of a surrogate pair in 'de'; remove it",
         ),
-        r"expected all 3 files of the series .*-of-00003, each once: found 2 of them in 3 files",
-    ),
+        (
+            write_line(6, b'{"en": "' + b"x" * 10**6 + b'"}'),
+            "jsonl:6: expected one sentence a line, of at most 1,000,000 bytes",
+        ),
+    ],
+    "parquet": [
+        (write_row({"en": "one"}), "parquet:6: expected a text for 'de'"),
+        (write_row({"translation": None}, nested=True), "parquet:6: expected a text for 'en'"),
+        (write_not_utf8, "parquet:3: not UTF-8"),
+        (write_damaged(1000), WHOLE),
+        (write_damaged(0), WHOLE),
+        (write_damaged(100, 1000), WHOLE),
+        (
+            write_other_columns,
+            "expected a column 'translation', or columns 'en' and 'de': got 'src', 'tgt'",
+        ),
+        (lambda path: None, "parquet: no such file; name another"),
+        (pathlib.Path.mkdir, "parquet: expected a file, this is a folder"),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_refused_with_file_and_row(folder, name):
-    form, spoil, said = FAULTS[name]
-    spoil(folder)
-    with pytest.raises(UserError, match=said):
-        open_data(data(folder, *form), folder)
+@pytest.mark.parametrize(
+    ("kind", "write", "message"), [(kind, *row) for kind in FAULTS for row in FAULTS[kind]]
+)
+def test_faults_are_refused_with_file_and_row(kind, write, message, tmp_path):
+    path = tmp_path / f"file.{kind}"
+    write(path)
+    with pytest.raises(UserError, match=message):
+        list(open_corpus(DataConfig(corpus=kind)).pairs(str(path)))
+
+
+def test_missing_shards_are_refused(tmp_path):
+    names = [tmp_path / f"train-{number:05}-of-00003.parquet" for number in range(3)]
+    for number, path in enumerate(names):
+        write_parquet(path, PAIRS[number : number + 1])
+    corpus, split = open_corpus(DataConfig(corpus="parquet")), str(tmp_path / "train-*.parquet")
+    series = r"expected all 3 files of the series .*train-.*-of-00003, each once: found 2 of them"
+    names[1].rename(tmp_path / "train-00000-of-00003 (1).parquet")  # Another is there twice.
+    with pytest.raises(UserError, match=f"{series} in 3 files"):
+        list(corpus.pairs(split))
+    (tmp_path / "train-00000-of-00003 (1).parquet").unlink()
+    with pytest.raises(UserError, match=f"{series} in 2"):
+        list(corpus.pairs(split))
 
 
 def test_without_pyarrow(folder, monkeypatch):

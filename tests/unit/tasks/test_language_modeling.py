@@ -108,27 +108,27 @@ def test_loss_is_cross_entropy_of_the_next_token_and_gradients_reach_every_param
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("mesh", "optimizer"),
-    by_profile(
-        [({"fsdp": 2, "tensor": 2}, "muon")],
-        nightly=[(m, o) for m in ({}, {"fsdp": 2, "tensor": 2}) for o in ("adam", "muon")],
-    ),
-)
+@pytest.mark.parametrize("optimizer", by_profile(["adam"], nightly=["adam", "muon"]))
+@pytest.mark.parametrize("mesh", by_profile([(2, 2)], nightly=[(1, 1), (2, 2)]))
 def test_eight_devices_equal_one(opened, mesh, optimizer):
     """On eight devices, two empty rows pad the six rows."""
-    task = opened(change(training={"optimizer": optimizer, "weight_decay": 0.1}))
-    results = []
-    for where in (make_mesh(devices=jax.devices()[:1]), make_mesh(MeshConfig(**mesh))):
-        state = init_state(task.init, make_optimizer(task.config), where, 0)
-        step = make_train_step(task.loss, make_optimizer(task.config), where)
+    # Not with biases: the gradients of those of the keys are 0 but for rounding.
+    training = {"optimizer": optimizer, "weight_decay": 0.1}
+    task = opened(change(model={"biases": False}, training=training))
+    optimizer = make_optimizer(task.config)
+    many = make_mesh(MeshConfig(fsdp=mesh[0], tensor=mesh[1]))
+    fresh, results = init_state(task.init, optimizer, many, 0), []
+    for where, state in (
+        (make_mesh(devices=jax.devices()[:1]), jax.device_get(fresh)),
+        (many, fresh),
+    ):
+        step = make_train_step(task.loss, optimizer, where)
         own = task.batches(0, BatchShards.of(where))
         for _ in range(2):
             state, sums = step(state, to_devices(where, next(own)))
-        values = task.evaluate(state.params, where, lambda: None)
-        results.append((jax.device_get(state.params), float(sums["loss"]), values))
-    for one, many in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(many, one, rtol=2e-4, atol=2e-5)
+        results.append(jax.device_get((state.params, sums["loss"])))
+    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5)
 
 
 def test_evaluation_counts_every_character_of_the_last_tenth(opened):

@@ -21,17 +21,17 @@ PYTEST := pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --d
 # Lock files apply to every platform and every newer Python, and have the hash of each file.
 COMPILE := build/uv/bin/uv pip compile --quiet --universal --generate-hashes \
   --custom-compile-command "make lock"
-# Compiled programs are kept between runs: the second takes half as long.
-export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/programs
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+TESTS := test test-changed test-ci nightly smoke-oldest smoke-3.11 smoke-newest
+# Compiled programs are kept between runs of tests: the second takes half as long.
+$(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/programs
+$(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo notebooks test coverage test-slow nightly lint docs check smoke-oldest \
-  smoke-newest lock clean
+.PHONY: help install demo notebooks $(TESTS) lint docs check lock clean
 
 help:  ## List all targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
+	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
 	  printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 install: $(VENV)/installed  ## Set up .venv from requirements.lock
@@ -62,8 +62,9 @@ test: $(VENV)/installed  ## Run the tests (TIME minutes on two cores)
 	$(BIN)/$(PYTEST)
 
 
-test-changed: $(VENV)/installed  ## Run the tests of what has changed since main, by imports (seconds)
-	tests="$$($(BIN)/python tests/changed.py)" && if [ -n "$$tests" ]; then $(BIN)/$(PYTEST) $$tests; fi
+test-changed: $(VENV)/installed  ## Run the tests nearest to what is not committed, at most 90 seconds
+	@tests="$$($(BIN)/python tests/changed.py $(SINCE))" && \
+	if [ -n "$$tests" ]; then $(BIN)/$(PYTEST) $$tests; else echo "no test imports what changed"; fi
 
 test-ci: $(VENV)/installed  ## Run one real case of every kind of fault, the pages and the notebooks
 	$(BIN)/$(PYTEST) -m "ci and not nightly"
@@ -73,7 +74,7 @@ nightly: $(VENV)/installed $(OLDEST)/installed  ## Run all cases in random order
 	$(BIN)/python .ci/coverage
 	$(BIN)/python tests/mutants.py --count 12
 	$(SMOKE) $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
-	$(MAKE) smoke-newest
+	make smoke-newest  # not $(MAKE), which runs with --dry-run, too
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/ruff check
@@ -105,13 +106,15 @@ lock:  ## Update the lock files; delete one first to upgrade all its packages
 	  --output-file .ci/oldest.lock
 
 clean:  ## Remove environments and caches, but not runs/
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(OLDEST) $(PYTHON311) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache .coverage* coverage.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: requirements.lock pyproject.toml
+$(PYTHON311)/installed: requirements.lock pyproject.toml
+$(PYTHON311)/installed: PYTHON := $(shell .ci/python 3.11)
 $(OLDEST)/installed: .ci/oldest.lock pyproject.toml
-$(NEWEST)/installed: .ci/newest.lock pyproject.toml
+$(NEWEST)/installed: requirements.lock pyproject.toml
 
 # $(@D) is the environment, $< its lock. Without --no-deps pip refuses an extra, such as coverage[toml],
 # once there is a newer version than the locked one (pip 23.2.1, 2026-11-24).
@@ -122,8 +125,10 @@ $(NEWEST)/installed: .ci/newest.lock pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' lacks venv or pip; install them (Debian, Ubuntu:" \
 	    "apt install python3-venv)" >&2; exit 2; }
-	@echo "Installing $< into $(@D): about a minute, 1.4 GB"
-	$(PYTHON) -m venv $(@D)
+	@echo "Installing $< into $(@D) with $$($(PYTHON) --version), $(PYTHON): about a minute, 1.4 GB"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
+	  echo "Python 3.12 or 3.13 would be faster: the newest JAX needs it"
+	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/pip install --quiet --use-pep517 --no-deps --require-hashes --requirement $<
 	$(@D)/bin/pip install --quiet --no-deps --editable .
 	@touch $@

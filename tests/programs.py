@@ -1,8 +1,9 @@
 """A budget of compiled programs: compiling takes most of the time of the tests.
 
 Counts the programs that XLA compiles for the tests of each file, prints them at the end, and fails
-if a file exceeds its budget. Programs of session-wide fixtures, which files share, are one row. Only
-tests without a tier count: the tests of `make test`.
+if a file exceeds its budget. Programs of session-wide fixtures, which files share, are one row.
+Only tests without a tier count: the tests of `make test`. The seconds of each file are kept for
+tests/changed.py.
 """
 
 import collections
@@ -25,6 +26,7 @@ class Programs:
     def __init__(self) -> None:
         self._compiled, self._shared, self._begin = 0, 0, (0, 0)
         self._by_file: collections.Counter[str] = collections.Counter()
+        self._seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
     def _heard(self, event: str, seconds: float, **_: object) -> None:
@@ -53,6 +55,7 @@ class Programs:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.split("::")[0]] += report.duration
         if report.when == "teardown":
             for key, value in report.user_properties:
                 if key == _KEY:
@@ -72,7 +75,13 @@ class Programs:
         session.testsfailed += len(self._exceeded())
         return result
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        if config.cache is not None:
+            seconds = config.cache.get("jaxformer/seconds", {})
+            own = {file: round(value, 1) for file, value in self._seconds.items()}
+            config.cache.set("jaxformer/seconds", seconds | own)
         exceeded = self._exceeded()
         terminalreporter.section(f"{self._by_file.total():,} compiled programs")
         for file, count in self._by_file.most_common():

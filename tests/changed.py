@@ -1,0 +1,104 @@
+"""Prints the test files for what has changed since a commit, nearest first, one a line.
+
+    python tests/changed.py [COMMIT]
+
+Without a commit, what is not committed. The files that import a changed module come first, then
+those that import its importers, and so on, as long as they take at most 90 seconds on two cores by
+the times of earlier runs. ``make test-changed`` runs them.
+"""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import grimp
+
+PROJECT = pathlib.Path(__file__).parents[1]
+SECONDS = PROJECT / ".pytest_cache" / "v" / "jaxformer" / "seconds"
+MOST_SECONDS = 2 * 60  # of all processes together, which also start
+UNKNOWN_SECONDS = 5
+PAGES = ["tests/unit/test_pages.py", "tests/unit/test_docs.py"]
+
+
+def changed_files(commit: str) -> list[str]:
+    """Returns the files that differ from a commit, including new ones."""
+    commands = (
+        ["diff", "--name-only", "--diff-filter=d", commit],
+        ["ls-files", "-o", "--exclude-standard"],
+    )
+    run = [
+        subprocess.run(["git", *c], cwd=PROJECT, check=True, capture_output=True) for c in commands
+    ]
+    return sorted({name for result in run for name in result.stdout.decode().splitlines()})
+
+
+def module_of(file: str) -> str:
+    """Returns the name of the module in a file of the package."""
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def distances(changed: set[str]) -> dict[str, int]:
+    """Returns how many imports lead from each module to a changed one."""
+    graph = grimp.build_graph("jaxformer", cache_dir=None)
+    found, near = {}, changed & graph.modules
+    for distance in range(len(graph.modules)):
+        found |= dict.fromkeys(near, distance)
+        importers = {i for module in near for i in graph.find_modules_that_directly_import(module)}
+        near = importers - found.keys()
+    return found
+
+
+def imports(file: pathlib.Path) -> Iterator[str]:
+    """Yields the modules that a file imports; a lazy name of a package gives its own module."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            stub = PROJECT / node.module.replace(".", "/") / "__init__.pyi"
+            lazy = dict(lazy_names(stub)) if stub.exists() else {}
+            yield node.module
+            for alias in node.names:
+                yield lazy.get(alias.name, f"{node.module}.{alias.name}")
+
+
+def lazy_names(stub: pathlib.Path) -> Iterator[tuple[str, str]]:
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, str(node.module)) for alias in node.names)
+
+
+def tests_of(changed: list[str]) -> Iterator[tuple[int, str]]:
+    """Yields test files with their distance to the changed files, in any order."""
+    modules = {module_of(f) for f in changed if f.startswith("jaxformer/") and f.endswith(".py")}
+    distance = distances(modules)
+    for path in sorted((PROJECT / "tests").rglob("test_*.py")):
+        name = path.relative_to(PROJECT).as_posix()
+        found = [distance[module] for module in imports(path) if module in distance]
+        if name in changed or (name in PAGES and any(f.endswith(".md") for f in changed)):
+            found.append(0)
+        if found:
+            yield min(found), name
+
+
+def main() -> None:
+    commit = sys.argv[1] if len(sys.argv) > 1 else "HEAD"
+    seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    total, left = 0.0, 0
+    files = [
+        (distance, seconds.get(name, UNKNOWN_SECONDS), name)
+        for distance, name in tests_of(changed_files(commit))
+    ]
+    for _, own, name in sorted(files):
+        total += own
+        if total <= MOST_SECONDS:
+            print(name)
+        else:
+            left += 1
+    print(f"{left} more test files import what changed; `make test` runs them", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

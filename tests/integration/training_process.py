@@ -21,6 +21,8 @@ from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.step import abstract_state
 
+from ..profiles import by_profile
+
 PROJECT = pathlib.Path(__file__).parents[2]
 SETTINGS = {
     "model.vocab_size": 300,
@@ -41,7 +43,7 @@ WHOLE = {
     "training.log_every": 7,
     "training.checkpoint_every": 4,
     "training.eval_every": 8,
-    "training.eval_sentences": 3,
+    "training.eval_sentences": by_profile(0, nightly=3),
     "training.keep_checkpoints": 3,
 }
 TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}

@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +10,6 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.cli import main
-from jaxformer.cli.arguments import parse
 
 LINES = [
     f"Heute ist der {n}. Tag im T-Shirt , sagt {'Anna' if n % 3 else 'Bert'} ." for n in range(30)
@@ -75,19 +72,6 @@ def test_table(files, capsys):
     assert out.count(f"\n  {files[1]} ") == out.count(f"\n  {files[2]} ") == 5
 
 
-def test_names_need_not_fit_the_terminal(files, tmp_path):
-    """The name of a file may not even be UTF-8."""
-    name = os.path.join(os.fsencode(tmp_path), b"gr\xc3\xb6\xdf.de")
-    shutil.copy(files[1], name)
-    result = subprocess.run(
-        [sys.executable, "-m", "jaxformer.cli", "compare", "--reference", files[0], name],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )
-    assert result.returncode == 0, result.stderr
-    assert b"/gr\xc3\xb6\\udcdf.de " in result.stdout
-
-
 def test_mistakes(files, tmp_path, capsys):
     reference, first, second = files
     (tmp_path / "short.de").write_text("eins\n")
@@ -114,35 +98,16 @@ def test_language_can_be_given(files, tmp_path, capsys):
 
 
 def test_chinese_is_split_as_sacrebleu_does(tmp_path, capsys):
-    texts = {
-        "ref": ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"],
-        "ours": ["我喜欢吃苹果和香蕉。", "今天天气很好。我们去公园。"],
-    }
-    for name, lines in texts.items():
-        (tmp_path / f"{name}.zh").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    code, out, _ = compare(capsys, str(tmp_path / "ref.zh"), tmp_path / "ours.zh", "--json")
-    comparisons = {c["metric"]: c for c in json.loads(out)["comparisons"]}
-    assert (code, list(comparisons)) == (0, ["sacreBLEU", "chrF"])
-    expected = BLEU(trg_lang="zh").corpus_score(texts["ours"], [texts["ref"]]).score
-    assert comparisons["sacreBLEU"]["systems"][0]["score"] == pytest.approx(expected)
-    assert "|tok:zh|" in comparisons["sacreBLEU"]["method"]
-
-
-def test_a_compressed_reference_names_its_language_before_gz(tmp_path, capsys):
-    reference, translation = "今天天气真好。我们去公园吧。", "今天天气很好。我们去公园。"
-    (tmp_path / "ref.zh.gz").write_bytes(gzip.compress(reference.encode()))
-    (tmp_path / "ours.zh").write_text(translation, "utf-8")
+    """A compressed reference names its language before .gz."""
+    reference = ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
+    ours = ["我喜欢吃苹果和香蕉。", "今天天气很好。我们去公园。"]
+    (tmp_path / "ref.zh.gz").write_bytes(gzip.compress("\n".join(reference).encode()))
+    (tmp_path / "ours.zh").write_text("\n".join(ours), "utf-8")
     code, out, _ = compare(capsys, str(tmp_path / "ref.zh.gz"), tmp_path / "ours.zh", "--json")
     report = json.loads(out)
     assert (code, report["target_language"]) == (0, "zh")
-    expected = BLEU(trg_lang="zh").corpus_score([translation], [[reference]]).score
-    assert report["comparisons"][0]["systems"][0]["score"] == pytest.approx(expected)
-
-
-def test_help_has_examples_that_are_accepted(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["compare", "--help"])
-    examples = re.findall(r"^  jaxformer (compare .*)$", capsys.readouterr().out, re.MULTILINE)
-    assert len(examples) == 2
-    for example in examples:
-        parse(re.split(r" +#", example)[0].split())
+    bleu, chrf = report["comparisons"]
+    assert (bleu["metric"], chrf["metric"]) == ("sacreBLEU", "chrF")
+    expected = BLEU(trg_lang="zh").corpus_score(ours, [reference]).score
+    assert bleu["systems"][0]["score"] == pytest.approx(expected)
+    assert "|tok:zh|" in bleu["method"]

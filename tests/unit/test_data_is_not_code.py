@@ -33,7 +33,6 @@ FAMILIES = ("exec", "spawn", "posix_spawn", "fork")  # of os
 
 # The places where it is done all the same, and why no data gets there.
 ALLOWED = {
-    ("jaxformer/cli/compiler.py", "subprocess"): "runs constants of that file, for doctor",
     ("jaxformer/training/watchdog.py", "ctypes"): "calls a constant function of the C library",
     ("jaxformer/interop/torch_file.py", "pickletools"): "reads opcodes, and runs none of them",
     ("jaxformer/interop/torch_file.py", "zipfile"): "reads bytes of members, and unpacks no files",

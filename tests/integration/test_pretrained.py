@@ -12,34 +12,32 @@ import sys
 import pytest
 
 from jaxformer import pretrained
+from jaxformer.cli import main
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.inference.translator import Translator
 
 
-def run(*words, given="", **settings):
-    """Runs a command in a process of its own."""
-    words = [sys.executable, "-m", "jaxformer", *words]
-    return subprocess.run(
-        words, input=given, capture_output=True, text=True, check=True, **settings
-    )
-
-
-def test_it_is_small():
+def test_it_is_small_and_names_no_place_of_the_machine_that_trained_it():
     files = [path for path in pretrained.WORKDIR.parent.rglob("*") if path.suffix != ".pyc"]
-    assert sum(path.stat().st_size for path in files if path.is_file()) <= 8_000_000
-
-
-def test_it_names_no_place_of_the_machine_that_trained_it():
-    config = json.loads((pretrained.WORKDIR / "config.json").read_text())
-    assert config["data"]["train"] == "tatoeba-en-de/train"
-    for path in pretrained.WORKDIR.rglob("*"):
-        if path.is_file():
-            content = path.read_bytes()
-            assert not any(place in content for place in (b"/work", b"/tmp", b"/root", b"/home"))
+    contents = [path.read_bytes() for path in files if path.is_file()]
+    assert sum(map(len, contents)) <= 8_000_000
+    assert json.loads((pretrained.WORKDIR / "config.json").read_text())["data"]["train"] == (
+        "tatoeba-en-de/train"
+    )
+    for content in contents:
+        assert not any(place in content for place in (b"/work", b"/tmp", b"/root", b"/home"))
 
 
 def test_translates_without_a_workdir(tmp_path):
-    found = run("translate", given="Where is the station?\n", cwd=tmp_path)
+    """In a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-m", "jaxformer", "translate"],
+        input="Where is the station?\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert found.stdout == "Wo ist der Bahnhof?\n"
     assert found.stderr.startswith(f"the {pretrained.DESCRIPTION}; --workdir names another\n")
     assert list(tmp_path.iterdir()) == []
@@ -70,13 +68,14 @@ def test_needs_no_writable_package(tmp_path):
 
 
 @pytest.mark.ci
-def test_attention_without_a_workdir_is_written_here(tmp_path):
-    found = run("attention", "Where is the station?", cwd=tmp_path)
-    assert found.stdout == "attention.html: Wo ist der Bahnhof?\n"
+def test_attention_without_a_workdir_is_written_here(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["attention", "Where is the station?"]) == 0
+    assert capsys.readouterr().out == "attention.html: Wo ist der Bahnhof?\n"
     assert "Bahnhof" in (tmp_path / "attention.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_score_on_its_card(real_data):
     folder = real_data("tatoeba-en-de")
     card = (pretrained.WORKDIR.parent / "README.md").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Sampling: exact distributions by chi-square, independence of the batch, the model's scores."""
 
+import collections
 import functools
 import itertools
 
@@ -7,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 
 from jaxformer.errors import UserError
 from jaxformer.search import BeamResult, Sampling, sample, take_sentences
 from jaxformer.search.sampling import draw, truncate
-from jaxformer.search.state import SampleState
 
 from .oracles import (
     BOS,
@@ -35,26 +36,25 @@ def sampling(**changes) -> Sampling:
     return Sampling(**{**settings, "pad_id": PAD, **changes})
 
 
-def keys(sentences: int) -> jax.Array:
-    return jax.random.split(jax.random.key(0), sentences)
+def keys(sentences: int, seed: int = 0) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), sentences)
 
 
 @functools.partial(jax.jit, static_argnames="settings")
-def advance_tree(
-    settings: Sampling, state: SampleState, until: jax.Array
-) -> tuple[SampleState, BeamResult]:
+def advance_tree(settings: Sampling, state, until):
     state = settings.advance(tree_step, state, until)
     return state, settings.finalize(state)
 
 
-def start_tree(settings: Sampling, keys, logits, limits, prefix=None) -> SampleState:
-    cache = tree_cache(jnp.asarray(logits), settings.num_samples)
-    prefix = None if prefix is None else jnp.asarray(prefix)
-    return settings.start(cache, jnp.asarray(limits), CAPACITY, prefix, keys=keys)
+@functools.partial(jax.jit, static_argnames="settings")
+def start_tree(settings: Sampling, keys, logits, limits, prefix=None):
+    cache = tree_cache(logits, settings.num_samples)
+    return settings.start(cache, limits, CAPACITY, prefix, keys=keys)
 
 
-def sample_tree(settings: Sampling, keys, logits, limits, prefix=None) -> BeamResult:
-    return advance_tree(settings, start_tree(settings, keys, logits, limits, prefix), CAPACITY)[1]
+def sample_tree(settings: Sampling, *arguments) -> BeamResult:
+    state = start_tree(settings, *arguments)
+    return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 
 # Takes p^(1/temperature), keeps the k most probable tokens, renormalizes, keeps the fewest tokens
@@ -84,64 +84,81 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_truncation_keeps_the_right_tokens(cut: dict):
+def test_truncation_keeps_the_right_tokens():
     shuffled = np.random.default_rng(0).permuted([[PROBABILITIES] * 3] * 2, axis=2)
-    kept, tokens = truncate(
-        sampling(**cut), jnp.log(jnp.array(shuffled)) / cut["temperature"] + 3.0
-    )
-    probabilities = np.zeros(shuffled.shape)
-    tokens = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
-    np.put_along_axis(probabilities, np.asarray(tokens), jax.nn.softmax(kept), axis=2)
-    expected = np.apply_along_axis(expected_distribution, 2, shuffled, **cut)
-    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    with np.errstate(divide="ignore"):
+        logits = np.log(shuffled).astype(np.float32)
+
+    @jax.jit
+    def truncated(logits):
+        scaled = [logits / cut["temperature"] + 3.0 for cut in CUTS]
+        return [truncate(sampling(**cut), one) for cut, one in zip(CUTS, scaled, strict=True)]
+
+    for cut, (kept, tokens) in zip(CUTS, jax.device_get(truncated(logits)), strict=True):
+        found = np.zeros(shuffled.shape)
+        tokens = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
+        np.put_along_axis(found, tokens, scipy.special.softmax(kept, axis=2), axis=2)
+        expected = np.apply_along_axis(expected_distribution, 2, shuffled, **cut)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(cut))
 
 
-@pytest.mark.parametrize("cut", [CUTS[0], CUTS[4]])
-def test_draws_have_the_exact_distribution(cut: dict):
-    draws = 20_000
-    logits = jnp.broadcast_to(jnp.log(jnp.array(PROBABILITIES)) + 3.0, (draws // 10, 10, 8))
-    settings = sampling(num_samples=10, **cut)
-    tokens = jax.jit(functools.partial(draw, settings))(logits, keys(draws // 10), jnp.array(4))
-    counts = np.bincount(np.asarray(tokens).ravel(), minlength=8)
-    expected = draws * expected_distribution(PROBABILITIES, **cut)
-    possible = expected > 0
-    assert counts[~possible].sum() == 0
+def test_top_k_breaks_ties_by_id():
+    @jax.jit
+    def truncated(logits):
+        return truncate(sampling(top_k=2), logits)[1], truncate(sampling(top_p=0.5), logits)
+
+    tokens, (kept, sorted_tokens) = jax.device_get(truncated(np.zeros((1, 1, 4), np.float32)))
+    assert tokens.tolist() == [[[0, 1]]]
+    assert sorted_tokens[kept > -INFINITY].tolist() == [0, 1]
+
+
+def test_draws_have_the_exact_distribution_and_are_independent():
+    draws, cuts = 20_000, [CUTS[0], CUTS[4]]
+    with np.errstate(divide="ignore"):
+        logits = np.float32(np.log(PROBABILITIES)) + 3.0
+    logits = np.broadcast_to(logits, (draws // 10, 10, 8))
+
+    @jax.jit
+    def drawn(logits, keys):
+        return [draw(sampling(num_samples=10, **cut), logits, keys, jnp.array(4)) for cut in cuts]
+
     # The seeds are fixed, so the test is deterministic.
-    assert scipy.stats.chisquare(counts[possible], expected[possible]).pvalue > 0.01
+    for cut, tokens in zip(cuts, jax.device_get(drawn(logits, keys(draws // 10))), strict=True):
+        p = expected_distribution(PROBABILITIES, **cut)
+        counts, possible = np.bincount(tokens.ravel(), minlength=8), p > 0
+        assert counts[~possible].sum() == 0
+        assert scipy.stats.chisquare(counts[possible], draws * p[possible]).pvalue > 0.01
+        # Pairs of samples of a sentence have the product distribution.
+        cells = np.bincount(8 * tokens[:, ::2].ravel() + tokens[:, 1::2].ravel(), minlength=64)
+        expected = draws / 2 * np.outer(p, p).ravel()
+        assert scipy.stats.chisquare(cells[expected > 0], expected[expected > 0]).pvalue > 0.01
+
+
+HUNDRED = sampling(num_samples=100)
 
 
 def test_whole_hypotheses_have_the_exact_distribution():
     """Covers all sequences of a small tree, so draws of different steps are independent."""
     logits = 1.5 * np.random.default_rng(3).normal(size=(1, 13, 3)).astype(np.float32)
-    tree, draws = Tree(logits[0]), 20_000
-    many = jnp.broadcast_to(logits, (draws // 100, *logits.shape[1:]))
-    limits = jnp.full((draws // 100,), 3)
-    result = sample_tree(sampling(num_samples=100), keys(draws // 100), many, limits)
-    found = [t for s in range(draws // 100) for t in tokens_of(hypotheses(result, s))]
+    tree, sentences = Tree(logits[0]), 200
+    many = logits.repeat(sentences, axis=0)
+    limits = np.full(sentences, 3)
+    result = sample_tree(HUNDRED, keys(sentences), many, limits)
+    found = collections.Counter(t for s in range(200) for t in tokens_of(hypotheses(result, s)))
     ended = [(*t, EOS) for n in range(3) for t in itertools.product((0, 2), repeat=n)]
     possible = [*ended, *itertools.product((0, 2), repeat=3)]
-    expected = [draws * np.exp(tree.log_prob(tokens)) for tokens in possible]
-    assert sum(expected) == pytest.approx(draws)
-    counts = [found.count(tokens) for tokens in possible]
+    expected = [20_000 * np.exp(tree.log_prob(tokens)) for tokens in possible]
+    assert sum(expected) == pytest.approx(20_000)
+    counts = [found[tokens] for tokens in possible]
     assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 0.01
 
-
-def test_samples_of_a_sentence_are_independent():
-    """Pairs of samples have the product distribution."""
-    p = np.array([0.5, 0.3, 0.2])
-    logits = jnp.broadcast_to(jnp.log(jnp.array(p)), (4000, 2, 3))
-    tokens = np.asarray(draw(sampling(), logits, keys(4000), jnp.array(0)))
-    cells = np.bincount(3 * tokens[:, 0] + tokens[:, 1], minlength=9)
-    assert scipy.stats.chisquare(cells, 4000 * np.outer(p, p).ravel()).pvalue > 0.01
-
-
-def test_top_k_breaks_ties_by_id():
-    logits = jnp.zeros((1, 1, 4))
-    _, tokens = truncate(sampling(top_k=2), logits)
-    assert tokens.tolist() == [[[0, 1]]]
-    kept, tokens = truncate(sampling(top_p=0.5), logits)
-    assert tokens[0, 0][kept[0, 0] > -INFINITY].tolist() == [0, 1]
+    # Samples at a dead end do not exist: EOS, or token 2, a dead end.
+    many[:] = -INFINITY
+    many[:, 0, 1:] = np.log(0.5)
+    result = sample_tree(HUNDRED, keys(sentences), many, limits)
+    found = [hypotheses(result, s) for s in range(sentences)]
+    assert {tokens for one in found for tokens in tokens_of(one)} == {(EOS,)}
+    assert sum(map(len, found)) == pytest.approx(10_000, abs=4 * (20_000 / 4) ** 0.5)
 
 
 def test_scores_are_the_models_whatever_is_forbidden():
@@ -166,42 +183,30 @@ def test_scores_are_the_models_whatever_is_forbidden():
             assert value == pytest.approx(log_prob / max(len(tokens), 1), rel=1e-5)
 
 
+FOUR, LOGITS = sampling(num_samples=4), tree_logits(9, 5, 4, 5)
+LIMITS = np.array([5, 3, 5, 0, 4], np.int32)
+
+
 def test_sample_depends_only_on_its_key_and_number():
-    logits = tree_logits(9, 5, 4, 5)
-    limits = np.array([5, 3, 5, 0, 4], np.int32)
-    together = sample_tree(sampling(num_samples=4), keys(5), logits, limits)
+    together = sample_tree(FOUR, keys(5), LOGITS, LIMITS)
     order = np.array([3, 0, 4, 2, 1])
-    shuffled = sample_tree(sampling(num_samples=4), keys(5)[order], logits[order], limits[order])
-    fewer = sample_tree(sampling(num_samples=2), keys(5), logits, limits)
+    shuffled = sample_tree(FOUR, keys(5)[order], LOGITS[order], LIMITS[order])
+    fewer = sample_tree(sampling(num_samples=2), keys(5), LOGITS, LIMITS)
     for sentence in range(5):
         found = hypotheses(together, sentence)
         assert hypotheses(shuffled, order.tolist().index(sentence)) == found
         assert set(tokens_of(hypotheses(fewer, sentence))) <= set(tokens_of(found))
-    other = sample_tree(
-        sampling(num_samples=4), jax.random.split(jax.random.key(1), 5), logits, limits
-    )
-    assert (np.asarray(other.tokens) != np.asarray(together.tokens)).any()
-
-
-def test_samples_at_a_dead_end_do_not_exist():
-    logits = np.full((1, 4, 3), -INFINITY, np.float32)
-    logits[0, 0] = [-INFINITY, np.log(0.5), np.log(0.5)]  # EOS, or token 2, a dead end.
-    result = sample_tree(sampling(num_samples=50), keys(1), logits, jnp.array([3]))
-    found = hypotheses(result, 0)
-    assert 10 < len(found) < 40
-    assert set(tokens_of(found)) == {(EOS,)}
+    other = sample_tree(FOUR, keys(5, seed=1), LOGITS, LIMITS)
+    assert (other.tokens != together.tokens).any()
 
 
 def test_advance_in_several_calls_equals_one_call():
-    logits = tree_logits(9, 5, 4, 5)
-    limits = jnp.array([5, 1, 5, 2, 4])
-    settings = sampling(num_samples=4)
-    whole = sample_tree(settings, keys(5), logits, limits)
-    state, _ = advance_tree(settings, start_tree(settings, keys(5), logits, limits), 2)
-    rows = jnp.array([4, 0, 2, 0, 0])
-    _, result = advance_tree(settings, take_sentences(state, rows), CAPACITY)
+    whole = sample_tree(FOUR, keys(5), LOGITS, LIMITS)
+    state, _ = advance_tree(FOUR, start_tree(FOUR, keys(5), LOGITS, LIMITS), 2)
+    rows = np.array([4, 0, 2, 0, 3])
+    _, result = advance_tree(FOUR, jax.jit(take_sentences)(state, rows), CAPACITY)
     for found, row in enumerate(rows.tolist()):
-        assert hypotheses(result, found) == hypotheses(whole, row)
+        assert hypotheses(jax.device_get(result), found) == hypotheses(whole, row)
 
 
 def test_sample_composes_its_methods():
@@ -216,66 +221,50 @@ def test_sample_composes_its_methods():
         "top_p": 0.9,
     }
     settings = sampling(num_samples=4, **options)
-    logits = jnp.asarray(tree_logits(5, 3, 4, 5))
-    limits, prefix = jnp.array([5, 4, 3]), jnp.array([[2, 0], [0, 0], [3, 2]])
+    limits, prefix, given = np.array([5, 4, 3]), np.array([[2, 0], [0, 0], [3, 2]]), keys(3)
 
     def composed(logits):
-        state = settings.start(tree_cache(logits, 4), limits, CAPACITY, prefix, keys=keys(3))
+        state = settings.start(tree_cache(logits, 4), limits, CAPACITY, prefix, keys=given)
         return settings.finalize(settings.advance(tree_step, state, CAPACITY))
 
     def together(logits):
-        return sample(
-            tree_step,
-            tree_cache(logits, 4),
-            keys=keys(3),
-            max_lengths=limits,
-            capacity=CAPACITY,
-            num_samples=4,
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_id=PAD,
-            prefix=prefix,
-            **options,
-        )
+        ids = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "prefix": prefix, "keys": given}
+        sizes = {"max_lengths": limits, "capacity": CAPACITY, "num_samples": 4}
+        return sample(tree_step, tree_cache(logits, 4), **sizes, **ids, **options)
 
+    logits = LOGITS[:3]
     assert str(jax.make_jaxpr(together)(logits)) == str(jax.make_jaxpr(composed)(logits))
 
 
-@pytest.mark.parametrize("rows", [None, [7, 3, 5]])
-def test_keys_derive_from_the_seed_and_the_row_ids(rows: list[int] | None):
-    logits, limits = jnp.asarray(tree_logits(9, 3, 4, 5)), jnp.array([5, 5, 5])
-    settings = sampling(num_samples=4, seed=3)
-    found = settings(
-        tree_step,
-        tree_cache(logits, 4),
-        max_lengths=limits,
-        capacity=CAPACITY,
-        sentence_ids=None if rows is None else jnp.array(rows),
-    )
-    made = [jax.random.fold_in(jax.random.key(3), n) for n in rows or range(3)]
-    given = sample_tree(sampling(num_samples=4), jnp.stack(made), logits, limits)
-    jax.tree.map(np.testing.assert_array_equal, found, given)
+def test_keys_derive_from_the_seed_and_the_ids_of_sentences():
+    settings, ids = sampling(num_samples=4, seed=3), np.array([7, 3, 5, 1, 4])
+
+    @jax.jit
+    def made(ids):
+        def keys_of(ids):
+            cache = tree_cache(jnp.asarray(LOGITS), 4)
+            return settings.start(cache, LIMITS, CAPACITY, sentence_ids=ids).keys
+
+        expected = [
+            jax.vmap(lambda n: jax.random.fold_in(jax.random.key(3), n))(numbers)
+            for numbers in (ids, jnp.arange(5))
+        ]
+        return jax.tree.map(jax.random.key_data, ([keys_of(ids), keys_of(None)], expected))
+
+    found, expected = jax.device_get(made(ids))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
-def test_samples_depend_on_no_other_sentence_whatever_the_default_generator(kind: str):
+def test_keys_are_threefry_whatever_the_default_generator(kind):
     """With RBG keys, which are common on TPUs, numbers drawn under vmap depend on the batch."""
-    logits, limits = jnp.asarray(tree_logits(9, 3, 4, 5)), jnp.array([5, 5, 5])
-    settings = sampling(num_samples=4, seed=3)
     with jax.default_prng_impl(kind):
-        found = [
-            settings(
-                tree_step,
-                tree_cache(logits[rows], 4),
-                max_lengths=limits[rows],
-                capacity=CAPACITY,
-                sentence_ids=jnp.arange(3)[rows],
-            ).tokens
-            for rows in (slice(0, 3), slice(2, 3))
-        ]
-    np.testing.assert_array_equal(found[0][2], found[1][0])
+        state = jax.eval_shape(lambda: sampling().start((), [5, 5], CAPACITY))
+        default = jax.eval_shape(lambda: jax.random.key(0))
+    threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    assert state.keys.dtype == threefry.dtype != default.dtype
 
 
 def test_wrong_number_of_keys_is_refused():
     with pytest.raises(UserError, match=r"keys must hold one .* shape \(2,\): got \(3,\)"):
-        sampling().start((), jnp.array([1, 1]), CAPACITY, keys=keys(3))
+        jax.eval_shape(lambda: sampling().start((), [1, 1], CAPACITY, keys=keys(3)))

@@ -17,39 +17,40 @@ from .oracles import INFINITY, PAD, beam
     [
         ({"capacity": 0}, "capacity must be at least 1: got 0"),
         (
-            {"max_lengths": jnp.ones((1, 1), int)},
+            {"max_lengths": np.ones((1, 1), int)},
             r"max_lengths must hold one number .* shape \(1, 1\)",
         ),
-        ({"max_lengths": jnp.ones((0,), int)}, r"max_lengths must hold one number .* shape \(0,\)"),
-        ({"prefix": jnp.ones((2, 3), int)}, r"prefix must hold .* \[1, tokens\]: got \(2, 3\)"),
-        ({"prefix": jnp.ones((1,), int)}, r"prefix must hold .* \[1, tokens\]: got \(1,\)"),
-        ({"cache": jnp.ones((1, 3))}, r"cache must lead with axes \[batch, beams\] = \[1, 2\]"),
+        ({"max_lengths": np.ones((0,), int)}, r"max_lengths must hold one number .* shape \(0,\)"),
+        ({"prefix": np.ones((2, 3), int)}, r"prefix must hold .* \[1, tokens\]: got \(2, 3\)"),
+        ({"prefix": np.ones((1,), int)}, r"prefix must hold .* \[1, tokens\]: got \(1,\)"),
+        ({"cache": np.ones((1, 3))}, r"cache must lead with axes \[batch, beams\] = \[1, 2\]"),
     ],
 )
-def test_mismatched_arguments_are_refused(arguments: dict, message: str):
-    right = {"cache": (), "max_lengths": jnp.array([3]), "capacity": 6, "prefix": None}
+def test_mismatched_arguments_are_refused(arguments, message):
+    right = {"cache": (), "max_lengths": np.array([3]), "capacity": 6, "prefix": None}
     with pytest.raises(UserError, match=message):
-        prepare(**{**right, **arguments}, hypotheses=2)
+        jax.eval_shape(lambda: prepare(**{**right, **arguments}, hypotheses=2))
 
 
 @pytest.mark.parametrize("convert", [list, tuple, np.array, jnp.array])
-def test_lists_and_arrays_are_the_same(convert):
-    _, limits, prefix = prepare((), convert([6, 3]), 2, 6, convert([[7, 8], [9, 0]]))
-    assert (limits.dtype, prefix.dtype) == (jnp.int32, jnp.int32)
-    assert (limits.tolist(), prefix.tolist()) == ([6, 3], [[7, 8], [9, 0]])
-
-
-def test_limits_are_clipped_to_the_capacity():
-    _, limits, prefix = prepare((), jnp.array([-1, 0, 3, 99]), 2, 6, None)
+def test_limits_are_clipped_whether_lists_or_arrays(convert):
+    limits, prefix = convert([-1, 0, 3, 99]), convert([[7, 8], [9, 0], [0, 0], [1, 1]])
+    _, limits, prefix = jax.jit(lambda: prepare((), limits, 2, 6, prefix))()
+    assert (limits.dtype, prefix.dtype) == (np.int32, np.int32)
     assert limits.tolist() == [0, 0, 3, 6]
-    assert prefix.shape == (4, 0)
+    assert prefix.tolist() == [[7, 8], [9, 0], [0, 0], [1, 1]]
 
 
 def test_take_sentences_selects_from_every_leaf():
-    cache = {"own": jnp.arange(12.0).reshape(3, 2, 2), "shared": jnp.ones((3, 1)), "step": 7}
-    state = beam().start(cache, jnp.array([3, 2, 1]), 6, jnp.array([[4], [5], [6]]))
+    cache = {"own": np.arange(12.0).reshape(3, 2, 2), "shared": np.ones((3, 1)), "step": 7}
     rows = np.array([2, 0])
-    taken = take_sentences(state, jnp.array(rows))
+
+    @jax.jit
+    def run(rows):
+        state = beam().start(cache, [3, 2, 1], 6, [[4], [5], [6]])
+        return state, take_sentences(state, rows)
+
+    state, taken = jax.device_get(run(rows))
     leaves = zip(jax.tree.leaves(state), jax.tree.leaves(taken), strict=True)
     for before, after in leaves:
         np.testing.assert_array_equal(after, before[rows] if before.ndim else before)
@@ -57,12 +58,12 @@ def test_take_sentences_selects_from_every_leaf():
 
 def test_best_first_blanks_what_does_not_exist():
     result = BeamResult(
-        tokens=jnp.array([[[5, 6], [7, 8], [9, 9]]]),
-        lengths=jnp.array([[2, 1, 2]]),
-        scores=jnp.array([[-2.0, -INFINITY, -1.0]]),
-        log_probs=jnp.array([[-3.0, -INFINITY, -4.0]]),
+        tokens=np.int32([[[5, 6], [7, 8], [9, 9]]]),
+        lengths=np.int32([[2, 1, 2]]),
+        scores=np.float32([[-2.0, -INFINITY, -1.0]]),
+        log_probs=np.float32([[-3.0, -INFINITY, -4.0]]),
     )
-    sorted_result = best_first(result, PAD)
-    assert sorted_result.tokens.tolist() == [[[9, 9], [5, 6], [PAD, PAD]]]
-    assert sorted_result.lengths.tolist() == [[2, 2, 0]]
-    assert sorted_result.log_probs.tolist() == [[-4.0, -3.0, -INFINITY]]
+    found = jax.jit(best_first, static_argnames="pad_id")(result, pad_id=PAD)
+    assert found.tokens.tolist() == [[[9, 9], [5, 6], [PAD, PAD]]]
+    assert found.lengths.tolist() == [[2, 2, 0]]
+    assert found.log_probs.tolist() == [[-4.0, -3.0, -INFINITY]]

@@ -1,0 +1,83 @@
+"""Searches that differ only in numbers share a program, and find what they find alone."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.search import BeamSearch, Sampling
+from jaxformer.search.numbers import join_numbers, split_numbers
+
+CAPACITY = 6
+LOGITS = np.random.default_rng(0).normal(0, 1, (7, 7)).astype(np.float32)
+
+
+def find(search):
+    """Runs a search over a Markov chain of seven tokens for two sentences."""
+    steps = jax.numpy.asarray(LOGITS)
+    return search(
+        lambda tokens, cache: (steps[tokens], cache), (), max_lengths=[6, 4], capacity=CAPACITY
+    )
+
+
+@functools.cache
+def counted():
+    """Returns a jitted search of two arguments, and the list of its traces."""
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(static, numbers):
+        traces.append(static)
+        return find(join_numbers(static, numbers))
+
+    return run, traces
+
+
+BEAM = BeamSearch(beam_size=4, diversity_groups=2, diversity_penalty=0.5, min_length=1)
+SAMPLING = Sampling(num_samples=4, top_p=0.9, min_length=1, seed=3)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("search", "changes"),
+    [
+        (
+            BEAM,
+            [{"length_penalty": 2.0}, {"length_penalty": 0.0, "diversity_penalty": 3.0}]
+            + [{"min_length": 3, "max_extra_length": 7}],
+        ),
+        (SAMPLING, [{"temperature": 0.3}, {"top_p": 0.2, "length_penalty": 1.0}, {"seed": 8}]),
+    ],
+    ids=["beam", "sampling"],
+)
+def test_a_sweep_is_traced_once_and_finds_the_same(search, changes):
+    run, traces = counted()
+    results, before = [], len(traces)
+    for change in [{}, *changes]:
+        changed = dataclasses.replace(search, **change)
+        found = jax.device_get(run(*split_numbers(changed, CAPACITY)))
+        expected = jax.device_get(find(changed))
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+        results.append(found)
+    assert len(traces) - before == 1
+    for result in results[1:]:
+        assert any((a != b).any() for a, b in zip(result, results[0], strict=True))
+
+
+def test_structure_stays_static():
+    static = split_numbers(BEAM, CAPACITY)[0]
+    for change in (
+        {"beam_size": 6},
+        {"min_length": 0},
+        {"penalty": "power"},
+        {"no_repeat_ngram": 2},
+        {"early_stop": "never"},
+    ):
+        assert split_numbers(dataclasses.replace(BEAM, **change), CAPACITY)[0] != static
+    assert (
+        split_numbers(dataclasses.replace(SAMPLING, top_p=1.0), CAPACITY)[0]
+        != (split_numbers(SAMPLING, CAPACITY)[0])
+    )

@@ -121,18 +121,24 @@ def assert_same(actual, expected):
 
 
 # 37 words and 4 heads cannot be split evenly over 4 or 8 devices.
-CASES = [((1, 2, 4), 2), ((1, 1, 1), 4), ((4, 1, 1), 2), ((1, 1, 8), 1)]
+CASES = [
+    ((1, 2, 4), 2, "layer"),
+    ((1, 1, 1), 4, "none"),
+    ((4, 1, 1), 2, "dots"),
+    ((1, 1, 8), 1, "none"),
+]
 
 
 @pytest.mark.smoke
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("sizes", "gradient_accumulation"), by_profile(CASES[:1], nightly=CASES), ids=str
+    ("sizes", "gradient_accumulation", "remat"), by_profile(CASES[:1], nightly=CASES), ids=str
 )
-def test_neither_accumulation_nor_uneven_splits_change_loss_or_gradients(
-    reference, sizes, gradient_accumulation
+def test_accumulation_uneven_splits_and_remat_change_neither_loss_nor_gradients(
+    reference, sizes, gradient_accumulation, remat
 ):
-    state, gradients, metrics = one_step(CONFIG, sizes, gradient_accumulation)
+    """Rematerialization also turns the layers into a loop, which are unrolled on CPUs otherwise."""
+    state, gradients, metrics = one_step(changed({"remat": remat}), sizes, gradient_accumulation)
     np.testing.assert_allclose(metrics["loss"], reference[2]["loss"], rtol=1e-6)
     assert metrics["count"] == 20
     assert_same(gradients, reference[1])
@@ -140,10 +146,9 @@ def test_neither_accumulation_nor_uneven_splits_change_loss_or_gradients(
     assert shape == (37, 16 // sizes[1])
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("remat", by_profile(["layer"], nightly=["dots", "layer"]))
-def test_rematerialization_changes_nothing_but_memory(remat):
-    """It also turns the layers into a loop, which are unrolled on CPUs otherwise."""
+@pytest.mark.nightly
+@pytest.mark.parametrize("remat", ["dots", "layer"])
+def test_rematerialization_of_several_layers_changes_nothing_but_memory(remat):
     _, expected, expected_metrics = one_step(changed(num_layers=2))
     _, gradients, metrics = one_step(changed({"remat": remat}, num_layers=2), (2, 1, 1))
     np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-6)
@@ -259,11 +264,12 @@ def test_validation_on_eight_devices_has_the_loss_of_the_models_own_logits(chang
 
 @pytest.mark.ci
 def test_packing_does_not_change_loss_or_gradients():
+    """Both batches have the same shape."""
     rng = np.random.default_rng(0)
-    pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(3, 2), (4, 6), (1, 5)]]
+    pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(2, 1), (4, 5), (1, 2)]]
     config = changed(dropout_rate=0.0)
-    unpacked = make_batch([[pair] for pair in pairs], (3, 8, 8))
-    packed = make_batch([[pairs[2], pairs[0]], [pairs[1]]], (2, 9, 9))
+    unpacked = make_batch([[pair] for pair in pairs], (ROWS, 6, 6))
+    packed = make_batch([[pairs[2], pairs[0]], [pairs[1]]], (ROWS, 6, 6))
     _, expected, expected_metrics = one_step(config, batch=unpacked)
     _, gradients, metrics = one_step(config, batch=packed)
     for name, found in metrics.items():

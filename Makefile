@@ -128,7 +128,8 @@ $(NEWEST)/installed: requirements.lock pyproject.toml
 	@echo "Installing $< into $(@D) with $$($(PYTHON) --version), $(PYTHON): about a minute, 1.4 GB"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
 	  echo "Python 3.12 or 3.13 would be faster: the newest JAX needs it"
-	$(PYTHON) -m venv --clear $(@D)
+	@[ "$$($(@D)/bin/python --version 2> /dev/null)" = "$$($(PYTHON) --version)" ] || \
+	  $(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/pip install --quiet --use-pep517 --no-deps --require-hashes --requirement $<
 	$(@D)/bin/pip install --quiet --no-deps --editable .
 	@touch $@

@@ -3,13 +3,10 @@
 import http.server
 import re
 import threading
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from jaxformer.data import download
-
-Handler = http.server.BaseHTTPRequestHandler
 
 
 class WebServer(http.server.ThreadingHTTPServer):
@@ -20,30 +17,26 @@ class WebServer(http.server.ThreadingHTTPServer):
       requests: Path and header Range of each request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.answers: dict[str, Callable[[Handler], None]] = {}
-        self.requests: list[tuple[str, str | None]] = []
+        self.answers, self.requests = {}, []
 
-    def handle_error(self, *_) -> None:
+    def handle_error(self, *_):
         """Says nothing of clients that end a connection early."""
 
 
-class _Handler(Handler):
-    def do_GET(self) -> None:  # noqa: N802
-        assert isinstance(self.server, WebServer)
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
         self.server.requests.append((self.path, self.headers["Range"]))
         answer = self.server.answers.get(self.path)
         self.send_error(404) if answer is None else answer(self)
 
-    def log_message(self, *_) -> None:
+    def log_message(self, *_):
         pass
 
 
-def serve(
-    content: bytes, *, cut_after: int | None = None, resumes: bool = True
-) -> Callable[[Handler], None]:
+def serve(content, *, cut_after=None, resumes=True):
     """Returns an answer with a file.
 
     Args:
@@ -52,7 +45,7 @@ def serve(
       resumes: Heeds the header Range.
     """
 
-    def answer(handler: Handler) -> None:
+    def answer(handler):
         start = 0
         if resumes and (asked := re.fullmatch(r"bytes=(\d+)-", handler.headers["Range"] or "")):
             start = int(asked[1])
@@ -74,7 +67,7 @@ def serve(
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(download, "_PAUSE_SECONDS", 0)
     with WebServer() as server:

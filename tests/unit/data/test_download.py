@@ -37,49 +37,57 @@ def fetch(server, path):
     return fetch
 
 
-def ranges(server):
-    return [asked for _, asked in server.requests]
+def respond(handler, code, body=b"", **headers):
+    handler.send_response(code)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
 
 
-def test_whole_file(server, path, fetch):
-    server.answers["/file"] = serve(CONTENT)
+def changed(handler):
+    """Has a newer file than the one that an earlier download began with."""
+    before = handler.headers["If-Unmodified-Since"]
+    if before and email.utils.parsedate_to_datetime(before).year < 2020:
+        return respond(handler, 412)
+    serve(CONTENT)(handler)
+
+
+def resumes_elsewhere(handler):
+    if not handler.headers["Range"]:
+        return serve(CONTENT)(handler)
+    place = {"Content_Range": f"bytes 100-{SIZE - 1}/{SIZE}", "Content_Length": str(SIZE - 100)}
+    respond(handler, 206, CONTENT[100:], **place)
+
+
+WHOLE = serve(CONTENT)
+# Content of the partial file, an answer, and the expected header Range of each request.
+RESUMED = {
+    "new": (b"", WHOLE, [None]),
+    "cut again and again": (
+        *(b"", serve(CONTENT, cut_after=1000)),
+        [None, *(f"bytes={start}-" for start in range(1000, SIZE, 1000))],
+    ),
+    "interrupted": (CONTENT[:5000], WHOLE, ["bytes=5000-"]),
+    "changed since": (b"x" * 5000, changed, ["bytes=5000-", None]),
+    "all is sent again": (b"x" * 5000, serve(CONTENT, resumes=False), ["bytes=5000-"]),
+    "resumes elsewhere": (CONTENT[:5000], resumes_elsewhere, ["bytes=5000-", None]),
+    "complete": (CONTENT, WHOLE, [f"bytes={SIZE}-"]),
+    "shorter since": (CONTENT + bytes(500), WHOLE, [f"bytes={SIZE + 500}-", None]),
+}
+
+
+@pytest.mark.parametrize(("partial", "answer", "expected"), RESUMED.values(), ids=RESUMED)
+def test_downloads_are_resumed(partial, answer, expected, server, path, fetch):
+    if partial:
+        path.parent.mkdir()
+        path.with_name("file.partial").write_bytes(partial)
+        os.utime(path.with_name("file.partial"), (10**9, 10**9))
+    server.answers["/file"] = answer
     assert fetch() == CONTENT
+    assert [asked for _, asked in server.requests] == expected
     assert [file.name for file in path.parent.iterdir()] == ["file"]
     assert file_sha256(path) == CHECKSUM.digest
-
-
-def test_connections_that_are_cut_are_resumed(server, fetch):
-    server.answers["/file"] = serve(CONTENT, cut_after=1000)
-    assert fetch() == CONTENT
-    assert ranges(server) == [None, *(f"bytes={start}-" for start in range(1000, 10_240, 1000))]
-
-
-def test_an_interrupted_download_is_completed(server, path, fetch):
-    path.parent.mkdir()
-    path.with_name("file.partial").write_bytes(CONTENT[:5000])
-    server.answers["/file"] = serve(CONTENT)
-    assert fetch() == CONTENT
-    assert ranges(server) == ["bytes=5000-"]
-
-
-def test_a_file_that_has_changed_is_downloaded_anew(server, path, fetch):
-    """Old bytes are not completed with new ones, though no hash would notice."""
-
-    def answer(handler):
-        before = handler.headers["If-Unmodified-Since"]
-        if before and email.utils.parsedate_to_datetime(before).year < 2020:
-            handler.send_response(412)
-            handler.end_headers()
-            return
-        serve(CONTENT)(handler)
-
-    path.parent.mkdir()
-    partial = path.with_name("file.partial")
-    partial.write_bytes(b"x" * 5000)
-    os.utime(partial, (10**9, 10**9))
-    server.answers["/file"] = answer
-    assert fetch(checksum=None) == CONTENT
-    assert ranges(server) == ["bytes=5000-", None]
 
 
 def test_errors_of_the_connection_are_retried(server, fetch, monkeypatch):
@@ -92,50 +100,68 @@ def test_errors_of_the_connection_are_retried(server, fetch, monkeypatch):
         return read(response, amount)
 
     monkeypatch.setattr(http.client.HTTPResponse, "read", failing)
-    server.answers["/file"] = serve(CONTENT)
+    server.answers["/file"] = WHOLE
     assert fetch() == CONTENT
 
 
-def test_a_server_that_cannot_resume_sends_all_again(server, path, fetch):
-    path.parent.mkdir()
-    path.with_name("file.partial").write_bytes(b"x" * 5000)
-    server.answers["/file"] = serve(CONTENT, resumes=False)
-    assert fetch() == CONTENT
-
-
-@pytest.mark.parametrize("end", [len(CONTENT), len(CONTENT) + 500])
-def test_nothing_is_left_to_download(server, path, fetch, end):
-    """The download was complete, or the file has become shorter and is downloaded again."""
-    path.parent.mkdir()
-    path.with_name("file.partial").write_bytes((CONTENT + bytes(500))[:end])
-    server.answers["/file"] = serve(CONTENT)
-    assert fetch() == CONTENT
-    assert ranges(server) == [f"bytes={end}-"] + [None] * (end > len(CONTENT))
-
-
-def test_a_server_that_resumes_elsewhere(server, path, fetch):
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_temporary_failures_are_retried(server, fetch, code):
     def answer(handler):
-        if not handler.headers["Range"]:
-            return serve(CONTENT)(handler)
-        handler.send_response(206)
-        handler.send_header("Content-Range", f"bytes 100-{len(CONTENT) - 1}/{len(CONTENT)}")
-        handler.send_header("Content-Length", str(len(CONTENT) - 100))
-        handler.end_headers()
-        handler.wfile.write(CONTENT[100:])
+        if len(server.requests) < 4:
+            return handler.send_error(code)
+        WHOLE(handler)
 
-    path.parent.mkdir()
-    path.with_name("file.partial").write_bytes(CONTENT[:5000])
     server.answers["/file"] = answer
     assert fetch() == CONTENT
-
-
-def test_a_wrong_hash_is_refused(server, path, fetch):
-    server.answers["/file"] = serve(CONTENT[:-1] + b"x")
-    with pytest.raises(UserError, match=rf"/file: .*expected SHA-256 {CHECKSUM.digest}, got \w+"):
+    server.answers["/file"] = lambda handler: handler.send_error(code)
+    with pytest.raises(DownloadError, match=f"the server answers {code}"):
         fetch()
-    assert list(path.parent.iterdir()) == []
-    server.answers["/file"] = serve(CONTENT)
-    assert fetch() == CONTENT
+
+
+def endless(handler):
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(bytes(1000))
+
+
+def announces(length):
+    return lambda handler: respond(handler, 200, CONTENT, Content_Length=str(length))
+
+
+def redirect(place):
+    return lambda handler: respond(handler, 302, Location=place)
+
+
+# Answer, largest size, message, and the number of requests.
+REFUSED = {
+    "wrong hash": (
+        *(serve(CONTENT[:-1] + b"x"), SIZE),
+        *(rf"/file: .*expected SHA-256 {CHECKSUM.digest}, got \w+", 1),
+    ),
+    "large": (WHOLE, 10_000, "expected at most 10,000 bytes, got more", 1),
+    "endless": (endless, SIZE, "expected at most 10,240 bytes, got more", 1),
+    "announced as shorter": (announces(SIZE - 10), 20_000, "expected SHA-256", 1),
+    # This looks like a connection that is cut again and again.
+    "announced as longer": (announces(SIZE + 10), 20_000, "cannot be downloaded: the conn", 5),
+    "missing": (None, SIZE, "/file: cannot be downloaded: the server answers 404", 1),
+    "redirect to a file": (redirect("file:///etc/hostname"), SIZE, "cannot be downloaded", 1),
+    "redirect to itself": (redirect("/file"), SIZE, "cannot be downloaded", None),
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "largest", "message", "requests"), REFUSED.values(), ids=REFUSED
+)
+def test_files_are_refused(answer, largest, message, requests, server, path, fetch, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 1000)
+    if answer is not None:
+        server.answers["/file"] = answer
+    with pytest.raises(UserError, match=message):
+        fetch(largest)
+    assert requests in (None, len(server.requests))
+    assert not path.exists()
+    assert all(file.stat().st_size <= largest for file in path.parent.glob("*"))
 
 
 def test_an_existing_file_is_kept_until_its_successor_is_whole(server, path, fetch):
@@ -144,7 +170,9 @@ def test_an_existing_file_is_kept_until_its_successor_is_whole(server, path, fet
     server.answers["/file"] = serve(b"wrong")
     with pytest.raises(UserError):
         fetch()
-    assert path.read_bytes() == b"old"
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"old"]
+    server.answers["/file"] = WHOLE
+    assert fetch() == CONTENT
 
 
 def test_hash_functions(tmp_path):
@@ -161,86 +189,11 @@ def test_hash_functions(tmp_path):
         Checksum(CHECKSUM.digest, unpacked=True).check(path)
 
 
-def test_files_that_are_announced_as_huge_are_refused(server, path, fetch):
-    server.answers["/file"] = serve(CONTENT)
-    with pytest.raises(UserError, match="expected at most 10,000 bytes, got more"):
-        fetch(largest=10_000)
-    assert list(path.parent.iterdir()) == []
-
-
-def test_endless_files_are_refused(server, path, fetch, monkeypatch):
-    def answer(handler):
-        handler.send_response(200)
-        handler.end_headers()
-        while True:
-            handler.wfile.write(bytes(1000))
-
-    monkeypatch.setattr(module, "_CHUNK", 1000)
-    server.answers["/file"] = answer
-    with pytest.raises(UserError, match="expected at most 10,240 bytes, got more"):
-        fetch()
-    assert path.with_name("file.partial").stat().st_size <= 10_240
-
-
-@pytest.mark.parametrize("length", [len(CONTENT) - 10, len(CONTENT) + 10])
-def test_sizes_that_lie(server, fetch, length):
-    """A body that is too short looks like a connection that is cut again and again."""
-
-    def answer(handler):
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(length))
-        handler.end_headers()
-        handler.wfile.write(CONTENT)
-
-    server.answers["/file"] = answer
-    with pytest.raises(UserError, match=r"expected SHA-256|cannot be downloaded: the conn"):
-        fetch(largest=20_000)
-    assert len(server.requests) == (1 if length < len(CONTENT) else 5)
-
-
-def test_a_server_without_the_file(server, path, fetch):
-    with pytest.raises(DownloadError, match="/file: cannot be downloaded: the server answers 404"):
-        fetch()
-    assert len(server.requests) == 1
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("code", [429, 500, 503])
-def test_temporary_failures_are_retried(server, fetch, code):
-    def answer(handler):
-        if len(server.requests) < 4:
-            return handler.send_error(code)
-        serve(CONTENT)(handler)
-
-    server.answers["/file"] = answer
-    assert fetch() == CONTENT
-    server.answers["/file"] = lambda handler: handler.send_error(code)
-    with pytest.raises(DownloadError, match=f"the server answers {code}"):
-        fetch()
-
-
-def redirect(place):
-    def answer(handler):
-        handler.send_response(302)
-        handler.send_header("Location", place)
-        handler.end_headers()
-
-    return answer
-
-
 def test_redirects_are_followed_and_resumed(server, fetch):
     server.answers["/file"] = redirect("/elsewhere")
     server.answers["/elsewhere"] = serve(CONTENT, cut_after=9000)
     assert fetch() == CONTENT
     assert ("/elsewhere", "bytes=9000-") in server.requests
-
-
-@pytest.mark.parametrize("place", ["file:///etc/hostname", "/file"], ids=["file", "loop"])
-def test_redirects_that_are_refused(server, path, fetch, place):
-    server.answers["/file"] = redirect(place)
-    with pytest.raises(DownloadError, match="cannot be downloaded"):
-        fetch(checksum=None)
-    assert not path.exists()
 
 
 def test_a_silent_server(server, fetch, monkeypatch):
@@ -272,5 +225,4 @@ def test_the_progress_bar_counts_bytes(server, fetch, monkeypatch):
     monkeypatch.setattr(module, "tqdm", lambda **settings: Bar(**settings | {"disable": False}))
     server.answers["/file"] = serve(CONTENT, cut_after=8000)
     assert fetch() == CONTENT
-    assert (0, 8000, 10_240) in seen
-    assert (8000, 10_240, 10_240) in seen
+    assert {(0, 8000, SIZE), (8000, SIZE, SIZE)} <= set(seen)

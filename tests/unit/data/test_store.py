@@ -12,7 +12,7 @@ from jaxformer.data.findings import EMPTY, EQUAL, LONG, Finding
 from jaxformer.data.loader import load_batches
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.plan import make_plan
-from jaxformer.data.store import TokenStore, build_store
+from jaxformer.data.store import build_store
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.tokenizer import Tokenizer, train_tokenizer
 from jaxformer.errors import UserError
@@ -24,10 +24,10 @@ PAIRS = list(NumeralsCorpus().pairs("held_out"))
 class HeldOut:
     target_symbols = False
 
-    def pairs(self, split: str):
+    def pairs(self, split):
         return iter(PAIRS)
 
-    def fingerprint(self, split: str) -> str:
+    def fingerprint(self, split):
         return f"fingerprint of {split}"
 
 
@@ -35,11 +35,11 @@ CORPUS = HeldOut()
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_tokenizer((side for pair in PAIRS for side in pair), 320)
 
 
-def test_holds_the_tokens_of_every_pair(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_holds_the_tokens_of_every_pair(tokenizer, tmp_path):
     store = build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
     expected = [tuple(map(tokenizer.encode, pair)) for pair in PAIRS]
     found = [tuple(side.tolist() for side in store[i]) for i in range(len(store))]
@@ -53,7 +53,7 @@ def test_holds_the_tokens_of_every_pair(tokenizer: Tokenizer, tmp_path: pathlib.
             store[index]
 
 
-def test_skips_and_counts_long_and_empty_pairs(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_skips_and_counts_long_and_empty_pairs(tokenizer, tmp_path):
     lengths = [max(len(tokenizer.encode(side)) + 1 for side in pair) for pair in PAIRS]
     limit = int(np.median(lengths))
     (tmp_path / "a.en").write_text("".join(f"{en}\n" for en, _ in PAIRS) + " \none\n", "utf-8")
@@ -71,28 +71,31 @@ def test_skips_and_counts_long_and_empty_pairs(tokenizer: Tokenizer, tmp_path: p
         assert max(store.src_lengths.max(), store.tgt_lengths.max()) == limit
 
 
-def test_finds_unusual_pairs_and_keeps_them(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_finds_unusual_pairs_and_keeps_them(tokenizer, tmp_path):
     pairs = [
         ("one", "eins"),
         ("two\u00a0", "zwei\u2028\u3000"),
         ("OK", "OK"),
         ("\ufeff\u200bthree", "dr\x07ei\u200f\ufffd"),
         ("\u3000\u200b", "leer"),
+        ("ESC \x1b[1m", "a\u0085b"),
+        ("four\t", "a\rb"),
+        ("five", "\u202efünf"),
     ]
     for side, language in enumerate(("en", "de")):
         lines = "".join(f"{pair[side]}\n" for pair in [("", ""), *pairs])
         (tmp_path / f"a.{language}").write_text(lines, "utf-8")
     corpus, split = TextCorpus("en", "de"), str(tmp_path / "a")
     store = build_store(corpus, split, tokenizer, 64, tmp_path / "cache")
-    assert store.numbers.tolist() == [1, 2, 3, 4]
+    assert store.numbers.tolist() == [1, 2, 3, 4, 6, 7, 8]
     assert store.findings == {
         EMPTY: Finding(2, [[0, 0], [5, 0]]),
-        "tabs or foreign blanks": Finding(1, [[2, 0]]),
-        "line separators": Finding(1, [[2, 1]]),
+        "tabs or foreign blanks": Finding(2, [[2, 0], [7, 0]]),
+        "line separators": Finding(3, [[2, 1], [6, 1], [7, 1]]),
         EQUAL: Finding(1, [[3, 0]]),
         "invisible characters": Finding(1, [[4, 0]]),
-        "control characters": Finding(1, [[4, 1]]),
-        "directional marks": Finding(1, [[4, 1]]),
+        "control characters": Finding(2, [[4, 1], [6, 0]]),
+        "directional marks": Finding(2, [[4, 1], [8, 1]]),
         "replacement characters": Finding(1, [[4, 1]]),
     }
     assert corpus.place(split, 4, 1) == f"{split}.de:5"
@@ -103,15 +106,15 @@ class Changing(HeldOut):
 
     count = 10
 
-    def pairs(self, split: str):
+    def pairs(self, split):
         self.count = 500
         return iter(PAIRS)
 
-    def fingerprint(self, split: str) -> str:
+    def fingerprint(self, split):
         return f"{self.count} pairs"
 
 
-def test_a_changing_corpus_leaves_no_store(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_a_changing_corpus_leaves_no_store(tokenizer, tmp_path):
     corpus = Changing()
     with pytest.raises(UserError, match=r"held_out: expected the same .* changed meanwhile; start"):
         build_store(corpus, "held_out", tokenizer, 64, tmp_path)
@@ -119,15 +122,13 @@ def test_a_changing_corpus_leaves_no_store(tokenizer: Tokenizer, tmp_path: pathl
     assert len(build_store(corpus, "held_out", tokenizer, 64, tmp_path)) == 500
 
 
-def test_files_that_change_after_they_are_hashed_leave_no_store(
-    tokenizer: Tokenizer, tmp_path: pathlib.Path
-):
-    def write(count: int) -> None:
+def test_files_that_change_after_they_are_hashed_leave_no_store(tokenizer, tmp_path):
+    def write(count):
         for side, language in enumerate(("en", "de")):
             lines = "".join(f"{pair[side]}\n" for pair in PAIRS[:count])
             (tmp_path / f"a.{language}").write_text(lines, "utf-8")
 
-    def build(corpus: TextCorpus) -> TokenStore:
+    def build(corpus):
         return build_store(corpus, str(tmp_path / "a"), tokenizer, 64, tmp_path / "cache")
 
     write(10)
@@ -149,7 +150,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("batching", BATCHES)
-def test_batches_of_a_corpus_never_change(batching: str, tmp_path: pathlib.Path):
+def test_batches_of_a_corpus_never_change(batching, tmp_path):
     """Otherwise runs of earlier versions could not be resumed exactly."""
     run = pathlib.Path(__file__).parents[2] / "fixtures" / "workdir_8c81d1e" / "run"
     tokenizer = Tokenizer.load(run / "tokenizer.model")
@@ -163,7 +164,7 @@ def test_batches_of_a_corpus_never_change(batching: str, tmp_path: pathlib.Path)
     assert digest.hexdigest() == BATCHES[batching]
 
 
-def test_no_pair_left(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_no_pair_left(tokenizer, tmp_path):
     with pytest.raises(
         UserError,
         match=r"held_out: no sentence pair is left: 500 have .* 2 tokens, .*held_out: pair 1; rais",
@@ -172,7 +173,7 @@ def test_no_pair_left(tokenizer: Tokenizer, tmp_path: pathlib.Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_in_the_corpus_leaves_no_files(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_an_error_in_the_corpus_leaves_no_files(tokenizer, tmp_path):
     (tmp_path / "a.en").write_bytes(b"one\n" * 20_000 + b"\xff\n")
     (tmp_path / "a.de").write_bytes(b"eins\n" * 20_001)
     with pytest.raises(UserError, match=r"a\.en:20001: not UTF-8"):
@@ -180,7 +181,7 @@ def test_an_error_in_the_corpus_leaves_no_files(tokenizer: Tokenizer, tmp_path: 
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_abandoned_folders_are_removed(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_abandoned_folders_are_removed(tokenizer, tmp_path):
     for name in ("partial-old", "partial-held", "partial-new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokens.bin").write_bytes(b"some")
@@ -192,8 +193,8 @@ def test_abandoned_folders_are_removed(tokenizer: Tokenizer, tmp_path: pathlib.P
     assert left == {"partial-held", "partial-new"}
 
 
-def test_damaged_stores_are_rebuilt(tokenizer: Tokenizer, tmp_path: pathlib.Path):
-    def build() -> TokenStore:
+def test_damaged_stores_are_rebuilt(tokenizer, tmp_path):
+    def build():
         return build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
 
     lengths = build().src_lengths.tolist()
@@ -212,9 +213,9 @@ def test_damaged_stores_are_rebuilt(tokenizer: Tokenizer, tmp_path: pathlib.Path
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_an_undamaged_store_is_not_rebuilt(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_an_undamaged_store_is_not_rebuilt(tokenizer, tmp_path):
     class Unreadable(HeldOut):
-        def pairs(self, split: str):
+        def pairs(self, split):
             raise AssertionError("read again")
 
     build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
@@ -223,7 +224,7 @@ def test_an_undamaged_store_is_not_rebuilt(tokenizer: Tokenizer, tmp_path: pathl
         build_store(Unreadable(), "held_out", tokenizer, 63, tmp_path)
 
 
-def test_several_threads_can_build_one_store(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_several_threads_can_build_one_store(tokenizer, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         builds = [
             pool.submit(build_store, CORPUS, "held_out", tokenizer, 64, tmp_path) for _ in range(8)
@@ -234,13 +235,13 @@ def test_several_threads_can_build_one_store(tokenizer: Tokenizer, tmp_path: pat
 
 
 def test_a_store_stays_readable_when_another_process_deletes_it(
-    tokenizer: Tokenizer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     expected = build_store(CORPUS, "held_out", tokenizer, 64, tmp_path / "alone")
     rename = pathlib.Path.rename
 
-    def rename_and_lose(self: pathlib.Path, target: pathlib.Path):
-        rename(self, target)
+    def rename_and_lose(path, target):
+        rename(path, target)
         shutil.rmtree(target)
 
     monkeypatch.setattr(pathlib.Path, "rename", rename_and_lose)

@@ -24,6 +24,7 @@ from jaxformer.data.checksum import Checksum
 from jaxformer.data.fetching import MissingFilesError, fetch
 from jaxformer.data.text_files import find_file
 from jaxformer.errors import UserError
+from jaxformer.files import data_directory, lock_folder
 
 from .conftest import serve
 
@@ -61,6 +62,11 @@ def zipped(files):
         for name, content in files.items():
             archive.writestr(name, content)
     return packed.getvalue()
+
+
+def tatoeba_origin(pairs):
+    rows = [f"{en}\t{de}\tCC-BY 2.0 (France) Attribution: somebody" for en, de in pairs]
+    return {"deu-eng.zip": zipped({"_about.txt": b"Hello", "deu.txt": joined(rows)})}
 
 
 def sgml(lines):
@@ -122,27 +128,21 @@ def wsj_origin(prepared):
     return {"treebank.zip": zipped(files)}
 
 
+def tatoeba_pairs(files, split):
+    sides = (lines_of(files[f"{split}.{language}"]) for language in ("en", "de"))
+    return list(zip(*sides, strict=True))
+
+
 def origin_of(name, prepared):
     """Returns the files of the origin by name, made from the prepared files."""
     if name == "multi30k":
         return {f"{file}.gz": gzip.compress(content) for file, content in prepared.items()}
     if name.startswith("newstest"):
         return newstest_origin(name, prepared)
-    if name == "craft":
-        return craft_origin(prepared)
-    if name == "wsj-sample":
-        return wsj_origin(prepared)
     if name == "tatoeba":
-        pairs = [
-            pair
-            for split in ("train", "valid")
-            for pair in zip(
-                *(lines_of(prepared[f"{split}.{side}"]) for side in ("en", "de")), strict=True
-            )
-        ]
-        rows = [f"{en}\t{de}\tCC-BY 2.0 (France) Attribution: somebody" for en, de in pairs]
-        return {"deu-eng.zip": zipped({"_about.txt": b"Hello", "deu.txt": joined(rows)})}
-    return prepared
+        return tatoeba_origin(tatoeba_pairs(prepared, "train") + tatoeba_pairs(prepared, "valid"))
+    origins = {"craft": craft_origin, "wsj-sample": wsj_origin}
+    return origins[name](prepared) if name in origins else prepared
 
 
 def small(name):
@@ -176,24 +176,23 @@ def data(tmp_path, monkeypatch):
 def publish(server, data, monkeypatch):
     """Returns a function that puts the files of a corpus on the server."""
 
+    def digest_of(checksum, content):
+        if checksum is None:
+            return None
+        if checksum.unpacked:
+            content = gzip.decompress(content)
+        return dataclasses.replace(
+            checksum, digest=hashlib.new(checksum.algorithm, content).hexdigest()
+        )
+
     def publish(name, files):
         changed = []
         for file in CATALOG[name].origin:
-            content = files[file.name]
-            address = f"/{name}/{file.name}"
+            content, address = files[file.name], f"/{name}/{file.name}"
             server.answers[address] = serve(content, cut_after=len(content) // 2 + 1)
-            checksum = file.checksum
-            if checksum is not None and not checksum.unpacked:
-                digest = hashlib.new(checksum.algorithm, content).hexdigest()
-                checksum = dataclasses.replace(checksum, digest=digest)
-            elif checksum is not None and content:
-                digest = hashlib.sha256(gzip.decompress(content)).hexdigest()
-                checksum = dataclasses.replace(checksum, digest=digest)
-            changed.append(
-                dataclasses.replace(
-                    file, url=server.url + address, checksum=checksum, largest=10**8
-                )
-            )
+            checksum = digest_of(file.checksum, content)
+            own = {"url": server.url + address, "checksum": checksum, "largest": 10**8}
+            changed.append(dataclasses.replace(file, **own))
         corpus = dataclasses.replace(CATALOG[name], origin=tuple(changed))
         monkeypatch.setitem(catalog.CATALOG, name, corpus)
         return corpus
@@ -234,18 +233,10 @@ def test_preparation_gives_the_files_that_results_are_measured_on(name, real_dat
         assert digest in ("", hashlib.sha256(found[file]).hexdigest())
 
 
-def tatoeba(pairs):
-    rows = [f"{en}\t{de}\tCC-BY 2.0" for en, de in pairs]
-    return {"deu-eng.zip": zipped({"_about.txt": b"Hello", "deu.txt": joined(rows)})}
-
-
 def splits(publish, pairs):
-    corpus = publish("tatoeba", tatoeba(pairs))
+    corpus = publish("tatoeba", tatoeba_origin(pairs))
     files = read(fetch(corpus), corpus)
-    return [
-        list(zip(*(lines_of(files[f"{split}.{side}"]) for side in ("en", "de")), strict=True))
-        for split in ("train", "valid")
-    ]
+    return [tatoeba_pairs(files, split) for split in ("train", "valid")]
 
 
 # Many translations of one sentence, in both directions.
@@ -275,12 +266,9 @@ def test_a_new_edition_of_tatoeba_keeps_the_splits(publish, data):
 
 @pytest.mark.ci
 def test_real_sentences_of_tatoeba_do_not_cross(real_data, publish):
-    files = {
-        name: (real_data("tatoeba-en-de") / name).read_bytes() for name in CATALOG["tatoeba"].files
-    }
-    (packed,) = origin_of("tatoeba", files).values()
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        pairs = [tuple(row.split("\t")[:2]) for row in lines_of(archive.read("deu.txt"))]
+    corpus = CATALOG["tatoeba"]
+    files = read(real_data(corpus.folder), corpus)
+    pairs = tatoeba_pairs(files, "train") + tatoeba_pairs(files, "valid")
     train, valid = splits(publish, pairs)
     for side in (0, 1):
         assert not {pair[side] for pair in train} & {pair[side] for pair in valid}
@@ -329,25 +317,20 @@ def test_without_a_network_the_files_are_named_and_then_used(data, publish, serv
     assert read(data / "multi30k", corpus) == prepared
 
 
-def test_wrong_files_of_users_are_refused(data, publish, server):
+def test_files_with_another_hash_are_refused(data, publish, server):
+    """Files of users, and files on the server that have changed."""
     files = origin_of("multi30k", small("multi30k"))
-    corpus = publish("multi30k", files)
     path = data / "downloads" / "multi30k" / "train.en.gz"
     path.parent.mkdir(parents=True)
     path.write_bytes(files["train.de.gz"])
-    with pytest.raises(
-        UserError, match=r"train.en.gz: expected SHA-256 of the content \w+, got \w+; delete it and"
-    ):
-        fetch(corpus)
-    assert not (data / "multi30k").exists()
-
-
-def test_files_on_the_server_that_have_changed_are_refused(data, publish, server):
+    message = r"train.en.gz: expected SHA-256 of the content \w+, got \w+; delete it and"
+    with pytest.raises(UserError, match=message):
+        fetch(publish("multi30k", files))
     corpus = publish("shakespeare", small("shakespeare"))
     server.answers["/shakespeare/input.txt"] = serve(b"Francis Bacon")
     with pytest.raises(UserError, match=r"/shakespeare/input.txt: .*expected SHA-256"):
         fetch(corpus)
-    assert not (data / "tinyshakespeare").exists()
+    assert [path.name for path in data.iterdir()] == ["downloads"]
 
 
 def test_an_interruption_between_two_files(data, publish, server):
@@ -368,8 +351,6 @@ def test_an_interruption_between_two_files(data, publish, server):
 
 
 def test_two_processes_do_not_write_the_same_files(data, publish):
-    from jaxformer.files import lock_folder
-
     corpus = publish("shakespeare", small("shakespeare"))
     with (
         lock_folder(data / "downloads" / "shakespeare"),
@@ -394,8 +375,7 @@ def test_zip_archives_write_nothing_elsewhere(name, data, publish):
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_in_tar_archives_are_refused(kind, data, publish):
-    files = origin_of("craft", small("craft"))
-    (content,) = files.values()
+    (content,) = origin_of("craft", small("craft")).values()
     packed = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(content)) as archive,
@@ -413,25 +393,23 @@ def test_links_in_tar_archives_are_refused(kind, data, publish):
     assert not (data / "trees").exists()
 
 
-def test_archives_that_grow_are_refused(data, publish, monkeypatch):
+def test_archives_that_grow_are_refused(publish, monkeypatch):
+    # A header that says it has 4 GB of a name, which tarfile would read into memory.
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 4 << 30
+    content = gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(8 << 20))
+    huge = publish("craft", {"craft-v5.0.2.tar.gz": content})
+    with pytest.raises(UserError, match=r"expected headers of at most 1,048,576 bytes, got more"):
+        fetch(huge)
     craft = publish("craft", origin_of("craft", small("craft")))
     wsj = publish("wsj-sample", origin_of("wsj-sample", small("wsj-sample")))
     monkeypatch.setattr(archives, "_MOST_UNPACKED", 10_000)
+    monkeypatch.setattr(archives, "_MOST_BYTES", 1000)
+    shutil.rmtree(data_directory() / "downloads")
     with pytest.raises(UserError, match=r"craft-v5.0.2.tar.gz: expected at most 10,000 bytes in"):
         fetch(craft)
-    monkeypatch.setattr(archives, "_MOST_BYTES", 1000)
     with pytest.raises(UserError, match=r"treebank.zip: expected \S+ to have at most 1,000 bytes:"):
         fetch(wsj)
-
-
-def test_huge_headers_are_refused(data, publish):
-    """A header that says it has 4 GB of a name, which tarfile would read into memory."""
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 4 << 30
-    content = header.tobuf(tarfile.GNU_FORMAT) + bytes(8 << 20)
-    craft = publish("craft", {"craft-v5.0.2.tar.gz": gzip.compress(content)})
-    with pytest.raises(UserError, match=r"expected headers of at most 1,048,576 bytes, got more"):
-        fetch(craft)
 
 
 def test_downloads_on_another_disk(data, publish, monkeypatch):
@@ -508,30 +486,23 @@ def test_packed_files_of_users_beside_the_prepared_ones_are_not_the_downloads(da
 
 def test_a_missing_corpus_is_explained(data):
     """A command gets it; folders of others are named."""
-    for path in ("multi30k/train.en", "trees/wsj-sample/dev.trees", "newstest-en-fr/valid.fr"):
-        name = next(
-            name for name, corpus in CATALOG.items() if path.rpartition("/")[0] == corpus.folder
-        )
-        with pytest.raises(
-            UserError, match=f"no such file: .*; get it with: jaxformer data {name}"
-        ):
-            find_file(data / path)
-    (data / "multi30k").mkdir(parents=True)
-    (data / "multi30k" / "train.de").touch()
-    with pytest.raises(UserError, match=r"train.en: no such file; get it with: jaxformer data mul"):
-        find_file(data / "multi30k" / "train.en")
-    with pytest.raises(UserError, match=r"trian.de: no such file, nor .*did you mean .*train.de"):
-        find_file(data / "multi30k" / "trian.de")
-    with pytest.raises(
-        UserError, match="set JAXFORMER_DATA to the folder that holds ptb/, or name"
+    (data / "newstest-en-de").mkdir(parents=True)
+    (data / "newstest-en-de" / "train.de").touch()
+    command = "no such file.*; get it with: jaxformer data"
+    for path, message in (
+        ("multi30k/train.en", f"{command} multi30k"),
+        ("trees/wsj-sample/dev.trees", f"{command} wsj-sample"),
+        ("newstest-en-fr/valid.fr", f"{command} newstest-fr"),
+        ("newstest-en-de/train.en", f"{command} newstest"),
+        ("newstest-en-de/trian.de", r"trian.de: no such file, nor .*did you mean .*train.de"),
+        ("ptb/wsj-22.trees", "set JAXFORMER_DATA to the folder that holds ptb/, or name"),
     ):
-        find_file(data / "ptb" / "wsj-22.trees")
+        with pytest.raises(UserError, match=message):
+            find_file(data / path)
     assert catalog.how_to_get(data) is None
 
 
 def test_the_data_folder_is_below_the_cache_by_default(tmp_path, monkeypatch):
-    from jaxformer.files import data_directory
-
     monkeypatch.delenv("JAXFORMER_DATA", raising=False)
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path))
     assert data_directory() == tmp_path / "data"

@@ -13,9 +13,13 @@ import pytest
 
 from jaxformer.cli import main, text
 from jaxformer.inference.translator import Translator
+from jaxformer.search import BeamSearch
 
-from .compilations import Compilations
+from ..profiles import by_profile
 from .nasty_lines import BAD, BLANK, CONTENT, GOOD, KINDS, NASTY, ORDINARY
+
+# A short maximum needs one program instead of two for a shape.
+SHORT = BeamSearch(max_length=16)
 
 
 @pytest.fixture
@@ -33,7 +37,8 @@ def command(learned_workdir, monkeypatch, capsysbinary):
         feeder.start()
         with open(reading, encoding="ascii") as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
-            code = main([name, "--workdir", str(learned_workdir), *map(str, arguments)])
+            short = [] if name == "score" else ["--max-length", "16"]
+            code = main([name, "--workdir", str(learned_workdir), *short, *map(str, arguments)])
         feeder.join()
         out, err = capsysbinary.readouterr()
         return code, out.decode().split("\n")[:-1], err.decode().split("\n")[:-1]
@@ -45,10 +50,11 @@ def command(learned_workdir, monkeypatch, capsysbinary):
 def expected(learned_workdir):
     """Returns the n-best list of every line that can be done; none for the others."""
     texts = [line.decode("utf-8", "replace") for line in CONTENT.split(b"\n")]
+    assert len(NASTY) > 60
     assert len(texts) == len(KINDS)
     good = [number for number, kind in enumerate(KINDS) if kind == GOOD]
     cleaned = [texts[number].removesuffix("\r") for number in good]
-    found = Translator.load(learned_workdir).hypotheses(cleaned)
+    found = Translator.load(learned_workdir, search=SHORT).hypotheses(cleaned)
     assert all(found)
     lists = dict(zip(good, found, strict=True))
     return [lists.get(number, []) for number in range(len(KINDS))]
@@ -65,21 +71,8 @@ def check_errors(code, errors, name):
     assert not any("Traceback" in line for line in errors)
 
 
-def test_there_are_more_than_sixty():
-    assert len(NASTY) > 60
-    assert len(KINDS) == CONTENT.count(b"\n") + 1
-    assert {GOOD, BLANK} < {*KINDS}
-
-
-def test_text(command, expected):
-    code, lines, errors = command("translate", content=CONTENT)
-    check_errors(code, errors, "standard input")
-    assert lines == [h[0].text if h else "" for h in expected]
-    assert len({line for line in lines if line}) > 20
-
-
 @pytest.mark.ci
-@pytest.mark.parametrize("size", [7, 4096])
+@pytest.mark.parametrize("size", by_profile([100], nightly=[7, 100, 4096]))
 def test_a_file_in_blocks(command, expected, monkeypatch, tmp_path, size):
     monkeypatch.setattr(text, "BLOCK", size)
     source, output, alignments = tmp_path / "in", tmp_path / "out", tmp_path / "alignments"
@@ -103,6 +96,7 @@ def test_scores(command, expected):
         score, _, words = line.partition("\t")
         assert words == (hypotheses[0].text if hypotheses else "")
         assert math.isnan(float(score)) == (number in BAD)
+    assert len({*lines}) > 20
 
 
 def test_n_best_lists(command, expected):
@@ -122,12 +116,9 @@ def test_n_best_lists(command, expected):
 
 
 def test_json_of_a_file(command, expected, tmp_path):
-    """The good lines have been translated before, and the bad ones compile no programs."""
     source = tmp_path / "in"
     source.write_bytes(CONTENT)
-    with Compilations() as compilations:
-        code, lines, errors = command("translate", "--json", "--input", source)
-    assert compilations.count == 0
+    code, lines, errors = command("translate", "--json", "--input", source)
     check_errors(code, errors, source)
     rows = [json.loads(line) for line in lines]
     assert [row["hypotheses"][0]["text"] if row["hypotheses"] else "" for row in rows] == [
@@ -154,7 +145,7 @@ def test_bad_prefixes_are_bad_lines(command, expected, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("side", by_profile(["target"], nightly=["source", "target"]))
 def test_scores_of_given_translations(command, tmp_path, side):
     (tmp_path / side).write_bytes(CONTENT)
     other = tmp_path / ("target" if side == "source" else "source")
@@ -194,9 +185,9 @@ def test_too_long_a_prefix_for_all_lines_is_a_mistake(command):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.nightly)])
-def test_many_short_lines(count, command, learned_workdir):
+def test_many_short_lines(command):
     """Every thousandth line is bad."""
+    count = by_profile(5000, nightly=100_000)  # More than one block.
     words = ["one", "two", "", "seven", "nine hundred"]
     content = [b"\xff" if n % 1000 == 999 else words[n % 5].encode() for n in range(count)]
     code, lines, errors = command(
@@ -215,22 +206,22 @@ def test_many_short_lines(count, command, learned_workdir):
 @pytest.mark.ci
 def test_a_gigabyte_without_a_line_break(learned_workdir, tmp_path):
     """Memory does not grow with the line, whether it is compressed or not."""
+    program = (
+        "import resource, sys; from jaxformer.cli import main; code = main(sys.argv[1:]); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+    )
+    arguments = ["--workdir", str(learned_workdir), "--beam-size", "1", "--max-length", "16"]
     ordinary, peaks = f"{ORDINARY}\n".encode(), {}
-    for name, mebibytes in (("small", 1), ("large", 1024), ("large.gz", 1024)):
+    large = {"large.gz": by_profile(256, nightly=1024)} | by_profile({}, nightly={"large": 1024})
+    for name, mebibytes in ({"small": 1} | large).items():
         path = tmp_path / name
         with gzip.open(path, "wb", 1) if name.endswith(".gz") else path.open("wb") as file:
             file.write(ordinary)
             for _ in range(mebibytes):
                 file.write(bytes(1 << 20))
             file.write(b"\n" + ordinary)
-        program = (
-            "import resource, sys; from jaxformer.cli import main; code = main(sys.argv[1:]); "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
-        )
-        arguments = ["translate", "--workdir", learned_workdir, "--beam-size", "1", "--input", path]
-        result = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True
-        )
+        command = [sys.executable, "-c", program, "translate", *arguments, "--input", str(path)]
+        result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 3, result.stderr
         first, blank, last, peak = result.stdout.split("\n")[:-1]
         assert first == last != blank == ""

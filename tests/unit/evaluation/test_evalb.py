@@ -13,6 +13,8 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.evaluation.evalb import COLLINS, ParameterFile, Status, read_parameters, score
 
+from ...profiles import by_profile
+
 PRINTED = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb"
 
 
@@ -70,9 +72,6 @@ def test_the_results_in_the_package(package):
             assert columns == old_columns
         else:
             assert line == old
-
-
-def test_the_results_of_the_quotation_marks_in_the_package(package):
     ours = report_of(package / "bug", PRINTED / "new").table().split("\n")
     for line, old in zip(ours, lines_of(package / "bug.rsl-new"), strict=True):
         if re.match(" +62.83", line):
@@ -162,7 +161,7 @@ def random_pair(rng):
 
 def test_an_independent_count_of_random_trees():
     rng = random.Random(0)
-    pairs = [random_pair(rng) for _ in range(1000)]
+    pairs = [random_pair(rng) for _ in range(by_profile(300, nightly=3000))]
     report = score([gold for gold, _ in pairs], [test for _, test in pairs])
     sums = collections.Counter()
     for row, pair in zip(report.rows, pairs, strict=True):
@@ -173,17 +172,16 @@ def test_an_independent_count_of_random_trees():
             sums.update(counts)
         else:
             assert counts["words"] == 0
-    assert sums["crossing"] > 100  # The test is not vacuous.
+    assert sums["crossing"] > 30  # The test is not vacuous.
     recall = sums["matched"] / sums["gold_brackets"]
     precision = sums["matched"] / sums["test_brackets"]
     assert 0.3 < recall < 0.9
-    assert report.all.recall == pytest.approx(100 * recall)
-    assert report.all.precision == pytest.approx(100 * precision)
-    assert report.all.f1 == pytest.approx(200 / (1 / recall + 1 / precision))
-    assert report.all.tagging_accuracy == pytest.approx(100 * sums["correct_tags"] / sums["words"])
-    assert report.all.average_crossing == pytest.approx(
-        sums["crossing"] / report.all.valid_sentences
-    )
+    found = report.all
+    assert found.recall == pytest.approx(100 * recall)
+    assert found.precision == pytest.approx(100 * precision)
+    assert found.f1 == pytest.approx(200 / (1 / recall + 1 / precision))
+    assert found.tagging_accuracy == pytest.approx(100 * sums["correct_tags"] / sums["words"])
+    assert found.average_crossing == pytest.approx(sums["crossing"] / found.valid_sentences)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 3), (3, 1), (2, 2)])
@@ -226,6 +224,9 @@ def test_parameter_files():
         ("CUTOFF_LEN forty", "p:2: expected a number after CUTOFF_LEN, got 'CUTOFF_LEN forty'"),
         ("DELETE_LABEL", "p:2: expected one label after DELETE_LABEL, got 'DELETE_LABEL'"),
         ("EQ_LABEL ADVP", "p:2: expected two words after EQ_LABEL, got 'EQ_LABEL ADVP'"),
+        (f"MAX_ERROR {'9' * 5000}", "p:2: expected a number after MAX_ERROR, got"),
+        ("MAX_ERROR ²", "p:2: expected a number after MAX_ERROR, got"),
+        (f"MAX_ERROR {'1' * 19}", "p:2: expected a number after MAX_ERROR, got"),
     ],
 )
 def test_malformed_parameter_files_are_refused(line, words):
@@ -277,10 +278,16 @@ def test_too_many_errors_are_refused():
         score(gold, test, ParameterFile(max_error=3))
 
 
-def test_files_of_different_length_are_refused():
-    words = "expected as many lines of test trees as of gold trees: got 1 and 2; leave a blank line"
-    with pytest.raises(UserError, match=words):
-        score(["(S (A a))"] * 2, ["(S (A a))"])
+def test_other_arguments_are_refused():
+    tree = "(S (X x))"
+    length = "expected as many lines of test trees as of gold trees: got 1 and 2; leave a blank li"
+    for gold, test, words in (
+        ([tree] * 2, [tree], length),
+        (tree, [tree], "gold: expected a list of texts, got one string"),
+        ([tree], tree, "test: expected a list of texts, got one string"),
+    ):
+        with pytest.raises(UserError, match=words):
+            score(gold, test)
 
 
 def test_f1_is_zero_without_matches():
@@ -312,20 +319,3 @@ def test_deep_or_blank_lines_take_linear_time():
 def test_only_ascii_white_space_separates():
     line = "(S (NN a\u200ab) (NN c\u00a0d))"
     assert score([line], [line]).rows[0].words == 2
-
-
-def test_one_string_is_refused_as_a_list_of_trees():
-    for sides, name in ((("(S (X x))", ["(S (X x))"]), "gold"), ((["(S (X x))"], "(S)"), "test")):
-        with pytest.raises(UserError, match=f"{name}: expected a list of texts, got one string"):
-            score(*sides)
-
-
-@pytest.mark.parametrize("number", ["9" * 5000, "²", "٣", "1" * 19])
-def test_numbers_that_are_none(number):
-    with pytest.raises(UserError, match="p:1: expected a number after MAX_ERROR, got"):
-        read_parameters([f"MAX_ERROR {number}"], "p")
-
-
-def test_deep_trees_are_read():
-    line = "(S " * 10_000 + "(NN x)" + ")" * 10_000
-    assert score([line], [line]).all.f1 == 100

@@ -6,6 +6,8 @@ import pytest
 from jaxformer.inference.batched_search import batches, shapes
 from jaxformer.search import BeamSearch
 
+from ...profiles import by_profile
+
 SETTINGS = BeamSearch()
 
 
@@ -22,7 +24,7 @@ def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
     assert sorted(seen) == [n for n, length in enumerate(lengths) if length]
 
 
-@pytest.mark.parametrize("longest", [10, 16, 100, 256, 1000, 1024, 2000])
+@pytest.mark.parametrize("longest", [10, 256, 1000, 2000])
 def test_shapes_are_few_for_any_input(longest):
     shapes = set()
     for size in (9, 70, 999, 3000):
@@ -32,9 +34,9 @@ def test_shapes_are_few_for_any_input(longest):
     assert max(shape.source for shape in shapes) == min(longest, 2000)
 
 
-@pytest.mark.parametrize("beam_size", [1, 4, 30])
-@pytest.mark.parametrize("longest", [10, 100, 1024])
-@pytest.mark.parametrize("sentences", [1, 3, 8, 9, 100])
+@pytest.mark.parametrize("beam_size", by_profile([4], nightly=[1, 4, 30]))
+@pytest.mark.parametrize("longest", by_profile([10, 100], nightly=[10, 100, 1024]))
+@pytest.mark.parametrize("sentences", [1, 9, 100])
 def test_shapes_lists_all_shapes_of_smaller_calls(beam_size, longest, sentences):
     settings, random = BeamSearch(beam_size=beam_size), np.random.default_rng(sentences)
     for tokens in {1, 16, 33, 900} & set(range(longest + 1)) | {longest}:
@@ -47,16 +49,16 @@ def test_shapes_lists_all_shapes_of_smaller_calls(beam_size, longest, sentences)
         assert needed == known  # No shape is missing, and none is superfluous.
 
 
-def test_few_sentences_use_small_batches():
-    for count, beams, rows in [(1, 4, 1), (1, 1, 4), (2, 4, 4), (5, 4, 8), (8, 1, 8), (9, 4, 64)]:
-        ((_, shape),) = batches([5] * count, 1024, BeamSearch(beam_size=beams))
-        assert shape.rows == rows
-
-
-def test_wide_beams_have_smaller_batches():
-    for beams, rows in [(8, 64), (9, 56), (21, 24), (600, 1)]:
-        _, shape = next(batches([5] * 100, 1024, BeamSearch(beam_size=beams)))
-        assert shape.rows == rows
+@pytest.mark.parametrize(
+    ("count", "beams", "rows"),
+    [
+        *((1, 4, 1), (1, 1, 4), (2, 4, 4), (5, 4, 8), (8, 1, 8), (9, 4, 64)),
+        *((100, 8, 64), (100, 9, 56), (100, 21, 24), (100, 600, 1)),
+    ],
+)
+def test_few_sentences_and_wide_beams_have_small_batches(count, beams, rows):
+    _, shape = next(batches([5] * count, 1024, BeamSearch(beam_size=beams)))
+    assert shape.rows == rows
 
 
 def test_longest_come_first():
@@ -65,9 +67,10 @@ def test_longest_come_first():
 
 
 def test_capacity_is_the_maximum_length_of_the_settings():
-    ((_, shape),) = batches([20], 1024, BeamSearch(max_extra_length=5))
-    assert (shape.source, shape.first, shape.capacity) == (32, 32, 37)
-    ((_, shape),) = batches([20], 1024, BeamSearch(max_length=9))
-    assert (shape.source, shape.first, shape.capacity) == (32, 9, 9)
-    ((_, shape),) = batches([20], 25, SETTINGS)
-    assert (shape.source, shape.first, shape.capacity) == (25, 25, 25)
+    for search, longest, expected in (
+        (BeamSearch(max_extra_length=5), 1024, (32, 32, 37)),
+        (BeamSearch(max_length=9), 1024, (32, 9, 9)),
+        (SETTINGS, 25, (25, 25, 25)),
+    ):
+        ((_, shape),) = batches([20], longest, search)
+        assert (shape.source, shape.first, shape.capacity) == expected

@@ -1,6 +1,6 @@
 """Validation of the arguments of a translator."""
 
-import pathlib
+import re
 
 import jax
 import numpy as np
@@ -24,83 +24,51 @@ CONFIG = Config(
 
 
 @pytest.fixture(scope="module")
-def translator() -> Translator:
+def translator():
     """A translator without parameters, so that running the model would fail."""
     return Translator(CONFIG, {}, train_tokenizer(LINES, 300))
 
 
+TEXTS, IDS = "expected a list of texts", "expected token ids from 0 to 299, got"
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda t: t.translate("ten"), "sentences: .*got one string, 'ten'; put it.*: \\['ten'\\]"),
-        (lambda t: t.hypotheses("ten"), "sentences: expected a list of texts, got one string"),
-        (lambda t: t.translate(["ten"], prefixes="z"), "prefixes: expected a list of texts"),
-        (lambda t: align(t, "ten", [("zehn", [5, 1])] * 3), "sources: expected a list of texts"),
-        (lambda t: word_attention(t, "t", [("z", [5])]), "sources: expected a list of texts"),
+        # A string is no list of sentences.
+        (lambda t: t.translate("ten"), f"sentences: {TEXTS}, got one string, 'ten'; put it"),
+        (lambda t: t.hypotheses("ten"), f"sentences: {TEXTS}, got one string"),
+        (lambda t: t.translate(["ten"], prefixes="z"), f"prefixes: {TEXTS}"),
+        (lambda t: align(t, "ten", [("zehn", [5, 1])] * 3), f"sources: {TEXTS}"),
+        (lambda t: word_attention(t, "t", [("z", [5])]), f"sources: {TEXTS}"),
         (lambda t: Parser(t).parse("It works"), "sentences: expected a list of sentences, got one"),
-        (
-            lambda t: Parser(t).parse(["It works"]),
-            "sentences\\[0\\]: expected a list of words, got",
-        ),
-        (lambda t: t.tokenizer.encode_batch("ten"), "texts: expected a list of texts, got one"),
-        (lambda t: t.tokenizer.encode_target_batch("ten"), "texts: expected a list of texts"),
-    ],
-)
-def test_a_string_is_refused_as_a_list_of_sentences(translator, call, words):
-    with pytest.raises(UserError, match=words):
-        call(translator)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (
-            lambda t: t.translate_ids([[5, 1], [300, 1]]),
-            "sources\\[1\\]: .* ids from 0 to 299, got 300; enc",
-        ),
-        (lambda t: t.translate_ids([[-1, 1]]), "sources\\[0\\]: expected token ids .*, got -1"),
-        (
-            lambda t: t.translate_ids([[5, 1]], [[300]]),
-            "prefixes\\[0\\]: expected token ids .*, got 300",
-        ),
-        (
-            lambda t: t.translate_ids([[5] * 17]),
-            "expected at most 16 tokens \\(model.max_length\\), got 17",
-        ),
-        (lambda t: score_pairs(t, [([5, 1], [300, 1])]), "target of pairs\\[0\\]: .*, got 300"),
-        (lambda t: score_pairs(t, [([300], [5, 1])]), "source of pairs\\[0\\]: .*, got 300"),
-        (lambda t: score_pairs(t, [([5], [5] * 17)]), "target of pairs.*at most 16 tokens .* 17"),
-        (lambda t: align(t, ["ten"], [("zehn", [300, 1])]), "target of pairs\\[0\\]: .*, got 300"),
-        (lambda t: t.detokenize([5, 300]), "token ids: expected token ids from 0 to 299, got 300"),
+        (lambda t: Parser(t).parse(["It works"]), "sentences[0]: expected a list of words, got"),
+        (lambda t: t.tokenizer.encode_batch("ten"), f"texts: {TEXTS}, got one"),
+        (lambda t: t.tokenizer.encode_target_batch("ten"), f"texts: {TEXTS}"),
+        # Token ids out of range.
+        (lambda t: t.translate_ids([[5, 1], [300, 1]]), f"sources[1]: {IDS} 300; enc"),
+        (lambda t: t.translate_ids([[-1, 1]]), f"sources[0]: {IDS} -1"),
+        (lambda t: t.translate_ids([[5, 1]], [[300]]), f"prefixes[0]: {IDS} 300"),
+        (lambda t: t.translate_ids([[5] * 17]), "at most 16 tokens (model.max_length), got 17"),
+        (lambda t: score_pairs(t, [([5, 1], [300, 1])]), f"target of pairs[0]: {IDS} 300"),
+        (lambda t: score_pairs(t, [([300], [5, 1])]), f"source of pairs[0]: {IDS} 300"),
+        (lambda t: score_pairs(t, [([5], [5] * 17)]), "target of pairs[0]: expected at most 16"),
+        (lambda t: align(t, ["ten"], [("zehn", [300, 1])]), f"target of pairs[0]: {IDS} 300"),
+        (lambda t: t.detokenize([5, 300]), f"token ids: {IDS} 300"),
         (lambda t: t.tokenizer.decode([-7]), "token ids from 0 to 299, got -7"),
-        (lambda t: t.tokenizer.piece(300), "token id: expected token ids from 0 to 299, got 300"),
-    ],
-)
-def test_token_ids_out_of_range_are_refused(translator, call, words):
-    with pytest.raises(UserError, match=words):
-        call(translator)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (
-            lambda t: t.translate(["a", "b"], prefixes=["c"]),
-            "prefixes: .* each of 2 sentences, got 1",
-        ),
-        (
-            lambda t: t.translate_ids([[5, 1]], []),
-            "prefixes: expected one for each of 1 sources, got 0",
-        ),
+        (lambda t: t.tokenizer.piece(300), f"token id: {IDS} 300"),
+        # Other numbers.
+        (lambda t: t.translate(["a", "b"], prefixes=["c"]), "for each of 2 sentences, got 1"),
+        (lambda t: t.translate_ids([[5, 1]], []), "prefixes: expected one for each of 1 sources, "),
         (lambda t: align(t, ["a", "b"], []), "targets: expected one for each of 2 sources, got 0"),
-        (lambda t: Parser(t).parse([["a"]], tags=[]), "tags: .* each of 1 sentences, got 0"),
+        (lambda t: Parser(t).parse([["a"]], tags=[]), "for each of 1 sentences, got 0"),
         (lambda t: record_attention(t, " "), "expected a sentence, got an empty one"),
         (lambda t: t.warm_up(sentences=0), "sentences must be at least 1: got 0"),
         (lambda t: t.warm_up(tokens=0), "tokens must be at least 1: got 0"),
     ],
 )
-def test_other_invalid_arguments_are_refused(translator, call, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_arguments_are_refused(translator, call, words):
+    with pytest.raises(UserError, match=re.escape(words)):
         call(translator)
 
 
@@ -112,7 +80,7 @@ def test_ids_may_be_of_any_integer_type(translator):
         assert text == translator.detokenize(array)
 
 
-def test_programs_are_cached_like_those_of_commands(monkeypatch, tmp_path: pathlib.Path):
+def test_programs_are_cached_like_those_of_commands(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path))
     tokenizer, before = train_tokenizer(LINES, 300), jax.config.values["jax_compilation_cache_dir"]
     try:

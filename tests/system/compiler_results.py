@@ -25,22 +25,10 @@ from jaxformer.search import BeamSearch
 from jaxformer.tasks.translation import loss_sums
 from jaxformer.training.task import Randomness
 
-SENTENCES = 64
-
-
-def main() -> None:
-    """Writes the arrays of every case."""
-    output, *cases = sys.argv[1:]
-    results = {}
-    for case in cases:
-        for name, value in results_of(experiment(case)).items():
-            results[f"{case}|{name}"] = np.asarray(value, np.float32)
-    np.savez(output, **results)
-
 
 def experiment(case: str) -> Config:
     """Returns the config of a case, with one layer."""
-    if case.endswith(".py") or ":" in case:
+    if "." in case:
         config = load_config(case)
     else:
         rows, dtype = case.split("-")
@@ -50,10 +38,10 @@ def experiment(case: str) -> Config:
 
 
 def results_of(config: Config) -> dict[str, np.ndarray]:
-    """Computes loss, gradients, and the best translations with their scores."""
+    """Computes loss, gradients, and the best translations of 64 sentences with their scores."""
     model, key = Transformer(config.model), jax.random.key(0)
     smooth = Transformer(dataclasses.replace(config.model, activation="swish"))
-    batch = a_batch(config)
+    batch = full_batch(config)
     params = jax.jit(model.init)(key, batch.src[:1], batch.tgt_in[:1])["params"]
 
     def loss(model, params):
@@ -62,32 +50,34 @@ def results_of(config: Config) -> dict[str, np.ndarray]:
         return sums["loss"] / sums["count"]
 
     gradients = jax.jit(jax.grad(functools.partial(loss, smooth)))(params)
-    arrays = {"loss": np.asarray(jax.jit(functools.partial(loss, model))(params))}
+    arrays = {"loss": jax.jit(functools.partial(loss, model))(params)}
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
-        arrays[f"gradient {jax.tree_util.keystr(path)}"] = np.asarray(gradient)
+        arrays[f"gradient {jax.tree_util.keystr(path)}"] = gradient
     # The search runs with 20 tokens per sentence, which compiles in seconds.
-    sources = [[*map(int, row[:19]), 1] for row in np.resize(batch.src, (SENTENCES, 19))]
-    found = search_batches(
-        (config.model,), BeamSearch(max_length=20, max_extra_length=4), (params,), sources
-    )
-    arrays["scores"] = np.asarray([best.scores[0] for best in found])
+    sources = [[*map(int, row[:19]), 1] for row in np.resize(batch.src, (64, 19))]
+    search = BeamSearch(max_length=20, max_extra_length=4)
+    found = search_batches((config.model,), search, (params,), sources)
+    arrays["scores"] = [best.scores[0] for best in found]
     if config.model.compute_dtype == "float32":  # Rounding to bfloat16 decides between near ties.
-        arrays["lengths"] = np.asarray([len(best.tokens[0]) for best in found])
+        arrays["lengths"] = [len(best.tokens[0]) for best in found]
     return arrays
 
 
-def a_batch(config: Config) -> Batch:
+def full_batch(config: Config) -> Batch:
     """Returns a batch of the config's size without padding."""
-    length = config.data.max_length
-    rows = config.data.tokens_per_batch // length
-    random = np.random.default_rng(0)
-    src = random.integers(3, config.model.vocab_size, (rows, length)).astype(np.int32)
-    tgt = random.integers(3, config.model.output_size, (rows, length)).astype(np.int32)
-    ones = np.ones_like(src)
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), src.shape)
-    tgt_in = np.concatenate([np.full((rows, 1), 2, np.int32), tgt[:, :-1]], axis=1)
+    shape = config.data.tokens_per_batch // config.data.max_length, config.data.max_length
+    random, ones = np.random.default_rng(0), np.ones(shape, np.int32)
+    src = random.integers(3, config.model.vocab_size, shape, np.int32)
+    tgt = random.integers(3, config.model.output_size, shape, np.int32)
+    positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    tgt_in = np.concatenate([np.full((shape[0], 1), 2, np.int32), tgt[:, :-1]], axis=1)
     return Batch(src, ones, positions, tgt_in, tgt, ones, positions)
 
 
 if __name__ == "__main__":
-    main()
+    output, *cases = sys.argv[1:]
+    results = {}
+    for case in cases:
+        for name, value in results_of(experiment(case)).items():
+            results[f"{case}|{name}"] = np.asarray(value, np.float32)
+    np.savez(output, **results)

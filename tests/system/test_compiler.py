@@ -44,37 +44,18 @@ def results(folder, flags, cases):
     return np.load(output)
 
 
-def agree(folder, cases):
-    with_fusion, without = results(folder, "", cases), results(folder, FLAG, cases)
+@pytest.mark.nightly
+@pytest.mark.parametrize("cases", [AROUND_32768, SMALL_CONFIGS, *([c] for c in LARGE_CONFIGS)])
+def test_configs_compute_the_same_without_the_fusion(tmp_path, cases):
+    with_fusion, without = results(tmp_path, "", cases), results(tmp_path, FLAG, cases)
     assert set(with_fusion.files) == set(without.files)
     assert any("gradient" in name for name in with_fusion.files)
-    errors = {}
     for name in with_fusion.files:
         found, expected = with_fusion[name], without[name]
-        errors[name] = np.linalg.norm(found - expected) / (np.linalg.norm(expected) + 1e-9)
-    largest = max(errors, key=lambda name: errors[name])
-    print(f"largest relative difference: {errors[largest]:.1e}, {largest}")  # Shown by -rP.
-    for name, error in errors.items():
+        error = np.linalg.norm(found - expected) / (np.linalg.norm(expected) + 1e-9)
+        print(f"relative difference: {error:.1e}, {name}")  # Shown by -rP.
         case = name.split("|")[0]
-        dtype = "bfloat16" if case.endswith("-bfloat16") else "float32"
-        if case.endswith(".py") or ":" in case:
+        dtype = case.rpartition("-")[2]
+        if "." in case:
             dtype = load_config(str(PROJECT / case)).model.compute_dtype
         assert error < TOLERANCE[dtype], name
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "cases",
-    [
-        pytest.param(AROUND_32768, id="around 32,768"),
-        pytest.param(SMALL_CONFIGS, id="small"),
-    ],
-)
-def test_small_configs_compute_the_same_without_the_fusion(tmp_path, cases):
-    agree(tmp_path, cases)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("case", LARGE_CONFIGS)
-def test_large_configs_compute_the_same_without_the_fusion(tmp_path, case):
-    agree(tmp_path, [case])

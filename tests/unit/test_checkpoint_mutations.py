@@ -16,6 +16,12 @@ from jaxformer.errors import UserError
 from ..profiles import by_profile
 
 STEPS = (1, 2, 3)
+KINDS = [
+    *("flip", "zeros", "truncate", "extend", "delete", "delete folder", "swap", "mix", "rename"),
+    *("rename step", "wrong type", "other JSON", "add file", "add folder", "replace by folder"),
+]
+VALUES = [None, -1, 1e99, "3", [], {}, True, [[0]], {"a": "b"}]
+JSON = ["null", "3", "[]", "{}", '""', "[" * 10_000, "NaN", "1e999"]
 
 
 def state_of(step):
@@ -33,125 +39,64 @@ def saved(tmp_path_factory):
     return directory
 
 
-def files_of(directory):
-    return sorted(path for path in directory.rglob("*") if path.is_file())
-
-
-def steps_of(directory):
-    return sorted(path for path in directory.iterdir() if path.is_dir())
-
-
-def flip(directory, rng):
-    path = rng.choice(files_of(directory))
-    content = bytearray(path.read_bytes())
-    if content:
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-
-
-def truncate(directory, rng):
-    """Cuts a file off, or ends it with zeros."""
-    path = rng.choice(files_of(directory))
+def mutate(kind, directory, rng):
+    """Makes a change, as a disk, an editor or a partial copy of a backup does."""
+    paths = sorted(directory.rglob("*"))
+    path, other = rng.sample([path for path in paths if path.is_file()], 2)
+    folder = rng.choice([path for path in paths if path.is_dir()])
+    step, target = rng.sample([path for path in paths if path.parent == directory], 2)
     content = path.read_bytes()
-    start = rng.randrange(len(content) + 1)
-    path.write_bytes(content[:start] + rng.choice([b"", bytes(len(content) - start)]))
-
-
-def extend(directory, rng):
-    with rng.choice(files_of(directory)).open("ab") as file:
-        file.write(rng.randbytes(rng.randrange(1, 100)))
-
-
-def delete(directory, rng):
-    rng.choice(files_of(directory)).unlink()
-
-
-def delete_folder(directory, rng):
-    """Deletes a folder within a step, or all files of a step."""
-    folder = rng.choice([path for path in directory.rglob("*") if path.is_dir()])
-    shutil.rmtree(folder)
-    if folder.parent == directory:
-        folder.mkdir()
-
-
-def swap(directory, rng):
-    one, other = rng.sample(files_of(directory), 2)
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-
-
-def mix(directory, rng):
-    """Replaces a file or folder by one of another step, as a partial copy of a backup does."""
-    one, other = rng.sample(steps_of(directory), 2)
-    source = rng.choice([path for path in one.rglob("*") if path.exists()] or [one])
-    target = other / source.relative_to(one)
-    if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
-    else:
-        shutil.copy(source, target)
-
-
-def rename(directory, rng):
-    path = rng.choice(files_of(directory))
-    path.rename(path.with_name(rng.choice(["manifest.json", "_METADATA", "d", "a", path.name[1:]])))
-
-
-def rename_step(directory, rng):
-    path = rng.choice(steps_of(directory))
-    target = directory / str(rng.choice([0, 1, 2, 3, 4, 10**6]))
-    if target.exists() and target != path:
-        target.rename(directory / "between")
-        path.rename(target)
-        (directory / "between").rename(path)
-    else:
-        path.rename(target)
-
-
-def wrong_type(directory, rng):
-    """Replaces a value somewhere in a JSON file by a value of another type."""
-    paths = [path for path in files_of(directory) if path.suffix == ".json"]
-    if not paths:
-        return
-    path = rng.choice(paths)
-    try:
-        values = parent = json.loads(path.read_bytes())
-    except ValueError:
-        return
-    while isinstance(parent, dict) and parent:
-        name = rng.choice(sorted(parent))
-        if not isinstance(parent[name], dict) or rng.random() < 0.3:
-            parent[name] = rng.choice([None, -1, 1e99, "3", [], {}, True, [[0]], {"a": "b"}])
-            break
-        parent = parent[name]
-    path.write_text(json.dumps(values))
-
-
-def other_json(directory, rng):
-    """Replaces a whole JSON file by other JSON."""
-    path = rng.choice(files_of(directory))
-    path.write_text(rng.choice(["null", "3", "[]", "{}", '""', "[" * 10_000, "NaN", "1e999"]))
-
-
-def add(directory, rng):
-    folder = rng.choice([path for path in directory.rglob("*") if path.is_dir()])
-    path = folder / rng.choice(["x", "7", ".hidden", "1.orbax-checkpoint-tmp", "2.damaged"])
-    if rng.random() < 0.5:
-        path.mkdir(exist_ok=True)
-    elif not path.is_dir():
-        path.write_bytes(b"x")
-
-
-def replace_by_folder(directory, rng):
-    path = rng.choice(files_of(directory))
-    path.unlink()
-    path.mkdir()
-
-
-MUTATIONS = [
-    *(flip, truncate, extend, delete, delete_folder, swap, mix, rename, rename_step),
-    *(wrong_type, other_json, add, replace_by_folder),
-]
+    at = rng.randrange(len(content) + 1)
+    match kind:
+        case "flip":
+            flipped = bytes([content[at] ^ 1 << rng.randrange(8)])
+            path.write_bytes(content[:at] + flipped + content[at + 1 :])
+        case "zeros":
+            path.write_bytes(content[:at] + bytes(len(content) - at))
+        case "truncate":
+            path.write_bytes(content[:at])
+        case "extend":
+            path.write_bytes(content + rng.randbytes(rng.randrange(1, 100)))
+        case "delete":
+            path.unlink()
+        case "delete folder":
+            shutil.rmtree(folder)
+        case "swap":
+            path.write_bytes(other.read_bytes())
+            other.write_bytes(content)
+        case "mix":  # a file or a folder of another step
+            source = rng.choice([path for path in paths if step in path.parents] or [step])
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            shutil.rmtree(target / source.relative_to(step), ignore_errors=True)
+            copy(source, target / source.relative_to(step))
+        case "rename":
+            names = ["manifest.json", "_METADATA", "d", "a", path.name[1:]]
+            path.rename(path.with_name(rng.choice(names)))
+        case "rename step":
+            step.rename(directory / "between")
+            target.rename(step)
+            (directory / "between").rename(rng.choice([target, directory / "4", directory / "0"]))
+        case "wrong type":
+            path = rng.choice([path for path in paths if path.suffix == ".json"])
+            values = parent = json.loads(path.read_bytes())
+            while isinstance(parent, dict) and parent:
+                name = rng.choice(sorted(parent))
+                if not isinstance(parent[name], dict) or rng.random() < 0.3:
+                    parent[name] = rng.choice(VALUES)
+                    break
+                parent = parent[name]
+            path.write_text(json.dumps(values))
+        case "other JSON":
+            path.write_text(rng.choice(JSON))
+        case "add file":
+            (folder / rng.choice(["x", "7", ".hidden", "2.damaged"])).write_bytes(b"x")
+        case "add folder":
+            (folder / rng.choice(["x", "7", ".hidden", "1.orbax-checkpoint-tmp"])).mkdir()
+        case "replace by folder":
+            path.unlink()
+            path.mkdir()
+        case _:
+            raise AssertionError(kind)
 
 
 def same(found, expected):
@@ -206,16 +151,15 @@ def test_damage_never_restores_wrong_values(saved, tmp_path, caplog):
     for case in by_profile(range(20), nightly=range(1000)):
         rng, directory = random.Random(case), tmp_path / str(case)
         shutil.copytree(saved, directory)
-        more = rng.choices(MUTATIONS, k=rng.choice([0, 0, 4]))
-        chosen = [MUTATIONS[case % len(MUTATIONS)], *more]
-        for mutate in chosen:
+        kinds = [KINDS[case % len(KINDS)], *rng.choices(KINDS, k=rng.choice([0, 0, 4]))]
+        for kind in kinds:
             # Not every change is possible after others: no files are left, or a name is taken.
-            with contextlib.suppress(OSError, IndexError):
-                mutate(directory, rng)
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                mutate(kind, directory, rng)
         try:
             outcomes[check(directory, caplog)] += 1
         except BaseException as error:
-            error.add_note(f"case {case}: {[mutate.__name__ for mutate in chosen]}")
+            error.add_note(f"case {case}: {kinds}")
             raise
         shutil.rmtree(directory)
     print(outcomes)

@@ -2,13 +2,15 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.data.buckets import _best_edges, bucket_edges
 
+from ...profiles import by_profile
 
-def cost(lengths: list[int], edges: tuple[int, ...], tokens_per_batch: int) -> int:
+
+def cost(lengths, edges, tokens_per_batch):
     """Returns the tokens in full batches, counted example by example."""
     total, low = 0, 0
     for edge in edges:
@@ -20,8 +22,9 @@ def cost(lengths: list[int], edges: tuple[int, ...], tokens_per_batch: int) -> i
     return total
 
 
+@settings(max_examples=by_profile(40, nightly=100))
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(9, 30), st.integers(1, 4))
-def test_dynamic_program_equals_brute_force(lengths: list[int], tokens: int, most: int):
+def test_dynamic_program_equals_brute_force(lengths, tokens, most):
     longest = max(lengths)
     every = [
         (*inner, longest)
@@ -34,8 +37,9 @@ def test_dynamic_program_equals_brute_force(lengths: list[int], tokens: int, mos
     assert len(edges) <= most
 
 
+@settings(max_examples=by_profile(40, nightly=100))
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=300), st.integers(60, 500))
-def test_edges_hold_all_and_waste_little(lengths: list[int], tokens: int):
+def test_edges_hold_all_and_waste_little(lengths, tokens):
     edges = bucket_edges(np.array(lengths), tokens)
     assert edges == sorted(set(edges))
     assert edges[-1] == max(lengths)
@@ -68,5 +72,5 @@ def test_few_examples_share_one_bucket():
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 256])
-def test_equal_lengths_have_one_bucket(length: int):
+def test_equal_lengths_have_one_bucket(length):
     assert bucket_edges(np.full(1000, length), 256) == [length]

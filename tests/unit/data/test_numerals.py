@@ -1,12 +1,9 @@
-import pathlib
 import random
 import re
-import subprocess
-import sys
 
 import pytest
 
-from jaxformer.data.numerals import NumeralsCorpus, english, german, numbers
+from jaxformer.data.numerals import NumeralsCorpus, english, german, main, numbers
 from jaxformer.errors import UserError
 
 KNOWN = [
@@ -58,7 +55,7 @@ TENS = {
 }  # fmt: skip
 
 
-def read_english(words: str) -> int:
+def read_english(words):
     """Evaluates the words from left to right."""
     total = group = 0
     for word in re.split(r"[ -]", words):
@@ -71,7 +68,7 @@ def read_english(words: str) -> int:
     return total + group
 
 
-def read_german(word: str) -> int:
+def read_german(word):
     """Parses the word by regular expressions, from the largest magnitude down."""
     if word == "null":
         return 0
@@ -85,30 +82,23 @@ def read_german(word: str) -> int:
     return value + {"": 0, **UNITS, **TEENS}[below]
 
 
-@pytest.mark.parametrize(("number", "in_english", "in_german"), KNOWN)
-def test_known_numbers(number: int, in_english: str, in_german: str):
-    assert (english(number), german(number)) == (in_english, in_german)
+def test_known_numbers():
+    assert [(number, english(number), german(number)) for number, *_ in KNOWN] == KNOWN
 
 
-def test_spelled_numbers_read_back():
-    sample = [*range(2000), *random.Random(0).sample(range(1_000_000), 5000)]
-    assert [read_english(english(n)) for n in sample] == sample
-    assert [read_german(german(n)) for n in sample] == sample
-
-
-def test_eins_is_only_at_the_end_of_a_word():
-    for number in random.Random(1).sample(range(1_000_000), 2000):
-        assert "eins" not in german(number)[:-4]
-        assert german(number).endswith("eins") == (number % 100 == 1)
-        assert re.fullmatch(r"[a-zäöüß]+", german(number))
-
-
-def test_and_precedes_tens_and_units_of_larger_numbers():
-    for number in random.Random(2).sample(range(1_000_000), 2000):
+def test_spelled_numbers_follow_the_rules_and_read_back():
+    for number in [*range(2000), *random.Random(0).sample(range(1_000_000), 5000)]:
+        words, word = english(number), german(number)
+        assert (read_english(words), read_german(word)) == (number, number)
+        # "Eins" is only at the end of a word.
+        assert re.fullmatch(r"[a-zäöüß]+", word)
+        assert "eins" not in word[:-4]
+        assert word.endswith("eins") == (number % 100 == 1)
+        # "And" precedes tens and units of larger numbers.
         groups = (number // 1000, number % 1000)
         expected = sum(group > 100 and group % 100 > 0 for group in groups)
         expected += groups[0] > 0 and 0 < groups[1] < 100
-        assert english(number).split().count("and") == expected
+        assert words.split().count("and") == expected
 
 
 def test_splits_share_no_number_and_span_all_magnitudes():
@@ -116,19 +106,20 @@ def test_splits_share_no_number_and_span_all_magnitudes():
     assert (len(set(train)), len(set(held_out))) == (20_000, 500)
     assert not set(train) & set(held_out)
     assert set(range(100)) <= set(train)
-    assert {len(str(n)) for n in held_out} == {3, 4, 5, 6}
     # So do the first hundred, which validation translates.
-    assert {len(str(n)) for n in held_out[:100]} == {3, 4, 5, 6}
+    for some in (held_out, held_out[:100]):
+        assert {len(str(n)) for n in some} == {3, 4, 5, 6}
 
 
 def test_corpus_is_deterministic_and_symmetric():
-    corpus = NumeralsCorpus()
-    pairs = list(corpus.pairs("held_out"))
+    pairs = list(NumeralsCorpus().pairs("held_out"))
     assert pairs == list(NumeralsCorpus().pairs("held_out"))
     assert [(de, en) for en, de in pairs] == list(NumeralsCorpus("de", "en").pairs("held_out"))
-    prints = [corpus.fingerprint("held_out"), corpus.fingerprint("train")]
-    assert prints[0] == NumeralsCorpus().fingerprint("held_out")
-    assert len({*prints, NumeralsCorpus("de", "en").fingerprint("held_out")}) == 3
+    prints = [
+        corpus.fingerprint("held_out")
+        for corpus in (NumeralsCorpus(), NumeralsCorpus(), NumeralsCorpus("de", "en"))
+    ]
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_unknown_splits_and_languages():
@@ -138,13 +129,10 @@ def test_unknown_splits_and_languages():
         NumeralsCorpus("en", "fr")
 
 
-def test_written_to_files(tmp_path: pathlib.Path):
-    command = ["-m", "jaxformer.data.numerals", "held_out", f"--directory={tmp_path / 'new'}"]
-    subprocess.run([sys.executable, *command], check=True, capture_output=True)
-    lines = [(tmp_path / "new" / f"held_out.{side}").read_text("utf-8") for side in ("en", "de")]
-    written = zip(*(text.removesuffix("\n").split("\n") for text in lines), strict=True)
-    assert list(written) == list(NumeralsCorpus().pairs("held_out"))
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
-        "held_out.de",
-        "held_out.en",
-    ]
+def test_written_to_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["numerals", "held_out", f"--directory={tmp_path / 'new'}"])
+    main()
+    files = sorted((tmp_path / "new").iterdir())
+    assert [path.name for path in files] == ["held_out.de", "held_out.en"]
+    lines = (path.read_text("utf-8").splitlines() for path in files)
+    assert list(zip(*lines, strict=True)) == list(NumeralsCorpus("de", "en").pairs("held_out"))

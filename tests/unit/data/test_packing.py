@@ -1,14 +1,17 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.data.packing import length_class, pack
 
+from ...profiles import by_profile
+
 LENGTHS = st.integers(1, 20)
 
 
+@settings(max_examples=by_profile(40, nightly=100))
 @given(st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=80), st.integers(20, 40))
-def test_every_pair_has_a_slot_and_every_row_fits(pairs: list[tuple[int, int]], row_length: int):
+def test_every_pair_has_a_slot_and_every_row_fits(pairs, row_length):
     src, tgt = np.array(pairs).T
     slots, row_starts = pack(src, tgt, row_length)
     assert sorted(slots) == sorted(length_class(src, tgt, row_length))
@@ -21,8 +24,9 @@ def test_every_pair_has_a_slot_and_every_row_fits(pairs: list[tuple[int, int]], 
         assert (row % (row_length + 1)).sum() <= row_length
 
 
+@settings(max_examples=by_profile(40, nightly=100))
 @given(st.lists(st.tuples(LENGTHS, LENGTHS), min_size=2, max_size=80))
-def test_no_two_rows_could_be_merged(pairs: list[tuple[int, int]]):
+def test_no_two_rows_could_be_merged(pairs):
     src, tgt = np.array(pairs).T
     slots, row_starts = pack(src, tgt, 20)
     rows = np.split(slots, row_starts[1:-1])

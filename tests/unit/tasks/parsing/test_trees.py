@@ -6,12 +6,16 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.linearization import delinearize, linearize
 from jaxformer.tasks.parsing.trees import Leaf, Tree, escape, normalize, read_tree_file, read_trees
+
+from ....profiles import by_profile
+
+FEW = settings(max_examples=by_profile(25, nightly=100))
 
 # Any text without ASCII white space and round brackets is a word.
 WORDS = st.text(min_size=1, max_size=6).map(lambda text: re.sub(r"[()\s]", "_", text, flags=re.A))
@@ -40,23 +44,27 @@ def normal(text):
     return str(normalize(one(text)))
 
 
+@FEW
 @given(TREES)
 def test_writing_and_reading_are_inverse(tree):
     assert one(str(tree)) == tree
     assert list(read_trees(str(tree).split(" "), "f")) == [tree]  # A tree over many lines.
 
 
+@FEW
 @given(st.lists(TREES, max_size=3))
 def test_several_trees_on_a_line(trees):
     assert list(read_trees(["", "  ".join(map(str, trees)), "\t"], "f")) == trees
 
 
+@FEW
 @given(TREES)
 def test_linearize_and_delinearize_are_inverse(tree):
     assert delinearize(linearize(tree), tree.words(), tree.tags()) == tree
     assert delinearize(linearize(tree, tags=True), tree.words()) == tree
 
 
+@FEW
 @given(TOKENS, st.lists(LEAVES, min_size=1, max_size=8))
 def test_any_tokens_become_a_tree_over_the_words(tokens, leaves):
     words, tags = [leaf.word for leaf in leaves], [leaf.tag for leaf in leaves]
@@ -70,6 +78,7 @@ def test_any_tokens_become_a_tree_over_the_words(tokens, leaves):
     assert labels - opened <= {"TOP"}
 
 
+@FEW
 @given(TREES, st.data())
 def test_a_truncated_tree_keeps_its_closed_constituents(tree, data):
     """A prefix of the tokens keeps every constituent that it closes."""
@@ -150,6 +159,7 @@ def test_normalize(raw, expected):
     assert normal(raw) == expected
 
 
+@FEW
 @given(TREES)
 def test_normalization_is_idempotent(tree):
     normalized = normalize(tree)

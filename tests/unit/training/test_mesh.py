@@ -29,8 +29,9 @@ class Device:
     core_on_chip: int = 0
 
 
-def mesh_config(data, fsdp, tensor):
-    return MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
+def mesh_of(sizes, devices):
+    config = MeshConfig(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+    return make_mesh(config, devices)
 
 
 def tpu_slice(rows, columns, slice_index=0, first_id=0, first_process=0):
@@ -66,7 +67,7 @@ CLUSTERS = [POD, tpu_slice(4, 8), TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)]
 @pytest.mark.parametrize("devices", CLUSTERS)
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (2, -1, 1), (1, -1, 1), (-1, 1, 2), (-1, 2, 2)])
 def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch):
-    mesh = make_mesh(mesh_config(*sizes), devices)
+    mesh = mesh_of(sizes, devices)
     assert mesh.shape["data"] * mesh.shape["fsdp"] == num_batch_shards(mesh)
     read = {}
     for process in {device.process_index for device in devices}:
@@ -81,23 +82,20 @@ def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch)
     )
 
 
-def test_a_process_takes_its_own_rows_of_a_global_batch():
+def test_a_process_takes_its_own_rows_of_a_global_batch(monkeypatch):
     batch = {"x": np.arange(16).reshape(8, 2), "y": np.arange(8)}
     some, every = BatchShards(8, [1, 3], 4), BatchShards(8, [0, 1, 2, 3], 4)
     assert some.local(batch)["y"].tolist() == [2, 3, 6, 7]
     assert some.local(batch)["x"].tolist() == [[4, 5], [6, 7], [12, 13], [14, 15]]
     assert every.local(batch) is batch
-
-
-def test_shards_of_a_mesh(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 5)
-    mesh = make_mesh(mesh_config(2, 2, 2), gpu_nodes(2, 4))
+    mesh = mesh_of((2, 2, 2), gpu_nodes(2, 4))
     assert BatchShards.of(mesh, gradient_accumulation=3) == BatchShards(12, [2], 4)
 
 
 def test_an_optimizer_state_is_sharded_by_path_and_shape():
     """Shapes alone are ambiguous: two parameters have the same shape."""
-    mesh = make_mesh(mesh_config(1, 2, 4), jax.devices()[:8])
+    mesh = mesh_of((1, 2, 4), jax.devices()[:8])
     shape = jax.ShapeDtypeStruct((8, 8), np.float32)
     row = jax.ShapeDtypeStruct((8,), np.float32)
     params = {"a": {"inner": shape}, "b": {"outer": shape}, "scale": row}
@@ -107,28 +105,20 @@ def test_an_optimizer_state_is_sharded_by_path_and_shape():
         "scale": None,
     }
     layout = param_shardings(mesh, params, info)
-    state = (
-        {"mu": params, "count": jax.ShapeDtypeStruct((), np.int32)},
-        {"inner": shape, "a": row},
-    )
-    found = opt_state_shardings(
-        mesh, {"x": state, "factored": {"a": {"inner": row}}}, params, layout
-    )
-    specs = jax.tree.map(lambda sharding: tuple(sharding.spec), found)
-    assert specs == {
-        "x": (
-            {
-                "mu": {
-                    "a": {"inner": ("fsdp", "tensor")},
-                    "b": {"outer": ("tensor", "fsdp")},
-                    "scale": (),
-                },
-                "count": (),
-            },
-            {"inner": (), "a": ()},  # not the whole path of a parameter
-        ),
-        "factored": {"a": {"inner": ()}},  # not the shape of the parameter
+    count = jax.ShapeDtypeStruct((), np.int32)
+    state = {
+        "mu": params,
+        "count": count,
+        "other": {"inner": shape, "a": row},  # not the whole path of a parameter
+        "factored": {"a": {"inner": row}},  # not the shape of the parameter
     }
+    found = opt_state_shardings(mesh, {"x": (state,)}, params, layout)
+    specs = jax.tree.map(lambda sharding: tuple(sharding.spec), found)
+    moments = {
+        "a": {"inner": ("fsdp", "tensor")}, "b": {"outer": ("tensor", "fsdp")}, "scale": ()
+    }  # fmt: skip
+    other = {"other": {"inner": (), "a": ()}, "factored": {"a": {"inner": ()}}}
+    assert specs == {"x": ({"mu": moments, "count": (), **other},)}
 
 
 def test_row_shards_of_a_host_in_a_pod_are_not_contiguous(monkeypatch):
@@ -142,12 +132,12 @@ def test_row_shards_of_a_host_in_a_pod_are_not_contiguous(monkeypatch):
 @pytest.mark.parametrize("devices", [TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)])
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (-1, 4, 1), (-1, 1, 4), (-1, 2, 2)])
 def test_the_inner_axes_stay_within_a_slice(devices, sizes):
-    mesh = make_mesh(mesh_config(*sizes), devices)
+    mesh = mesh_of(sizes, devices)
     assert sorted(device.id for device in mesh.devices.flat) == list(range(len(devices)))
     for inner in mesh.devices:
         assert len({device.slice_index for device in inner.flat}) == 1
 
 
 def test_an_axis_may_be_longer_than_a_slice():
-    mesh = make_mesh(mesh_config(1, -1, 1), gpu_nodes(3, 4))
+    mesh = mesh_of((1, -1, 1), gpu_nodes(3, 4))
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4 + [2] * 4

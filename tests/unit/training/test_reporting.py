@@ -249,25 +249,24 @@ def tensorboard_events(folder):
     return events
 
 
-def test_tensorboard_has_each_report(folder):
-    with Reporter(folder, start=0, steps=10) as reporter:
-        reporter.train(5, {"loss": 2.5, "seconds_per_step": 1.0})
-        reporter.valid(5, {"loss": 2.25})
-    _, *points = tensorboard_events(folder)
-    assert [(p.step, p.summary.value[0].tag, p.summary.value[0].simple_value) for p in points] == [
-        (5, "train/loss", 2.5),
-        (5, "train/seconds_per_step", 1.0),
-        (5, "valid/loss", 2.25),
-    ]
-
-
-def test_tensorboard_keeps_the_point_that_a_run_resumes_from(folder):
+def test_tensorboard_has_each_report_and_the_point_that_a_run_resumes_from(folder):
     """TensorBoard hides the events of earlier runs from the step of a session's start."""
     for start in (0, 4):
         with Reporter(folder, start=start, steps=10) as reporter:
-            reporter.train(start + 1, VALUES)
-    starts = [event.step for event in tensorboard_events(folder) if event.session_log.status == 1]
-    assert starts == [1, 5]
+            reporter.train(start + 1, {"loss": 2.5, "seconds_per_step": 1.0})
+            reporter.valid(start + 1, {"loss": 2.25})
+    events = tensorboard_events(folder)
+    assert [event.step for event in events if event.session_log.status == 1] == [1, 5]
+    points = [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
+    assert points == [
+        (step, tag, value)
+        for step in (1, 5)
+        for tag, value in [
+            ("train/loss", 2.5),
+            ("train/seconds_per_step", 1.0),
+            ("valid/loss", 2.25),
+        ]
+    ]
 
 
 @pytest.fixture
@@ -292,15 +291,6 @@ def test_tensorboard_on_a_full_disk_is_dropped(folder, full, capsys, monkeypatch
     assert capsys.readouterr().err.count(message) == 1
 
 
-def test_tensorboard_that_cannot_be_opened_is_dropped(folder, capsys):
-    pytest.importorskip("tensorboardX")
-    folder.tensorboard.touch()  # not a folder
-    with Reporter(folder, start=0, steps=10) as reporter:
-        reporter.train(5, VALUES)
-    assert steps(folder) == [("train", 5)]
-    assert "TensorBoard failed and gets no more reports: FileExistsErr" in capsys.readouterr().err
-
-
 def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full):
     closed = []
     user = types.SimpleNamespace(write=lambda *_: None, close=lambda: closed.append(True))
@@ -313,14 +303,11 @@ def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full
     assert closed == [True]
 
 
-@pytest.mark.parametrize(
-    "line", ["[" * 100_000, '{"kind": [], "step": 3}', "9" * 5000, '{"step": []}']
-)
-def test_corrupt_reports_are_moved_away(line, folder):
+def test_corrupt_reports_are_moved_away(folder):
     good = '{"kind": "train", "step": 1}\n'
-    folder.metrics.write_text(f"{good}{line}\n")
+    corrupt = ["[" * 100_000, '{"kind": [], "step": 3}', "9" * 5000, '{"step": []}']
+    folder.metrics.write_text("\n".join([good.strip(), *corrupt, ""]))
     for _ in range(2):  # The second run reads what the first one has moved.
         with Reporter(folder, start=1, steps=10):
-            pass
-        assert folder.metrics.read_text() == good
-    assert (folder.path / "metrics.after-1.jsonl").read_text() == f"{line}\n"
+            assert folder.metrics.read_text() == good
+    assert (folder.path / "metrics.after-1.jsonl").read_text().splitlines() == corrupt

@@ -12,7 +12,6 @@ import resource
 import shutil
 import time
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,12 +31,6 @@ from jaxformer.files import lock_folder
 SMALL = {"params": {"w": np.arange(3, dtype=np.float32)}}
 
 
-class State(flax.struct.PyTreeNode):
-    step: jax.Array
-    params: dict
-    opt_state: tuple
-
-
 @functools.cache
 def make_state(seed):
     """Returns a state with every dtype of a run, unusual floats, and an empty optax state."""
@@ -51,7 +44,7 @@ def make_state(seed):
     opt_state = jax.tree.map(
         lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(optimizer.init, params)
     )
-    return jax.device_put(State(np.int32(seed), params, opt_state))
+    return jax.device_put({"step": np.int32(seed), "params": params, "opt_state": opt_state})
 
 
 def assert_same(found, expected):
@@ -61,11 +54,14 @@ def assert_same(found, expected):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def save_steps(checkpoints, *steps):
-    """Saves states whose score is their step."""
-    for step in steps:
-        checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"})
-        checkpoints.attach_score(step, step)
+def save(checkpoints, steps, scores=(), state=SMALL):
+    """Saves small states; scores their first ones."""
+    for number, step in enumerate(steps):
+        checkpoints.save(step, state or make_state(step), metadata={"name": f"step {step}"})
+        checkpoints.wait()
+        if number < len(scores):
+            checkpoints.attach_score(step, scores[number])
+    return checkpoints.steps()
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +69,7 @@ def saved(tmp_path_factory):
     """Returns a folder with steps 1 and 2, of which 1 is the best; tests must not change it."""
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=5) as checkpoints:
-        for step in (1, 2):
-            checkpoints.save(step, make_state(step), metadata={"name": f"step {step}"})
-            checkpoints.attach_score(step, -step)
+        save(checkpoints, [1, 2], [-1, -2], state=None)
     return directory
 
 
@@ -123,16 +117,16 @@ class TestRoundTrip:
             assert_same(restored.state, make_state(step))
 
     def test_of_params_alone(self, saved):
-        template = jax.eval_shape(lambda: make_state(0).params)
+        template = jax.eval_shape(lambda: make_state(0)["params"])
         restored = Checkpoints(saved).restore_params(template, step=1)
         assert (restored.step, restored.metadata) == (1, {"name": "step 1"})
-        assert_same(restored.params, make_state(1).params)
+        assert_same(restored.params, make_state(1)["params"])
         assert {leaf.sharding for leaf in jax.tree.leaves(restored.params)} == {
             jax.sharding.SingleDeviceSharding(jax.devices()[0])
         }
         with pytest.warns(UserWarning, match="Sharding info not provided"):
             tree = ocp.PyTreeCheckpointer().restore(saved / "2")  # as any user of orbax does
-        assert_same(jax.tree.map(np.asarray, tree["params"]), make_state(2).params)
+        assert_same(jax.tree.map(np.asarray, tree["params"]), make_state(2)["params"])
 
     def test_the_state_may_be_donated_while_it_is_saved(self, tmp_path):
         values = np.random.default_rng(0).random((1000, 1000), np.float32)
@@ -230,7 +224,7 @@ class TestDamage:
         checkpoints = Checkpoints(directory)
         for restore, template in (
             (checkpoints.restore, make_state(0)),
-            (checkpoints.restore_params, make_state(0).params),
+            (checkpoints.restore_params, make_state(0)["params"]),
         ):
             with pytest.raises(UserError, match="2/_METADATA cannot be read: No such file"):
                 restore(template, step=2)
@@ -256,9 +250,7 @@ class TestDamage:
         seen = []
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step in (1, 2, 3, 4):
-                checkpoints.save(step, SMALL, metadata={})
-                checkpoints.wait()
-                seen.append(checkpoints.steps())
+                seen.append(save(checkpoints, [step]))
                 if step == 2:
                     (tmp_path / "2" / "manifest.json").write_text("{}")
         assert seen == [[1], [1, 2], [2, 3], [3, 4]]
@@ -302,9 +294,7 @@ class TestUnreadableDisk:
             assert checkpoints.steps() == [2]
             for step, times, kept in ((3, 99, [2, 3]), (4, 0, [2, 4])):
                 fails(times)
-                checkpoints.save(step, SMALL, metadata={})
-                checkpoints.wait()
-                assert set(kept) <= set(checkpoints.steps())
+                assert set(kept) <= set(save(checkpoints, [step]))
             assert checkpoints.steps() == [2, 4]
 
 
@@ -316,14 +306,12 @@ class TestBesideATrainer:
         with Checkpoints(directory, keep=1) as trainer:
 
             def after_a_save(*arguments, **rest):
-                save_steps(trainer, 3)
-                assert trainer.steps() == [2, 3]
+                assert save(trainer, [3], [3]) == [2, 3]
                 return restore(*arguments, **rest)
 
             monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", after_a_save)
             assert_same(Checkpoints(directory).restore(make_state(0)).state, make_state(2))
-            save_steps(trainer, 4)
-            assert trainer.steps() == [4]
+            assert save(trainer, [4], [4]) == [4]
 
     @pytest.mark.parametrize("step", [None, 2])
     @pytest.mark.parametrize(
@@ -339,7 +327,7 @@ class TestBesideATrainer:
         def after_two_saves(argument):
             monkeypatch.undo()
             with Checkpoints(directory, keep=1) as trainer:
-                save_steps(trainer, 3, 4)
+                save(trainer, [3, 4], [3, 4], state=None)
             return function(argument)
 
         monkeypatch.setattr(module, name, after_two_saves)
@@ -365,28 +353,31 @@ class TestBesideATrainer:
 
 
 def test_a_mismatch_is_described(tmp_path):
-    def f32(*shape):
-        return jax.ShapeDtypeStruct(shape, np.float32)
-
-    n, other = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)
-    cases = [
-        ({"w": other}, n, r"step 1: expected w to be bfloat16\[2,3\], found float32\[2,3\]; use"),
-        ({"w": f32(3, 3)}, n, r"expected w to be float32\[3,3\], found float32\[2,3\]; use"),
-        ({"v": f32(2, 3)}, n, r"expected v to be float32\[2,3\], found none \(and 1 more diff"),
-        ({"w": f32(2, 3)}, None, r"expected n to be absent, found int32\[\]"),
-        ({"w": f32(2, 3)}, f32(), r"expected n to be float32\[\], found int32\[\]"),
-    ]
+    good = {"params": {"w": np.ones((2, 3), np.float32)}, "n": np.int32(1)}
+    other = np.ones((2, 3), jnp.bfloat16)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        state = {"params": {"w": np.ones((2, 3), np.float32)}, "n": np.int32(1)}
-        checkpoints.save(1, state, metadata={})
-        for params, number, message in cases:
-            message = message.replace("expected w", "expected params/w")
-            message = message.replace("expected v", "expected params/v")
+        save(checkpoints, [1], state=good)
+        for template, message in (
+            (
+                good | {"params": {"w": other}},
+                r"step 1: .*params/w to be bfloat16\[2,3\], found fl",
+            ),
+            (
+                good | {"params": {"w": other[:1]}},
+                r"params/w to be bf.*\[1,3\], found .*\[2,3\]; use",
+            ),
+            (
+                good | {"params": {"v": other}},
+                r"expected params/v .*, found none \(and 1 more diff",
+            ),
+            ({"params": good["params"]}, r"expected n to be absent, found int32\[\]"),
+            (good | {"n": np.float32(0)}, r"expected n to be float32\[\], found int32\[\]"),
+        ):
             with pytest.raises(UserError, match=message):
-                checkpoints.restore({"params": params} | ({} if number is None else {"n": number}))
+                checkpoints.restore(template)
         for params, message in (
-            ({"w": f32(4, 3)}, r"params/w to be float32\[4,3\], found float32\[2,3\]"),
-            ({"more": f32(3)}, r"params/more to be .* found none"),
+            ({"w": other}, r"params/w to be bfloat16\[2,3\], found float32\[2,3\]"),
+            ({"more": other}, r"params/more to be .* found none"),
         ):
             with pytest.raises(UserError, match=message):
                 checkpoints.restore_params(params)
@@ -398,10 +389,7 @@ class TestKept:
         saved = {}
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step, score in enumerate(scores):
-                checkpoints.save(step, SMALL, metadata={})
-                checkpoints.wait()
-                if score is not None:
-                    checkpoints.attach_score(step, score)
+                save(checkpoints, [step], [] if score is None else [score])
                 saved |= {} if score is None or score != score else {step: score}
                 best = max(saved, key=lambda step: (saved[step], step), default=None)
                 assert checkpoints.steps() == sorted({step - 1, step, best} - {-1, None})
@@ -413,11 +401,9 @@ class TestKept:
 
     def test_newest_steps_do_not_include_an_older_best_one(self, tmp_path):
         """A run that resumes with more to keep has lost all older steps but the best."""
-        for keep, steps in ((2, [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]), (5, [(5, 1.0)])):
+        for keep, steps, scores in ((2, [1, 2, 3, 4], [5, 1, 1, 1]), (5, [5], [1])):
             with Checkpoints(tmp_path, keep=keep) as checkpoints:
-                for step, score in steps:
-                    checkpoints.save(step, SMALL, metadata={})
-                    checkpoints.attach_score(step, score)
+                save(checkpoints, steps, scores)
         assert Checkpoints(tmp_path).steps() == [1, 3, 4, 5]
         assert Checkpoints(tmp_path).newest_steps() == [3, 4, 5]
         (tmp_path / "3" / "manifest.json").unlink()  # damage does not hide undamaged steps
@@ -437,26 +423,21 @@ class TestKept:
         obstacle = directory / f"2{ocp.utils.TMP_DIR_SUFFIX}"
         with Checkpoints(directory, keep=1) as checkpoints:
             obstacle.touch()
-            checkpoints.save(3, SMALL, metadata={})
-            checkpoints.wait()
+            assert 2 in save(checkpoints, [3])
             assert "could not remove old checkpoints, and will try again after the" in caplog.text
-            assert 2 in checkpoints.steps()
             obstacle.unlink()
-            checkpoints.save(4, SMALL, metadata={})
+            save(checkpoints, [4])
         assert names_in(directory) == ["1", "4"]
 
 
 class TestScore:
     def test_is_attached_to_a_step_that_is_being_saved(self, tmp_path):
         with Checkpoints(tmp_path, keep=2) as checkpoints:
-            checkpoints.save(1, SMALL, metadata={})
-            assert not checkpoints.is_scored(1)
-            checkpoints.attach_score(1, -2.5)
-            assert checkpoints.steps() == [1]
-            assert checkpoints.is_scored(1)
-            checkpoints.save(2, SMALL, metadata={})
-            checkpoints.attach_score(2, float("nan"))  # scored, but never the best
-            assert checkpoints.is_scored(2)
+            for step, score in ((1, -2.5), (2, float("nan"))):  # scored, but never the best
+                checkpoints.save(step, SMALL, metadata={})
+                assert not checkpoints.is_scored(step)
+                checkpoints.attach_score(step, score)
+                assert checkpoints.is_scored(step)
         assert Checkpoints(tmp_path).best_step() == 1
 
     def test_that_is_damaged_does_not_affect_its_step(self, directory):
@@ -484,10 +465,8 @@ class TestScore:
         with Checkpoints(directory, keep=1) as checkpoints:
             assert checkpoints.is_scored(1)
             assert checkpoints.best_step() == 2
-            for step, score, kept in ((3, -0.7, [2, 3]), (4, -0.4, [4])):
-                checkpoints.save(step, SMALL, metadata={})
-                checkpoints.attach_score(step, score)
-                assert checkpoints.steps() == kept
+            assert save(checkpoints, [3], [-0.7]) == [2, 3]
+            assert save(checkpoints, [4], [-0.4]) == [4]
 
 
 class TestCommit:
@@ -522,13 +501,9 @@ class TestCommit:
         """In such a path, it writes them elsewhere."""
         folder = tmp_path / "a[1]"
         monkeypatch.setattr(checkpoints_module, "check_directory", lambda _: None)
-        with (
-            pytest.raises(
-                OSError, match=r"step 1 could not be saved.* not written manifest\.ocdbt"
-            ),
-            Checkpoints(folder, keep=1) as checkpoints,
-        ):
-            checkpoints.save(1, SMALL, metadata={})
+        message = r"step 1 could not be saved.* not written manifest\.ocdbt"
+        with Checkpoints(folder, keep=1) as checkpoints, pytest.raises(OSError, match=message):
+            save(checkpoints, [1])
         assert names_in(folder) == []
 
 
@@ -567,25 +542,21 @@ class TestSingle:
             write_single(tmp_path / "averaged", 1, SMALL, {})
         assert sorted(tmp_path.rglob("*")) == before
 
-    @pytest.mark.parametrize("left", [["lock"], ["lock", "unfinished", "new/2/d"]])
-    def test_clears_what_a_killed_process_left(self, tmp_path, left):
-        for name in left:
-            path = tmp_path / "averaged.unfinished" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        write_single(tmp_path / "averaged", 1, SMALL, {})
-        assert names_in(tmp_path) == ["averaged"]
-
-    def test_does_not_disturb_another_process(self, tmp_path):
+    def test_clears_what_a_killed_process_left_but_disturbs_no_other(self, tmp_path):
         work = tmp_path / "averaged.unfinished"
         with lock_folder(work):
-            (work / "unfinished").touch()
-            (work / "new").mkdir()
+            (work / "new" / "2").mkdir(parents=True)
+            for name in ("unfinished", "new/2/d"):
+                (work / name).touch()
             with pytest.raises(UserError, match=r"averaged\.unfinished: another process is"):
                 write_single(tmp_path / "averaged", 1, SMALL, {})
-            assert (work / "new").is_dir()
-        write_single(tmp_path / "averaged", 1, SMALL, {})
-        assert Checkpoints(tmp_path / "averaged").steps() == [1]
+            assert (work / "new" / "2" / "d").exists()
+        for step in (1, 2):
+            write_single(tmp_path / "averaged", step, SMALL, {})
+            assert Checkpoints(tmp_path / "averaged").steps() == [step]
+            assert names_in(tmp_path) == ["averaged"]
+            work.mkdir()
+            (work / "lock").touch()
 
 
 def test_what_cannot_be_saved_or_read_is_refused(directory, tmp_path):
@@ -652,14 +623,13 @@ class TestFailure:
             checkpoints.save(3, SMALL, metadata={})
         assert Checkpoints(directory).steps() == [1, 3]
 
-    @pytest.mark.parametrize("method", [Checkpoints.wait, Checkpoints.close])
-    def test_is_raised_by_wait_and_close(self, tmp_path, method):
-        checkpoints = Checkpoints(tmp_path, keep=1)
-        checkpoints.save(3, SMALL, metadata={})
-        with pytest.raises(OSError, match="No space left on device"):
-            method(checkpoints)
-
-    def test_leaves_nothing_of_a_single_checkpoint(self, tmp_path):
+    def test_is_raised_by_all_other_methods(self, tmp_path):
+        for method in (Checkpoints.wait, Checkpoints.close):
+            checkpoints = Checkpoints(tmp_path / "run", keep=1)
+            checkpoints.save(3, SMALL, metadata={})
+            with pytest.raises(OSError, match="No space left on device"):
+                method(checkpoints)
+        (tmp_path / "run").rmdir()
         with pytest.raises(OSError, match="No space left on device"):
             write_single(tmp_path / "averaged", 1, SMALL, {})
         assert names_in(tmp_path) == []
@@ -669,11 +639,14 @@ def sha256(content):
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def reseal(folder, edit):
-    """Edits a manifest and writes its hash again, as whoever made it can."""
+def reseal(folder, change, place=None):
+    """Changes values of a manifest and writes its hash again, as whoever made it can."""
     path = folder / "manifest.json"
     content = json.loads(path.read_bytes())["content"]
-    edit(content)
+    values = content if place is None else content[place]
+    values.update(change)
+    if values.get("_METADATA", 0) is None:
+        del values["_METADATA"]
     path.write_text(json.dumps({"sha256": sha256(content), "content": content}))
 
 
@@ -684,7 +657,7 @@ def reseal_files(step):
         for path in payload(step)
         if path.name != "manifest.json"
     }
-    reseal(step, lambda content: content.update(files=files))
+    reseal(step, {"files": files})
 
 
 class TestHostileStep:
@@ -692,28 +665,15 @@ class TestHostileStep:
 
     def test_falls_back(self, directory):
         checkpoints = Checkpoints(directory)
-        for number, edit in enumerate(
-            [
-                lambda content: content.update(files={}),
-                lambda content: content["files"].pop("_METADATA"),
-                lambda content: content["files"].update({"../1/_METADATA": "0"}),
-                lambda content: content["files"].update({"_METADATA": 0}),
-                lambda content: content.update(files=[]),
-                lambda content: content["step"].update(metadata=[]),
-                lambda content: content["step"].update(leaves={"step": 1}),
-                lambda content: content["step"].update(leaves=[]),
-                lambda content: content["step"].update(keep="1"),
-                lambda content: content["step"].update(interim=1),
-                lambda content: content["step"].update(score="best"),
-                lambda content: content["step"].update(step=2.0),
-                lambda content: content["step"].update(step=True),
-                lambda content: content["step"].update(unknown=1),
-                lambda content: content.update(step=[]),
-            ]
-        ):
-            with put_back(directory / "2" / "manifest.json"):
-                reseal(directory / "2", edit)
-                assert checkpoints.newest_good_step() == 1, number
+        whole = [{"files": {}}, {"files": []}, {"step": []}]
+        step = [{"metadata": []}, {"leaves": {"step": 1}}, {"leaves": []}, {"keep": "1"}]
+        step += [{"interim": 1}, {"score": "best"}, {"step": 2.0}, {"step": True}, {"unknown": 1}]
+        files = [{"_METADATA": None}, {"../1/_METADATA": "0"}, {"_METADATA": 0}]
+        for place, changes in ((None, whole), ("step", step), ("files", files)):
+            for change in changes:
+                with put_back(directory / "2" / "manifest.json"):
+                    reseal(directory / "2", change, place)
+                    assert checkpoints.newest_good_step() == 1, change
 
     def test_unlisted_files_are_noticed_unless_nobody_reads_them(self, directory):
         for names, expected in (
@@ -783,7 +743,7 @@ class TestHostileStep:
             reseal_files(step)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             with pytest.raises(UserError, match=r"2: .*(chunks within|metadata of)"):
-                Checkpoints(directory).restore_params(make_state(0).params)
+                Checkpoints(directory).restore_params(make_state(0)["params"])
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
     def test_other_formats_are_not_read(self, directory):
@@ -794,12 +754,13 @@ class TestHostileStep:
                 path.write_text(json.dumps(json.loads(good) | change))
                 reseal_files(directory / "2")
                 with pytest.raises(UserError, match="_METADATA: expected arrays in the formats OC"):
-                    Checkpoints(directory).restore_params(make_state(0).params)
+                    Checkpoints(directory).restore_params(make_state(0)["params"])
 
     def test_arrays_are_no_larger_than_their_files_allow(self, directory):
         """The manifest and the config agree on a terabyte, but there are only kilobytes."""
         huge = jax.ShapeDtypeStruct((1_000_000, 250_000), np.float32)
-        leaves = {"params/embedding": "float32[1000000,250000]"}
-        reseal(directory / "2", lambda content: content["step"]["leaves"].update(leaves))
+        manifest = Manifest.read(directory / "2", verify=False)
+        leaves = manifest.leaves | {"params/embedding": "float32[1000000,250000]"}
+        reseal(directory / "2", {"leaves": leaves}, "step")
         with pytest.raises(UserError, match="expected files for arrays of 1,000,000,000,"):
-            Checkpoints(directory).restore_params(make_state(0).params | {"embedding": huge})
+            Checkpoints(directory).restore_params(make_state(0)["params"] | {"embedding": huge})

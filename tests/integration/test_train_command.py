@@ -9,54 +9,37 @@ import pytest
 from jaxformer.cli import main
 
 PROJECT = pathlib.Path(__file__).parents[2]
+BASE, MULTI30K = "--config=configs/base.py", "--config=configs/multi30k.py"
 MISTAKES = [
-    (["--config=configs/bas.py"], "configs/bas.py: no such file; did you mean configs/base.py?"),
+    ("--config=configs/bas.py", "configs/bas.py: no such file; did you mean configs/base.py?"),
+    (f"{BASE}:small", "unknown variant 'small'; known variants: none (the default), 'tiny'"),
+    ("--confg=base", "unknown argument --confg=base; did you mean --config?"),
+    ("", "expected a config, such as --config=numerals; see jaxformer train --help"),
+    ("--config=nosuch", "there is no config 'nosuch'; name one of these, or a file"),
+    ("base numerals", "unknown argument numerals; see jaxformer train --help"),
+    (f"{BASE} --workdir=", "expected --workdir=FOLDER"),
     (
-        ["--config=configs/base.py:small"],
-        "unknown variant 'small'; known variants: none (the default), 'tiny'",
-    ),
-    (["--confg=base"], "unknown argument --confg=base; did you mean --config?"),
-    ([], "expected a config, such as --config=numerals; see jaxformer train --help"),
-    (["--config=nosuch"], "there is no config 'nosuch'; name one of these, or a file"),
-    (["base", "numerals"], "unknown argument numerals; see jaxformer train --help"),
-    (["--config=configs/base.py", "--workdir="], "expected --workdir=FOLDER"),
-    (
-        ["--config=configs/base.py", "--config.training.steps=9", "--config.model.steps=3"],
+        f"{BASE} --config.training.steps=9 --config.model.steps=3",
         "unknown config field model.steps; known: activation, ",
     ),
     (
-        ["--config=configs/base.py", "--config.model.num_layer=3"],
+        f"{BASE} --config.model.num_layer=3",
         "unknown config field model.num_layer; did you mean model.num_layers?",
     ),
     (
-        ["--config=configs/base.py", "--config.model.num_layers=three"],
+        f"{BASE} --config.model.num_layers=three",
         "--config.model.num_layers: expected an integer, got 'three'",
     ),
     (
-        ["--config=configs/base.py", "--config.model.num_heads=7"],
+        f"{BASE} --config.model.num_heads=7",
         "model.num_heads must divide model.d_model when model.d_k is not given ... num_heads=8",
     ),
+    (BASE, "wmt14-de-en/train-*.parquet: no such file ... jaxformer data wmt14"),
     (
-        ["--config=configs/base.py"],
-        "wmt14-de-en/train-*.parquet: no such file ... jaxformer data wmt14",
-    ),
-    (
-        ["--config=configs/base.py", "--config.data.corpus=tfds"],
-        "wmt14_translate/de-en ... pip install importlib_resources tensorflow-cpu ... "
-        "--config.data.corpus=text ... --config.data.train=",
-    ),
-    (
-        ["--config=configs/numerals.py", "--workdir=gs://bucket/run"],
-        "expected a path on a local disk: got gs://bucket/run; work on a local disk and copy",
-    ),
-    (
-        ["--config=configs/multi30k.py", "--config.data.train=gs://bucket/train"],
+        f"{MULTI30K} --config.data.train=gs://bucket/train",
         "data.train: expected a path on a local disk: got gs://bucket/train; ",
     ),
-    (
-        ["--config=configs/multi30k.py", "--config.data.train=/nonexistent/train"],
-        "/nonexistent/train.en",
-    ),
+    (f"{MULTI30K} --config.data.train=/nonexistent/train", "/nonexistent/train.en"),
 ]
 
 
@@ -73,9 +56,8 @@ def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
     """In this process: train.py is only a call of this function."""
     workdir = tmp_path / "run"
     monkeypatch.chdir(PROJECT)
-    monkeypatch.setenv("TFDS_DATA_DIR", "/nonexistent")
     monkeypatch.setenv("JAXFORMER_DATA", "/nonexistent")
-    assert main(["train", f"--workdir={workdir}", *arguments]) == 2
+    assert main(["train", f"--workdir={workdir}", *arguments.split()]) == 2
     (error,) = (e for e in capsys.readouterr().err.split("\n") if e.startswith("error: "))
     assert all(part in error for part in message.split(" ... "))
     assert not workdir.exists()

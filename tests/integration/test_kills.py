@@ -17,19 +17,8 @@ import pytest
 from jaxformer.errors import RESUMABLE
 
 from ..profiles import by_profile
-from .training_process import (
-    PROJECT,
-    WHOLE,
-    assert_same_result,
-    command,
-    cut_back,
-    environment,
-    newest_step,
-    result,
-    start_training,
-    wait_until,
-    whole_run,
-)
+from . import training_process
+from .training_process import WHOLE, assert_same_result, newest_step, result, wait_until
 
 DEADLY = [signal.SIGKILL] * 6 + [signal.SIGSEGV, signal.SIGABRT]
 POLITE = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
@@ -37,7 +26,7 @@ POLITE = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return whole_run(tmp_path_factory)
+    return training_process.whole_run(tmp_path_factory)
 
 
 class Run:
@@ -48,7 +37,9 @@ class Run:
 
     def start(self, **settings):
         with self.log.open("w") as log:
-            self.process = start_training(self.folder, stderr=log, **WHOLE | settings)
+            self.process = training_process.start_training(
+                self.folder, stderr=log, **WHOLE | settings
+            )
 
     def end(self, number=None):
         """Returns the exit code after a signal, if one is given."""
@@ -127,9 +118,9 @@ def test_one_fault_after_the_other_changes_nothing(tmp_path, whole):
         assert_same_result(result(folder), result(whole))
 
 
-def interrupt(run, chance):
+def interrupt(run, chance, settings):
     """Kills or stops the process at a random moment; returns how and when, or None if it ended."""
-    run.start()
+    run.start(**settings)
     when = chance.choice(["starting", "training", "training", "saving", "validating"])
     if when != "starting" and not run.wait_until(run.is_training):
         return None
@@ -163,33 +154,20 @@ def test_many_interruptions_change_nothing(tmp_path, whole):
     assert len(expected[1]) == 7 + 6, expected[1]
     while seen.total() < kills:
         number += 1
-        run = Run(tmp_path / str(number))
-        while seen.total() < kills and (how := interrupt(run, chance)) is not None:
+        run, copy = Run(tmp_path / str(number)), tmp_path / f"copy {number}"
+        mirror = {"training.mirror": copy} if number % 2 else {}
+        while seen.total() < kills and (how := interrupt(run, chance, mirror)) is not None:
             seen[how] += 1
             print(seen.total(), f"run {number}", how, flush=True)
+            if newest_step(copy) > 0 and chance.random() < 0.5:
+                shutil.rmtree(run.folder)
         if run.process.returncode != 0:
-            run.start()
+            run.start(**mirror)
             assert run.end() == 0, run.said()
-        assert_same_result(result(run.folder), expected)
+        for folder in (run.folder, copy) if mirror else (run.folder,):
+            assert_same_result(result(folder), expected)
     for moment in ("starting", "training", "saving", "validating"):
         assert any(moment in how for how in seen), seen
-
-
-@pytest.mark.nightly
-def test_kills_during_copies_leave_a_copy_that_resumes(tmp_path, whole):
-    """The run is killed at random times, and its disk is lost each time."""
-    run, copy, chance = Run(tmp_path / "run"), tmp_path / "copy", random.Random(0)
-    while True:
-        before = newest_step(copy)
-        run.start(**{"training.mirror": copy})
-        if not run.wait_until(lambda before=before: newest_step(copy) > before):
-            break
-        time.sleep(chance.uniform(0, 0.5))
-        if run.end(signal.SIGKILL) == 0:
-            break
-        shutil.rmtree(run.folder)
-    assert run.end() == 0, run.said()
-    assert_same_result(result(copy), result(whole))
 
 
 # Trains on a file system of its own that is broken in one way after the other.
@@ -230,14 +208,22 @@ def test_training_on_a_broken_disk_ends_and_resumes(tmp_path, whole):
     if subprocess.run(["unshare", "-Urm", "true"], check=False).returncode:
         pytest.skip("this system does not let users mount file systems of their own")
     disks, disk = by_profile(BROKEN_DISKS[:2], nightly=BROKEN_DISKS), tmp_path / "disk"
-    cut_back(whole, tmp_path / "disk.before", 40)
+    training_process.cut_back(whole, tmp_path / "disk.before", 40)
     disk.mkdir()
     faults = "".join(BROKEN.format(fault, repair) for fault, repair, _ in disks)
     script = ON_A_BROKEN_DISK.format(faults=faults)
     found = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", script, disk, *command(disk / "run", **WHOLE)],
-        cwd=PROJECT,
-        env=environment(),
+        [
+            "unshare",
+            "-Urm",
+            "sh",
+            "-c",
+            script,
+            disk,
+            *training_process.command(disk / "run", **WHOLE),
+        ],
+        cwd=training_process.PROJECT,
+        env=training_process.environment(),
         capture_output=True,
         text=True,
     )

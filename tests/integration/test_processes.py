@@ -1,10 +1,8 @@
-"""Two processes with four devices each train the same model as one process does."""
+"""Two processes train the same model as one. If one is lost, the others end, and it resumes."""
 
-import json
-import os
 import pathlib
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,22 +11,171 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer import config as config_lib
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import RESUMABLE
-from jaxformer.experiment import make_optimizer
-from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.step import abstract_state
 
-from .test_user_task import run
-from .training_process import start_training
+from ..profiles import NIGHTLY, by_profile
+from . import test_user_task, training_process
+from .training_process import finish, free_address, newest_step, result, wait_until
 
-SETTINGS = {
-    "training.steps": 20,
-    "training.eval_every": 20,
-    "training.eval_sentences": 7,
+STALL = by_profile(6, nightly=20)  # a loaded machine takes seconds for a step
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
+# Exit code of the others, seconds until they end (twice what is promised, because the machine may
+# be busy), and what they say about the process.
+OUTCOMES = {
+    "kill": (RESUMABLE, 30, " is gone "),
+    "segv": (RESUMABLE, 30, " is gone "),
+    "raise": (1, 10, "raised RuntimeError: injected"),
+    "hang": (RESUMABLE, 2 * STALL + 10, f"has made no progress for {STALL} s"),
+    "hold": (RESUMABLE, 2 * STALL + 10, f"has made no progress for {STALL} s"),
+    "stop": (RESUMABLE, 2 * STALL + 10, "it is stopped"),
 }
+
+
+def start_all(
+    folder, count=2, victim=None, fault="none 0", slow_copy="0 0", devices=1, others=(), **settings
+):
+    """Starts processes of faulty_training.py; ``others`` are flags of all but the first."""
+    address = free_address()
+    return [
+        training_process.start_training(
+            folder,
+            f"--coordinator={address}",
+            f"--processes={count}",
+            f"--process={process}",
+            *(others if process else ()),
+            devices=devices,
+            script="tests/integration/faulty_training.py",
+            variables={
+                "FAULT": fault if victim in (process, "all") else "none 0",
+                "SLOW_COPY": slow_copy,
+            },
+            **training_process.WHOLE | settings,
+        )
+        for process in range(count)
+    ]
+
+
+def inject(folder, count, victim, fault, step):
+    """Trains until the fault, and checks how the other processes end."""
+    code, limit, cause = OUTCOMES[fault]
+    marker = pathlib.Path(f"{folder}-{fault}-{step}")
+    settings = {"training.stall_timeout": STALL}
+    running = start_all(folder, count, victim, f"{fault} {step}", **settings)
+    others = [process for number, process in enumerate(running) if number != victim]
+    try:
+        if fault in SIGNALS:
+            assert wait_until(lambda: newest_step(folder) >= step, *running)
+            began = time.time()
+            running[victim].send_signal(SIGNALS[fault])
+        else:
+            assert wait_until(marker.exists, *running)
+            began = marker.stat().st_mtime
+        codes, said = finish(*others)
+        seconds = time.time() - began
+        print(f"{fault} of {victim} in {count}: others ended after {seconds:.1f} s")
+        assert codes == [code] * len(others), said
+        assert seconds < limit
+        for errors in said:
+            # JAX may log errors of its own after our message, on one line or several.
+            *_, last = (line for line in errors.splitlines() if line.startswith("process "))
+            assert last.startswith(f"process {victim} ")
+            assert cause in last
+            assert re.search(" after (step|a batch of the validation of step) ", last), last
+            assert 'fitting.py", line' in errors  # the stack of the main thread
+        if fault == "raise":
+            running[victim].wait(timeout=30)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+
+
+def complete(folder, count, **options):
+    codes, said = finish(*start_all(folder, count, **options))
+    assert codes == [0] * count, said
+    assert "stall_timeout" not in "".join(said)
+    assert "step 48/48" not in "".join(said[1:])  # only process 0 reports
+    return result(folder)
+
+
+CASES = [
+    (2, [("kill", 0), ("hang", 1)]),
+    (2, [("raise", 0), ("hang", 0), ("stop", 0), ("hold", 0)]),
+    (2, [("kill", 1), ("raise", 1), ("stop", 1), ("segv", 1)]),
+    (3, [("kill", 0), ("raise", 0), ("hang", 0), ("segv", 0)]),
+    (3, [("kill", 2), ("hang", 2), ("stop", 0), ("hold", 2)]),
+]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("count", "faults"), by_profile(CASES[:1], nightly=CASES))
+def test_the_others_end_and_the_run_resumes(tmp_path, tmp_path_factory, count, faults):
+    """In the end, its last copy takes longer than a step may take."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    for number, (fault, victim) in enumerate(faults):
+        inject(run, count, victim, fault, step=12 * number + 8)
+    settings = {"training.mirror": copy, "training.stall_timeout": STALL}
+    found = complete(run, count, slow_copy=f"{1.5 * STALL} 48", **settings)
+    whole = result(training_process.whole_run(tmp_path_factory))
+    training_process.assert_close_result(found, whole)
+    training_process.assert_same_result(result(copy), found)
+    if NIGHTLY:
+        training_process.assert_same_result(complete(tmp_path / "whole", count), found)
+
+
+@pytest.mark.nightly
+def test_two_processes_with_four_devices_each_equal_one(tmp_path, tmp_path_factory):
+    found = complete(tmp_path / "two", 2, devices=4, **{"mesh.fsdp": 2})
+    whole = result(training_process.whole_run(tmp_path_factory))
+    training_process.assert_close_result(found, whole)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("fault", "code"), [("terminate", RESUMABLE), ("raise", 1)])
+def test_all_processes_wait_for_a_slow_last_copy(tmp_path, fault, code):
+    """It may take longer than an exception has to end its process."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    settings = {"training.mirror": copy, "training.stall_timeout": STALL}
+    codes, said = finish(*start_all(run, 2, "all", f"{fault} 30", f"{1.5 * STALL} 28", **settings))
+    assert codes == [code] * 2, said
+    assert newest_step(copy) == newest_step(run) >= 28
+    assert "stall_timeout" not in "".join(said)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("process", "number", "settings"),
+    [
+        (1, signal.SIGTERM, {"training.eval_every": 48}),
+        (0, signal.SIGINT, {"training.eval_every": 48}),
+        (1, signal.SIGTERM, {"training.eval_sentences": 500}),
+    ],
+)
+def test_one_process_asked_to_stop_stops_both(tmp_path, process, number, settings):
+    """After the same step, or in a long validation."""
+    folder = tmp_path / "run"
+    pair = start_all(folder, **settings)
+    assert wait_until(lambda: newest_step(folder) >= 8, *pair)
+    pair[process].send_signal(number)
+    codes, said = finish(*pair)
+    assert codes == [RESUMABLE, RESUMABLE], said
+    for errors in said:
+        assert f"{number.name}: step {newest_step(folder)} is saved" in errors
+    assert "valid" not in (folder / "metrics.jsonl").read_text()
+    assert newest_step(folder) == 8 or "training.eval_every" in settings
+
+
+@pytest.mark.nightly
+def test_processes_started_differently_are_refused(tmp_path):
+    others = ["--config.training.label_smoothing=0.2"]
+    codes, said = finish(*start_all(tmp_path / "run", others=others))
+    assert codes == [2, 2], said
+    for errors in said:
+        assert "process 1 was started with another config than process 0" in errors
+    assert not (tmp_path / "run").exists()
+
 
 # As on a pod, devices are not in the order of processes: process 0 has the devices 0 and 3.
 PLACE_ROWS = """
@@ -48,174 +195,43 @@ batch = to_devices(mesh, Batch(*[shards[local_batch_shards(mesh)].reshape(4, 3)]
 for whole in multihost_utils.process_allgather(batch, tiled=True):
     np.testing.assert_array_equal(whole, shards.reshape(8, 3))
 """
-
 # A task of the user, where each process has the rows of its devices.
 USER_TASK = """
 import sys
-
-import jax
-import numpy as np
+import jax, numpy as np
 from jax.experimental import multihost_utils
 
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-sys.path.insert(0, sys.argv[3])
-import jaxformer
-import test_user_task
+sys.path.insert(0, "tests/integration")
+import jaxformer, test_user_task
 
 notes = test_user_task.Notes()
-state = test_user_task.run(sys.argv[4], mesh=jaxformer.make_mesh(), writers=[notes])
+state = test_user_task.run(sys.argv[3], mesh=jaxformer.make_mesh(), writers=[notes])
 params = multihost_utils.process_allgather(state.params, tiled=True)
 assert len(notes.reports) == (9 if jax.process_index() == 0 else 0)
-np.savez(f"{sys.argv[4]}/params-{jax.process_index()}.npz", **params)
+np.savez(f"{sys.argv[3]}/params-{jax.process_index()}.npz", **params)
 """
 
-pytestmark = pytest.mark.ci
-
-
-def start(folder, devices, *flags, **settings):
-    return start_training(folder, *flags, devices=devices, **(SETTINGS | settings))
-
-
-def pair_flags():
-    """Returns the flags by which each of two processes finds the other."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        coordinator = f"localhost:{free.getsockname()[1]}"
-    return [
-        (f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={i}") for i in range(2)
-    ]
-
-
-def finish(*processes):
-    """Returns the exit codes and the errors of the processes."""
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    return [process.returncode for process in processes], said
-
-
-def result(folder):
-    """Returns the final parameters and the reports."""
-    config = config_lib.load(folder / "config.json")
-    mesh = make_mesh(devices=jax.devices()[:1])
-    template = abstract_state(make_init(config.model), make_optimizer(config), mesh)
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        params = jax.device_get(checkpoints.restore(template, step=20).state.params)
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return params, [json.loads(line) for line in lines]
-
 
 @pytest.mark.nightly
-def test_two_processes_equal_one(tmp_path):
-    codes, said = finish(start(tmp_path / "one", 8))
-    assert codes == [0], said
-    pair = [start(tmp_path / "two", 4, *flags, **{"mesh.fsdp": 2}) for flags in pair_flags()]
-    codes, said = finish(*pair)
-    assert codes == [0, 0], said
-    assert "on 8 cpu devices" in said[0]
-    assert "step 20/20" not in said[1]  # only process 0 reports
-    (params, reports), (others, others_reports) = result(tmp_path / "one"), result(tmp_path / "two")
-    for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
-    assert [(r["kind"], r["step"]) for r in others_reports] == [
-        ("train", 10), ("train", 20), ("valid", 20)
-    ]  # fmt: skip
-    for ours, theirs in zip(reports, others_reports, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-    assert reports[-1]["exact_match"] == others_reports[-1]["exact_match"]
-
-
-def test_rows_reach_the_devices_whatever_their_order():
+@pytest.mark.parametrize(("program", "devices"), [(PLACE_ROWS, 2), (USER_TASK, 4)])
+def test_rows_reach_the_devices(program, devices, tmp_path):
+    address, folder = free_address(), tmp_path / "two"
     pair = [
         subprocess.Popen(
-            [sys.executable, "-c", PLACE_ROWS, flags[0].removeprefix("--coordinator="), str(i)],
-            env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            [sys.executable, "-c", program, address, str(process), str(folder)],
+            cwd=training_process.PROJECT,
+            env=training_process.environment(devices),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for i, flags in enumerate(pair_flags())
+        for process in range(2)
     ]
     codes, said = finish(*pair)
     assert codes == [0, 0], said
-
-
-def test_a_users_task_on_two_processes_equals_one(tmp_path):
-    here, folder = str(pathlib.Path(__file__).parent), str(tmp_path / "two")
-    pair = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-c", USER_TASK),
-                *(flags[0].removeprefix("--coordinator="), str(i), here, folder),
-            ],
-            cwd=pathlib.Path(here).parents[1],
-            env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i, flags in enumerate(pair_flags())
-    ]
-    codes, said = finish(*pair)
-    assert codes == [0, 0], said
-    expected = jax.device_get(run(tmp_path / "one", mesh=make_mesh()).params)
-    for process in (0, 1):
-        with np.load(tmp_path / "two" / f"params-{process}.npz") as found:
-            for name, values in expected.items():
-                np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
-
-
-def test_processes_started_differently_are_refused(tmp_path):
-    flags = pair_flags()
-    pair = [
-        start(tmp_path / "run", 1, *flags[0]),
-        start(tmp_path / "run", 1, *flags[1], **{"training.label_smoothing": 0.2}),
-    ]
-    codes, said = finish(*pair)
-    assert codes == [2, 2], said
-    for errors in said:
-        assert "process 1 was started with another config than process 0" in errors
-    assert not (tmp_path / "run").exists()
-
-
-def test_one_process_asked_to_stop_stops_both_after_the_same_step(tmp_path):
-    settings = {"training.steps": 5000, "training.eval_every": 5000}
-    folder = tmp_path / "run"
-    pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
-    wait_for_step(folder, 10, pair)
-    pair[1].send_signal(signal.SIGTERM)
-    codes, said = finish(*pair)
-    assert codes == [RESUMABLE, RESUMABLE], said
-    saved = max(int(path.name) for path in (folder / "checkpoints").iterdir())
-    for errors in said:
-        assert f"SIGTERM: step {saved} is saved" in errors
-
-
-@pytest.mark.nightly
-def test_when_one_process_dies_the_other_ends(tmp_path):
-    """Ctrl-C in one process stops both, too."""
-    folder, settings = tmp_path / "run", {"training.steps": 5000, "training.eval_every": 5000}
-    pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
-    wait_for_step(folder, 10, pair)
-    pair[0].send_signal(signal.SIGINT)
-    codes, said = finish(*pair)
-    assert codes == [RESUMABLE, RESUMABLE], said
-    saved = newest_step(folder)
-    pair = [start(folder, 1, *flags, **settings) for flags in pair_flags()]
-    wait_for_step(folder, saved + 10, pair)
-    pair[1].kill()
-    began = time.monotonic()
-    codes, said = finish(*pair)
-    assert time.monotonic() - began < 30
-    assert codes == [RESUMABLE, -signal.SIGKILL], said
-    assert "process 1 is gone (killed, crashed, or unreachable) after step" in said[0]
-    assert f"resumed from step {saved}" in said[0]
-
-
-def newest_step(folder):
-    names = (path.name for path in (folder / "checkpoints").glob("*"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-def wait_for_step(folder, step, processes):
-    deadline = time.monotonic() + 400
-    while newest_step(folder) < step:
-        assert time.monotonic() < deadline
-        assert all(process.poll() is None for process in processes)
-        time.sleep(0.1)
+    if program == USER_TASK:
+        expected = jax.device_get(test_user_task.run(tmp_path / "one", mesh=make_mesh()).params)
+        for process in (0, 1):
+            with np.load(folder / f"params-{process}.npz") as found:
+                for name, values in expected.items():
+                    np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)

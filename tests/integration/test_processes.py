@@ -18,7 +18,7 @@ from ..profiles import NIGHTLY, by_profile
 from . import test_user_task, training_process
 from .training_process import finish, free_address, newest_step, result, wait_until
 
-STALL = by_profile(6, nightly=20)  # a loaded machine takes seconds for a step
+STALL = by_profile(12, nightly=20)  # a loaded machine takes seconds for a step
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
 # Exit code of the others, seconds until they end (twice what is promised, because the machine may
 # be busy), and what they say about the process.
@@ -112,12 +112,10 @@ CASES = [
 @pytest.mark.ci
 @pytest.mark.parametrize(("count", "faults"), by_profile(CASES[:1], nightly=CASES))
 def test_the_others_end_and_the_run_resumes(tmp_path, tmp_path_factory, count, faults):
-    """In the end, its last copy takes longer than a step may take."""
     run, copy = tmp_path / "run", tmp_path / "copy"
     for number, (fault, victim) in enumerate(faults):
         inject(run, count, victim, fault, step=12 * number + 8)
-    settings = {"training.mirror": copy, "training.stall_timeout": STALL}
-    found = complete(run, count, slow_copy=f"{1.5 * STALL} 48", **settings)
+    found = complete(run, count, **{"training.mirror": copy})
     whole = result(training_process.whole_run(tmp_path_factory))
     training_process.assert_close_result(found, whole)
     training_process.assert_same_result(result(copy), found)
@@ -133,9 +131,9 @@ def test_two_processes_with_four_devices_each_equal_one(tmp_path, tmp_path_facto
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("fault", "code"), [("terminate", RESUMABLE), ("raise", 1)])
+@pytest.mark.parametrize(("fault", "code"), [("none", 0), ("terminate", RESUMABLE), ("raise", 1)])
 def test_all_processes_wait_for_a_slow_last_copy(tmp_path, fault, code):
-    """It may take longer than an exception has to end its process."""
+    """It may take longer than steps, and longer than an exception has to end its process."""
     run, copy = tmp_path / "run", tmp_path / "copy"
     settings = {"training.mirror": copy, "training.stall_timeout": STALL}
     codes, said = finish(*start_all(run, 2, "all", f"{fault} 30", f"{1.5 * STALL} 28", **settings))

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import IO
 
 import jax
 import numpy as np
@@ -49,7 +48,7 @@ WHOLE = {
 TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}
 
 
-def command(folder: pathlib.Path, script: str = "train.py", **settings: object) -> list[str]:
+def command(folder, script="train.py", **settings):
     """Returns the command of the run."""
     return [
         *(sys.executable, script, "--config=configs/numerals.py", f"--workdir={folder}"),
@@ -57,7 +56,7 @@ def command(folder: pathlib.Path, script: str = "train.py", **settings: object) 
     ]
 
 
-def environment(devices: int = 1) -> dict[str, str]:
+def environment(devices=1):
     """Returns the environment of a run on simulated devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     path = str(PROJECT)
@@ -65,13 +64,13 @@ def environment(devices: int = 1) -> dict[str, str]:
 
 
 def start_training(
-    folder: pathlib.Path,
-    *flags: str,
-    devices: int = 1,
-    stderr: int | IO = subprocess.PIPE,
-    script: str = "train.py",
-    variables: dict[str, str] | None = None,
-    **settings: object,
+    folder,
+    *flags,
+    devices=1,
+    stderr=subprocess.PIPE,
+    script="train.py",
+    variables=None,
+    **settings,
 ):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(

@@ -10,6 +10,8 @@ import os
 import pathlib
 import resource
 import shutil
+import subprocess
+import sys
 import time
 
 import jax
@@ -298,6 +300,19 @@ class TestUnreadableDisk:
             assert checkpoints.steps() == [2, 4]
 
 
+KEEPS_SAVING = """
+import sys
+import numpy as np
+from jaxformer.checkpoint import Checkpoints
+
+with Checkpoints(sys.argv[1], keep=1) as checkpoints:
+    for step in range(1, 10**6):
+        checkpoints.save(step, {"params": {"w": np.full(10_000, step, np.float32)}}, metadata={})
+        if step == 4:
+            print("saved 3", flush=True)
+"""
+
+
 class TestBesideATrainer:
     """A run keeps only the newest steps."""
 
@@ -336,6 +351,23 @@ class TestBesideATrainer:
         else:
             with pytest.raises(UserError, match="2 was removed while it was read, as a run"):
                 reader.restore(make_state(0), step=step)
+
+    @pytest.mark.nightly
+    def test_a_checkpoint_is_always_found(self, tmp_path):
+        """With keep=1 and no pause between saves, most steps are removed while they are read."""
+        command = [sys.executable, "-c", KEEPS_SAVING, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "saved 3\n"
+        reader, steps, began = Checkpoints(tmp_path), [], time.monotonic()
+        while time.monotonic() - began < 10:
+            restored = reader.restore_params({"w": np.zeros(10_000, np.float32)})
+            np.testing.assert_array_equal(restored.params["w"], restored.step)
+            steps.append(restored.step)
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+        assert steps == sorted(steps)
+        assert len(set(steps)) > 5
 
     def test_a_step_that_changes_after_it_was_verified_is_not_returned(
         self, directory, monkeypatch

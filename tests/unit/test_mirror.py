@@ -42,6 +42,14 @@ def copy(tmp_path):
     return Workdir(tmp_path / "drive" / "copy")
 
 
+@pytest.fixture
+def two_steps(run, copy):
+    """Saves and copies the steps 1 and 2."""
+    with trained(run, copy) as save:
+        save(1)
+        save(2)
+
+
 @contextlib.contextmanager
 def trained(run, copy, keep=2):
     """Yields a function that saves steps with small states, as a run with a mirror does."""
@@ -152,10 +160,7 @@ def test_newer_steps_of_the_copy_are_never_removed(run, copy):
 
 
 @pytest.mark.parametrize("bad", ["damaged", "half-copied"])
-def test_a_bad_copy_of_a_step_is_not_used(bad, run, copy, caplog):
-    with trained(run, copy) as save:
-        save(1)
-        save(2)
+def test_a_bad_copy_of_a_step_is_not_used(bad, run, copy, caplog, two_steps):
     shutil.rmtree(run.path)
     if bad == "half-copied":
         (copy.checkpoints / "2" / "manifest.json").unlink()
@@ -171,10 +176,7 @@ def test_a_bad_copy_of_a_step_is_not_used(bad, run, copy, caplog):
         assert restored(copy) == 2
 
 
-def test_a_run_does_not_start_over_if_all_copies_are_bad(run, copy):
-    with trained(run, copy) as save:
-        save(1)
-        save(2)
+def test_a_run_does_not_start_over_if_all_copies_are_bad(run, copy, two_steps):
     shutil.rmtree(run.path)
     for step in ("1", "2"):
         damage(copy.checkpoints / step)

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,11 +15,15 @@ from jaxformer.inference import batched_search
 from jaxformer.inference.batched_search import Decoded, search_batches
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, prepare_params
+from jaxformer.inference.weights import average
+from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 
+from ..profiles import by_profile
+from ..unit.nn.weights import random_params
+from ..unit.search.oracles import hypotheses
 from .compilations import Compilations
 
 SENTENCES = [english(n) for n in np.random.default_rng(0).integers(0, 100_000, 200).tolist()]
@@ -41,12 +44,11 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
     order = np.random.default_rng(1).permutation(len(sources))
     shuffled = translator.translate_ids([sources[n] for n in order])
     same([shuffled[n] for n in np.argsort(order)], expected)
-    for size in (1, 2, 7, 32):
+    for size in by_profile([7], nightly=[1, 2, 7, 32]):
         # Seven sentences get a smaller batch shape than 32 sentences.
         buckets = ((32 if size < 32 else 64, size),)
         monkeypatch.setattr(batched_search, "_BUCKETS", buckets)
         monkeypatch.setattr(batched_search, "_FEW", ())
-        jax.clear_caches()
         found = translator.translate_ids(sources if size > 1 else sources[:40])
         same(found, expected[: len(found)])
 
@@ -62,11 +64,11 @@ def biased_model(longest: int, ending: float):
         max_length=longest,
         biases=True,
     )
-    tokens = jnp.ones((1, 1), jnp.int32)
-    params = jax.jit(Transformer(config).init)(jax.random.key(0), tokens, tokens)["params"]
+    tokens = np.ones((1, 1), np.int32)
+    params = random_params(Transformer(config), tokens, tokens)
     # Padding is never generated, since force-decoding would mask it.
-    params["logits_bias"] = params["logits_bias"].at[1].set(ending).at[0].set(-1e9)
-    return config, prepare_params(config, params)
+    params["logits_bias"][:2] = -1e9, ending
+    return config, params
 
 
 @pytest.mark.nightly
@@ -89,38 +91,37 @@ def test_a_thousand_sentences_need_few_compilations():
     assert compilations.count <= 8  # All compilations since the warm-up.
 
 
-def test_nothing_compiles_after_warm_up(tiny_workdir):
-    # No other test uses this search, whose programs would be compiled already.
-    search = BeamSearch(beam_size=4, length_penalty=0.123, max_extra_length=9)
-    translator = Translator.load(tiny_workdir, search=search)
-    compilations = Compilations()
-    with compilations:
-        translator.warm_up(sentences=1, tokens=16)
-    assert compilations.count == 2
-    compilations.count = 0
-    with compilations:
+def test_nothing_compiles_after_warm_up(learned_workdir):
+    search = BeamSearch(beam_size=4, max_extra_length=9)
+    translator = Translator.load(learned_workdir, search=search)
+    translator.warm_up(sentences=1, tokens=16)
+    with Compilations() as compilations:
         translator.translate(["one"])
         translator.translate(["two hundred"])
-    assert compilations.count == 0
+        assert compilations.count == 0
+        jax.jit(lambda: 0)()
+        assert compilations.count == 1  # Compilations are heard.
 
 
 def test_stages_do_not_change_translations():
     """Growing the capacity gives the same translations as full capacity from the start."""
-    config, params = biased_model(128, ending=-1.0)
+    config, params = biased_model(128, ending=0.0)
     sources = [[5, 6, 1]] * 3 + [[7, 1]] * 9
-    settings = BeamSearch(beam_size=3, max_extra_length=100)
+    settings, model = BeamSearch(beam_size=2, max_extra_length=100), Transformer(config)
     found = search_batches((config,), settings, (params,), sources)
     assert max(len(f.tokens[0]) for f in found) > 32
-    whole = search_batches((config,), settings, (params,), sources, prefixes=[[]] * 12)
-    same(found, whole)
-    apply = jax.jit(Transformer(config).apply)
-    for source, decoded in zip(sources[2:5], found[2:5], strict=True):
-        for tokens, log_prob in zip(decoded.tokens, decoded.log_probs, strict=True):
-            src, tgt_in = np.zeros((1, 3), np.int32), np.zeros((1, 128), np.int32)
-            src[0, : len(source)], tgt_in[0, : len(tokens)] = source, [2, *tokens[:-1]]
-            log_probs = np.asarray(jax.nn.log_softmax(apply({"params": params}, src, tgt_in)))
-            forced = log_probs[0, np.arange(len(tokens)), tokens]
-            assert log_prob == pytest.approx(float(forced.sum()), abs=1e-4)
+
+    @jax.jit
+    def at_once(params, src, limits):
+        sizes = {"num_beams": 2, "capacity": 128}
+        cache = model.apply({"params": params}, src, **sizes, method="start")
+        return settings(step_fn(model, params), cache, max_lengths=limits, capacity=128)
+
+    result = jax.device_get(at_once(params, np.array([[5, 6, 1], [7, 1, 0]]), np.array([103, 102])))
+    for decoded, row in zip(found, [0] * 3 + [1] * 9, strict=True):
+        expected = hypotheses(result, row)
+        assert decoded.tokens == [list(tokens) for *_, tokens in expected]
+        np.testing.assert_allclose(decoded.scores, [score for score, *_ in expected], atol=1e-5)
 
 
 @pytest.mark.ci
@@ -160,29 +161,45 @@ def test_samples_do_not_depend_on_the_batch():
     settings = Sampling(num_samples=2, seed=3)
     sources = [[n, n + 1, 1] for n in range(4, 14)]
     together = search_batches((config,), settings, (params,), sources)
+
+    def alone(n, first):
+        return search_batches((config,), settings, (params,), [sources[n]], first=first)[0].tokens
+
     for n in (0, 3, 9):
-        (alone,) = search_batches((config,), settings, (params,), [sources[n]], first=n)
-        assert alone.tokens == together[n].tokens
-    assert (
-        together[0].tokens
-        != search_batches((config,), settings, (params,), sources[:1], first=5)[0].tokens
-    )
+        assert alone(n, first=n) == together[n].tokens
+    assert alone(0, first=5) != together[0].tokens
 
 
 def test_an_ensemble_of_a_model_with_itself_is_the_model():
     config, params = biased_model(16, ending=1.0)
-    sources = [[5, 6, 1], [], [7, 8, 9, 1]]
-    alone = search_batches((config,), BeamSearch(), (params,), sources)
-    twice = search_batches((config, config), BeamSearch(), (params, params), sources)
+    sources, search = [[5, 6, 1], [], [7, 8, 9, 1]], BeamSearch(beam_size=2)
+    alone = search_batches((config,), search, (params,), sources)
+    twice = search_batches((config, config), search, (params, params), sources)
     assert alone[1] == twice[1] == Decoded([], [], [])
     same([alone[0], alone[2]], [twice[0], twice[2]])
 
 
-def test_quantized_parameters_translate_like_exact_ones(learned_workdir, tmp_path):
-    output = tmp_path / "int8"
+@pytest.fixture(scope="module")
+def quantized_workdir(learned_workdir, tmp_path_factory):
+    """Returns a quantized run, whose first attempt failed."""
+    output = tmp_path_factory.mktemp("quantized") / "int8"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Manifest, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            quantize(learned_workdir, output)
     before, after = quantize(learned_workdir, output)
     assert 3.0 < before / after < 4.0
-    exact, quantized = Translator.load(learned_workdir), Translator.load(output)
+    return output
+
+
+def test_quantized_parameters_translate_like_exact_ones(learned_workdir, quantized_workdir):
+    search = BeamSearch(beam_size=2, max_extra_length=50)
+    exact = Translator.load(learned_workdir, search=search)
+    quantized = Translator.load(quantized_workdir, search=search)
     assert quantized.config.model.compute_dtype == "int8"
     assert quantized.weights == "step 0"
     sentences = SENTENCES[:40]
@@ -191,41 +208,30 @@ def test_quantized_parameters_translate_like_exact_ones(learned_workdir, tmp_pat
     agreeing = [f.log_prob - e.log_prob for f, e in pairs if f.text == e.text]
     assert len(agreeing) >= 30
     assert 0 < np.abs(agreeing).max() < 0.5
-    on_the_fly = Translator.load(learned_workdir, compute_dtype="int8").hypotheses(sentences)
-    assert on_the_fly == found
+    on_the_fly = Translator.load(learned_workdir, search=search, compute_dtype="int8")
+    assert on_the_fly.hypotheses(sentences) == found
 
 
-def test_invalid_quantizations_are_refused(learned_workdir, tmp_path):
-    output = tmp_path / "int8"
-    quantize(learned_workdir, output)
-    with pytest.raises(UserError, match="expected the name of a new folder, but it exists"):
-        quantize(learned_workdir, output)
-    with pytest.raises(UserError, match="but it is int8 already"):
-        quantize(output, tmp_path / "again")
-    with pytest.raises(
-        UserError, match="quantized to int8: expected to compute in int8, got float32"
-    ):
-        Translator.load(output, compute_dtype="float32")
-
-
-def test_a_failed_quantization_can_be_repeated(learned_workdir, tmp_path, monkeypatch):
-    output = tmp_path / "int8"
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", full)
-        with pytest.raises(OSError, match="No space left"):
-            quantize(learned_workdir, output)
-    quantize(learned_workdir, output)
-    assert Translator.load(output).translate(SENTENCES[:40]) != [""] * 40
-
-
-def test_quantized_checkpoints_are_not_averaged(learned_workdir, tmp_path):
-    quantize(learned_workdir, tmp_path / "int8")
-    with pytest.raises(UserError, match="quantized to int8; average the run that it was made from"):
-        average(Workdir(tmp_path / "int8"), 1)
+def test_quantized_runs_are_refused_where_exact_ones_are_needed(
+    learned_workdir, quantized_workdir, tmp_path
+):
+    for message, call in [
+        (
+            "expected the name of a new folder, but it exists",
+            lambda: quantize(learned_workdir, quantized_workdir),
+        ),
+        ("but it is int8 already", lambda: quantize(quantized_workdir, tmp_path / "again")),
+        (
+            "quantized to int8: expected to compute in int8, got float32",
+            lambda: Translator.load(quantized_workdir, compute_dtype="float32"),
+        ),
+        (
+            "quantized to int8; average the run that it was made from",
+            lambda: average(Workdir(quantized_workdir), 1),
+        ),
+    ]:
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 def test_training_in_int8_is_refused(tiny_config, tmp_path):

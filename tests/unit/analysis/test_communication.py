@@ -4,14 +4,13 @@ tests/integration/test_communication.py compares the rest with the compiled prog
 """
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxformer.analysis.communication import Traffic, count_parameters, step_traffic
 from jaxformer.config import Config, MeshConfig, ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import abstract_params
 from jaxformer.models.selection import describe_model
-from jaxformer.models.transformer import Transformer
 from jaxformer.nn import ParameterInfo
 
 SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3}
@@ -28,8 +27,7 @@ SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layer
 )
 def test_parameter_counts_match_the_model(changes):
     config = ModelConfig(**SIZES | {"max_length": 50} | changes)
-    tokens = jnp.ones((1, 1), jnp.int32)
-    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
+    params = abstract_params(config)
     split = {"matrices": 0, "tables": 0, "vectors": 0}
     info = jax.tree.leaves(
         describe_model(config), is_leaf=lambda node: isinstance(node, ParameterInfo)
@@ -49,9 +47,11 @@ def test_ring_sends_sums_twice():
     assert Traffic(1, gathered=8.0, summed=8.0).sent == 0.0
 
 
-def test_one_device_sends_nothing():
+def test_one_device_sends_nothing_and_an_unknown_mesh_is_refused():
     alone = Config(model=ModelConfig(**SIZES), mesh=MeshConfig(data=1))
     assert all(traffic.sent == 0 for traffic in step_traffic(alone, 8, 5, 7).values())
+    with pytest.raises(UserError, match="mesh: expected all sizes"):
+        step_traffic(Config(), 8, 5, 7)
 
 
 def test_bfloat16_halves_the_bytes_of_matmuls():
@@ -66,8 +66,3 @@ def test_bfloat16_halves_the_bytes_of_matmuls():
     # Per layer 8 sums of 4 * 5 source positions and 8 of 4 * 7 target positions; one for the loss.
     activations = 12 * (3 * 8 * 4 * 5 + (3 * 8 + 1) * 4 * 7)
     assert wide["tensor"].summed - narrow["tensor"].summed == 2 * activations
-
-
-def test_a_mesh_of_unknown_size_is_refused():
-    with pytest.raises(UserError, match="mesh: expected all sizes"):
-        step_traffic(Config(), 8, 5, 7)

@@ -1,7 +1,6 @@
 """XLA's memory estimate for a step against measured memory, and a closed formula."""
 
 import dataclasses
-import functools
 import os
 import subprocess
 import sys
@@ -18,11 +17,6 @@ CONFIG = Config(
 )
 
 
-@functools.cache
-def memory_on_one_device():
-    return step_memory(CONFIG, jax.devices()[:1])
-
-
 @pytest.mark.ci
 def test_state_is_parameters_two_moments_and_the_batch():
     d, f, v = 16, 32, 100
@@ -30,21 +24,15 @@ def test_state_is_parameters_two_moments_and_the_batch():
     encoder = attention + feed_forward + 2 * norm
     decoder = 2 * attention + feed_forward + 3 * norm
     parameters = v * d + encoder + decoder
-    counters, batch = 5, 7 * 3 * 30
-    memory = memory_on_one_device()
-    assert memory.state == 4 * (3 * parameters + counters + batch)
+    counters, row = 6, 7 * 30
+    memory = step_memory(CONFIG, jax.devices()[:1])
+    assert memory.state == 4 * (3 * parameters + counters + 3 * row)
     assert memory.total == memory.state + memory.work
     # The work includes at least the gradients.
     assert memory.work > 4 * parameters
-
-
-@pytest.mark.ci
-def test_rows_are_split_over_devices_and_accumulation():
-    two = with_settings(CONFIG, {"training.gradient_accumulation": 2})
     # 3 rows of 30 tokens become 4: 2 devices x 2 accumulated batches x 1 row.
-    assert step_memory(two, jax.devices()[:2]).state == pytest.approx(
-        memory_on_one_device().state + 4 * 7 * (2 - 3) * 30
-    )
+    two = with_settings(CONFIG, {"training.gradient_accumulation": 2})
+    assert step_memory(two, jax.devices()[:2]).state == memory.state + 4 * (2 - 3) * row
 
 
 def test_savings_start_unchanged_and_change_results_last():
@@ -86,14 +74,14 @@ from jaxformer.training.step import init_state, make_train_step
 
 config = Config(
     model=ModelConfig(vocab_size=100, d_model=64, d_ff=128, num_heads=4, num_layers=2),
-    data=DataConfig(tokens_per_batch=64 * 256),
+    data=DataConfig(tokens_per_batch=32 * 256),
 )
 predicted = step_memory(config).work
 mesh, optimizer = make_mesh(), make_optimizer(config)
 state = init_state(make_init(config.model), optimizer, mesh, seed=0)
-ids, places = np.full((64, 256), 7, np.int32), np.tile(np.arange(256, dtype=np.int32), (64, 1))
+ids, places = np.full((32, 256), 7, np.int32), np.tile(np.arange(256, dtype=np.int32), (32, 1))
 batch = Batch(ids, ids, places, ids, ids, ids, places)
-step = make_train_step(make_loss(config), optimizer, mesh).lower(state, batch).compile()
+step = make_train_step(make_loss(config), optimizer, mesh).compile(state, batch)
 
 
 def kilobytes(name):
@@ -118,5 +106,5 @@ def test_measured_memory_matches_the_estimate():
         env=os.environ | {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
     ).stdout
     predicted, taken = map(int, output.split())
-    assert predicted > 5e8
+    assert predicted > 2e8
     assert taken == pytest.approx(predicted, rel=0.15)

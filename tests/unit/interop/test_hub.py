@@ -5,7 +5,6 @@ import http.server
 import json
 import pathlib
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,19 +23,18 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub(http.server.ThreadingHTTPServer):
     """A hub with one model; tests may change ``files`` and ``listing``."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files = dict(FILES)
         digest = hashlib.sha256(FILES["model.safetensors"]).hexdigest()
-        siblings: list[dict] = [{"rfilename": name} for name in self.files]
+        siblings = [{"rfilename": name} for name in self.files]
         siblings[list(self.files).index("model.safetensors")]["lfs"] = {"sha256": digest}
-        self.listing: object = {"sha": COMMIT, "siblings": siblings}
-        self.requests: list[str] = []
+        self.listing = {"sha": COMMIT, "siblings": siblings}
+        self.requests = []
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        assert isinstance(self.server, Hub)
+    def do_GET(self):
         self.server.requests.append(self.path)
         folder = f"/{NAME}/resolve/{COMMIT}/"
         content = self.server.files.get(self.path.removeprefix(folder))
@@ -50,12 +48,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Hub]:
+def hub(monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -69,19 +67,17 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Hub
         thread.join()
 
 
-def test_a_model_is_imported_by_its_name(hub, tmp_path, capsys):
+def test_a_model_is_imported_by_its_name_and_downloaded_once(hub, tmp_path, capsys, monkeypatch):
     command = ["import", "marian", f"https://huggingface.co/{NAME}"]
     assert main([*command, "--workdir", str(tmp_path / "run")]) == 0
     assert "68 tokens" in capsys.readouterr().out
     folder = tmp_path / "cache" / "hub" / NAME / COMMIT
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
-
-
-def test_what_is_there_is_not_downloaded_again(hub):
-    marian_folder(NAME)
     hub.requests.clear()
-    marian_folder(NAME)
+    assert marian_folder(NAME).samefile(folder)
     assert hub.requests == [f"/api/models/{NAME}?blobs=true"]
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no network
+    assert marian_folder(NAME).samefile(folder)
 
 
 def test_weights_of_torch_are_taken_if_there_are_no_others(hub):
@@ -96,9 +92,8 @@ def test_weights_of_torch_are_taken_if_there_are_no_others(hub):
 
 def test_a_local_folder_comes_first(hub, tmp_path):
     (tmp_path / NAME).mkdir(parents=True)
-    assert marian_folder(NAME) == NAME
-    assert marian_folder(tmp_path / "none") == tmp_path / "none"
-    assert marian_folder(pathlib.Path("../opus")) == pathlib.Path("../opus")
+    for path in (NAME, tmp_path / "none", pathlib.Path("../opus"), pathlib.Path("modèles/opus")):
+        assert marian_folder(path) == path
     assert hub.requests == []
 
 
@@ -109,48 +104,43 @@ def test_damaged_weights_are_refused(hub, tmp_path):
     assert not list((tmp_path / "cache").rglob("model.safetensors"))
 
 
+def test_other_answers_are_refused(hub):
+    other = r"listing.json: expected|as the Hugging Face hub lists"
+    files = [{"rfilename": "config.json"}, {"rfilename": "tokenizer.json"}]
+    for listing, message in (
+        ([], other),
+        ({}, other),
+        ({"sha": "../..", "siblings": []}, other),
+        ({"sha": COMMIT, "siblings": [1]}, other),
+        ({"sha": COMMIT, "siblings": files}, r"expected a Marian model, but it has no source\.spm"),
+    ):
+        hub.listing = listing
+        with pytest.raises(UserError, match=message):
+            marian_folder(NAME)
+
+
 @pytest.mark.parametrize(
-    "listing", [[], {}, {"sha": "../..", "siblings": []}, {"sha": COMMIT, "siblings": [1]}]
+    ("address", "message"),
+    [
+        ("hf-mirror.com", "HF_ENDPOINT: expected an address such as https://"),
+        ("http://127.0.0.1:9", "Without a network, get config.json, .* give that folder"),
+    ],
 )
-def test_other_answers_are_refused(hub, listing):
-    hub.listing = listing
-    with pytest.raises(UserError, match=r"listing.json: expected|as the Hugging Face hub lists"):
+def test_other_addresses_are_refused(hub, monkeypatch, address, message):
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(UserError, match=message):
         marian_folder(NAME)
 
 
-def test_models_of_other_kinds_are_refused(hub):
-    hub.listing["siblings"] = [{"rfilename": "config.json"}, {"rfilename": "tokenizer.json"}]
-    with pytest.raises(UserError, match=r"expected a Marian model, but it has no source\.spm"):
-        marian_folder(NAME)
-
-
-def test_without_a_network_the_model_that_is_there_is_taken(hub, monkeypatch):
-    folder = marian_folder(NAME)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert marian_folder(NAME) == folder
-
-
-def test_two_processes_do_not_write_the_same_files(hub, tmp_path):
+def test_what_others_write_or_have_is_left_alone(hub, tmp_path, capsys):
     with (
         lock_folder(tmp_path / "cache" / "hub" / NAME),
         pytest.raises(UserError, match="another process is writing here"),
     ):
         marian_folder(NAME)
-
-
-def test_other_names_and_addresses_are_refused(hub, tmp_path, monkeypatch, capsys):
-    assert marian_folder(pathlib.Path("modèles/opus")) == pathlib.Path("modèles/opus")
-    monkeypatch.setenv("HF_ENDPOINT", "hf-mirror.com")
-    with pytest.raises(UserError, match="HF_ENDPOINT: expected an address such as https://"):
-        marian_folder(NAME)
+    hub.requests.clear()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").touch()
     assert main(["import", "marian", str(NAME), "--workdir", str(tmp_path / "run")]) == 2
     assert "expected a new workdir" in capsys.readouterr().err
     assert hub.requests == []
-
-
-def test_without_a_network_the_message_names_the_files(hub, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"Without a network, get config.json, .* give that folder"):
-        marian_folder(NAME)

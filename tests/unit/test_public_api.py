@@ -14,6 +14,7 @@ import jaxformer
 
 HEAVY = [
     *("sentencepiece", "orbax", "grain", "tensorflow_datasets", "matplotlib", "sacrebleu", "tqdm"),
+    "ml_collections",
 ]
 PROGRAM = f"""
 import sys

@@ -59,23 +59,16 @@ TOKENS = np.random.default_rng(1).integers(3, VOCABULARY, (ROWS, LENGTH)).astype
 class Subject:
     """A loss to transform, or a search, which has no gradient.
 
-    Attributes:
-      loss: Function of (params, batch), summed over the rows of the batch.
-      params: Its parameters.
-      batch: Arrays whose first axis is rows.
-      leaf: Path of a small parameter, for transformations that build whole Jacobians.
-      tolerance: Tolerance of values and gradients, relative to their norms.
-      module: The linen module, or None for a function.
-      inputs: Returns the inputs of the module from the batch.
+    The loss is a function of parameters and batch, summed over the rows of the batch.
     """
 
     loss: Callable[[Any, Any], jax.Array]
     params: Any
     batch: Any
-    leaf: tuple[str, ...]
-    tolerance: float
+    leaf: tuple[str, ...]  # path of a small parameter, to build whole Jacobians
+    tolerance: float  # of values and gradients, relative to their norms
     module: nn.Module | None = None
-    inputs: Callable[[Any], tuple] = lambda batch: (batch,)
+    inputs: Callable[[Any], tuple] = lambda batch: (batch,)  # inputs of the module
 
     @property
     def function(self):
@@ -338,16 +331,6 @@ def remat(subject):
     close(gradient(nn.remat(kind, static_argnums=static)), gradient(kind), subject.tolerance)
 
 
-def pmap(subject):
-    shards = jax.tree.map(lambda a: a.reshape(4, -1, *a.shape[1:]), subject.batch)
-
-    def step(params, batch):
-        return jax.lax.psum(subject.function(params, batch), "devices")
-
-    step = jax.pmap(step, "devices", in_axes=(None, 0), devices=jax.devices()[:4])
-    close(members(step(subject.params, shards), 0), plain(subject), subject.tolerance)
-
-
 def mesh_of(kind):
     return jax.make_mesh((4,), ("data",), axis_types=(kind,))
 
@@ -433,7 +416,6 @@ TRANSFORMATIONS = [
     per_example_gradients,
     checkpoint,
     remat,
-    pmap,
     shard_map,
     auto_mesh,
     explicit_mesh,

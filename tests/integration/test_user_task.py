@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import shutil
-import signal
 import time
 from unittest import mock
 
@@ -56,7 +55,6 @@ class Bigrams(Task):
 
     def __init__(self, text=TEXT):
         self.ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32) % 32
-        self.asked_for = []
 
     def describe(self):
         return {"table": ParameterInfo(("vocab", "d_model"), "table"), "prior": None}
@@ -70,7 +68,6 @@ class Bigrams(Task):
         return {"letters": rows[:, :-1], "following": rows[:, 1:], "weights": weights}
 
     def batches(self, start, shards):
-        self.asked_for.append(start)
         for number in itertools.count(start):
             yield shards.local(self.batch(number))
 
@@ -150,14 +147,6 @@ class Killed(BaseException):
     """An exception that stands in for the end of the process."""
 
 
-def at(step, error):
-    def hook(found, state, sums):
-        if found == step:
-            raise error
-
-    return hook
-
-
 @pytest.mark.smoke
 def test_task_learns_and_reports(uninterrupted):
     _, reports, folder = uninterrupted
@@ -172,22 +161,6 @@ def test_task_learns_and_reports(uninterrupted):
     ]
     assert json.loads((folder / "identity.json").read_text()) == Bigrams().identity()
     assert steps_in(folder) == [4, 8, 12]
-
-
-def test_resumes_bit_for_bit_after_interruptions_between_checkpoints(tmp_path, uninterrupted):
-    notes, task = Notes(), Bigrams()
-    # Interrupted again before the next checkpoint.
-    for step, error in [(7, Killed()), (5, KeyboardInterrupt()), (6, OSError("disk"))]:
-        with pytest.raises(type(error)):
-            run(tmp_path, hooks=[at(step, error)], writers=[notes])
-    state = run(tmp_path, task, writers=[notes])
-    assert task.asked_for == [4]
-    assert_equal(state, uninterrupted[0])
-    # Each report appears once, though steps 5 to 7 were computed several times.
-    assert [(step, kind, values["loss"]) for step, kind, values in notes.reports] == [
-        (step, kind, values["loss"]) for step, kind, values in uninterrupted[1]
-    ]
-    assert notes.closed == 4
 
 
 def test_shapes_are_compiled_ahead_and_batches_prefetched(tmp_path, uninterrupted, capsys):
@@ -208,14 +181,6 @@ def test_shapes_are_compiled_ahead_and_batches_prefetched(tmp_path, uninterrupte
     assert_equal(run(tmp_path / "run", shaped(8)), uninterrupted[0])
     with pytest.raises(UserError, match=r"expected a batch of one of Task\.shapes, got"):
         run(tmp_path / "wrong", shaped(16))
-
-
-def test_a_signal_saves_first(tmp_path, uninterrupted):
-    hook = every(5, lambda step, state, sums: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 5 is saved"):
-        run(tmp_path, hooks=[hook])
-    assert steps_in(tmp_path) == [4, 5]
-    assert_equal(run(tmp_path), uninterrupted[0])
 
 
 def test_eight_devices_equal_one(tmp_path, uninterrupted):
@@ -257,6 +222,11 @@ def test_accumulation_and_resuming_on_another_mesh_change_nothing(tmp_path, unin
     assert_close(run(tmp_path, gradient_accumulation=4), uninterrupted[0])
 
 
+def kill_at_9(step, state, sums):
+    if step == 9:
+        raise Killed
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -268,7 +238,7 @@ def test_accumulation_and_resuming_on_another_mesh_change_nothing(tmp_path, unin
 def test_any_optimizer_is_resumed_exactly(optimizer, tmp_path):
     expected = run(tmp_path / "whole", optimizer=optimizer)
     with pytest.raises(Killed):
-        run(tmp_path / "run", optimizer=optimizer, hooks=[at(9, Killed())])
+        run(tmp_path / "run", optimizer=optimizer, hooks=[kill_at_9])
     assert_equal(run(tmp_path / "run", optimizer=optimizer), expected)
     start = jaxformer.init_state(init, optimizer, one_device()).params["table"]
     assert np.abs(np.asarray(expected.params["table"]) - np.asarray(start)).max() > 0.1
@@ -306,16 +276,6 @@ def test_failing_writer_is_dropped_and_training_continues(tmp_path, uninterrupte
     assert [kind for _, kind, _ in notes.reports] == ["train"] * 6
     message = "Offline failed and gets no more reports: ConnectionError: no route to host"
     assert capsys.readouterr().err.count(message) == 1
-
-
-def test_best_checkpoint_is_chosen_by_the_tasks_score(tmp_path):
-    scores = iter([3.0, 5.0, 1.0, 1.0, 1.0])
-    task = changed(
-        best=("score", "max"), evaluate=lambda *_: {"loss": jnp.float32(1), "score": next(scores)}
-    )
-    run(tmp_path, task, steps=20, keep_checkpoints=1)
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    assert (checkpoints.steps(), checkpoints.best_step()) == ([8, 20], 8)
 
 
 def keep_asking(check_stop, is_done=lambda: False):
@@ -369,23 +329,23 @@ def test_another_machine_that_comes_back_keeps_the_best_step(tmp_path):
     """It was lost in the validation of the step that another machine then found the best."""
     folder, copy = tmp_path / "first", tmp_path / "copy"
 
-    def train(folder, *losses, steps=12):
-        """Is lost in the validation that has no loss."""
-        remaining = iter(losses)
+    def train(folder, *scores, steps=12):
+        """Is lost in the validation that has no score."""
+        remaining = iter(scores)
 
         def evaluate(*_):
             with contextlib.suppress(StopIteration):
-                return {"loss": next(remaining)}
+                return {"loss": 1.0, "score": next(remaining)}
             raise Killed
 
-        task = changed(evaluate=evaluate)
+        task = changed(evaluate=evaluate, best=("score", "max"))
         run(folder, task, steps=steps, keep_checkpoints=1, mirror=str(copy))
 
     with pytest.raises(Killed):
-        train(folder, 4.0)
+        train(folder, 3.0)
     shutil.rmtree(copy / "checkpoints" / "8", ignore_errors=True)
-    train(tmp_path / "second", 0.0, 4.0)
-    train(folder, 8.0, steps=16)
+    train(tmp_path / "second", 5.0, 1.0)
+    train(folder, 1.0, steps=16)
     with Checkpoints(folder / "checkpoints") as checkpoints:
         assert (checkpoints.steps(), checkpoints.best_step()) == ([8, 16], 8)
 
@@ -396,12 +356,9 @@ def test_evaluation_without_the_score_is_reported(tmp_path, uninterrupted, capsy
     assert_equal(run(tmp_path, task, writers=[notes]), uninterrupted[0])
     message = "the checkpoint has no score: UserError: Bigrams.best names 'bleu', but evaluate "
     assert f"{message}returned 'loss'" in capsys.readouterr().err
-    found, expected = (
-        [report for report in reports if report[1] == "valid"]
-        for reports in (notes.reports, uninterrupted[1])
-    )
-    assert len(found) == 3
-    assert found == expected
+    assert [report for report in notes.reports if report[1] == "valid"] == [
+        report for report in uninterrupted[1] if report[1] == "valid"
+    ]
 
 
 def wider(key):

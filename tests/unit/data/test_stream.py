@@ -1,12 +1,13 @@
 """Text as a stream: exact round trips, rows as a function of the step, complete windows."""
 
 import io
-import json
+import os
+import pathlib
 
 import numpy as np
 import pytest
 import sentencepiece
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.data.stream import (
@@ -21,21 +22,20 @@ from jaxformer.data.stream import (
 from jaxformer.data.tokenizer import train_tokenizer
 from jaxformer.errors import UserError
 
+from ...profiles import by_profile
+
 TEXT = "First Citizen:\nBefore we proceed any further,  hear me speak.\n\nAll:\nSpeak, speak.\n" * 9
 BYTE_PAIRS = train_byte_pairs(TEXT, 300)
 CHARACTERS = CharacterTokenizer(sorted(set(TEXT)))
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])))
+@settings(max_examples=by_profile(40, nightly=100))
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.text("ab \n\t\r▁é½😀"))
 def test_byte_pairs_round_trip(text):
     assert BYTE_PAIRS.decode(BYTE_PAIRS.encode(text)) == text
 
 
-@given(st.text("ab \n\t\r▁é½😀"))
-def test_byte_pairs_keep_spaces_and_line_breaks(text):
-    assert BYTE_PAIRS.decode(BYTE_PAIRS.encode(text)) == text
-
-
+@settings(max_examples=by_profile(40, nightly=100))
 @given(st.text(sorted(set(TEXT))))
 def test_characters_round_trip(text):
     ids = CHARACTERS.encode(text)
@@ -43,9 +43,11 @@ def test_characters_round_trip(text):
     assert len(ids) == len(text)
 
 
-def test_an_unknown_character_is_named():
+def test_unknown_characters_are_named():
     with pytest.raises(UserError, match=r"never seen the character 'é'; it knows '\\n ,\.:"):
         CHARACTERS.encode("é")
+    with pytest.raises(UserError, match="not UTF-8"):
+        ByteFallbackTokenizer(BYTE_PAIRS.serialized).encode("\ud800")
 
 
 def test_a_line_break_is_a_separate_token():
@@ -64,11 +66,11 @@ def test_tokenizers_are_saved_and_loaded(tokenizer, tmp_path):
     assert loaded.encode("All:\n") == tokenizer.encode("All:\n")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[", b"\xff\x00", json.dumps({}).encode()])
-def test_files_that_are_not_tokenizers_are_refused(content, tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(content)
-    with pytest.raises(UserError, match="expected the tokenizer of a language model"):
-        load_stream_tokenizer(tmp_path / "tokenizer.model")
+def test_files_that_are_not_tokenizers_are_refused(tmp_path):
+    for content in (b"", b"{}", b"[", b"\xff\x00"):
+        (tmp_path / "tokenizer.model").write_bytes(content)
+        with pytest.raises(UserError, match="expected the tokenizer of a language model"):
+            load_stream_tokenizer(tmp_path / "tokenizer.model")
 
 
 def test_tokenizers_that_change_a_text_are_refused(tmp_path):
@@ -105,17 +107,15 @@ def test_training_is_the_first_nine_tenths():
     assert len(train) == 95
 
 
-def stream():
-    return TokenStream.of(TEXT, CHARACTERS)
-
-
 def test_rows_are_consecutive_tokens_and_a_function_of_the_step():
-    data = stream()
+    data = TokenStream.of(TEXT, CHARACTERS)
     batch = data.training_batch(7, 4, 10, seed=3)
     assert batch.shape == (4, 11)
     train = CHARACTERS.decode(data.train.tolist())
     assert all(CHARACTERS.decode(row.tolist()) in train for row in batch)
-    np.testing.assert_array_equal(batch, stream().training_batch(7, 4, 10, seed=3))
+    np.testing.assert_array_equal(
+        batch, TokenStream.of(TEXT, CHARACTERS).training_batch(7, 4, 10, seed=3)
+    )
     for other in (data.training_batch(8, 4, 10, seed=3), data.training_batch(7, 4, 10, seed=4)):
         assert (batch != other).any()
 
@@ -143,7 +143,7 @@ def test_positions_of_the_training_text_are_equally_likely():
 
 @pytest.mark.parametrize(("rows", "length"), [(1, 7), (3, 8), (16, 5), (2, 75)])
 def test_windows_have_every_validation_token_as_a_target_once(rows, length):
-    data = stream()
+    data = TokenStream.of(TEXT, CHARACTERS)
     batches = list(data.validation_windows(rows, length))
     assert {batch.shape for batch in batches} == {(rows, length + 1)}
     windows = np.concatenate(batches)
@@ -157,21 +157,27 @@ def test_windows_have_every_validation_token_as_a_target_once(rows, length):
 
 
 def test_files_that_are_not_text_are_refused(tmp_path):
-    with pytest.raises(UserError, match="cannot be read: No such file"):
-        read_text(tmp_path / "none.txt")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 100)
-    with pytest.raises(UserError, match="not UTF-8, at byte 3"):
-        read_text(tmp_path / "latin.txt")
-    (tmp_path / "short.txt").write_text("short")
-    with pytest.raises(UserError, match="expected at least 100 characters of text, found 5"):
-        read_text(tmp_path / "short.txt")
+    path, lines = tmp_path / "play.txt", b"To be, or not to be.\n" * 20
+    with pytest.raises(UserError, match=r"play\.txt: cannot be read: No such file or directory"):
+        read_text(path)
+    for content, message in (
+        (lines + b"caf\xe9", r"play\.txt:21: not UTF-8, at byte 423; convert it, .* iconv"),
+        (
+            lines.decode().encode("utf-16"),
+            r"txt:1: expected UTF-8 text, got UTF-16; .* iconv",
+        ),
+        (lines + b"To \0be", r"play\.txt:21: expected text, got a NUL byte; remove it"),
+        (b"short", "expected at least 100 characters of text, found 5"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            read_text(path)
+    for make, message in ((pathlib.Path.mkdir, "a folder"), (os.mkfifo, "a pipe or a device")):
+        make(tmp_path / message)
+        with pytest.raises(UserError, match=f"expected a file, this is {message}"):
+            read_text(tmp_path / message)
 
 
 def test_too_large_a_vocabulary_is_refused():
     with pytest.raises(UserError, match=r"model\.vocab_size=5000: SentencePiece cannot learn"):
         train_byte_pairs(TEXT, 5000)
-
-
-def test_a_lone_surrogate_is_refused():
-    with pytest.raises(UserError, match="not UTF-8"):
-        ByteFallbackTokenizer(BYTE_PAIRS.serialized).encode("\ud800")

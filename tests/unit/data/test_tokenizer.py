@@ -1,4 +1,3 @@
-import pathlib
 import random
 
 import pytest
@@ -16,76 +15,67 @@ from jaxformer.data.tokenizer import (
 )
 from jaxformer.errors import UserError
 
+from ...profiles import by_profile
+
 LINES = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
+TEXTS = [
+    "two hundred and seven",
+    "zweihundertsieben",
+    "½ m² … ﬁne ÅÅ №",
+    "日本語 🎉 \u00a0 \x85 \x00",
+    "<s> </s> <unk> <pad> <0x41>",
+    "tab\there, a\u200bb",
+    "▁ a ▁▁b▁",
+    "\U0010ffff▁\U0010fffe <0xE2>",
+]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_tokenizer(LINES, 320)
 
 
-def test_same_lines_same_bytes(tokenizer: Tokenizer):
+def test_same_lines_same_bytes(tokenizer):
     assert train_tokenizer(iter(LINES), 320).serialized == tokenizer.serialized
     assert train_tokenizer(LINES[:-100], 320).sha256 != tokenizer.sha256
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "two hundred and seven",
-        "zweihundertsieben",
-        "½ m² … ﬁne ÅÅ №",
-        "日本語 🎉 \u00a0 \x85 \x00",
-        "<s> </s> <unk> <pad> <0x41>",
-        "tab\there, a\u200bb",
-        "▁ a ▁▁b▁",
-        "\U0010ffff▁\U0010fffe <0xE2>",
-    ],
-)
-def test_text_round_trips(tokenizer: Tokenizer, text: str):
-    ids = tokenizer.encode(text)
-    assert min(ids) > UNK
-    assert max(ids) < tokenizer.vocab_size == tokenizer.target_vocab_size == 320
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.encode_batch([text, ""]) == [ids, []]
+def test_text_round_trips(tokenizer):
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert min(ids) > UNK
+        assert max(ids) < tokenizer.vocab_size == tokenizer.target_vocab_size == 320
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.encode_batch([text, ""]) == [ids, []]
+    assert tokenizer.encode("") == tokenizer.encode("   ") == []
 
 
-def test_space_symbol_does_not_change_its_neighbors(tokenizer: Tokenizer):
+def test_space_symbol_does_not_change_its_neighbors(tokenizer):
     """U+2581 is encoded as its bytes, as U+2585 is, which has no other meaning."""
-    texts = ["two ▁ hundred", "▁seven▁"]
-    expected = [tokenizer.encode(text.replace("▁", "\u2585")) for text in texts]
     last, other = (tokenizer.encode(c)[-1] for c in ("▁", "\u2585"))
-    for text, ids in zip(texts, expected, strict=True):
-        assert tokenizer.encode(text) == [last if token == other else token for token in ids]
+    for text in ("two ▁ hundred", "▁seven▁"):
+        expected = tokenizer.encode(text.replace("▁", "\u2585"))
+        assert tokenizer.encode(text) == [last if id_ == other else id_ for id_ in expected]
 
 
-def test_special_ids_are_not_decoded(tokenizer: Tokenizer):
+def test_special_ids_are_not_decoded(tokenizer):
     ids = tokenizer.encode("seven")
     assert tokenizer.decode([BOS, *ids, UNK, EOS, PAD]) == "seven"
     assert [tokenizer.piece(i) for i in (PAD, EOS, BOS, UNK)] == ["<pad>", "</s>", "<s>", "<unk>"]
     assert "".join(tokenizer.piece(i) for i in ids) == "▁seven"
 
 
-def test_blank_lines_have_no_tokens(tokenizer: Tokenizer):
-    assert tokenizer.encode("") == tokenizer.encode("   ") == []
-
-
-def test_save_and_load(tokenizer: Tokenizer, tmp_path: pathlib.Path):
+def test_save_and_load(tokenizer, tmp_path):
     path = tmp_path / "new" / "tokenizer.model"
-    tokenizer.save(path)
-    assert Tokenizer.load(path).sha256 == tokenizer.sha256
+    for same in (path, str(path)):
+        tokenizer.save(same)
+        assert Tokenizer.load(same).sha256 == tokenizer.sha256
     assert list(path.parent.iterdir()) == [path]
-    tokenizer.save(str(path))
-    assert Tokenizer.load(str(path)).sha256 == tokenizer.sha256
-
-
-def test_refuses_files_that_are_not_tokenizers(tmp_path: pathlib.Path):
-    path = tmp_path / "tokenizer.model"
-    with pytest.raises(UserError, match=r"tokenizer.model: cannot be read: No such file"):
-        Tokenizer.load(path)
     path.write_bytes(b"junk")
     with pytest.raises(UserError, match=r"tokenizer.model: expected a SentencePiece model"):
         Tokenizer.load(path)
+    with pytest.raises(UserError, match=r"none.model: cannot be read: No such file"):
+        Tokenizer.load(tmp_path / "none.model")
 
 
 def test_impossible_sizes_name_the_possible_one():
@@ -105,7 +95,7 @@ def test_impossible_sizes_name_the_possible_one():
         train_tokenizer(["", " "], 300)
 
 
-def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch):
+def test_large_corpora_are_sampled():
     numbers = [str(i) for i in range(10_000)]
     sample = tokenizer_lib._sample(iter(numbers), 1000)
     assert sample == tokenizer_lib._sample(iter(numbers), 1000)
@@ -119,34 +109,34 @@ def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch):
 class CountingCorpus(NumeralsCorpus):
     reads = 0
 
-    def pairs(self, split: str):
+    def pairs(self, split):
         self.reads += 1
         return super().pairs(split)
 
-    def fingerprint(self, split: str) -> str:
+    def fingerprint(self, split):
         return f"fingerprint of {split}"
 
 
-def test_cache_is_used_verified_and_repaired(tmp_path: pathlib.Path):
+def test_cache_is_used_verified_and_repaired(tmp_path):
     corpus = CountingCorpus()
     first = cached_tokenizer(corpus, "held_out", 320, tmp_path)
     assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256
     assert corpus.reads == 1
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-1], whole[:500] + b"\0" + whole[501:]):
+    for damaged in (b"", whole[:-1], whole[:500] + b"\0" + whole[501:]):
         path.write_bytes(damaged)
         assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256
         assert path.read_bytes() == whole
-    assert corpus.reads == 5
+    assert corpus.reads == 4
     assert cached_tokenizer(corpus, "held_out", 330, tmp_path).vocab_size == 330
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_mutated_models_are_refused_or_work(tokenizer):
     """SentencePiece reports some damage only when a piece is asked for, as UnicodeDecodeError."""
-    refused = 0
-    for seed in range(200):
+    count, refused = by_profile(60, nightly=200), 0
+    for seed in range(count):
         generator, model = random.Random(seed), bytearray(tokenizer.serialized)
         for _ in range(generator.choice([1, 5])):
             model[generator.randrange(len(model))] ^= 1 << generator.randrange(8)
@@ -158,4 +148,4 @@ def test_mutated_models_are_refused_or_work(tokenizer):
         for token in range(0, mutated.vocab_size, 7):
             mutated.piece(token)
         mutated.decode(mutated.encode("two hundred \u00bd"))
-    assert 50 < refused < 200
+    assert count / 4 < refused < count

@@ -14,30 +14,43 @@ import pytest
 PROJECT = pathlib.Path(__file__).parents[2]
 SOURCES = ("LICENSE", "README.md", "configs", "jaxformer", "pyproject.toml", "setup.py")
 BUILD = "import setuptools.build_meta as b; print(b.build_{}('dist'))"
-# The modules of the extras that translation does not need.
-WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'tensorflow_datasets']))\n"
+# Prints where code and configs are, then trains and translates without the modules of extras.
+USE = """
+import sys
+sys.modules.update(dict.fromkeys(["matplotlib", "tensorflow_datasets"]))
+import jaxformer
+from jaxformer.cli import main
+from jaxformer.cli.configs import shipped_configs
 
-TFDS = "--config.data.corpus=tfds"
+print(jaxformer.__file__, *shipped_configs().values())
+files = ["--input", "in.txt", "--output", "out.txt"]
+assert main(["train", "numerals:smoke", "--workdir", "runs/x"]) == 0
+assert main(["translate", "--workdir", "runs/x", *files]) == 0
+tfds = "--config.data.corpus=tfds"
+assert main(["train", "base", "--workdir", "runs/y", tfds]) == 2
+sys.exit(main(["plot", "--workdir", "runs/x"]))
+"""
+MISSING = "error: expected the package {0}; pip install {0}\n"
 
 pytestmark = pytest.mark.ci
 
 
-def run(folder, *command):
-    """Runs a command that must succeed, without our environment; returns its output."""
+def run(folder, *command, code=0):
+    """Runs a command without our environment; returns its output and errors."""
     hidden = ("PYTHONPATH", "XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     result = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    assert result.returncode == code, result.stderr
+    return result.stdout, result.stderr
 
 
 def build(folder, kind):
     """Returns the wheel or the sdist of a source tree."""
     (folder / "dist").mkdir(exist_ok=True)
-    name = run(folder, sys.executable, "-c", BUILD.format(kind)).splitlines()[-1]
-    return folder / "dist" / name
+    output, _ = run(folder, sys.executable, "-c", BUILD.format(kind))
+    return folder / "dist" / output.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -78,38 +91,18 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
                 assert ours.read(name) == again.read(name), name
 
 
-def test_configs_and_code_are_those_of_the_wheel(installed, tmp_path):
-    code = "import jaxformer, jaxformer.cli.configs as c; print(jaxformer.__file__);"
-    code += "[print(path) for path in c.shipped_configs().values()]"
-    files = [pathlib.Path(line) for line in run(tmp_path, installed / "python", "-c", code).split()]
-    assert all(installed.parent in path.parents for path in files)
-    ours = sorted(path.name for path in (PROJECT / "configs").glob("*.py"))
-    assert [path.name for path in files[1:]] == ours
-
-
-def test_the_model_that_comes_along_translates_in_an_empty_folder(installed, tmp_path):
+def test_everything_works_in_an_empty_folder(installed, tmp_path):
+    """The code and the configs of the wheel, the model that comes along, and a new model."""
     (tmp_path / "in.txt").write_text("Where is the station?\n")
     files = ("--input", "in.txt", "--output", "out.txt")
     run(tmp_path, installed / "jaxformer", "translate", *files)
     assert (tmp_path / "out.txt").read_text() == "Wo ist der Bahnhof?\n"
-
-
-def test_a_model_trains_and_translates_in_an_empty_folder_without_extras(installed, tmp_path):
-    code = "from jaxformer.cli import main\nsys.exit(main(sys.argv[1:]))"
-    jaxformer = (installed / "python", "-c", WITHOUT + code)
-    run(tmp_path, *jaxformer, "train", "numerals:smoke", "--workdir", "runs/x")
-    (tmp_path / "in.txt").write_text("seven\n")
-    translate = ("translate", "--workdir", "runs/x", "--input", "in.txt", "--output", "out.txt")
-    run(tmp_path, installed / "jaxformer", *translate)
+    (tmp_path / "out.txt").unlink()
+    output, errors = run(tmp_path, installed / "python", "-c", USE, code=2)
+    package, *configs = map(pathlib.Path, output.splitlines()[0].split())
+    assert all(installed.parent in path.parents for path in (package, *configs))
+    ours = sorted(path.name for path in (PROJECT / "configs").glob("*.py"))
+    assert [path.name for path in configs] == ours
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
-    for arguments, package in (
-        (["plot", "--workdir", "runs/x"], "matplotlib"),
-        (["train", "base", "--workdir", "runs/y", TFDS], "tensorflow-datasets"),
-    ):
-        result = subprocess.run(
-            [*jaxformer, *arguments], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert result.returncode == 2
-        assert result.stderr.endswith(
-            f"error: expected the package {package}; pip install {package}\n"
-        )
+    assert MISSING.format("tensorflow-datasets") in errors
+    assert errors.endswith(MISSING.format("matplotlib"))

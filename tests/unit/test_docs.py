@@ -30,7 +30,7 @@ PAPER = {
 }
 
 
-def map_rows() -> list[list[str]]:
+def map_rows():
     """Returns the cells of the map: paper, content, code, config, command, test."""
     table = MAP.split("\n| paper |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.split("\n")]
@@ -38,21 +38,21 @@ def map_rows() -> list[list[str]]:
     return rows[2:]
 
 
-def names(column: int) -> list[str]:
+def names(column):
     """Returns the names in backticks in a column of the map."""
     return sorted({name for row in map_rows() for name in re.findall(r"`(.+?)`", row[column])})
 
 
-def defined(*packages: str) -> set[str]:
+def defined(*packages):
     """Returns names of classes, functions, attributes and arguments in the source of packages."""
-    trees = [
-        ast.parse(path.read_text(encoding="utf-8"))
+    kinds = {ast.ClassDef: "name", ast.FunctionDef: "name", ast.Attribute: "attr", ast.arg: "arg"}
+    return {
+        getattr(node, kinds[type(node)])
         for package in packages
         for path in (PROJECT / "jaxformer" / package).glob("*.py")
-    ]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    kinds = {ast.ClassDef: "name", ast.FunctionDef: "name", ast.Attribute: "attr", ast.arg: "arg"}
-    return {getattr(node, kinds[type(node)]) for node in nodes if type(node) in kinds}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if type(node) in kinds
+    }
 
 
 def test_map_covers_the_whole_paper():
@@ -133,25 +133,24 @@ def test_estimates_by_hand():
     assert f"| H100 SXM | 989 | {least:.2f} to {most:.1f} h |" in REPRODUCE
 
 
-def commands() -> list[str]:
+def commands():
     """Returns every line of the page's command blocks."""
     blocks = re.findall(r"```\n(.*?)```", REPRODUCE, flags=re.S)
     return [line for block in blocks for line in block.strip().split("\n") if line]
 
 
-def multi30k_commands(text: str) -> list[str]:
+def multi30k_commands(path):
     """Returns the commands that lead to the score on Multi30k, without comments."""
-    text = re.sub(r" *\\\n *", " ", text)
+    text = re.sub(r" *\\\n *", " ", (PROJECT / path).read_text(encoding="utf-8"))
     lines = [line.partition("  #")[0].strip() for line in text.split("\n")]
     start = lines.index("export JAXFORMER_DATA=$PWD/data")
     return list(itertools.takewhile(lambda line: line not in ("", "```"), lines[start:]))
 
 
 def test_readme_and_config_have_the_same_commands_for_multi30k():
-    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
-    config = (PROJECT / "configs" / "multi30k.py").read_text(encoding="utf-8")
-    assert multi30k_commands(readme) == multi30k_commands(config)
-    assert len(multi30k_commands(readme)) == 5
+    commands = multi30k_commands("README.md")
+    assert commands == multi30k_commands("configs/multi30k.py")
+    assert len(commands) == 5
 
 
 @pytest.mark.parametrize("name", GENERATE["CONFIGS"])

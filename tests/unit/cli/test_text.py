@@ -3,7 +3,6 @@
 import io
 import itertools
 import os
-import queue
 import sys
 import tracemalloc
 
@@ -142,20 +141,6 @@ def test_bad_lines_are_reported_and_counted(capsys):
         report(*mixed, then=[KeyboardInterrupt()])
 
 
-def test_a_slow_source_does_not_delay_available_lines():
-    source = queue.Queue()
-    arriving = blocks_as_they_arrive(iter(source.get, None), 100)
-    for item in ("a", "b"):
-        source.put(item)
-    # They arrive together or one by one, without waiting for a third line.
-    seen = next(arriving)
-    while len(seen) < 2:
-        seen += next(arriving)
-    assert seen == ["a", "b"]
-    source.put(None)
-    assert list(arriving) == []
-
-
 def test_a_file_can_be_read_twice_and_a_pipe_once(tmp_path, monkeypatch, pipe):
     assert Text(None).stream
     path = tmp_path / "in.txt"
@@ -184,12 +169,13 @@ def test_prefixes(tmp_path):
     source, prefixes = tmp_path / "in", tmp_path / "prefixes"
     source.write_text("one\ntwo\n", encoding="utf-8")
     prefixes.write_text("eins\n\n", encoding="utf-8")
-    assert list(lines_with_prefixes(Text(source), None, None)) == [Line("one", ""), Line("two", "")]
-    assert list(lines_with_prefixes(Text(source), "Der", None))[1] == Line("two", "Der")
-    assert list(lines_with_prefixes(Text(source), None, prefixes)) == [
-        Line("one", "eins"),
-        Line("two", ""),
-    ]
+    for options, expected in (
+        ((None, None), ["", ""]),
+        (("Der", None), ["Der", "Der"]),
+        ((None, prefixes), ["eins", ""]),
+    ):
+        lines = list(lines_with_prefixes(Text(source), *options))
+        assert lines == [Line("one", expected[0]), Line("two", expected[1])]
 
 
 def test_texts_are_paired_if_they_have_one_length():

@@ -16,6 +16,8 @@ from jaxformer.tasks.translation import make_init, make_loss
 from jaxformer.training.mesh import batch_sharding, make_mesh
 from jaxformer.training.step import abstract_state, make_train_step
 
+from ..profiles import by_profile
+
 # The vocabulary is so large that the loss is computed in chunks, of 160 rows.
 SIZES = {"vocab_size": 52_424, "d_model": 64, "d_ff": 192, "num_heads": 8, "dropout_rate": 0.0}
 ROWS, SOURCE, TARGET = 16, 24, 40
@@ -109,22 +111,21 @@ def numbers(text):
     return [int(number) for number in text.split(",")]
 
 
+CASES = [
+    ((2, 2, 2), {}, {}),
+    ((8, 1, 1), {}, {}),
+    ((1, 8, 1), {"num_layers": 2}, {}),
+    ((1, 1, 8), {"num_layers": 2}, {}),
+    (
+        (1, 4, 2),
+        {"embeddings": "separate", "target_vocab_size": 16},
+        {"remat": "layer", "gradient_accumulation": 2},
+    ),
+]
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("sizes", "model", "training"),
-    [
-        ((8, 1, 1), {}, {}),
-        ((1, 8, 1), {"num_layers": 2}, {}),
-        ((1, 1, 8), {"num_layers": 2}, {}),
-        ((2, 2, 2), {}, {}),
-        (
-            (1, 4, 2),
-            {"embeddings": "separate", "target_vocab_size": 16},
-            {"remat": "layer", "gradient_accumulation": 2},
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("sizes", "model", "training"), by_profile(CASES[:1], nightly=CASES))
 def test_the_formula_counts_what_the_compiled_program_exchanges(sizes, model, training):
     """Uses float32, since XLA converts bfloat16 to float32 before it sends it between CPUs.
 

@@ -51,7 +51,7 @@ class Counting:
         return hashlib.sha256(repr(list(self.pairs(split))).encode()).hexdigest()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly  # test_fine_tuning.py resumes such a run in the other tiers
 def test_run_resumes_exactly_and_refuses_other_data(tmp_path):
     assert isinstance(Counting(), Corpus)
     whole = train(CONFIG, tmp_path / "whole", corpus=Counting())

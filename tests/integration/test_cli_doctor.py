@@ -46,38 +46,31 @@ def report(capsys, monkeypatch):
     return run
 
 
-def test_a_bug_report_has_versions_devices_and_the_cache(report, tmp_path):
+def test_a_bug_report_has_versions_devices_the_cache_and_only_variables_of_jax(report, tmp_path):
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs" / "one").write_bytes(bytes(1_500_000))
-    found = report(JAXFORMER_CACHE=str(tmp_path))
-    versions = found["versions"]
+    secrets = {"AWS_SECRET": "xyz", "MY_JAX_KEY": "k"}
+    found = report(JAXFORMER_CACHE=str(tmp_path), JAX_ENABLE_X64="0", **secrets)
+    versions, variables = found["versions"], found["environment variables"]
     for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
         assert f"{name} {importlib.metadata.version(name)}" in versions
-    package = pathlib.Path(jaxformer.__file__).parent
     assert versions[0].startswith(f"jaxformer {jaxformer.__version__} in ")
-    assert versions[0].endswith(package.name)
+    assert versions[0].endswith(pathlib.Path(jaxformer.__file__).parent.name)
     assert versions[1].startswith(f"python {platform.python_version()} in ")
     assert "cpu: 8 x cpu" in found["machine"]
     assert found["cache"] == [f"{tmp_path}: 1.5 MB in 1 files"]
-    assert report(JAXFORMER_CACHE=str(tmp_path / "new"))["cache"] == [
-        f"{tmp_path / 'new'}: does not exist yet"
-    ]
+    assert {f"XLA_FLAGS={os.environ['XLA_FLAGS']}", "JAX_ENABLE_X64=0"} < {*variables}
+    names = {line.partition("=")[0] for line in variables}
+    assert not names & {*secrets, "PATH", "HOME"}
 
 
-def test_a_bug_report_prints_only_variables_of_jax(report):
-    found = report(JAX_ENABLE_X64="0", AWS_SECRET="xyz", MY_JAX_KEY="k")
-    names = {line.partition("=")[0] for line in found["environment variables"]}
-    assert f"XLA_FLAGS={os.environ['XLA_FLAGS']}" in found["environment variables"]
-    assert "JAX_ENABLE_X64=0" in found["environment variables"]
-    assert not names & {"AWS_SECRET", "MY_JAX_KEY", "PATH", "HOME"}
-
-
-def test_a_bug_report_survives_failing_sections(report, monkeypatch):
+def test_a_bug_report_survives_failing_sections(report, monkeypatch, tmp_path):
     def broken():
         raise RuntimeError("no TPU")
 
     monkeypatch.setattr(jax, "local_devices", broken)
-    found = report(JAXFORMER_NOTE="not UTF-8: \udcf6")
+    found = report(JAXFORMER_NOTE="not UTF-8: \udcf6", JAXFORMER_CACHE=str(tmp_path / "new"))
+    assert found["cache"] == [f"{tmp_path / 'new'}: does not exist yet"]
     assert found["machine"][-1] == "failed with RuntimeError: no TPU"
     assert r"JAXFORMER_NOTE=not UTF-8: \udcf6" in found["environment variables"]
 

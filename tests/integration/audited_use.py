@@ -18,14 +18,15 @@ CODE = "__import__('os').system('touch\\tbetrayed')"
 MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied"
 
 
-def use_workdir(root: pathlib.Path) -> None:
+def use_workdir(root):
     from jaxformer.inference.translator import Translator
     from jaxformer.inference.weights import average, load_model
     from jaxformer.plots.learning_curve import learning_curve, read_metrics
+    from jaxformer.search import BeamSearch
     from jaxformer.workdir import Workdir
 
     run = shutil.copytree(FIXTURE, root / "run", dirs_exist_ok=True)
-    translator = Translator.load(run)
+    translator = Translator.load(run, search=BeamSearch(beam_size=1, max_length=16))
     assert translator.translate(["two hundred and six"])[0]
     translator.translate([CODE], prefixes=[CODE])
     load_model(run, weights="best")
@@ -34,14 +35,14 @@ def use_workdir(root: pathlib.Path) -> None:
     learning_curve(read_metrics(run / "metrics.jsonl"), root / "curve.png")
 
 
-def import_model(root: pathlib.Path) -> None:
+def import_model(root):
     from jaxformer.interop.marian import import_marian
 
     shutil.rmtree(root / "imported", ignore_errors=True)
     import_marian(MARIAN, root / "imported")
 
 
-def read_corpora(root: pathlib.Path) -> None:
+def read_corpora(root):
     from jaxformer.data.text_corpus import TextCorpus
     from jaxformer.data.text_files import read_file
     from jaxformer.errors import UserError
@@ -65,7 +66,7 @@ def read_corpora(root: pathlib.Path) -> None:
     score([tree], [tree], parameters)
 
 
-def read_configs(root: pathlib.Path) -> None:
+def read_configs(root):
     from jaxformer.config import load
     from jaxformer.errors import UserError
 
@@ -76,7 +77,7 @@ def read_configs(root: pathlib.Path) -> None:
             load(root / "config.json")
 
 
-def main(folder: str) -> None:
+def main(folder):
     os.chdir(folder)  # The hook cannot tell which folder a relative path is in.
     root, uses = pathlib.Path(folder), (use_workdir, import_model, read_corpora, read_configs)
     watch = Watch([folder, sys.prefix, sys.base_prefix, str(FIXTURE), str(MARIAN), "/proc"])

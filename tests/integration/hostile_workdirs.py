@@ -30,14 +30,14 @@ VALUES = [
 ]
 
 
-def make_good(folder: pathlib.Path) -> None:
+def make_good(folder):
     """Writes a workdir of this version, whose checkpoint records the model."""
     from jaxformer.checkpoint import write_single
     from jaxformer.config import load
     from jaxformer.inference.weights import load_model
 
+    folder.mkdir()
     for name in ("config.json", "tokenizer.model", "metrics.jsonl", "identity.json"):
-        folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(FIXTURE / name, folder / name)
     _, params = load_model(FIXTURE)
     tokenizer = json.loads((FIXTURE / "identity.json").read_bytes())["tokenizer"]
@@ -47,11 +47,10 @@ def make_good(folder: pathlib.Path) -> None:
     (folder / "committed.json").write_text(json.dumps({"step": STEP}))
 
 
-def seal(run: pathlib.Path) -> None:
+def seal(run):
     """Writes the hashes again, as the author of a workdir can."""
     step = run / "checkpoints" / str(STEP)
-    manifest = json.loads((step / "manifest.json").read_bytes())
-    content = manifest["content"]
+    content = json.loads((step / "manifest.json").read_bytes())["content"]
     for name in content["files"]:
         with contextlib.suppress(OSError):
             content["files"][name] = hashlib.sha256((step / name).read_bytes()).hexdigest()
@@ -62,7 +61,7 @@ def seal(run: pathlib.Path) -> None:
     (run / "identity.json").write_text(json.dumps({**identity, "tokenizer": digest}))
 
 
-def write_manifest(step: pathlib.Path, content: object) -> None:
+def write_manifest(step, content):
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (step / "manifest.json").write_text(json.dumps({"sha256": digest, "content": content}))
 
@@ -138,20 +137,12 @@ def text_of_json(run, random):
     path = run / random.choice([*names, f"{step}/_METADATA", f"{step}/_CHECKPOINT_METADATA"])
     good = path.read_bytes()
     texts = {
-        "deep": DEEP,
-        "deep object": b'{"a":' * 100_000,
-        "deep, closed": DEEP + b"]" * len(DEEP),
-        "digits": b'{"step": ' + b"9" * 1_000_000 + b"}",
-        "9 MB": b"[" + b"[]," * 3_000_000 + b"[]]",
-        "8 MB": b"[" + b"{}," * 2_700_000 + b"{}]",
-        "utf-16": good.decode().encode("utf-16"),
-        "cut": good[: len(good) // 2],
-        "null": b"null",
-        "list": b"[]",
-        "empty": b"",
-        "object": b"{}",
+        **{"deep": DEEP, "deep object": b'{"a":' * 100_000, "closed": DEEP + b"]" * len(DEEP)},
+        **{"digits": b'{"step": ' + b"9" * 1_000_000 + b"}", "nul": b"\0" * 1000},
+        **{"9 MB": b"[" + b"[]," * 3_000_000 + b"[]]", "8 MB": b"[" + b"{}," * 2_700_000 + b"{}]"},
+        **{"utf-16": good.decode().encode("utf-16"), "cut": good[: len(good) // 2]},
+        **{"null": b"null", "list": b"[]", "empty": b"", "object": b"{}"},
         "pickle": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04echo\x85R.",
-        "nul": b"\0" * 1000,
     }
     name = random.choice(list(texts))
     path.write_bytes(texts[name])
@@ -239,20 +230,14 @@ def arrays(run, random):
     chunk = key.replace(b".zarray", b".".join([b"0"] * len(values["shape"])))
     huge = [10**9] * len(values["shape"])
     changes = {
-        "huge shape": {"shape": huge},
-        "huge chunks": {"chunks": huge},
-        "huge": {"shape": huge, "chunks": huge},
-        "chunks": {"chunks": [10**5] * len(huge)},
-        "strings": {"dtype": "|S1000000000"},
-        "fields": {"dtype": [["a", "<f4", [10**9]]]},
-        "object": {"dtype": "|O"},
-        "float64": {"dtype": "<f8"},
+        **{"huge shape": {"shape": huge}, "huge chunks": {"chunks": huge}},
+        **{"huge": {"shape": huge, "chunks": huge}, "chunks": {"chunks": [10**5] * len(huge)}},
+        **{"strings": {"dtype": "|S1000000000"}, "fields": {"dtype": [["a", "<f4", [10**9]]]}},
+        **{"object": {"dtype": "|O"}, "float64": {"dtype": "<f8"}},
         "compressor": {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 9}},
-        "no compressor": {"compressor": None},
-        "filters": {"filters": [{"id": "pickle"}]},
+        **{"no compressor": {"compressor": None}, "filters": {"filters": [{"id": "pickle"}]}},
         "value": {random.choice(list(values)): random.choice(VALUES[:26])},
-        "chunk": None,
-        "driver": None,
+        **{"chunk": None, "driver": None},
     }
     name = random.choice(list(changes))
     if name == "chunk":
@@ -288,12 +273,12 @@ MUTATIONS = [json_value] * 5 + [other_file] * 5 + [model_of_any_size, text_of_js
 MUTATIONS += [metrics, arrays]
 
 
-def mutate(run: pathlib.Path, seed: int) -> tuple[str, bool]:
+def mutate(run, seed):
     generator = random.Random(seed)
     return generator.choice(MUTATIONS)(run, generator)
 
 
-def mutate_model(folder: pathlib.Path, seed: int) -> str:
+def mutate_model(folder, seed):
     """Mutates a folder with a Marian model."""
     generator = random.Random(seed)
     path = generator.choice(sorted(folder.iterdir()))
@@ -324,38 +309,39 @@ class Watch:
     PATHS = ("open", "os.listdir", "os.scandir", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
     PATHS += ("os.chmod", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
 
-    def __init__(self, allowed: list[str]) -> None:
+    def __init__(self, allowed):
         self.allowed = tuple(map(os.path.realpath, allowed))
         self.on, self.seen = False, []
         sys.addaudithook(self)
 
-    def __call__(self, event: str, arguments: tuple) -> None:
-        if not self.on:
-            return
+    def __call__(self, event, arguments):
+        if self.on and (path := self._forbidden(event, arguments)):
+            self.seen.append(f"{event} {path}")
+
+    def _forbidden(self, event, arguments):
         if event in self.FORBIDDEN:
-            self.seen.append(f"{event} {arguments!r:.100}")
-        elif event in ("compile", "exec"):
+            return f"{arguments!r:.100}"
+        if event in ("compile", "exec"):
             # Modules are imported, and tracebacks parse the lines that they quote.
             file = arguments[-1] if event == "compile" else arguments[0].co_filename
             if not os.fsdecode(file or "").startswith(self.allowed):
-                self.seen.append(f"{event} {arguments!r:.200}")
-        elif event in self.PATHS:
-            path = arguments[0]
-            if isinstance(path, bytes | str) or hasattr(path, "__fspath__"):
-                folder = arguments[-1] if event in ("os.remove", "os.rmdir") else -1
-                folder = os.getcwd() if folder == -1 else os.readlink(f"/proc/self/fd/{folder}")
-                path = os.path.realpath(os.path.join(folder, os.fsdecode(path)))
-                if not path.startswith(self.allowed):
-                    self.seen.append(f"{event} {path}")
+                return f"{arguments!r:.200}"
+        path = arguments[0] if event in self.PATHS else None
+        if not isinstance(path, bytes | str | os.PathLike):
+            return None
+        folder = arguments[-1] if event in ("os.remove", "os.rmdir") else -1
+        folder = os.getcwd() if folder == -1 else os.readlink(f"/proc/self/fd/{folder}")
+        path = os.path.realpath(os.path.join(folder, os.fsdecode(path)))
+        return None if path.startswith(self.allowed) else path
 
 
-def memory(name: str) -> int:
+def memory(name):
     """Returns VmRSS or VmHWM, the largest since it was reset, in bytes."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
-def load(run: pathlib.Path) -> object:
+def load(run):
     """Uses a workdir as the commands do; returns its parameters."""
     from jaxformer.inference.translator import Translator
     from jaxformer.plots.learning_curve import read_metrics
@@ -367,7 +353,7 @@ def load(run: pathlib.Path) -> object:
     return translator.models[0][1]
 
 
-def main(folder: str, first: int, count: int) -> None:
+def main(folder, first, count):
     import jax
     import numpy as np
 
@@ -396,16 +382,10 @@ def main(folder: str, first: int, count: int) -> None:
         except BaseException as error:
             outcome = f"{type(error).__name__}: {str(error)[:500]}"
         watch.on = False
-        result = {
-            "seed": seed,
-            "what": what,
-            "may_differ": may_differ,
-            "outcome": outcome,
-            "seconds": round(time.process_time() - busy, 3),
-            "waited": round(time.monotonic() - began - (time.process_time() - busy), 3),
-            "bytes": memory("VmHWM") - before,
-            "seen": watch.seen,
-        }
+        spent = time.process_time() - busy
+        result = {"seed": seed, "what": what, "may_differ": may_differ, "outcome": outcome}
+        result |= {"bytes": memory("VmHWM") - before, "seen": watch.seen}
+        result |= {"seconds": spent, "waited": time.monotonic() - began - spent}
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(result), flush=True)
         shutil.rmtree(run)

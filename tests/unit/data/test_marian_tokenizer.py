@@ -19,27 +19,27 @@ SPECIAL = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK}
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> list[str]:
+def vocabulary():
     ids = json.loads((MODEL / "vocab.json").read_text())
     return sorted(ids, key=ids.__getitem__)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(vocabulary) -> MarianTokenizer:
+def tokenizer(vocabulary):
     pieces = [piece for piece in vocabulary if piece not in SPECIAL]
     source, target = ((MODEL / f"{side}.spm").read_bytes() for side in ("source", "target"))
     return MarianTokenizer.assemble(source, target, pieces)
 
 
 @pytest.fixture(scope="module")
-def ours(tokenizer, vocabulary) -> list[int]:
+def ours(tokenizer, vocabulary):
     """Returns our id for each of Marian's ids, found by piece."""
     of_piece = {tokenizer.piece(i): i for i in range(UNK + 1, tokenizer.vocab_size)}
     return [SPECIAL.get(piece, of_piece.get(piece, -1)) for piece in vocabulary]
 
 
 @pytest.fixture(scope="module")
-def texts() -> dict:
+def texts():
     return json.loads((FIXTURES / "texts.json").read_text())
 
 
@@ -74,12 +74,9 @@ def test_a_language_code_is_one_token_only_at_the_beginning(tokenizer):
     assert tokenizer.encode(">>xyz<<the cat") == [UNK, *rest]
 
 
-def test_special_tokens_are_never_made_from_text(tokenizer):
+def test_special_tokens_are_never_made_from_text_nor_decoded(tokenizer):
     ids = tokenizer.encode("</s> <pad> <s> >>deu<<")
     assert not {PAD, EOS, BOS} & set(ids)
-
-
-def test_blank_text_has_no_tokens(tokenizer):
     assert tokenizer.encode("") == tokenizer.encode("   ") == []
     assert tokenizer.encode_batch([]) == []
     assert tokenizer.decode([]) == tokenizer.decode([PAD, EOS, BOS, UNK]) == ""
@@ -104,16 +101,10 @@ def test_a_file_of_the_other_kind_is_recognized(tmp_path):
     loaded = load_tokenizer(path)
     assert type(loaded) is Tokenizer
     assert loaded.encode("words") == trained.encode("words")
-    with pytest.raises(UserError, match="missing: cannot be read: No such file"):
-        load_tokenizer(tmp_path / "missing")
-    (tmp_path / "empty").touch()
-    with pytest.raises(UserError, match="empty: expected a SentencePiece model"):
-        load_tokenizer(tmp_path / "empty")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_hostile_values_are_refused(tokenizer):
+    for change, message in (
         ({"source": None}, "a SentencePiece model as source: found none"),
         ({"source": 3}, "a SentencePiece model as source: found none"),
         ({"source": ""}, "a SentencePiece model as source: found none"),
@@ -124,22 +115,20 @@ def test_a_file_of_the_other_kind_is_recognized(tmp_path):
         ({"pieces": "abc"}, "a list of strings as pieces"),
         ({"pieces": ["a", 1]}, "a list of strings as pieces"),
         ({"pieces": ["a", "a"]}, "different pieces"),
-    ],
-)
-def test_hostile_values_are_refused(tokenizer, change, message):
-    values = json.loads(tokenizer.serialized) | change
-    with pytest.raises(UserError, match=message):
-        MarianTokenizer(json.dumps(values).encode())
+    ):
+        values = json.loads(tokenizer.serialized) | change
+        with pytest.raises(UserError, match=message):
+            MarianTokenizer(json.dumps(values).encode())
 
 
-@pytest.mark.parametrize(
-    "content", [b"{", b"{}", b"[]", b'{"a": \xff}', b'{"a":' * 100_000, b"", b"{\x00"]
-)
-def test_files_that_are_not_tokenizers_are_refused(content, tmp_path):
+def test_files_that_are_not_tokenizers_are_refused(tmp_path):
     path = tmp_path / "tokenizer.model"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"tokenizer\.model: expected a (Marian|Sentence)"):
+    with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read: No such file"):
         load_tokenizer(path)
+    for content in (b"{", b"{}", b"[]", b'{"a": \xff}', b'{"a":' * 100_000, b"", b"{\x00"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"tokenizer\.model: expected a (Marian|Sentence)"):
+            load_tokenizer(path)
 
 
 def test_ids_out_of_range_and_a_string_for_a_list_are_refused(tokenizer):

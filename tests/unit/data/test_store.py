@@ -34,6 +34,12 @@ class HeldOut:
 CORPUS = HeldOut()
 
 
+def write_text(folder, pairs):
+    for side, language in enumerate(("en", "de")):
+        lines = "".join(f"{pair[side]}\n" for pair in pairs)
+        (folder / f"a.{language}").write_text(lines, "utf-8", newline="")
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer((side for pair in PAIRS for side in pair), 320)
@@ -56,8 +62,7 @@ def test_holds_the_tokens_of_every_pair(tokenizer, tmp_path):
 def test_skips_and_counts_long_and_empty_pairs(tokenizer, tmp_path):
     lengths = [max(len(tokenizer.encode(side)) + 1 for side in pair) for pair in PAIRS]
     limit = int(np.median(lengths))
-    (tmp_path / "a.en").write_text("".join(f"{en}\n" for en, _ in PAIRS) + " \none\n", "utf-8")
-    (tmp_path / "a.de").write_text("".join(f"{de}\n" for _, de in PAIRS) + "eins\n\n", "utf-8")
+    write_text(tmp_path, [*PAIRS, (" ", "eins"), ("one", "")])
     corpus = TextCorpus("en", "de")
     for _ in range(2):  # the second store is from the cache
         store = build_store(corpus, str(tmp_path / "a"), tokenizer, limit, tmp_path / "cache")
@@ -82,9 +87,7 @@ def test_finds_unusual_pairs_and_keeps_them(tokenizer, tmp_path):
         ("four\t", "a\rb"),
         ("five", "\u202efünf"),
     ]
-    for side, language in enumerate(("en", "de")):
-        lines = "".join(f"{pair[side]}\n" for pair in [("", ""), *pairs])
-        (tmp_path / f"a.{language}").write_text(lines, "utf-8")
+    write_text(tmp_path, [("", ""), *pairs])
     corpus, split = TextCorpus("en", "de"), str(tmp_path / "a")
     store = build_store(corpus, split, tokenizer, 64, tmp_path / "cache")
     assert store.numbers.tolist() == [1, 2, 3, 4, 6, 7, 8]
@@ -123,23 +126,17 @@ def test_a_changing_corpus_leaves_no_store(tokenizer, tmp_path):
 
 
 def test_files_that_change_after_they_are_hashed_leave_no_store(tokenizer, tmp_path):
-    def write(count):
-        for side, language in enumerate(("en", "de")):
-            lines = "".join(f"{pair[side]}\n" for pair in PAIRS[:count])
-            (tmp_path / f"a.{language}").write_text(lines, "utf-8")
-
-    def build(corpus):
-        return build_store(corpus, str(tmp_path / "a"), tokenizer, 64, tmp_path / "cache")
-
-    write(10)
+    split = str(tmp_path / "a")
+    write_text(tmp_path, PAIRS[:10])
     corpus = TextCorpus("en", "de")
-    corpus.fingerprint(str(tmp_path / "a"))
-    write(500)
+    corpus.fingerprint(split)
+    write_text(tmp_path, PAIRS)
     with pytest.raises(UserError, match=r"a: expected the same sentence pairs .* changed meanwhi"):
-        build(corpus)
+        build_store(corpus, split, tokenizer, 64, tmp_path / "cache")
     for count in (10, 500, 10):
-        write(count)
-        assert len(build(TextCorpus("en", "de"))) == count
+        write_text(tmp_path, PAIRS[:count])
+        store = build_store(TextCorpus("en", "de"), split, tokenizer, 64, tmp_path / "cache")
+        assert len(store) == count
 
 
 # Shapes and content of two epochs of batches, as they were before findings were added to stores.
@@ -164,19 +161,13 @@ def test_batches_of_a_corpus_never_change(batching, tmp_path):
     assert digest.hexdigest() == BATCHES[batching]
 
 
-def test_no_pair_left(tokenizer, tmp_path):
-    with pytest.raises(
-        UserError,
-        match=r"held_out: no sentence pair is left: 500 have .* 2 tokens, .*held_out: pair 1; rais",
-    ):
-        build_store(CORPUS, "held_out", tokenizer, 2, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_error_in_the_corpus_leaves_no_files(tokenizer, tmp_path):
-    (tmp_path / "a.en").write_bytes(b"one\n" * 20_000 + b"\xff\n")
-    (tmp_path / "a.de").write_bytes(b"eins\n" * 20_001)
-    with pytest.raises(UserError, match=r"a\.en:20001: not UTF-8"):
+def test_errors_leave_no_files(tokenizer, tmp_path):
+    message = r"held_out: no sentence pair is left: 500 have .* 2 tokens, .*held_out: pair 1; rais"
+    with pytest.raises(UserError, match=message):
+        build_store(CORPUS, "held_out", tokenizer, 2, tmp_path / "cache")
+    (tmp_path / "a.en").write_bytes(b"one\n" * 11_000 + b"\xff\n")  # After the first tokens.
+    (tmp_path / "a.de").write_bytes(b"eins\n" * 11_001)
+    with pytest.raises(UserError, match=r"a\.en:11001: not UTF-8"):
         build_store(TextCorpus("en", "de"), str(tmp_path / "a"), tokenizer, 64, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 

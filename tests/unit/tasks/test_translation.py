@@ -25,42 +25,26 @@ def make_task(task_class, **data):
     return task_class(config, dataset)
 
 
-def test_chinese_is_scored_as_sacrebleu_does(monkeypatch):
+def test_chinese_is_scored_as_sacrebleu_does_and_numerals_by_exact_match_alone(monkeypatch):
     monkeypatch.setattr(Translation, "_decode", lambda self, *_: TRANSLATIONS)
-    task = make_task(Translation, target_language="zh")
-    found = task.score_decoded({}, make_mesh(), lambda: None)
     expected = BLEU(trg_lang="zh").corpus_score(TRANSLATIONS, [REFERENCES]).score
     assert 20 < expected < 100
-    assert found == {"bleu": pytest.approx(expected)}
+    for data, scores in (
+        ({"target_language": "zh"}, {"bleu": pytest.approx(expected)}),
+        ({"corpus": "numerals"}, {"exact_match": 50.0}),
+    ):
+        assert make_task(Translation, **data).score_decoded({}, make_mesh(), lambda: None) == scores
 
 
-def test_numerals_are_scored_by_exact_match_alone(monkeypatch):
-    monkeypatch.setattr(Translation, "_decode", lambda self, *_: TRANSLATIONS)
-    task = make_task(Translation, corpus="numerals")
-    assert task.score_decoded({}, make_mesh(), lambda: None) == {"exact_match": 50.0}
-
-
-@pytest.mark.parametrize(
-    ("task_class", "data", "score", "expected"),
-    [
+def test_the_log_shows_the_score_of_the_task(capsys):
+    start = "step 10/10  validation: label-smoothed loss 2.000"
+    chinese, f1 = {"target_language": "zh"}, {"f1": 81.254, "exact_match": 87.0}
+    for task_class, data, score, expected in (
         (Translation, {"corpus": "numerals"}, {"exact_match": 87.0}, "exact 87.0%"),
         (Translation, {}, {"bleu": 31.4}, "sacreBLEU 31.40 (cased, 13a tokenizer)"),
-        (
-            Translation,
-            {"target_language": "zh"},
-            {"bleu": 31.4},
-            "sacreBLEU 31.40 (cased, zh tokenizer)",
-        ),
-        (
-            Parsing,
-            {"corpus": "trees"},
-            {"f1": 81.254, "exact_match": 87.0},
-            "F1 81.25  exact 87.0%",
-        ),
-    ],
-)
-def test_the_log_shows_the_score_of_the_task(task_class, data, score, expected, capsys):
-    terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)
-    terminal.write(10, "valid", {"loss": 2.0} | score)
-    start = "step 10/10  validation: label-smoothed loss 2.000"
-    assert capsys.readouterr().err == f"{start}  {expected}\n"
+        (Translation, chinese, {"bleu": 31.4}, "sacreBLEU 31.40 (cased, zh tokenizer)"),
+        (Parsing, {"corpus": "trees"}, f1, "F1 81.25  exact 87.0%"),
+    ):
+        terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)
+        terminal.write(10, "valid", {"loss": 2.0} | score)
+        assert capsys.readouterr().err == f"{start}  {expected}\n"

@@ -35,11 +35,9 @@ from jaxformer import (
 
 from ..profiles import by_profile
 
-if jax.__version_info__ < (0, 8):
-    from jax.experimental import enable_x64
-    from jax.sharding import use_mesh as set_mesh
-else:
-    from jax import enable_x64, set_mesh
+# Names of jax 0.7.
+enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+set_mesh = jax.set_mesh if hasattr(jax, "set_mesh") else jax.sharding.use_mesh
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 8, 4, 4, 11
 CONFIG = ModelConfig(

@@ -95,7 +95,7 @@ print(predicted, 1024 * (kilobytes("VmHWM") - resident))
 """
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_measured_memory_matches_the_estimate():
     output = subprocess.run(

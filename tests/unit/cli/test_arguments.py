@@ -80,16 +80,6 @@ def test_help_has_examples_and_every_command_a_function(command, capsys):
         assert "exit code is 3" in text
 
 
-def test_decoding_options_are_grouped(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["translate", "--help"])
-    headings = re.findall(r"^(\w[\w ]*):$", capsys.readouterr().out, re.MULTILINE)
-    assert headings == [
-        *("options", "text", "format", "model", "search", "constraints", "sampling"),
-        *("forced prefix", "Example"),
-    ]
-
-
 @pytest.mark.parametrize("command", [["--help"], ["evalb", str(TREES), str(TREES)]])
 def test_a_command_imports_only_what_it_needs(command):
     code = (

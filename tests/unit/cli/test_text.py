@@ -13,7 +13,6 @@ from jaxformer.cli.text import (
     Line,
     Text,
     bad_lines,
-    blocks,
     blocks_as_they_arrive,
     check_outputs,
     lines_with_errors,
@@ -32,11 +31,6 @@ def pipe(monkeypatch):
     with open(reading, encoding="utf-8") as stdin, open(writing_end, "wb", buffering=0) as file:
         monkeypatch.setattr(sys, "stdin", stdin)
         yield file
-
-
-def test_blocks():
-    for count, expected in ((7, [[0, 1, 2], [3, 4, 5], [6]]), (3, [[0, 1, 2]]), (0, [])):
-        assert list(blocks(iter(range(count)), 3)) == expected
 
 
 def test_typed_lines_arrive_one_by_one(pipe):
@@ -75,22 +69,21 @@ def test_reading_ahead_is_bounded():
         assert taken <= 10 * n + 10 + 10 + 1
 
 
-def test_lines_before_a_refused_one_are_yielded_first(pipe):
-    pipe.write(b"one\ntwo\ncaf\xe9\nfour\n")
+def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path):
+    """Lines before it are yielded first from a pipe, and none from a file."""
+    content = b"one\ntwo\ncaf\xe9\nfour\n"
+    pipe.write(content)
     pipe.close()
     _, arriving = read_in_blocks(Text(None).lines, stream=True, strict=True)
     assert next(arriving) == [Line("one"), Line("two")]
     with pytest.raises(UserError, match="standard input:3: not UTF-8"):
         next(arriving)
-
-
-def test_a_file_with_a_bad_line_is_refused_before_the_first_block(tmp_path):
     path = tmp_path / "in.txt"
-    path.write_bytes(b"one\ncaf\xe9\n")
-    with pytest.raises(UserError, match=r"in.txt:2: not UTF-8"):
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"in.txt:3: not UTF-8"):
         read_in_blocks(Text(path).lines, stream=False, strict=True)
     total, arriving = read_in_blocks(Text(path).lines, stream=False, strict=False)
-    assert (total, [len(block) for block in arriving]) == (2, [2])
+    assert (total, [len(block) for block in arriving]) == (4, [4])
 
 
 def test_bad_lines_are_yielded_in_place():

@@ -28,21 +28,6 @@ def align_words(weights, source_words, target_words):
     return most_attended(between_words(weights, source_words, target_words, shape))
 
 
-def test_pieces_of_a_source_word_are_added_and_of_a_target_word_averaged():
-    # Source: "a b|b c" and end of sentence; target: "x y|y" and end of sentence.
-    weights = np.array(
-        [
-            # a    b    b    c    </s>
-            [0.30, 0.20, 0.20, 0.25, 0.05],  # x: b by the sum of its pieces
-            [0.60, 0.00, 0.00, 0.30, 0.10],  # y, first piece: a
-            [0.05, 0.00, 0.00, 0.75, 0.20],  # y, second piece: c; on average c
-            [0.00, 0.00, 0.00, 0.00, 1.00],
-        ],
-        np.float32,
-    )
-    assert align_words(weights, [0, 1, 1, 2, -1], [0, 1, 1, -1]) == [(1, 0), (2, 1)]
-
-
 def test_end_of_sentence_is_never_aligned_to():
     assert align_words(np.array([[0.1, 0.9]]), [0, -1], [0]) == [(0, 0)]
     assert align_words(np.array([[1.0]]), [-1], [0]) == []
@@ -52,6 +37,7 @@ def test_end_of_sentence_is_never_aligned_to():
 
 
 def test_against_loops_over_words():
+    """Pieces of a source word are added, and of a target word averaged."""
     random_numbers = np.random.default_rng(0)
     source, target = [0, 0, 1, 2, 2, 2, 3, -1], [0, 1, 1, 1, 2, 3, 3, -1]
     for _ in range(50):

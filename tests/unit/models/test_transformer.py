@@ -127,34 +127,28 @@ def test_every_target_position_attends_to_the_whole_source():
 
 
 def test_packed_segments_leak_nothing_and_equal_unpacked():
-    sizes = [(2, 5), (3, 3), (4, 2)]  # Source and target tokens of the pairs.
-    packed, numbers, positions = [], [], []
-    for tokens, lengths in zip((SRC, TGT), zip(*sizes, strict=True), strict=True):
-        packed.append(tokens)
-        numbers.append(np.repeat([[1, 2, 3]], lengths, axis=1).repeat(ROWS, axis=0))
-        positions.append(np.concatenate([np.arange(n) for n in lengths])[None].repeat(ROWS, 0))
-    arguments = {}
-    for name, arrays in (("segments", numbers), ("positions", positions)):
-        for side, array in zip(("src", "tgt"), arrays, strict=True):
-            arguments[f"{side}_{name}"] = array.astype(np.int32)
-    together = logits_of(TINY, *packed, **arguments)
-    alone, alone_segments = [np.zeros_like(SRC), np.zeros_like(TGT)], []
-    for side in range(2):
-        for n in range(3):
-            own = packed[side][n, numbers[side][n] == n + 1]
-            alone[side][n, : len(own)] = own
-        alone_segments.append((alone[side] != 0).astype(np.int32))
-    segments = dict(zip(("src_segments", "tgt_segments"), alone_segments, strict=True))
-    expected = logits_of(TINY, *alone, **segments)
-    for n, (_, length) in enumerate(sizes):
-        found = together[0, numbers[1][0] == n + 1]
-        np.testing.assert_allclose(found, expected[n, :length], rtol=1e-5, atol=1e-5)
-    second = [array == 2 for array in numbers]
-    changed = logits_of(
-        TINY, *(np.where(s, 5, p) for s, p in zip(second, packed, strict=True)), **arguments
-    )
-    np.testing.assert_array_equal(together[~second[1]], changed[~second[1]])
-    assert (together[second[1]] != changed[second[1]]).any()
+    lengths = {"src": np.array([2, 3, 4]), "tgt": np.array([5, 3, 2])}  # Of three pairs.
+    packed, alone = {}, {}
+    for side, tokens in (("src", SRC), ("tgt", TGT)):
+        sizes = lengths[side]
+        rows = np.arange(ROWS)[:, None]
+        packed[f"{side}_segments"] = np.repeat([[1, 2, 3]] * ROWS, sizes, axis=1)
+        packed[f"{side}_positions"] = np.concatenate([np.arange(n) for n in sizes])[None] + 0 * rows
+        # Pair n in row n, with padding after it.
+        starts = (np.cumsum(sizes) - sizes)[np.arange(ROWS) % 3]
+        alone[side] = np.stack([np.roll(tokens[0], -start) for start in starts])
+        real = np.arange(tokens.shape[1]) < sizes[np.arange(ROWS) % 3][:, None]
+        alone[f"{side}_segments"] = real.astype(np.int32)
+    packed = {name: array.astype(np.int32) for name, array in packed.items()}
+    together = logits_of(TINY, SRC, TGT, **packed)
+    expected = logits_of(TINY, **alone)
+    for n in range(3):
+        found = together[0, packed["tgt_segments"][0] == n + 1]
+        np.testing.assert_allclose(found, expected[n, : len(found)], rtol=1e-5, atol=1e-5)
+    second = {side: packed[f"{side}_segments"] == 2 for side in lengths}
+    other = np.where(second["src"], 5, SRC), np.where(second["tgt"], 5, TGT)
+    changed = (logits_of(TINY, *other, **packed) != together).any(axis=-1)
+    np.testing.assert_array_equal(changed, second["tgt"])
 
 
 def test_embedding_is_shared_three_ways():
@@ -174,10 +168,10 @@ def test_embedding_is_shared_three_ways():
 
 def test_biases_are_added_to_what_they_are_named_after():
     params = params_of(SEPARATE)
-    before = logits_of(SEPARATE, SRC, TGT)
-    added = params["logits_bias"] + np.arange(37, dtype=np.float32)
-    after = logits_of(SEPARATE, SRC, TGT, params | {"logits_bias": added})
-    np.testing.assert_allclose(after, before + np.arange(37), rtol=1e-5, atol=1e-5)
+    before, added = logits_of(SEPARATE, SRC, TGT), np.arange(37, dtype=np.float32)
+    biased = params | {"logits_bias": params["logits_bias"] + added}
+    after = logits_of(SEPARATE, SRC, TGT, biased)
+    np.testing.assert_allclose(after, before + added, rtol=1e-5, atol=1e-5)
     names = {path[-1].key for path, _ in jax.tree.leaves_with_path(params)}
     for changed in {name for name in names if name.endswith("_bias")} - {"key_bias"}:
         other = jax.tree.map_with_path(
@@ -201,16 +195,12 @@ def test_separate_embeddings_have_one_use_each():
 def test_target_may_have_fewer_ids_than_source():
     """The logits are the first nine of a vocabulary of 37 on both sides."""
     config = dataclasses.replace(SEPARATE, target_vocab_size=9)
-    params, tgt = params_of(config), TGT % 9
-    larger = params_of(SEPARATE) | {
-        name: leaf
-        for name, leaf in params.items()
-        if name not in ("tgt_embedding", "output_embedding", "logits_bias")
-    }
-    for name in ("tgt_embedding", "output_embedding", "logits_bias"):
-        larger[name] = np.concatenate([params[name], larger[name][9:]])
+    params, larger, tgt = params_of(config), dict(params_of(SEPARATE)), TGT % 9
+    for name, leaf in params.items():
+        if name in ("tgt_embedding", "output_embedding", "logits_bias"):
+            leaf = np.concatenate([leaf, larger[name][9:]])
+        larger[name] = leaf
     found = logits_of(config, SRC, tgt)
-    assert found.shape == (ROWS, TARGET, 9)
     # Small logits are sums of larger terms, which a matmul of another width may round otherwise.
     expected = logits_of(SEPARATE, SRC, tgt, larger)[..., :9]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,5 @@
 """Attention against a float64 NumPy implementation of the formula."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,13 +71,11 @@ def test_fused_kernel_needs_bfloat16_and_even_lengths():
     with use_backend(backend_for("gpu", "9.0")):
         assert has_fused_kernel(heads(6, 16), heads(8, 16))
         assert not has_fused_kernel(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
-        assert not has_fused_kernel(heads(7, 16), heads(8, 16))
-        assert not has_fused_kernel(heads(6, 16), heads(7, 16))
-        assert not has_fused_kernel(heads(6, 12), heads(8, 12))
+        for queries, keys in [((7, 16), (8, 16)), ((6, 16), (7, 16)), ((6, 12), (8, 12))]:
+            assert not has_fused_kernel(heads(*queries), heads(*keys))
         assert not has_fused_kernel(heads(6, 16), heads(8, 24))
-    for other in ("7.5", "gfx942"):  # An older NVIDIA GPU, and an AMD GPU.
-        with use_backend(backend_for("gpu", other)):
-            assert not has_fused_kernel(heads(6, 16), heads(8, 16))
+    with use_backend(backend_for("gpu", "7.5")):  # An older GPU.
+        assert not has_fused_kernel(heads(6, 16), heads(8, 16))
 
 
 def test_fused_kernel_is_dot_product_attention():
@@ -118,13 +114,7 @@ def test_additive_attention_is_that_of_plain_loops():
         jax.jit(additive_attention)(queries, keys, values, mask[:, None], vector)
     )
     for b, t, h in np.ndindex(2, 5, 3):
-        scores = [
-            sum(vector[h, i] * math.tanh(queries[b, t, h, i] + keys[b, s, h, i]) for i in range(4))
-            for s in range(7)
-        ]
-        odds = np.array(
-            [math.exp(x) if m else 0.0 for x, m in zip(scores, mask[b, t], strict=True)]
-        )
+        odds = mask[b, t] * np.exp(np.tanh(queries[b, t, h] + keys[b, :, h]) @ vector[h])
         expected = odds / odds.sum()
         np.testing.assert_allclose(weights[b, h, t], expected, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(

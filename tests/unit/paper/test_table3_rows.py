@@ -133,9 +133,7 @@ def test_settings_contain_all_fields_that_affect_results():
 def test_descriptions():
     assert describe("base", "small").startswith("N 3, d_model 128, d_ff 512, h 8, d_k 16, d_v 16")
     assert describe("C4", "small") == "d_model 64, d_k 8, d_v 8"
-    assert describe("D3", "paper") == "ε_ls 0.0"
     assert describe("E", "paper") == "positions learned"
-    assert describe("big", "paper") == "d_model 1024, d_ff 4096, h 16, P_drop 0.3"
 
 
 def test_unknown_names_are_refused():

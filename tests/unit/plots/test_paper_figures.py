@@ -1,4 +1,4 @@
-"""The heads and words chosen for figures 3 to 5, against hand-made examples and plain loops."""
+"""The heads and words chosen for figures 3 to 5, against plain loops."""
 
 import itertools
 
@@ -9,17 +9,7 @@ from jaxformer.plots.paper_figures import PaperFigure, paper_figures
 
 TOKENS = ["▁it", "▁made", "▁them", ",", "▁all", "▁glad", "</s>"]
 S = len(TOKENS)
-WORDS = [0, 1, 2, 4, 5]
-
-
-def looks_at(*places):
-    """Returns weights of a head whose i-th query attends only to the i-th given position."""
-    return np.eye(S, dtype=np.float32)[list(places)]
-
-
-SELF = looks_at(*range(S))
-END = looks_at(*[S - 1] * S)
-COMMA = looks_at(*[3] * S)
+WORDS = [0, 1, 2, 4, 5]  # Attention to a comma or the end is ignored.
 
 
 def random_layers(layers, heads, seed):
@@ -33,30 +23,7 @@ def test_the_layer_is_the_last_but_one():
         assert {choice.layer for choice in choices.values()} == {expected}
 
 
-def test_figure_3_is_the_word_with_distant_attention():
-    far = looks_at(0, 1, 2, 3, 0, 5, 6)  # "all" attends to "it".
-    choice = paper_figures(np.stack([far, SELF])[None], TOKENS)[3]
-    assert choice == PaperFigure(layer=0, heads=[0, 1], token=4)
-
-
-def test_attention_to_the_end_or_a_comma_is_ignored():
-    # All attend to the end or the comma except "made", which attends to its neighbor "them".
-    end, comma = END.copy(), COMMA.copy()
-    end[1] = comma[1] = np.eye(S)[2]
-    choices = paper_figures(np.stack([end, comma])[None], TOKENS)
-    assert choices[3].token == 1
-    assert choices[4].token in WORDS
-
-
-def test_figure_4_is_the_word_with_two_sharp_heads():
-    glad_at_them = looks_at(0, 1, 2, 3, 4, 2, 6)
-    less = 0.75 * glad_at_them + 0.25 * SELF
-    neighbors = looks_at(1, 2, 3, 4, 5, 6, 6)
-    choice = paper_figures(np.stack([neighbors, less, SELF, glad_at_them])[None], TOKENS)[4]
-    assert choice == PaperFigure(layer=0, heads=[3, 1], token=5)
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 def test_choices_equal_plain_loops(seed):
     weights = random_layers(2, 4, seed)
     layer = weights[0].astype(np.float64)

@@ -9,19 +9,17 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.search import BeamSearch, beam_search, take_sentences
-from jaxformer.search.beam import can_stop
-from jaxformer.search.state import BeamResult, Candidates
 
 from ...profiles import by_profile
 from .oracles import (
     BOS,
     CAPACITY,
     EOS,
-    INFINITY,
     PAD,
     Tree,
     advance_tree,
     beam,
+    check_composition,
     hypotheses,
     plain_beam,
     search_tree,
@@ -172,32 +170,6 @@ def test_no_step_is_unnecessary():
         assert len(CALLS) == steps == counted
 
 
-def test_rules_for_stopping():
-    log_probs = np.log(np.float32([[0.012, 0.001]] * 3))
-    worst = np.float32([np.log(0.36) / (7 / 6) ** 4, -INFINITY, -0.3])
-    scores = np.stack([worst + 0.1, worst], axis=1)
-    none = np.zeros((3, 2), np.int32)
-    alive = Candidates(log_probs=log_probs, tokens=none, parents=none)
-    finished = BeamResult(tokens=none[..., None], lengths=none, scores=scores, log_probs=scores)
-    rules = ("proven", "likely", "full", "never")
-
-    @jax.jit
-    def stop(alive, finished, now, at_limit):
-        return {
-            rule: can_stop(beam(early_stop=rule), alive, finished, now, at_limit) for rule in rules
-        }
-
-    penalties = np.float32((8 / 6) ** 4), np.float32([(11 / 6) ** 4] * 3)
-    found = jax.device_get(stop(alive, finished, *penalties))
-    assert {rule: mask.tolist() for rule, mask in found.items()} == {
-        # -0.39 at the limit may still displace -0.55, but not -0.3. Now, -1.4 is worse than both.
-        "proven": [False, False, True],
-        "likely": [True, False, True],
-        "full": [True, False, True],
-        "never": [False, False, False],
-    }
-
-
 DIVERSE = beam(beam_size=4, length_penalty=0.6, diversity_groups=2, diversity_penalty=0.5)
 LOGITS = tree_logits(7, 7, 4, 5)
 LIMITS = np.array([5, 1, 4, 5, 2, 3, 5], np.int32)
@@ -275,46 +247,30 @@ def test_cache_follows_its_hypothesis_and_may_grow():
 
 
 def test_works_under_vmap():
+    def search(logits, limits):
+        return advance_tree(DIVERSE, start_tree(DIVERSE, logits, limits), CAPACITY)[1]
+
     logits, limits = LOGITS[:6].reshape(3, 2, *LOGITS.shape[1:]), LIMITS[:6].reshape(3, 2)
-    together = jax.vmap(functools.partial(advance_and_finalize, DIVERSE))(logits, limits)
-    expected = search_tree(DIVERSE, LOGITS, LIMITS)
-    for found, whole in zip(jax.device_get(together), expected, strict=True):
-        found = found.reshape(whole[:6].shape)
-        np.testing.assert_allclose(found, whole[:6], rtol=1e-6)
-
-
-def advance_and_finalize(settings, logits, limits):
-    return advance_tree(settings, start_tree(settings, logits, limits), CAPACITY)[1]
+    together = jax.device_get(jax.vmap(search)(logits, limits))
+    for found, whole in zip(together, search_tree(DIVERSE, LOGITS, LIMITS), strict=True):
+        np.testing.assert_allclose(found.reshape(whole[:6].shape), whole[:6], rtol=1e-6)
 
 
 def test_beam_search_composes_its_methods():
     # No option has its default, so that a lost option changes the result.
-    options = {
-        "beam_size": 4,
-        "length_penalty": 0.6,
-        "penalty": "power",
-        "min_length": 1,
-        "no_repeat_ngram": 2,
-        "diversity_groups": 2,
-        "diversity_penalty": 0.5,
-        "ends_within": "N",
-        "unfinished": "compete",
-        "early_stop": "full",
-    }
-    settings = beam(**options)
-    limits, prefix = np.array([5, 4, 3]), np.array([[2, 0], [0, 0], [3, 2]])
-
-    def composed(logits):
-        state = settings.start(tree_cache(logits, 4), limits, CAPACITY, prefix)
-        return settings.finalize(settings.advance(tree_step, state, CAPACITY))
-
-    def together(logits):
-        ids = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "prefix": prefix}
-        sizes = {"max_lengths": limits, "capacity": CAPACITY}
-        return beam_search(tree_step, tree_cache(logits, 4), **sizes, **ids, **options)
-
-    logits = LOGITS[:3]
-    assert str(jax.make_jaxpr(together)(logits)) == str(jax.make_jaxpr(composed)(logits))
+    settings = beam(
+        beam_size=4,
+        length_penalty=0.3,
+        penalty="power",
+        min_length=1,
+        no_repeat_ngram=2,
+        diversity_groups=2,
+        diversity_penalty=0.5,
+        ends_within="N",
+        unfinished="compete",
+        early_stop="full",
+    )
+    check_composition(settings, beam_search, tree_step, tree_cache(LOGITS[:3], 4))
 
 
 @pytest.mark.parametrize(

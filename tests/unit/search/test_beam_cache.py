@@ -5,16 +5,9 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.search.beam_cache import check_cache, gather_beams, reorder_cache
+from jaxformer.search.beam_cache import check_cache, reorder_cache
 
 PARENTS = np.int32([[2, 0, 0], [1, 1, 2]])
-
-
-def test_gather_beams_takes_as_many_rows_of_each_sentence_as_wanted():
-    rows = np.arange(2 * 3 * 4).reshape(2, 3, 4)
-    for beams in (PARENTS, np.array([[2], [0]]), np.array([[2, 2, 1, 0], [0, 0, 1, 2]])):
-        expected = [[rows[b, p].tolist() for p in beams[b]] for b in range(2)]
-        assert jax.jit(gather_beams)(rows, beams).tolist() == expected
 
 
 def test_reorder_moves_only_arrays_of_hypotheses():

@@ -22,6 +22,7 @@ from .oracles import (
     INFINITY,
     PAD,
     Tree,
+    check_composition,
     hypotheses,
     permitted,
     tokens_of,
@@ -211,29 +212,17 @@ def test_advance_in_several_calls_equals_one_call():
 
 def test_sample_composes_its_methods():
     # No option has its default, so that a lost option changes the result.
-    options = {
-        "length_penalty": 0.6,
-        "penalty": "power",
-        "min_length": 1,
-        "no_repeat_ngram": 2,
-        "temperature": 1.5,
-        "top_k": 3,
-        "top_p": 0.9,
-    }
-    settings = sampling(num_samples=4, **options)
-    limits, prefix, given = np.array([5, 4, 3]), np.array([[2, 0], [0, 0], [3, 2]]), keys(3)
-
-    def composed(logits):
-        state = settings.start(tree_cache(logits, 4), limits, CAPACITY, prefix, keys=given)
-        return settings.finalize(settings.advance(tree_step, state, CAPACITY))
-
-    def together(logits):
-        ids = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "prefix": prefix, "keys": given}
-        sizes = {"max_lengths": limits, "capacity": CAPACITY, "num_samples": 4}
-        return sample(tree_step, tree_cache(logits, 4), **sizes, **ids, **options)
-
-    logits = LOGITS[:3]
-    assert str(jax.make_jaxpr(together)(logits)) == str(jax.make_jaxpr(composed)(logits))
+    settings = sampling(
+        num_samples=3,
+        length_penalty=0.6,
+        penalty="power",
+        min_length=1,
+        no_repeat_ngram=2,
+        temperature=1.5,
+        top_k=3,
+        top_p=0.9,
+    )
+    check_composition(settings, sample, tree_step, tree_cache(LOGITS[:3], 3), keys=keys(3))
 
 
 def test_keys_derive_from_the_seed_and_the_ids_of_sentences():

@@ -40,10 +40,6 @@ def one(text):
     return tree
 
 
-def normal(text):
-    return str(normalize(one(text)))
-
-
 @FEW
 @given(TREES)
 def test_writing_and_reading_are_inverse(tree):
@@ -100,29 +96,29 @@ def spans(tokens):
     return found
 
 
-@pytest.mark.parametrize(
-    ("tokens", "tree"),
-    [
-        ("(S (NP XX )NP (VP XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
-        ("(S (NP XX )NP (VP XX XX XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
-        ("(S (NP XX )NP )S", "(S (NP (XX a)) (XX b) (XX c))"),  # no open bracket
-        ("(S (NP XX )NP (VP XX", "(S (NP (XX a)) (VP (XX b) (XX c)))"),  # open brackets
-        ("(S XX )NP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # no open NP
-        ("(S (NP (NP XX )S XX XX", "(TOP (S (NP (NP (XX a)))) (XX b) (XX c))"),  # closes both NPs
-        ("(S (NP )NP XX (VP (PP )PP )VP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # empty
-        ("(NP XX )NP (VP XX )VP", "(TOP (NP (XX a)) (VP (XX b)) (XX c))"),
-        ("(NP XX )NP (VP XX", "(TOP (NP (XX a)) (VP (XX b) (XX c)))"),
-        ("<unk> ( ) (S XX XX hello XX )S </s>", "(S (XX a) (XX b) (XX c))"),
-        ("", "(TOP (XX a) (XX b) (XX c))"),
-        ("(S (NP )S", "(TOP (XX a) (XX b) (XX c))"),
-        ("((S XX (S)) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # no label
-        ("(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S", "(S (NP (DT a) (NN b)) (VP (VBZ c)))"),
-        ("(S (DT) (DT) (DT) (DT) )S", "(S (DT a) (DT b) (DT c))"),
-        ("(S XX (DT) )S", "(S (XX a) (DT b) (XX c))"),
-    ],
-)
-def test_repair(tokens, tree):
-    assert str(delinearize(tokens.split(), ["a", "b", "c"])) == tree
+REPAIRED = [
+    ("(S (NP XX )NP (VP XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
+    ("(S (NP XX )NP (VP XX XX XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
+    ("(S (NP XX )NP )S", "(S (NP (XX a)) (XX b) (XX c))"),  # no open bracket
+    ("(S (NP XX )NP (VP XX", "(S (NP (XX a)) (VP (XX b) (XX c)))"),  # open brackets
+    ("(S XX )NP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # no open NP
+    ("(S (NP (NP XX )S XX XX", "(TOP (S (NP (NP (XX a)))) (XX b) (XX c))"),  # closes both NPs
+    ("(S (NP )NP XX (VP (PP )PP )VP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # empty
+    ("(NP XX )NP (VP XX )VP", "(TOP (NP (XX a)) (VP (XX b)) (XX c))"),
+    ("(NP XX )NP (VP XX", "(TOP (NP (XX a)) (VP (XX b) (XX c)))"),
+    ("<unk> ( ) (S XX XX hello XX )S </s>", "(S (XX a) (XX b) (XX c))"),
+    ("", "(TOP (XX a) (XX b) (XX c))"),
+    ("(S (NP )S", "(TOP (XX a) (XX b) (XX c))"),
+    ("((S XX (S)) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # no label
+    ("(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S", "(S (NP (DT a) (NN b)) (VP (VBZ c)))"),
+    ("(S (DT) (DT) (DT) (DT) )S", "(S (DT a) (DT b) (DT c))"),
+    ("(S XX (DT) )S", "(S (XX a) (DT b) (XX c))"),
+]
+
+
+def test_repair():
+    for tokens, tree in REPAIRED:
+        assert str(delinearize(tokens.split(), ["a", "b", "c"])) == tree
 
 
 def test_sentences_without_a_tree_are_refused():
@@ -133,30 +129,30 @@ def test_sentences_without_a_tree_are_refused():
         delinearize(["(S", "XX", ")S"], ["a"], ["A", "B"])
 
 
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        ("( (S (NP-SBJ-1 (PRP I)) (VP=2 (VB go))))", "(S (NP (PRP I)) (VP (VB go)))"),
-        ("(TOP (S (NN a)))", "(S (NN a))"),
-        ("(ROOT (S1 (S (NN a))))", "(S (NN a))"),
-        ("(S (ADVP|PRT (RP up)) (X-Y=1-3 (NN a)))", "(S (ADVP (RP up)) (X (NN a)))"),
-        # Labels with a leading hyphen, and the tags of words, are unchanged.
-        ("(S (-LRB- -LRB-) (NN-X b))", "(S (-LRB- -LRB-) (NN-X b))"),
-        ("(S (-LRB- (-LRB- -LRB-)))", "(S (-LRB- (-LRB- -LRB-)))"),
-        # Traces, and constituents of only traces.
-        ("(S (SBAR (-NONE- 0) (S (-NONE- *T*-1))) (NN a))", "(S (NN a))"),
-        ("(S (NP (-NONE- *)) (VP (VB go) (NP (-NONE- *-1))))", "(S (VP (VB go)))"),
-        ("( (-NONE- *) (S (NN a)))", "(S (NN a))"),
-        # A root that is needed.
-        ("( (S (NN a)) (. .))", "(TOP (S (NN a)) (. .))"),
-        ("(S1 (NN a))", "(TOP (NN a))"),
-        ("(UH Yes)", "(TOP (UH Yes))"),
-        ("( (NP (NP (NN a))))", "(NP (NP (NN a)))"),
-        ("(S (NP (-NONE- *)))", "None"),
-    ],
-)
-def test_normalize(raw, expected):
-    assert normal(raw) == expected
+NORMALIZED = [
+    ("( (S (NP-SBJ-1 (PRP I)) (VP=2 (VB go))))", "(S (NP (PRP I)) (VP (VB go)))"),
+    ("(TOP (S (NN a)))", "(S (NN a))"),
+    ("(ROOT (S1 (S (NN a))))", "(S (NN a))"),
+    ("(S (ADVP|PRT (RP up)) (X-Y=1-3 (NN a)))", "(S (ADVP (RP up)) (X (NN a)))"),
+    # Labels with a leading hyphen, and the tags of words, are unchanged.
+    ("(S (-LRB- -LRB-) (NN-X b))", "(S (-LRB- -LRB-) (NN-X b))"),
+    ("(S (-LRB- (-LRB- -LRB-)))", "(S (-LRB- (-LRB- -LRB-)))"),
+    # Traces, and constituents of only traces.
+    ("(S (SBAR (-NONE- 0) (S (-NONE- *T*-1))) (NN a))", "(S (NN a))"),
+    ("(S (NP (-NONE- *)) (VP (VB go) (NP (-NONE- *-1))))", "(S (VP (VB go)))"),
+    ("( (-NONE- *) (S (NN a)))", "(S (NN a))"),
+    # A root that is needed.
+    ("( (S (NN a)) (. .))", "(TOP (S (NN a)) (. .))"),
+    ("(S1 (NN a))", "(TOP (NN a))"),
+    ("(UH Yes)", "(TOP (UH Yes))"),
+    ("( (NP (NP (NN a))))", "(NP (NP (NN a)))"),
+    ("(S (NP (-NONE- *)))", "None"),
+]
+
+
+def test_normalize():
+    for raw, expected in NORMALIZED:
+        assert str(normalize(one(raw))) == expected
 
 
 @FEW
@@ -172,29 +168,24 @@ def test_normalization_is_idempotent(tree):
         assert delinearize(linearize(normalized), normalized.words(), normalized.tags())
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("(S (NN a))\nhello", "f:2: expected ( at the beginning of a tree, got 'hello'"),
-        ("(S (NN a)))", "f:1: expected ( at the beginning of a tree, got a surplus )"),
+def test_malformed_trees_are_refused():
+    begin, empty = "expected ( at the beginning of a tree, got", "expected a word or a constituent"
+    for text, message in (
+        ("(S (NN a))\nhello", f"f:2: {begin} 'hello'"),
+        ("(S (NN a)))", f"f:1: {begin} a surplus )"),
         (
             "(S\n(NN a b))",
-            "f:2: expected ( or ), got 'b'; a word has a pair of brackets of its own",
+            "f:2: expected ( or ), got 'b'; a word has a pair of brackets of its o",
         ),
         ("(S (NN a) b)", "f:1: expected ( or ), got 'b'"),
         ("(S (NN a (B b)))", "f:1: expected ) after (NN a, got ("),
-        ("(S (NP))", "f:1: expected a word or a constituent after (NP, got )"),
-        ("()", "f:1: expected a word or a constituent after (, got )"),
+        ("(S (NP))", f"f:1: {empty} after (NP, got )"),
+        ("()", f"f:1: {empty} after (, got )"),
         ("(S ( (NN a)))", "f:1: expected a label after (, got another (; only the outermost pair"),
-        (
-            "\n(S (NP\n(NN a)\n",
-            "f:2: the tree that begins here is never closed: 2 closing brackets",
-        ),
-    ],
-)
-def test_malformed_trees_are_refused(text, words):
-    with pytest.raises(UserError, match=f"^{re.escape(words)}"):
-        list(read_trees(text.split("\n"), "f"))
+        ("\n(S (NP\n(NN a)\n", "f:2: the tree that begins here is never closed: 2 closing brac"),
+    ):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+            list(read_trees(text.split("\n"), "f"))
 
 
 def test_files(tmp_path):
@@ -205,25 +196,18 @@ def test_files(tmp_path):
         list(read_tree_file(tmp_path / "b.trees"))
 
 
-@pytest.mark.parametrize("text", ["", "a b", "a\n", "(", "a)"])
-def test_invalid_trees_cannot_be_created(text):
-    with pytest.raises(UserError, match=f"word without white space .* got {re.escape(repr(text))}"):
-        Leaf("NN", text)
-    with pytest.raises(UserError, match="expected a tag without white space"):
-        Leaf(text, "a")
-    if text:
-        with pytest.raises(UserError, match="expected a label without white space"):
-            Tree(text, (Leaf("NN", "a"),))
-
-
-def test_constituents_without_words_are_refused():
-    with pytest.raises(
-        UserError, match=r"expected a constituent of words, got an empty one: \(S\)"
-    ):
+def test_invalid_trees_cannot_be_created():
+    for text in ("", "a b", "a\n", "(", "a)"):
+        message = f"word without white space .* got {re.escape(repr(text))}"
+        with pytest.raises(UserError, match=message):
+            Leaf("NN", text)
+        with pytest.raises(UserError, match="expected a tag without white space"):
+            Leaf(text, "a")
+        if text:
+            with pytest.raises(UserError, match="expected a label without white space"):
+                Tree(text, (Leaf("NN", "a"),))
+    with pytest.raises(UserError, match=r"expected a constituent of words, got an empty one: \(S"):
         Tree("S", ())
-
-
-def test_only_normalized_trees_are_linearized():
     with pytest.raises(UserError, match=r"got a constituent without label: \( \(S \(NN a\)\)\)"):
         linearize(one("( (S (NN a)))"))
 

@@ -189,12 +189,6 @@ def test_combined_with_prefixes_and_built_in_constraints():
     assert not any(2 in tokens[1:] for tokens in tokens_of(found))
 
 
-def test_logits_of_another_shape_are_refused():
-    wrong = BeamSearch(constraints=(lambda logits, context: logits[:, :, 0],), **IDS)
-    with pytest.raises(UserError, match=r"must return logits .* = \(1, 4, 4\): got \(1, 4\)"):
-        jax.eval_shape(lambda: wrong(chain_step, (), max_lengths=[2], capacity=2))
-
-
 SOURCES = ["one", "one hundred and two thousand", "twenty two", "seven"]
 
 
@@ -264,7 +258,7 @@ def test_translator_samples_allowed_translations(translator):
         assert hypothesis.log_prob == pytest.approx(score.log_prob, abs=1e-4)
 
 
-def test_constraint_that_is_neither_hashable_nor_a_pytree_is_refused(translator):
+def test_wrong_constraints_are_refused(translator):
     @dataclasses.dataclass(frozen=True)
     class Unregistered:
         tokens: jax.Array
@@ -274,3 +268,6 @@ def test_constraint_that_is_neither_hashable_nor_a_pytree_is_refused(translator)
 
     with pytest.raises(UserError, match=r"hashable, or a pytree .*: got Unregistered; register it"):
         translator.translate(["one"], constraints=(Unregistered(np.array([3])),))
+    wrong = BeamSearch(constraints=(lambda logits, context: logits[:, :, 0],), **IDS)
+    with pytest.raises(UserError, match=r"must return logits .* = \(1, 4, 4\): got \(1, 4\)"):
+        jax.eval_shape(lambda: wrong(chain_step, (), max_lengths=[2], capacity=2))

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -65,11 +66,16 @@ def test_figures_equal_those_that_sacrebleu_prints(files, capsys):
         assert [round(second["p_randomization"], 4)] == randomized[2][column]
 
 
-def test_table(files, capsys):
+def test_table_and_language(files, tmp_path, capsys):
     code, out, _ = compare(capsys, *files)
     assert code == 0
     assert out.startswith("lines: 30, target language: de\n")
     assert out.count(f"\n  {files[1]} ") == out.count(f"\n  {files[2]} ") == 5
+    reference = str(shutil.copy(files[0], tmp_path / "ref.txt"))
+    code, out, _ = compare(capsys, reference, files[1], "--language", "fr")
+    assert code == 0
+    assert "tokenizer.perl -l fr" in out
+    assert compare(capsys, reference, files[1], "--language", "zh-TW")[0] == 0
 
 
 def test_mistakes(files, tmp_path, capsys):
@@ -87,14 +93,6 @@ def test_mistakes(files, tmp_path, capsys):
         assert (code, out) == (2, "")
         assert re.fullmatch(r"error: [^\n]+\n", err)
         assert words in err
-
-
-def test_language_can_be_given(files, tmp_path, capsys):
-    (tmp_path / "ref.txt").write_bytes((tmp_path / "ref.de").read_bytes())
-    code, out, _ = compare(capsys, str(tmp_path / "ref.txt"), files[1], "--language", "fr")
-    assert code == 0
-    assert "tokenizer.perl -l fr" in out
-    assert compare(capsys, str(tmp_path / "ref.txt"), files[1], "--language", "zh-TW")[0] == 0
 
 
 def test_chinese_is_split_as_sacrebleu_does(tmp_path, capsys):

@@ -176,31 +176,9 @@ def test_strict_refuses_a_file_before_any_work(command, monkeypatch, tmp_path):
         assert errors[-1].startswith(f"error: {source}:")
         assert int(errors[-1].split(":")[2]) in BAD
         assert not output.exists()
-
-
-def test_too_long_a_prefix_for_all_lines_is_a_mistake(command):
     code, lines, errors = command("translate", "--prefix", "zwei " * 100)
     assert (code, lines) == (2, [])
     assert errors[-1].startswith("error: --prefix: expected at most 63 tokens")
-
-
-@pytest.mark.ci
-def test_many_short_lines(command):
-    """Every thousandth line is bad."""
-    count = by_profile(5000, nightly=100_000)  # More than one block.
-    words = ["one", "two", "", "seven", "nine hundred"]
-    content = [b"\xff" if n % 1000 == 999 else words[n % 5].encode() for n in range(count)]
-    code, lines, errors = command(
-        "translate", "--beam-size", 1, content=b"".join(line + b"\n" for line in content)
-    )
-    assert code == 3
-    assert len(lines) == count
-    assert errors[-1].startswith(f"error: {count // 1000} of {count} lines could not be done")
-    by_source = {}
-    for source, line in zip(content, lines, strict=True):
-        by_source.setdefault(source, set()).add(line)
-    assert {source for source, found in by_source.items() if found == {""}} == {b"", b"\xff"}
-    assert all(len(found) == 1 for found in by_source.values())
 
 
 @pytest.mark.ci

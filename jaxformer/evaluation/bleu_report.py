@@ -16,15 +16,16 @@ gives the variants that papers quote, each with its exact method:
   files ``*.lc.norm.tok`` of the data set, made by ``lowercase.perl``,
   ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order. We process both sides alike.
   On the German reference of ``test_2016_flickr`` the normalization changes nothing.
-* **Exact match**: percentage of lines that equal their reference.
+* **Exact match**: percentage of lines that equal their reference, but for blanks at the ends.
 
 BLEU counts sequences of up to four words. If no line has four, it would be 0 even for perfect
 translations, and the report gives no value.
 
-Chinese, Japanese and Korean do not separate words by spaces. sacreBLEU splits them with the
-tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``. The Perl scripts cannot, so their three metrics
-are omitted. ``ja-mecab`` and ``ko-mecab`` need extra packages; without them, single characters are
-scored, ``tok:char``, and the report names the package to install.
+Some languages do not separate words by spaces. sacreBLEU splits the Chinese languages, Japanese and
+Korean with the tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``. It has none for Thai, Lao, Khmer,
+Burmese, Tibetan and Dzongkha, of which single characters are scored, ``tok:char``. The Perl scripts
+can split none of them, so their three metrics are omitted. ``ja-mecab`` and ``ko-mecab`` need extra
+packages; without them, characters are scored, and the report names the package to install.
 
 The Perl scripts are the ports in ``sacremoses``. Unlike the scripts, we do not escape quotation
 marks as ``&quot;``; the score is the same, since both are one token.
@@ -44,11 +45,17 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from jaxformer.checks import check_texts
 from jaxformer.errors import UserError
 
-# Languages with a sacreBLEU tokenizer, by their ISO 639 codes and OPUS's "jap".
+# Languages without spaces by their ISO 639 codes and OPUS's "jap", and the code of sacreBLEU's
+# tokenizer; "char" if there is none.
 _LANGUAGES = {
-    **{"zh": "zh", "zho": "zh", "chi": "zh", "cmn": "zh"},
-    **{"ja": "ja", "jpn": "ja", "jap": "ja"},
-    **{"ko": "ko", "kor": "ko"},
+    code: tokenizer
+    for tokenizer, codes in {
+        "zh": "zh zho chi cmn yue wuu lzh nan hak gan hsn cdo cjy cpx czh czo mnp",
+        "ja": "ja jpn jap",
+        "ko": "ko kor",
+        "char": "th tha lo lao km khm my mya bur bo bod tib dz dzo",
+    }.items()
+    for code in codes.split()
 }
 
 
@@ -169,12 +176,14 @@ def translation_report(
         score = _score(measure.scorer, *sides)
         defined = is_defined(measure, *sides)
         metrics[field] = Metric(measure.name, score if defined else None, measure.method())
-    matches = sum(h == r for h, r in zip(hypotheses, references, strict=True))
+    matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return TranslationReport(
         target_language=target_language,
         lines=len(references),
         exact_match=Metric(
-            "exact match", 100 * matches / len(references), "lines equal to their reference, in %"
+            "exact match",
+            100 * matches / len(references),
+            "lines equal to their reference but for blanks at the ends, in %",
         ),
         **metrics,
     )
@@ -187,6 +196,11 @@ def sacrebleu(language: str) -> Measure:
       language: Code of the target language, such as "de", "zh-TW" or "jpn".
     """
     code, note = _without_words(language), ""
+    if code == "char":
+        note = " (characters, since no tokenizer of sacreBLEU finds this language's words)"
+        return Measure(
+            name="sacreBLEU", prepare=_plain, scorer=BLEU(tokenize="char", force=True), note=note
+        )
     try:
         scorer = BLEU(trg_lang=code or "", force=True)
     except RuntimeError:  # MeCab or its dictionary is missing
@@ -209,10 +223,10 @@ def measures(language: str) -> dict[str, Measure]:
 
 
 def _without_words(language: str) -> str | None:
-    """Returns sacreBLEU's code of a language without spaces; None for all others.
+    """Returns the tokenizer of a language without spaces; None for all others.
 
-    >>> _without_words("zh-Hant_TW"), _without_words("de")
-    ('zh', None)
+    >>> _without_words("zh-Hant_TW"), _without_words("yue"), _without_words("de")
+    ('zh', 'zh', None)
     """
     return _LANGUAGES.get(re.split("[-_]", language.lower())[0])
 

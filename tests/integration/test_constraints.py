@@ -21,18 +21,17 @@ from jaxformer.search import MinLength, SearchContext
 
 from ..unit.search.oracles import (
     EOS,
-    PAD,
+    IDS,
     Tree,
     exhaustive,
     hypotheses,
+    log,
     tokens_of,
     tree_cache,
     tree_logits,
     tree_step,
 )
 from .compilations import Compilations
-
-IDS = {"bos_id": 0, "eos_id": EOS, "pad_id": PAD}
 
 
 @jax.tree_util.register_dataclass
@@ -153,8 +152,7 @@ def test_allowed_samples_have_the_renormalized_distribution():
 
 
 # Tokens 2 and 3 have probabilities 0.8 and 0.2; EOS follows with probability 1.
-with np.errstate(divide="ignore"):
-    CHAIN = np.log(np.float32([[0.0, 0.0, 0.8, 0.2], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]))
+CHAIN = log([[0.0, 0.0, 0.8, 0.2], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]])
 
 
 def chain_step(tokens: jax.Array, cache: tuple) -> tuple[jax.Array, tuple]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.search import BeamResult, BeamSearch
+from jaxformer.search import BeamResult, BeamSearch, Sampling
 from jaxformer.search.state import BeamState
 
 PAD, EOS, BOS = 0, 1, 0  # Two ids are also ids of tokens, which must never be confused.
@@ -25,15 +25,21 @@ Tokens = tuple[int, ...]
 Hypothesis = tuple[float, float, Tokens]  # score, log probability, tokens
 
 
+IDS = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
+
+
 def beam(**changes) -> BeamSearch:
-    settings = {
-        "beam_size": 2,
-        "length_penalty": 0.0,
-        "bos_id": BOS,
-        "eos_id": EOS,
-        "pad_id": PAD,
-    }
-    return BeamSearch(**{**settings, **changes})
+    return BeamSearch(**{"beam_size": 2, "length_penalty": 0.0, **IDS, **changes})
+
+
+def sampling(**changes) -> Sampling:
+    return Sampling(**{"num_samples": 2, "length_penalty": 0.0, **IDS, **changes})
+
+
+def log(probabilities) -> np.ndarray:
+    """Returns float32 logarithms; that of 0 is -inf."""
+    with np.errstate(divide="ignore"):
+        return np.log(probabilities).astype(np.float32)
 
 
 def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.ndarray:
@@ -135,11 +141,8 @@ class Tree:
 def score(settings: BeamSearch, log_prob: float, length: int) -> float:
     """Computes scores in float32 like the search, so that the same hypotheses tie."""
     alpha = settings.length_penalty
-    penalty = {
-        "gnmt": ((5 + length) / 6) ** alpha,
-        "power": max(length, 1) ** alpha,
-        "none": 1.0,
-    }[settings.penalty]
+    penalties = {"gnmt": (5 + length) / 6, "power": max(length, 1), "none": 1.0}
+    penalty = penalties[settings.penalty] ** alpha
     return float(np.float32(log_prob) / np.float32(penalty))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.search.beam import step
+from jaxformer.search.beam_cache import reorder_cache
 
 from .oracles import beam
 
@@ -19,18 +20,10 @@ def abstract_step(**changes):
     return functools.partial(step, settings, lambda t, cache: (cache[:, 0][0][t], cache)), state
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {
-            "min_length": 2,
-            "no_repeat_ngram": 2,
-            "diversity_groups": 2,
-            "diversity_penalty": 0.5,
-        },
-    ],
-)
+OPTIONS = {"min_length": 2, "no_repeat_ngram": 2, "diversity_groups": 2, "diversity_penalty": 0.5}
+
+
+@pytest.mark.parametrize("changes", [{}, OPTIONS])
 def test_candidates_are_not_sorted(changes):
     """XLA keeps its top-k and does not fall back to sorting all N * V candidates of every step."""
     function, state = abstract_step(**changes)
@@ -43,3 +36,10 @@ def test_disabled_options_add_no_operations():
     for changes in ({"min_length": 1}, {"no_repeat_ngram": 1}, {"diversity_groups": 2}, {}):
         function, state = abstract_step(**changes)
         assert ("scatter" in str(jax.make_jaxpr(function)(state))) == bool(changes)
+
+
+def test_nothing_is_gathered_for_greedy_search():
+    cache = {"own": np.ones((2, 1, 5)), "position": np.array(0)}
+    assert jax.make_jaxpr(reorder_cache)(cache, np.zeros((2, 1), np.int32)).eqns == []
+    shared = {"keys": np.ones((2, 1, 5))}  # By three hypotheses.
+    assert jax.make_jaxpr(reorder_cache)(shared, np.zeros((2, 3), np.int32)).eqns == []

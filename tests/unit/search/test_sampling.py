@@ -16,7 +16,6 @@ from jaxformer.search import BeamResult, Sampling, sample, take_sentences
 from jaxformer.search.sampling import draw, truncate
 
 from .oracles import (
-    BOS,
     CAPACITY,
     EOS,
     INFINITY,
@@ -24,17 +23,14 @@ from .oracles import (
     Tree,
     check_composition,
     hypotheses,
+    log,
     permitted,
+    sampling,
     tokens_of,
     tree_cache,
     tree_logits,
     tree_step,
 )
-
-
-def sampling(**changes) -> Sampling:
-    settings = {"num_samples": 2, "length_penalty": 0.0, "bos_id": BOS, "eos_id": EOS}
-    return Sampling(**{**settings, "pad_id": PAD, **changes})
 
 
 def keys(sentences: int, seed: int = 0) -> jax.Array:
@@ -87,37 +83,28 @@ CUTS = [
 
 def test_truncation_keeps_the_right_tokens():
     shuffled = np.random.default_rng(0).permuted([[PROBABILITIES] * 3] * 2, axis=2)
-    with np.errstate(divide="ignore"):
-        logits = np.log(shuffled).astype(np.float32)
 
     @jax.jit
     def truncated(logits):
         scaled = [logits / cut["temperature"] + 3.0 for cut in CUTS]
-        return [truncate(sampling(**cut), one) for cut, one in zip(CUTS, scaled, strict=True)]
+        found = [truncate(sampling(**cut), one) for cut, one in zip(CUTS, scaled, strict=True)]
+        equal = jnp.zeros((1, 1, 4))
+        return found, truncate(sampling(top_k=2), equal), truncate(sampling(top_p=0.5), equal)
 
-    for cut, (kept, tokens) in zip(CUTS, jax.device_get(truncated(logits)), strict=True):
-        found = np.zeros(shuffled.shape)
+    found, (_, top_2), (kept_half, tokens) = jax.device_get(truncated(log(shuffled)))
+    assert top_2.tolist() == [[[0, 1]]]  # Ties are broken by id.
+    assert tokens[kept_half > -INFINITY].tolist() == [0, 1]
+    for cut, (kept, tokens) in zip(CUTS, found, strict=True):
+        probabilities = np.zeros(shuffled.shape)
         tokens = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
-        np.put_along_axis(found, tokens, scipy.special.softmax(kept, axis=2), axis=2)
+        np.put_along_axis(probabilities, tokens, scipy.special.softmax(kept, axis=2), axis=2)
         expected = np.apply_along_axis(expected_distribution, 2, shuffled, **cut)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(cut))
-
-
-def test_top_k_breaks_ties_by_id():
-    @jax.jit
-    def truncated(logits):
-        return truncate(sampling(top_k=2), logits)[1], truncate(sampling(top_p=0.5), logits)
-
-    tokens, (kept, sorted_tokens) = jax.device_get(truncated(np.zeros((1, 1, 4), np.float32)))
-    assert tokens.tolist() == [[[0, 1]]]
-    assert sorted_tokens[kept > -INFINITY].tolist() == [0, 1]
+        np.testing.assert_allclose(probabilities, expected, rtol=1e-5, err_msg=str(cut))
 
 
 def test_draws_have_the_exact_distribution_and_are_independent():
     draws, cuts = 20_000, [CUTS[0], CUTS[4]]
-    with np.errstate(divide="ignore"):
-        logits = np.float32(np.log(PROBABILITIES)) + 3.0
-    logits = np.broadcast_to(logits, (draws // 10, 10, 8))
+    logits = np.broadcast_to(log(PROBABILITIES) + 3.0, (draws // 10, 10, 8))
 
     @jax.jit
     def drawn(logits, keys):

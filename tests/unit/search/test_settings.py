@@ -7,13 +7,7 @@ from jaxformer.data import tokenizer
 from jaxformer.errors import UserError
 from jaxformer.search import BeamSearch, Sampling
 
-from .oracles import BOS, EOS, PAD, beam
-
-
-def sampling(**changes) -> Sampling:
-    settings = {"num_samples": 2, "length_penalty": 0.0, "bos_id": BOS, "eos_id": EOS}
-    return Sampling(**{**settings, "pad_id": PAD, **changes})
-
+from .oracles import beam, sampling
 
 NAN = float("nan")
 

@@ -23,7 +23,10 @@ from .oracles import INFINITY, PAD, beam
         ({"max_lengths": np.ones((0,), int)}, r"max_lengths must hold one number .* shape \(0,\)"),
         ({"prefix": np.ones((2, 3), int)}, r"prefix must hold .* \[1, tokens\]: got \(2, 3\)"),
         ({"prefix": np.ones((1,), int)}, r"prefix must hold .* \[1, tokens\]: got \(1,\)"),
-        ({"cache": np.ones((1, 3))}, r"cache must lead with axes \[batch, beams\] = \[1, 2\]"),
+        *[
+            ({"cache": {"keys": [np.ones(shape)]}}, r"cache\['keys'\]\[0\] must lead .*= \[1, 2\]")
+            for shape in [(1,), (2, 2), (1, 3, 5), (2, 5)]
+        ],
     ],
 )
 def test_mismatched_arguments_are_refused(arguments, message):

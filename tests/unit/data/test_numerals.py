@@ -35,24 +35,17 @@ KNOWN = [
     ),
 ]
 
-ENGLISH = {
-    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7,
-    "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14,
-    "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20,
-    "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
-}  # fmt: skip
-UNITS = {
-    "ein": 1, "eins": 1, "zwei": 2, "drei": 3, "vier": 4, "fünf": 5, "sechs": 6, "sieben": 7,
-    "acht": 8, "neun": 9,
-}  # fmt: skip
-TEENS = {
-    "zehn": 10, "elf": 11, "zwölf": 12, "dreizehn": 13, "vierzehn": 14, "fünfzehn": 15,
-    "sechzehn": 16, "siebzehn": 17, "achtzehn": 18, "neunzehn": 19,
-}  # fmt: skip
-TENS = {
-    "zwanzig": 20, "dreißig": 30, "vierzig": 40, "fünfzig": 50, "sechzig": 60, "siebzig": 70,
-    "achtzig": 80, "neunzig": 90,
-}  # fmt: skip
+SMALL = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+SMALL += " fifteen sixteen seventeen eighteen nineteen"
+TIES = "twenty thirty forty fifty sixty seventy eighty ninety"
+ENGLISH = {word: number for number, word in enumerate(SMALL.split())}
+ENGLISH |= {word: 10 * number for number, word in enumerate(TIES.split(), 2)}
+DIGITS = "ein zwei drei vier fünf sechs sieben acht neun"
+UNITS = {"eins": 1} | {word: number for number, word in enumerate(DIGITS.split(), 1)}
+GERMAN_TEENS = "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
+TEENS = {word: number for number, word in enumerate(GERMAN_TEENS.split(), 10)}
+GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig"
+TENS = {word: 10 * number for number, word in enumerate(GERMAN_TENS.split(), 2)}
 
 
 def read_english(words):

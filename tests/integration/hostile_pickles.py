@@ -12,10 +12,8 @@ import os
 import pathlib
 import pickle
 import sys
-import tarfile
 import time
 import zipfile
-import zlib
 
 from hostile_workdirs import Watch, memory
 
@@ -72,45 +70,6 @@ def legacy():
     return b"\x80\x02" + b"cposix\nsystem\n(" + text(COMMAND) + b"tR."
 
 
-def tar():
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as file:
-        info = tarfile.TarInfo("pickle")
-        info.size = len(legacy())
-        file.addfile(info, io.BytesIO(legacy()))
-    return buffer.getvalue()
-
-
-def overlapping():
-    """Returns an archive whose members contain one another, so that reading all is quadratic."""
-    count, payload = 300, bytes(1 << 20)
-    headers, content = [], payload
-    for key in reversed(range(count)):
-        content = content + bytes(-len(content) % 4)
-        info = zipfile.ZipInfo(f"archive/data/{key}")
-        info.CRC, info.file_size = zlib.crc32(content), len(content)
-        info.compress_size = info.file_size
-        header = info.FileHeader()
-        content = header + content
-        headers.append((info, len(content)))
-    pickled = state(
-        {f"w{i}": tensor(str(i), info.file_size // 4) for i, (info, _) in enumerate(headers[::-1])}
-    )
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("archive/data.pkl", pickled)
-        start = file.start_dir
-        file.fp.seek(start)
-        file.fp.write(content)
-        for info, length in headers:
-            info.header_offset = start + len(content) - length
-            file.filelist.append(info)
-            file.NameToInfo[info.filename] = info
-        file.start_dir = start + len(content)
-        file._didModify = True
-    return buffer.getvalue()
-
-
 def encrypted():
     content = bytearray(archive(state({})))
     content[content.index(b"PK\x03\x04") + 6] |= 1
@@ -145,7 +104,6 @@ PROGRAMS = {
 }  # fmt: skip
 # These take memory or time, or are damaged.
 HOSTILE = PROGRAMS | {
-    "tar": tar,
     "other persistent id": lambda: archive(b"Pstorage\n."),
     "extension": lambda: archive(b"\x80\x02\x82\x01."),
     "state of a tensor": lambda: one(tensor("0", 2) + b"}b"),
@@ -177,7 +135,6 @@ HOSTILE = PROGRAMS | {
     "zip bomb": lambda: archive(
         state({"w": tensor("0", 1 << 25)}), {"data/0": bytes(1 << 27)}, zipfile.ZIP_DEFLATED
     ),
-    "overlapping": overlapping,
     "encrypted": encrypted,
     "two pickles": lambda: archive(state({}), {"x/data.pkl": state({})}),
     "no end": lambda: archive(state({})[:-1]),

@@ -72,8 +72,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         f"{search.num_hypotheses}], best first, by the search below.",
         f"It runs on {', '.join(_PLATFORMS)}, and computes in {config.model.compute_dtype}. Every "
         "number of sentences is compiled once.",
-        f"jax {jax.__version__} wrote it. JAX promises to read it for six months after that version's "
-        "release; then export the model again.",
+        f"jax {jax.__version__} wrote it. JAX promises to read it for six months after the release "
+        "of that version; then export the model again.",
     )
     return Usage("StableHLO", "jax sentencepiece", _CODE.format(length), notes)
 

@@ -122,10 +122,15 @@ class Translation(Task):
     def _log_formats(self) -> dict[str, str]:
         data = sentence_pairs(self.config)
         if data.corpus == "numerals":
-            return {"exact_match": "exact {:.1f}%"}
+            return {"exact_match": f"exact {{:.1f}}%{self._of_sentences()}"}
         scorer = cast(BLEU, sacrebleu(data.target_language).scorer)
         tokenizer = scorer.tokenizer.signature()
-        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer)"}
+        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer){self._of_sentences()}"}
+
+    def _of_sentences(self) -> str:
+        """Returns which validation sentences are decoded, if not all."""
+        decoded, every = len(self._data.valid_text), len(self._data.valid)
+        return f" of the first {decoded:,} of {every:,} sentences" if decoded < every else ""
 
     @property
     def init(self) -> Init:

@@ -16,7 +16,7 @@ class Parsing(Translation):
     """Training of a Transformer on words and trees; validation with loss, perplexity and F1."""
 
     def _log_formats(self) -> dict[str, str]:
-        return {"f1": "F1 {:.2f}", "exact_match": "exact {:.1f}%"}
+        return {"f1": f"F1 {{:.2f}}{self._of_sentences()}", "exact_match": "exact {:.1f}%"}
 
     def score_decoded(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]

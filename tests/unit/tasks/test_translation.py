@@ -17,11 +17,12 @@ REFERENCES = ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们�
 TRANSLATIONS = ["我喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
 
 
-def make_task(task_class, **data):
+def make_task(task_class, valid=2, **data):
     config = Config()
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data))
     dataset = mock.create_autospec(Dataset, instance=True)
     dataset.valid_text = [("source", reference) for reference in REFERENCES]
+    dataset.valid = range(valid)
     return task_class(config, dataset)
 
 
@@ -43,6 +44,12 @@ def test_the_log_shows_the_score_of_the_task(capsys):
         (Translation, {"corpus": "numerals"}, {"exact_match": 87.0}, "exact 87.0%"),
         (Translation, {}, {"bleu": 31.4}, "sacreBLEU 31.40 (cased, 13a tokenizer)"),
         (Translation, chinese, {"bleu": 31.4}, "sacreBLEU 31.40 (cased, zh tokenizer)"),
+        (
+            Translation,
+            {"valid": 3000},
+            {"bleu": 31.4},
+            "sacreBLEU 31.40 (cased, 13a tokenizer) of the first 2 of 3,000 sentences",
+        ),
         (Parsing, {"corpus": "trees"}, f1, "F1 81.25  exact 87.0%"),
     ):
         terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)

@@ -40,6 +40,7 @@ def test_the_largest_gradients_are_printed_first(tiny_workdir, capsys, monkeypat
     norms = [each.grad_norm for each in contributions]
     assert norms == sorted(norms, reverse=True)
     assert max(norms) < sums["grad_norm"] < sum(norms)
+    capsys.readouterr()
     assert replay_command(tiny_workdir, 7) == 2
     message = "error: expected a step that the run has taken, from 1 to 6: got 7\n"
     assert capsys.readouterr().err == message

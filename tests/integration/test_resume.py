@@ -120,10 +120,10 @@ def test_rates_cover_the_whole_window(tmp_path):
         run(tmp_path, (7, 100, 100), notes, "signal", 5)
     manifest = json.loads((tmp_path / "checkpoints" / "5" / "manifest.json").read_text())
     before = manifest["content"]["step"]["metadata"]["since_last_report"]["seconds"]
-    time.sleep(1)
+    time.sleep(3)
     run(tmp_path, (7, 100, 100), notes)
     seconds = 7 * notes.reports[0][2]["seconds_per_step"]
-    assert before < seconds < before + 1
+    assert before < seconds < before + 3
 
 
 def test_a_signal_in_a_compilation_ends_the_run_after_its_step(tmp_path):

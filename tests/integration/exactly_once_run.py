@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-COUNT = 100_000
+COUNT = 25_000
 STEPS = 160
 
 
@@ -55,7 +55,7 @@ def config():
             train="train",
             valid="valid",
             batching="packing",
-            tokens_per_batch=8192,
+            tokens_per_batch=2048,
             max_length=16,
         ),
         training=TrainingConfig(

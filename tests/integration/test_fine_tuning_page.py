@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from jaxformer import Translator, load_model, train
-from jaxformer.cli.arguments import parse
 from jaxformer.cli.config_file import load_config
 from jaxformer.data.numerals import english, german
 
@@ -27,15 +26,12 @@ pytestmark = [
 
 PROJECT = pages.DOCS.parent
 TEXT = (pages.DOCS / "fine_tuning.md").read_text(encoding="utf-8")
-COMMANDS = [
-    shlex.split(line)
-    for block in re.findall(r"```console\n(.*?)```", TEXT, flags=re.S)
-    for line in block.splitlines()
-]
-# Sizes of the fixture in place of the demo's, and few steps; the page's own options come later.
-SMALL = [
-    *("d_model=32", "d_ff=64", "num_heads=4", "num_layers=1", "vocab_size=300", "max_length=64"),
-]
+# tests/unit/test_pages.py parses the other commands.
+COMMANDS = re.findall(r"^python train.py --config=configs/numerals.py (.*)$", TEXT, flags=re.M)
+assert len(COMMANDS) == 4
+# Sizes of the fixture in place of the demo's, before the page's own options, and few steps after.
+SIZES = ["model.d_model=32", "model.d_ff=64", "model.num_layers=1", "model.vocab_size=300"]
+FEW = ["training.steps=2", "training.warmup_steps=1", "training.eval_sentences=0"]
 
 
 @pytest.fixture(scope="module")
@@ -53,27 +49,19 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words)[:90])
-def test_commands_run(words, folder, monkeypatch, capsys):
-    if words[0] == "jaxformer":
-        parse(words[1:])
-    if words[:2] != ["python", "train.py"]:
-        return
-    config = words[2].removeprefix("--config=")
-    if not (PROJECT / config).exists():
-        pytest.skip(f"{config} is missing")
-    overrides = [word for word in words if word.startswith("--config.")]
-    if config != "configs/numerals.py":
-        load_config(str(PROJECT / config), overrides)
-        return
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    few = ["training.steps=21", "training.eval_sentences=2", "data.tokens_per_batch=256"]
-    small = [f"--config.{field}" for field in (*(f"model.{size}" for size in SMALL), *few)]
-    kept = [word for word in overrides if "training.steps" not in word]
-    settings = load_config(str(PROJECT / config), [*small, *kept])
-    settings = changed(settings, training={"checkpoint_every": 21, "eval_every": 21})
-    settings = changed(settings, model={"max_length": 64}, data={"max_length": 64})
-    train(settings, words[3].removeprefix("--workdir="))
+    workdir, *words = shlex.split(command)
+    before, after = ([f"--config.{setting}" for setting in names] for names in (SIZES, FEW))
+    config = load_config(str(PROJECT / "configs/numerals.py"), [*before, *words, *after])
+    config = changed(
+        config,
+        model={"max_length": 64},
+        data={"tokens_per_batch": 256},
+        training={"checkpoint_every": 2, "eval_every": 2},
+    )
+    train(config, workdir.removeprefix("--workdir="))
     assert "starts from runs/numerals, step 1200, with" in capsys.readouterr().err
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import threading
@@ -32,7 +31,6 @@ from jaxformer.training.step import abstract_state
 from jaxformer.workdir import Workdir
 
 from . import pages
-from .nasty_lines import BAD, CONTENT, GOOD, KINDS
 
 TREES = [
     "( (S (NP-SBJ-1 (DT The) (NN gene)) (VP (VBZ works) (NP (-NONE- *-1))) (. .)))",
@@ -175,18 +173,6 @@ def test_every_line_gets_a_tree_over_its_words(run, tmp_path):
         if line:
             (tree,) = read_trees([line], "output")
             assert tree.words() == word_ids(words)
-
-
-@pytest.mark.ci
-def test_nasty_lines_get_a_tree_or_a_blank_line(run):
-    lines = run(content=CONTENT, code=3)
-    assert len(lines) == len(KINDS)
-    assert not any(lines[number - 1] for number in BAD)
-    for line, kind, source in zip(lines, KINDS, CONTENT.split(b"\n"), strict=True):
-        if kind == GOOD:
-            words = [escape(word) for word in re.split(r"[ \t\r\v\f]+", source.decode()) if word]
-            trees = list(read_trees([line], "output")) if line else []
-            assert [tree.words() for tree in trees] == ([words] if words else [])
 
 
 def test_any_model_output_becomes_a_tree(workdir, monkeypatch):

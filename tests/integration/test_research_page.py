@@ -18,7 +18,6 @@ import jaxformer
 
 from . import pages
 
-PAGE = (pages.DOCS / "research.md").read_text(encoding="utf-8")
 SECTIONS = pages.sections("research.md")
 # They use all devices that there are.
 ON_DEVICES = ("A layer of your own", "A mesh of your own", "Another optimizer")
@@ -51,10 +50,10 @@ def test_runs_as_printed(heading, run):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("heading", ON_DEVICES)
-def test_runs_on_one_device(heading):
+def test_runs_on_one_device():
     """In a process without the environment of the tests; it runs on eight devices above."""
-    code = "import jax; assert jax.device_count() == 1\n" + "\n".join(SECTIONS[heading])
+    blocks = [block for heading in ON_DEVICES for block in SECTIONS[heading]]
+    code = "import jax; assert jax.device_count() == 1\n" + "\n".join(blocks)
     environment = {name: os.environ[name] for name in os.environ if name != "XLA_FLAGS"}
     subprocess.run([sys.executable, "-W", "error", "-c", code], env=environment, check=True)
 
@@ -76,40 +75,28 @@ def test_what_blocks_import_is_public():
     assert packages == {"jaxformer", "jaxformer.nn"}
 
 
-def test_blocks_are_short_and_many():
-    lines = [
-        sum(1 for line in block.splitlines() if line.strip())
-        for block in itertools.chain(*SECTIONS.values())
-    ]
-    assert len(lines) >= 12
-    assert all(5 <= count <= 25 for count in lines)
-
-
 def test_a_language_model_takes_15_lines():
     (block,) = SECTIONS["A language model in 15 lines"]
     lines = [line for line in block.splitlines() if line.strip()]
     assert sum(not re.match("from |import |assert ", line) for line in lines) == 15
 
 
-def test_the_contents_name_every_section():
-    anchors = re.findall(r"\]\(#(.*?)\)", PAGE.split("\n## ")[0])
-    expected = [re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in SECTIONS]
-    assert sorted(anchors) == sorted(expected)
-
-
+@pytest.mark.ci
 def test_scores_of_the_lstm_are_those_of_its_tokens_one_by_one(run):
     names = run("Beam search over an LSTM")
-    result, carry = jax.device_get(names["result"]), names["carry"]
+    result, carry = jax.device_get((names["result"], names["carry"]))
+    apply = jax.jit(names["decoder"].apply)
     for sentence, beam in np.ndindex(3, 4):
         own = jax.tree.map(lambda a, n=sentence: a[n : n + 1, :1], carry)
         token, total = 2, 0.0
         for following in result.tokens[sentence, beam, : result.lengths[sentence, beam]]:
-            logits, own = names["decoder"].apply(names["params"], np.array([[token]]), own)
+            logits, own = apply(names["params"], np.array([[token]]), own)
             total += float(jax.nn.log_softmax(logits[0, 0])[following])
             token = following
         assert total == pytest.approx(result.log_probs[sentence, beam], rel=1e-4)
 
 
+@pytest.mark.ci
 def test_all_ways_to_read_a_workdir_give_the_same(run):
     """Ours, plain orbax, and scores: one parameter tree, one log probability."""
     ours, plain = run("Parameters of a trained model"), run("Parameters with plain orbax")

@@ -256,37 +256,6 @@ def test_a_longer_schedule_is_announced(without_steps, tiny_config, tiny_workdir
         assert (message in resume(schedule=schedule, steps=8)) == announced
 
 
-@pytest.mark.nightly
-def test_each_shape_is_announced_when_it_first_comes(tiny_config, tmp_path, monkeypatch):
-    write_text_corpus(tmp_path, 200)
-    for path in tmp_path.glob("*.*"):
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        longer = [" ".join([line] * (1 + i % 5)) for i, line in enumerate(lines)]
-        path.write_text("\n".join(longer) + "\n", encoding="utf-8")
-    config = text_config(tiny_config, tmp_path, steps=30, checkpoint_every=30, eval_every=30)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batching="buckets"))
-    shapes, events, log, to_devices = [], [], io.StringIO(), fitting.to_devices
-
-    def announced():
-        return re.findall(r"compiling the step for shape (\d+) of (\d+): ", log.getvalue())
-
-    def dispatched(mesh, batch, *rest):
-        shapes.append((batch.src.shape, batch.tgt_in.shape))
-        return to_devices(mesh, batch, *rest)
-
-    monkeypatch.setattr(fitting, "to_devices", dispatched)
-
-    def count(*_):
-        events.append(len(announced()))
-
-    with contextlib.redirect_stderr(log):
-        train(config, tmp_path / "run", hooks=[count])
-    assert 2 < len(set(shapes)) < 10
-    assert events == [len(set(shapes[: n + 1])) for n in range(30)]
-    assert [int(number) for number, _ in announced()] == [*range(1, len(set(shapes)) + 1)]
-    assert all(int(total) >= len(set(shapes)) for _, total in announced())
-
-
 @pytest.fixture(scope="module")
 def short_run(tiny_config, tmp_path_factory):
     """The folder, state and log of two steps on devices whose peak is known.

@@ -1,32 +1,19 @@
 """Installing jaxformer changes no package that Colab's machines have."""
 
-import glob
 import json
 import os
 import pathlib
 import re
 import subprocess
+import sys
 import tomllib
+import venv
 
 import pytest
 
+from ..profiles import by_profile
+
 PROJECT = pathlib.Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def python313(tmp_path_factory):
-    """Returns the interpreter of an empty environment of Colab's Python version."""
-    folder = tmp_path_factory.mktemp("colab")
-    for python in (
-        "python3.13",
-        *glob.glob(os.path.expanduser("~/.pyenv/versions/3.13.*/bin/python")),
-    ):
-        try:
-            subprocess.run([python, "-m", "venv", folder], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return folder / "bin" / "python"
-    pytest.skip("needs Python 3.13, which Colab has")
 
 
 def pins(path):
@@ -44,25 +31,29 @@ def pretend_to_install(versions, site):
     """Writes what pip knows of an installed package: its name and version."""
     for name, version in versions.items():
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         (folder / "METADATA").write_text(metadata, encoding="utf-8")
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", ["tpu", "gpu", "cpu"])
-def test_pip_changes_nothing_that_colab_has(kind, python313, real_data, tmp_path):
+@pytest.mark.parametrize("kind", by_profile(["tpu"], nightly=["tpu", "gpu", "cpu"]))
+def test_pip_changes_nothing_that_colab_has(kind, real_data, tmp_path):
+    if sys.version_info[:2] != (3, 13):
+        pytest.skip("needs Python 3.13, which Colab has")
     path = real_data("colab") / f"pip-freeze.{kind}.txt".replace(".cpu", "")
     if not path.exists():
         pytest.skip(f"no list of Colab's packages: {path}")
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     present = pins(path)
     assert len(present) > 300
-    pretend_to_install(present, tmp_path)
-    command = [python313, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-"]
+    pretend_to_install(present, tmp_path / "site")
+    venv.create(tmp_path / "venv", with_pip=True)
+    command = ["venv/bin/python", "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-"]
     result = subprocess.run(
         [*command, *project["dependencies"]],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
     )

@@ -50,12 +50,10 @@ def test_self_attention_attends_to_all_positions():
     np.testing.assert_allclose(attended, attention_by_loops(x, 3, reach=7), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("neighborhood", [0, 4])
-def test_a_neighborhood_has_a_center(neighborhood):
-    with pytest.raises(ValueError, match=f"must be odd, to have a center: got {neighborhood}"):
-        layer_types.restricted_self_attention(
-            random(1, 4, 2), num_heads=1, neighborhood=neighborhood
-        )
+def test_a_neighborhood_has_a_center():
+    for size in (0, 4):
+        with pytest.raises(ValueError, match=f"must be odd, to have a center: got {size}"):
+            layer_types.restricted_self_attention(random(1, 4, 2), num_heads=1, neighborhood=size)
 
 
 def test_recurrent_layer_is_a_loop():

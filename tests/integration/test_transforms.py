@@ -69,6 +69,11 @@ class Subject:
     inputs: Callable[[Any], tuple] = lambda batch: (batch,)  # inputs of the module
 
     @property
+    def closed_over(self):
+        """Returns the batch as arrays of JAX, as constants of a function."""
+        return jax.device_put(self.batch)
+
+    @property
     def function(self):
         """Returns what is compared: values and gradients, or the results of the search."""
         return jax.value_and_grad(self.loss) if self.leaf else self.loss
@@ -201,7 +206,8 @@ def of_leaf(subject):
         return {**tree, path[0]: replace(tree[path[0]], path[1:], value)} if path else value
 
     value = leaf_of(subject, subject.params)
-    return lambda v: subject.loss(replace(subject.params, subject.leaf, v), subject.batch), value
+    params, batch = jax.device_put(subject.params), subject.closed_over
+    return lambda v: subject.loss(replace(params, subject.leaf, v), batch), value
 
 
 @functools.cache
@@ -237,7 +243,7 @@ def forward_mode(subject):
 
     @jax.jit
     def forward(params):
-        loss = functools.partial(subject.loss, batch=subject.batch)
+        loss = functools.partial(subject.loss, batch=subject.closed_over)
         out, linear = jax.linearize(loss, params)
         return (
             *jax.jvp(loss, (params,), (tangent,)),
@@ -310,7 +316,7 @@ def remat(subject):
     """``nn.remat`` with dropout: ``deterministic`` is a positional, static argument."""
     if subject.module is None or isinstance(subject.module, nn.MultiHeadDotProductAttention):
         pytest.skip("only for our modules")
-    inputs, kind = subject.inputs(subject.batch), type(subject.module)
+    inputs, kind = subject.inputs(subject.closed_over), type(subject.module)
     # Position of the argument, with the module as number 0.
     static = {MultiHeadAttention: (4,), Block: (5,), Transformer: (3,)}.get(kind, ())
     missing = static[0] - 1 - len(inputs) if static else 0
@@ -377,7 +383,7 @@ def to_nnx(subject):
     """Conversion to an NNX module, with a random number stream for dropout."""
     if subject.module is None:
         pytest.skip("only for modules")
-    inputs = subject.inputs(subject.batch)
+    inputs = subject.inputs(subject.closed_over)
     has_dropout = isinstance(subject.module, (Block, Transformer))
 
     @jax.jit

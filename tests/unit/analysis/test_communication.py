@@ -19,10 +19,9 @@ SIZES = {"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layer
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"d_k": 3, "d_v": 5, "biases": True},
-        {"embeddings": "separate", "positions": "learned", "norm_position": "pre"},
-        {"embeddings": "separate", "target_vocab_size": 7, "biases": True},
+        {"embeddings": "separate", "target_vocab_size": 7, "biases": True, "norm_position": "pre"},
+        {"embeddings": "separate", "positions": "learned"},
     ],
 )
 def test_parameter_counts_match_the_model(changes):

@@ -103,14 +103,20 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
       *args: Arguments of ``init``, or their shapes.
       **kwargs: Further arguments.
     """
+    info = describe_variables(init, *args, **kwargs)
+    return info["params"] if isinstance(info, dict) and "params" in info else info
+
+
+def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
+    """Returns what :func:`describe` does, in the structure of what ``init`` returns."""
     with _recording() as facts:
         # A new function for every call, since JAX does not trace a function twice.
         shapes = jax.eval_shape(lambda *a: init(*a, **kwargs), *args)
-    if isinstance(shapes, dict) and "params" in shapes:
-        shapes = shapes["params"]
+    top = ("params",) if isinstance(shapes, dict) and "params" in shapes else ()
 
     def info(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> ParameterInfo:
         names = tuple(str(getattr(key, "key", key)) for key in path)
+        names = names[1:] if names[:1] == top else names
         found = facts.get(names, ParameterInfo((), "vector"))
         return found._replace(axes=(None,) * (leaf.ndim - len(found.axes)) + found.axes)
 

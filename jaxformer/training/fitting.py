@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
@@ -19,7 +20,8 @@ from jaxformer.files import local_path
 from jaxformer.nn.backend import peak_flops
 from jaxformer.training import hosts, watchdog
 from jaxformer.training.hooks import Hook
-from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
+from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices
+from jaxformer.training.optimizer import path_of
 from jaxformer.training.profiling import profiling
 from jaxformer.training.reporting import Reporter, Window
 from jaxformer.training.run_directory import (
@@ -111,6 +113,7 @@ def fit(
     _check_task(task)
     folder, settings = Workdir(local_path(workdir)), settings or FitConfig()
     mesh = make_mesh() if mesh is None else mesh
+    check_mesh(mesh)
     begin(folder, config or settings, settings.mirror)
     identity = task.identity()
     hosts.check_agreement(identity)
@@ -193,21 +196,40 @@ def _restore_or_initialize(
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
     template = abstract_state(task.init, optimizer, mesh, task.describe)
-    _check_sizes(template)
+    _check_parameters(template)
     restored = checkpoints.restore(template)
     if restored is None:
-        return init_state(task.init, optimizer, mesh, seed, task.describe, start_from), None
+        state = init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
+        _check_finite(state)
+        return state, None
     check_metadata(folder, metadata, restored.metadata)
     return restored.state, restored.metadata.get(_WINDOW)
 
 
-def _check_sizes(state: TrainState) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+def _check_parameters(state: TrainState) -> None:
+    for path, leaf in jax.tree.leaves_with_path(state):
         if leaf.size == 0:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise UserError(
                 f"expected arrays with at least one element, since no others can be saved: got "
-                f"{name} of shape {leaf.shape}"
+                f"{path_of(path)} of shape {leaf.shape}"
+            )
+    for path, leaf in jax.tree.leaves_with_path(state.params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise UserError(
+                "expected parameters of floating-point numbers, which have gradients: got "
+                f"{path_of(path)} of dtype {leaf.dtype}; keep it in the task or in the optimizer's "
+                "state"
+            )
+
+
+def _check_finite(state: TrainState) -> None:
+    if _all_finite(state.params, state.opt_state):
+        return
+    for path, leaf in jax.tree.leaves_with_path(state.params):
+        if not jnp.isfinite(leaf).all():
+            raise UserError(
+                f"expected finite parameters: {path_of(path)} holds NaN or Inf before the first "
+                "step; add constants such as masks in the loss"
             )
 
 
@@ -404,11 +426,14 @@ class Run:
             self.reporter.skipped(number, batch, examples, now=step)
         in_row = int(state.skipped_in_row)
         if in_row >= _MOST_SKIPPED_IN_ROW:
-            newest = max(self.checkpoints.steps(), default=None)
             raise FloatingPointError(
-                f"updates were NaN or Inf for the last {in_row} steps; the newest checkpoint is "
-                f"of step {newest}"
+                f"updates were NaN or Inf for the last {in_row} steps; {self.newest_checkpoint()}"
             )
+
+    def newest_checkpoint(self) -> str:
+        """Returns a clause on the newest checkpoint."""
+        steps = self.checkpoints.steps()
+        return f"the newest checkpoint is of step {max(steps)}" if steps else "nothing is saved yet"
 
     def save(self, step: int, state: TrainState, window: Window, *, interim: bool) -> None:
         """Saves a checkpoint in the background, with the report that is not due yet.
@@ -417,10 +442,9 @@ class Run:
           FloatingPointError: The state is not finite. Older checkpoints are kept.
         """
         if not _all_finite(state.params, state.opt_state):
-            newest = max(self.checkpoints.steps(), default=None)
             raise FloatingPointError(
                 f"the parameters or the optimizer's state are NaN or Inf at step {step}, which is "
-                f"not saved; the newest checkpoint is of step {newest}"
+                f"not saved; {self.newest_checkpoint()}"
             )
         metadata = {**self.metadata, _WINDOW: window.saved()}
         watchdog.progress(f"step {step} and the start of its save")

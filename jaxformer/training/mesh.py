@@ -24,6 +24,7 @@ from jaxformer.layout import pvary
 from jaxformer.nn.parameters import ParameterInfo
 
 DATA_AXIS = "data"
+AXES = (DATA_AXIS, "fsdp", "tensor")
 
 # Maps axes of the model to axes of the mesh. "batch" is the batch within one shard of "data".
 RULES = {
@@ -93,8 +94,7 @@ def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = 
             f"fit {len(devices)} device(s): expected sizes with that product; -1 stands for the "
             "rest"
         )
-    names = (DATA_AXIS, "fsdp", "tensor")
-    return Mesh(_arrange(sizes, devices), names, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(_arrange(sizes, devices), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
@@ -235,12 +235,14 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
     """Transfers this process's rows of a batch to its devices, as its shards of the global batch.
 
     Raises:
-      UserError: The rows are not divisible by the number of batch shards times micro-batches.
+      UserError: A leaf is no array of numbers with rows along its first axis, or the rows are not
+        divisible by the number of batch shards times micro-batches.
     """
     sharding, shards, count = batch_sharding(mesh), local_batch_shards(mesh), num_batch_shards(mesh)
 
-    def place(local: np.ndarray) -> jax.Array:
-        if np.ndim(local) == 0 or local.shape[0] % (len(shards) * gradient_accumulation):
+    def place(path: jax.tree_util.KeyPath, local: np.ndarray) -> jax.Array:
+        _check_rows(f"batch{jax.tree_util.keystr(path)}", local)
+        if local.shape[0] % (len(shards) * gradient_accumulation):
             raise UserError(
                 f"expected batches of rows divisible by {count * gradient_accumulation}, for "
                 f"{count} shards of {gradient_accumulation} micro-batches: got an array of shape "
@@ -254,7 +256,44 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
 
         return jax.make_array_from_callback((count * rows, *local.shape[1:]), sharding, shard)
 
-    return jax.tree.map(place, batch)
+    return jax.tree.map_with_path(place, batch)
+
+
+def _check_rows(name: str, array: Any) -> None:
+    """Checks a leaf of a batch.
+
+    Raises:
+      UserError: It is no array of numbers with at least one row.
+    """
+    if not isinstance(array, np.ndarray | np.generic | jax.Array):
+        advice = "make NumPy arrays of lists"
+        found = f"{array!r:.50} of type {type(array).__name__}"
+    elif array.ndim == 0:
+        found, advice = "a scalar", "repeat it for each row"
+    elif array.dtype.kind in "OSUM":
+        found, advice = f"dtype {array.dtype}", "keep texts and objects out of batches"
+    elif len(array) == 0:
+        found, advice = f"no rows, shape {array.shape}", "let Task.batches yield others"
+    else:
+        return
+    raise UserError(
+        f"{name}: expected an array of numbers with rows along its first axis, got {found}; "
+        f"{advice}"
+    )
+
+
+def check_mesh(mesh: Any) -> None:
+    """Checks that a mesh has the axes of :func:`make_mesh`.
+
+    Raises:
+      UserError: It has others, or is no mesh.
+    """
+    names = getattr(mesh, "axis_names", None)
+    if names != AXES:
+        raise UserError(
+            f"mesh: expected one from jaxformer.make_mesh, with the axes {', '.join(AXES)}: got "
+            f"{type(mesh).__name__ if names is None else ', '.join(names)}"
+        )
 
 
 def sum_over_data(

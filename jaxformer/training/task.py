@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
-from jaxformer.nn.parameters import describe
+from jaxformer.nn.parameters import describe_variables
 from jaxformer.training.mesh import BatchShards
 from jaxformer.workdir import Workdir
 
@@ -81,7 +81,7 @@ def cached_by_function(make: Callable[..., Result]) -> Callable[..., Result]:
 
 @cached_by_function
 def _describe(init: Init) -> PyTree:
-    return describe(init, jax.random.key(0))
+    return describe_variables(init, jax.random.key(0))
 
 
 @runtime_checkable

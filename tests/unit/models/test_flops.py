@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,7 +46,7 @@ def test_the_formula_counts_what_is_traced(kind, sizes):
     config = ModelConfig(
         **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
     )
-    model, inputs = kind(config), [np.ones((2, 7), np.int32), np.ones((2, 5), np.int32)]
+    model, inputs = kind(config), [jnp.asarray(np.ones((2, n), np.int32)) for n in (7, 5)]
     inputs = inputs[: 2 if kind is Transformer else 1]
     variables = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs))
     traced = traced_flops(jax.make_jaxpr(lambda v: model.apply(v, *inputs))(variables).jaxpr)

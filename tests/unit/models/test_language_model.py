@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ DEFAULT = {
 
 
 def shapes_of(config):
-    tokens = np.ones((1, 1), np.int32)
+    tokens = jnp.asarray(np.ones((1, 1), np.int32))
     return jax.eval_shape(lambda: LanguageModel(config).init(jax.random.key(0), tokens))
 
 

@@ -65,7 +65,7 @@ def test_fully_masked_query_is_finite():
 
 def test_fused_kernel_needs_bfloat16_and_even_lengths():
     def heads(length, size, dtype=jnp.bfloat16):
-        return jax.ShapeDtypeStruct((2, length, 3, size), dtype)
+        return jnp.asarray(np.zeros((2, length, 3, size), dtype))
 
     assert not has_fused_kernel(heads(6, 16), heads(6, 16))  # The tests run on a CPU.
     with use_backend(backend_for("gpu", "9.0")):
@@ -150,7 +150,7 @@ def test_multi_head_attention_concatenates_heads(sizes):
 def test_weight_dropout_keeps_the_mean_and_depends_on_the_row_id():
     """All values are 1, so the output is the sum of the weights that dropout kept, scaled."""
     layer = MultiHeadAttention(num_heads=4, dropout_rate=0.5)
-    ones = np.ones((3, 64, 8), np.float32)
+    ones = jnp.asarray(np.ones((3, 64, 8), np.float32))
     params = random_params(layer, ones)
     # All keys are equal, so every weight is 1 / 64. The output projection sums over heads.
     params["value"] = np.full_like(params["value"], 1 / 8)

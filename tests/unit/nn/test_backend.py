@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from .weights import random_params
 CONFIG = ModelConfig(vocab_size=13, d_model=8, d_ff=16, num_heads=2, num_layers=2, max_length=8)
 
 
-TOKENS = np.int32([[3, 4, 5, 1]])
+TOKENS = jnp.asarray(np.int32([[3, 4, 5, 1]]))
 
 
 def test_platforms_differ():
@@ -66,7 +67,7 @@ def test_settings_do_not_change_results(change):
     params = random_params(model, TOKENS, TOKENS)
 
     def loss(params):
-        return jax.numpy.sin(model.apply({"params": params}, TOKENS, TOKENS)).sum()
+        return jnp.sin(model.apply({"params": params}, TOKENS, TOKENS)).sum()
 
     expected = jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
     with use_backend(dataclasses.replace(backend(), **change)):

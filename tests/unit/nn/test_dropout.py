@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -91,5 +92,6 @@ def test_kept_elements_are_scaled_and_gradients_are_the_mask():
 
 
 def test_deterministic_and_rate_zero_change_nothing():
-    assert Dropout(0.5).apply({}, ONES, row_ids=None, deterministic=True) is ONES
-    assert Dropout(0.0).apply({}, ONES, row_ids=None, deterministic=False) is ONES
+    x = jnp.asarray(ONES)
+    assert Dropout(0.5).apply({}, x, row_ids=None, deterministic=True) is x
+    assert Dropout(0.0).apply({}, x, row_ids=None, deterministic=False) is x

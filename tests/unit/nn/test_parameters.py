@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -113,7 +114,7 @@ def test_the_axis_that_is_summed_over_needs_a_name(module, place):
 
 
 def test_parameters_of_wrong_width_are_refused():
-    layer, x = FeedForward(16), np.ones((1, 3, 8), np.float32)
+    layer, x = FeedForward(16), jnp.asarray(np.ones((1, 3, 8), np.float32))
     params = random_params(layer, x)
     with pytest.raises(UserError, match=r"'inner' of shape \(6, 16\).*one of shape \(8, 16\)"):
         layer.apply({"params": params}, x[:, :, :6])

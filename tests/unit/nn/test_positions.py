@@ -58,7 +58,7 @@ def test_rotary_positions_multiply_by_unit_complex_numbers():
 
 def test_rotary_positions_need_an_even_size():
     with pytest.raises(UserError, match="expected an even size of a head, d_k, got 3"):
-        rotary_positions(np.ones((1, 2, 2, 3), np.float32), np.arange(2)[None])
+        jax.eval_shape(rotary_positions, np.ones((1, 2, 2, 3), np.float32), np.arange(2)[None])
     with pytest.raises(UserError, match=r"the size of a head, model\.d_k, must be even.* got 3"):
         ModelConfig(d_model=12, num_heads=4, positions="rotary")
 

@@ -99,7 +99,7 @@ def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamR
     state = start_tree(settings, logits, limits, prefix)
     for length in range(1, CAPACITY + 1):
         state, _ = advance_tree(settings, state, length)
-        state = state.replace(done=np.asarray(state.max_lengths) <= int(state.step))
+        state = state.replace(done=jnp.asarray(np.asarray(state.max_lengths) <= int(state.step)))
     return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 

@@ -33,7 +33,7 @@ def test_no_constraints_by_default():
     def constrained(logits):
         state = beam(beam_size=1).start((), [5], 5)
         assert state.sentence_ids is None
-        assert constrain(beam(beam_size=1), logits, np.zeros((1, 1, 5)), state) is logits
+        assert constrain(beam(beam_size=1), logits, jnp.zeros((1, 1, 5), int), state) is logits
 
     jax.eval_shape(constrained, LOGITS)
 

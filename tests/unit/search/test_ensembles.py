@@ -58,6 +58,6 @@ def test_mismatches_are_refused():
         ensemble([])
     logits = np.zeros((2, 3, 4))
     with pytest.raises(UserError, match="an ensemble of 2 needs as many caches: got 1"):
-        ensemble([model, model])(TOKENS, ({"logits": logits, "calls": 0},))
+        ensemble([model, model])(jnp.asarray(TOKENS), ({"logits": logits, "calls": 0},))
     with pytest.raises(UserError, match=r"one vocabulary: got .* \(2, 3, 4\), \(2, 3, 5\)"):
         together(logits, np.zeros((2, 3, 5)))

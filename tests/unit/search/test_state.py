@@ -17,12 +17,18 @@ from .oracles import INFINITY, PAD, beam
     [
         ({"capacity": 0}, "capacity must be at least 1: got 0"),
         (
-            {"max_lengths": np.ones((1, 1), int)},
+            {"max_lengths": jnp.asarray([[1]])},
             r"max_lengths must hold one number .* shape \(1, 1\)",
         ),
-        ({"max_lengths": np.ones((0,), int)}, r"max_lengths must hold one number .* shape \(0,\)"),
-        ({"prefix": np.ones((2, 3), int)}, r"prefix must hold .* \[1, tokens\]: got \(2, 3\)"),
-        ({"prefix": np.ones((1,), int)}, r"prefix must hold .* \[1, tokens\]: got \(1,\)"),
+        (
+            {"max_lengths": jnp.asarray([], int)},
+            r"max_lengths must hold one number .* shape \(0,\)",
+        ),
+        (
+            {"prefix": jnp.asarray([[1] * 3] * 2)},
+            r"prefix must hold .* \[1, tokens\]: got \(2, 3\)",
+        ),
+        ({"prefix": jnp.asarray([1])}, r"prefix must hold .* \[1, tokens\]: got \(1,\)"),
         *[
             ({"cache": {"keys": [np.ones(shape)]}}, r"cache\['keys'\]\[0\] must lead .*= \[1, 2\]")
             for shape in [(1,), (2, 2), (1, 3, 5), (2, 5)]
@@ -30,7 +36,7 @@ from .oracles import INFINITY, PAD, beam
     ],
 )
 def test_mismatched_arguments_are_refused(arguments, message):
-    right = {"cache": (), "max_lengths": np.array([3]), "capacity": 6, "prefix": None}
+    right = {"cache": (), "max_lengths": jnp.array([3]), "capacity": 6, "prefix": None}
     with pytest.raises(UserError, match=message):
         jax.eval_shape(lambda: prepare(**{**right, **arguments}, hypotheses=2))
 
@@ -51,11 +57,9 @@ def test_take_sentences_selects_from_every_leaf():
     @jax.jit
     def run(rows):
         state = beam().start(cache, [3, 2, 1], 6, [[4], [5], [6]])
-        return state, take_sentences(state, rows)
+        return [jax.tree.leaves(s) for s in (state, take_sentences(state, rows))]
 
-    state, taken = jax.device_get(run(rows))
-    leaves = zip(jax.tree.leaves(state), jax.tree.leaves(taken), strict=True)
-    for before, after in leaves:
+    for before, after in zip(*jax.device_get(run(rows)), strict=True):
         np.testing.assert_array_equal(after, before[rows] if before.ndim else before)
 
 

@@ -71,10 +71,14 @@ def test_run_resumes_exactly_and_refuses_other_data(tmp_path):
 
 
 def test_corpus_and_custom_optimizer_replace_those_of_the_config(tmp_path, monkeypatch):
+    given = []
+
     def fit(task, optimizer, *_, learning_rate, **__):
-        assert "30 training pairs, 0 skipped" in task.summary()
-        return optimizer, learning_rate
+        given.append((task.summary().split(" (")[0], optimizer, learning_rate))
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "fit", fit)
     optimizer = optax.sgd(0.0)
-    assert train(CONFIG, tmp_path, corpus=Counting(), optimizer=optimizer) == (optimizer, None)
+    with pytest.raises(KeyboardInterrupt):
+        train(CONFIG, tmp_path, corpus=Counting(), optimizer=optimizer)
+    assert given == [("30 training pairs, 0 skipped", optimizer, None)]

@@ -5,6 +5,7 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -92,7 +93,7 @@ def test_loss_is_cross_entropy_of_the_next_token_and_gradients_reach_every_param
 
     @jax.jit
     def compute(params, batch):
-        randomness = Randomness(jax.random.key(1), np.arange(6))
+        randomness = Randomness(jax.random.key(1), jnp.arange(6))
         gradients = jax.grad(lambda params: task.loss(params, batch, randomness)["loss"])(params)
         return task.loss(params, batch, None), gradients
 

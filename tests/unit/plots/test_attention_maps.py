@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from jaxformer.plots import figure
 from jaxformer.plots.attention_maps import attention_map
 
 
@@ -29,26 +28,6 @@ def test_each_head_shows_its_weights_on_one_scale(tmp_path, pages):
         np.testing.assert_array_equal(axes.images[0].get_array(), head)
         assert axes.images[0].get_clim() == (0.0, pytest.approx(weights.max()))
         assert axes.images[0].origin == "upper"  # The first query is at the top.
-    panels = draw(weights, list("abcd"), list("vwxyz"), tmp_path, pages, names=[3, 7, 9])
-    assert [axes.get_title(loc="left") for axes in panels] == ["head 3", "head 7", "head 9"]
-
-
-def test_only_outer_panels_have_labels(tmp_path, pages):
-    queries, keys = ["·der", "Hund"], ["·the", "·dog", "s"]
-    panels = draw(softmax(6, 2, 3), ["▁der", "Hund"], ["▁the", "▁dog", "s"], tmp_path, pages)
-    assert [labels(axes.yaxis) for axes in panels] == [queries, [], [], [], queries, []]
-    # With four panels per row, heads 3 and 4 have no panels below them.
-    assert [labels(axes.xaxis) for axes in panels] == [[], [], keys, keys, keys, keys]
-
-
-@pytest.mark.parametrize("count", [30, 1000])
-def test_labels_of_long_sentences_align_with_their_cells(count, tmp_path, pages):
-    names = [f"p{i}" for i in range(count)]
-    (panel,) = draw(softmax(1, count, 3), names, ["a", "b", "c"], tmp_path, pages)
-    places = panel.yaxis.get_ticklocs()
-    assert labels(panel.yaxis) == [names[int(place)] for place in places]
-    assert 0 < len(places) <= 100
-    assert max(pages[-1].get_size_inches()) < 20
 
 
 SCRIPTS = ["▁你好", "مرحبا", "שלום", "🙂", "👩\u200d👧", "❤\ufe0f", "e\u0301", "\u202eabc"]
@@ -64,51 +43,23 @@ def test_every_piece_can_be_a_label_and_a_title(tmp_path, pages):
     assert all(len(label) <= 16 for label in labels(panels[0].yaxis))
     for title in (SCRIPTS, MARKUP, DAMAGE):
         draw(softmax(1, 1, 1), ["a"], ["b"], tmp_path, pages, title="".join(title))
-    title = "It costs $5 and not $6.\ncross attention, layer 1 of 1"
-    draw(softmax(4, 3, 3), list("abc"), list("abc"), tmp_path, pages, title=title)
-    assert pages[-1].get_suptitle() == title
-    draw(softmax(1, 3, 3), list("abc"), list("abc"), tmp_path, pages, title="word " * 500)
-    assert pages[-1].get_suptitle().count("\n") == 2
-    assert pages[-1].get_suptitle().endswith("…")
+    count = 1000  # A long sentence has fewer labels than cells.
+    names = [f"p{i}" for i in range(count)]
+    (panel,) = draw(softmax(1, count, 3), names, list("abc"), tmp_path, pages, title="word " * 500)
+    places = panel.yaxis.get_ticklocs()
+    assert labels(panel.yaxis) == [names[int(place)] for place in places]
+    assert 0 < len(places) <= 100
+    assert max(pages[-1].get_size_inches()) < 20
 
 
-def test_fonts_of_the_user_fill_gaps(monkeypatch):
-    """STIX, which comes with matplotlib, has mathematical letters that DejaVu Sans lacks."""
-    script_a = "\U0001d49c"
-    assert figure.drawable(f"a{script_a}\U0001f9e9é\nב") == "a□□é\nב"
-    monkeypatch.setattr(figure, "_MORE_FONTS", ("No Such Font", "STIXGeneral"))
-    figure._fonts.cache_clear()
-    figure._faces.cache_clear()
-    try:
-        assert figure._fonts() == ["DejaVu Sans", "STIXGeneral"]
-        assert figure.drawable(script_a) == script_a
-    finally:
-        figure._fonts.cache_clear()
-        figure._faces.cache_clear()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
-def test_odd_weights_are_drawn_without_pyplot(value, tmp_path):
+def test_odd_weights_are_drawn_without_pyplot(tmp_path):
     """The figures of pyplot's global state would accumulate in a notebook."""
     import matplotlib.pyplot as plt
 
     weights = softmax(2, 3, 3)
-    weights[0, 1] = value
+    weights[0, 1] = np.nan, np.inf, 0
     attention_map(weights, list("abc"), list("abc"), tmp_path / "map.png", "")
     attention_map(weights[:1, 1:2, :1], ["a"], ["b"], tmp_path / "map.svg", "")
     assert imread(tmp_path / "map.png").ndim == 3
     assert b"<svg " in (tmp_path / "map.svg").read_bytes()
     assert plt.get_fignums() == []
-
-
-@pytest.mark.parametrize(
-    ("shape", "match"),
-    [
-        ((2, 3, 2), r"\[heads, 2 queries, 3 keys\].*got \[2, 3, 2\]"),
-        ((0, 2, 3), r"at least one of each: got \[0, 2, 3\]"),
-    ],
-)
-def test_labels_of_another_number_are_refused(shape, match, tmp_path):
-    with pytest.raises(ValueError, match=match):
-        attention_map(np.zeros(shape, np.float32), ["a", "b"], ["x", "y", "z"], tmp_path / "m", "")
-    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,4 @@
 import collections
-import dataclasses
 import json
 import math
 import re
@@ -7,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from sacrebleu.metrics.bleu import BLEU
-from sacremoses import MosesTokenizer
 
 from jaxformer.errors import UserError
 from jaxformer.evaluation import bleu_report
@@ -66,34 +63,11 @@ def test_sacrebleu_equals_the_published_scores_to_the_last_digit(real_data):
         assert corpus_bleu(hypotheses, references, target_language="de") == score
 
 
-def test_report_equals_independent_formulas_on_real_news(real_data):
-    folder = real_data("bleu")
-    hypotheses = lines_of(folder / "newstest2021.en-de.hyp.UEdin.de")[:200]
-    references = lines_of(folder / "newstest2021.en-de.ref.A.de")[:200]
-    found = translation_report(hypotheses, references, target_language="de")
-    moses = MosesTokenizer("de")
-    tokenized = [
-        [" ".join(moses.tokenize(line)) for line in lines] for lines in (hypotheses, references)
-    ]
-    # Tokens are escaped here (&quot;) but not in the report, which makes no difference.
-    assert found.tokenized_bleu.score == pytest.approx(multi_bleu(*tokenized), rel=1e-12)
-    bleu = corpus_bleu(hypotheses, references, target_language="de")
-    assert found.sacrebleu.score == bleu
-
-
 def test_tokenized_bleu_by_hand():
-    references = [
-        "Ein Hund läuft durch den Schnee .",
-        'Die Frau sagt : " Guten Tag ! "',
-        "Zwei Männer in T-Shirts spielen Fußball , z.B. im Park .",
-        "Kinder , die lachen",
-    ]
-    hypotheses = [
-        "Ein hund läuft durch den tiefen Schnee .",
-        'die Frau sagt : " Guten Tag ! "',
-        "Zwei Männer in T-Shirts spielen Ball im Park .",
-        "Kinder , die lachen",
-    ]
+    hypotheses, references = (
+        [re.sub(r'([,:!"])|\.$', lambda mark: f" {mark[0]} ", line) for line in lines]
+        for lines in (HYPOTHESES, REFERENCES)
+    )
     cased = multi_bleu(hypotheses, references)
     lowercased = multi_bleu([h.lower() for h in hypotheses], [r.lower() for r in references])
     assert 0 < cased < lowercased < 100
@@ -120,12 +94,6 @@ def test_compounds_are_split_as_the_papers_script_does():
     assert whole < split < 100
 
 
-def test_bleu_of_multi_bleu_is_zero_without_a_common_4_gram():
-    found = translation_report(["a b c d e"], ["a b c x e"], target_language="en")
-    assert found.tokenized_bleu.score == 0.0
-    assert found.sacrebleu.score > 0.0  # Smoothed.
-
-
 def test_bleu_has_no_value_if_no_line_has_four_words():
     lines = ["zweihundert", "Haus-und-Hof fertig"]  # Split at hyphens, "Haus-und" is four words.
     found = translation_report(lines, lines, target_language="de")
@@ -134,20 +102,6 @@ def test_bleu_has_no_value_if_no_line_has_four_words():
     assert (found.chrf.score, found.exact_match.score) == (100.0, 100.0)
     assert re.search(r"^sacreBLEU +n/a  \(no line has 4 words\)$", found.table(), re.MULTILINE)
     assert json.loads(found.to_json())["sacrebleu"]["score"] is None
-    longer = [lines[0], "eins zwei drei vier"]
-    assert translation_report(longer, lines, target_language="de").sacrebleu.score > 0
-    assert translation_report(lines, longer, target_language="de").sacrebleu.score == 0
-
-
-def test_only_the_lowercased_metric_ignores_case_and_quotation_marks():
-    shouted = [line.upper().replace("SS", "ß") for line in REFERENCES]
-    curly = [line.replace('"Guten Tag!"', "„Guten Tag!“") for line in REFERENCES]
-    assert curly != REFERENCES
-    for changed in (shouted, curly):
-        found = scored(changed)
-        assert found.lowercased_tokenized_bleu.score == 100.0
-        assert found.tokenized_bleu.score < 100.0
-    assert scored(shouted).exact_match.score == 0.0
 
 
 def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(real_data):
@@ -172,31 +126,10 @@ def test_exact_match_and_chrf_by_hand():
     assert found.chrf.score == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3)
 
 
-def test_every_score_has_a_name_and_a_method():
-    found = scored()
-    assert "tok:13a" in found.sacrebleu.method
-    assert "case:mixed" in found.sacrebleu.method
-    assert found.chrf.method.startswith("nrefs:1|case:mixed")
-    for metric in (found.tokenized_bleu, found.lowercased_tokenized_bleu):
-        assert "tokenizer.perl -l de, hyphens whole | multi-bleu.perl" in metric.method
-    assert (
-        "s/(\\S)-(\\S)/$1 ##AT##-##AT## $2/g | multi-bleu.perl" in found.compound_split_bleu.method
-    )
-    assert "normalize-punctuation.perl -l de" in found.lowercased_tokenized_bleu.method
-    rows = found.table().split("\n")
-    assert rows[0].endswith("lines: 4, target language: de")
-    for row, metric in zip(rows[1:], found.metrics, strict=True):
-        assert row.startswith(metric.name)
-        assert row.endswith(f"{metric.score:.2f}  {metric.method}")
-        assert row.index(metric.method) == rows[0].index("lines: 4")
-    assert json.loads(found.to_json()) == dataclasses.asdict(found)
-
-
 def test_other_arguments_are_refused():
     for hypotheses, references, message in (
         (HYPOTHESES[:3], REFERENCES, "got 3 translations and 4 reference lines"),
         ([], [], "got 0 lines"),
-        ("Ein Hund", ["Ein Hund"], r"expected a list of texts, got one string, 'E.*\['E"),
         (["E", "s"], "Es", r"expected a list of texts, got one string, 'E.*\['E"),
     ):
         for function in (corpus_bleu, translation_report):
@@ -231,28 +164,3 @@ def test_chinese_is_scored_as_sacrebleu_does(tmp_path):
     assert found.sacrebleu.score == pytest.approx(expected, abs=1e-6)
     assert "|tok:zh|" in found.sacrebleu.method
     assert corpus_bleu(CHINESE, CHINESE_REFERENCES, target_language="de") == 0.0
-
-
-@pytest.mark.parametrize("language", ["ja", "ko"])
-def test_japanese_and_korean_are_scored_by_words_or_characters(language):
-    report = translation_report(CHINESE, CHINESE_REFERENCES, target_language=language)
-    try:
-        scorer, note = BLEU(trg_lang=language, force=True), ""
-    except RuntimeError:  # MeCab is not installed.
-        scorer = BLEU(tokenize="char", force=True)
-        note = f" (characters; pip install 'sacrebleu[{language}]' for words, tok:{language}-mecab)"
-    found = report.sacrebleu
-    assert found.score == scorer.corpus_score(CHINESE, [CHINESE_REFERENCES]).score
-    assert found.method == f"{scorer.get_signature()}{note}"
-    assert ("tok:char" in found.method) == bool(note)
-    # Languages without spaces have no metrics of Perl scripts.
-    assert [metric.name for metric in report.metrics] == ["sacreBLEU", "chrF", "exact match"]
-    assert report.table().count("\n") == 3
-    assert json.loads(report.to_json())["tokenized_bleu"] is None
-
-
-@pytest.mark.parametrize("language", ["de", "fr", "zh", "xx"])
-def test_odd_lines_are_scored(language):
-    odd = ["", " ", "你好。", "\u00a0\u0085x", "🙂" * 50, "." * 1000, "a" * 5000]
-    found = translation_report(odd, odd[::-1], target_language=language)
-    assert all(0 <= metric.score <= 100 for metric in found.metrics)

@@ -16,7 +16,6 @@ from jaxformer.inference.alignment import (
     between_words,
     cross_attention,
     most_attended,
-    pharaoh,
     words_of_pieces,
 )
 from jaxformer.inference.weights import abstract_params
@@ -53,12 +52,6 @@ def test_against_loops_over_words():
         assert align_words(weights, source, target) == expected
 
 
-def test_words_without_pieces_have_no_attention():
-    weights = between_words(np.array([[0.75, 0.25]]), [0, 2], [1], (3, 3))
-    assert weights.tolist() == [[0, 0, 0], [0.75, 0, 0.25], [0, 0, 0]]
-    assert most_attended(weights) == [(0, 1)]
-
-
 def all_alignments_in_order(targets, sources):
     for size in range(min(targets, sources) + 1):
         for chosen in itertools.combinations(range(targets), size):
@@ -88,22 +81,17 @@ def test_align_in_order_finds_the_best_alignment(shape):
     [
         (["▁Ein", "▁Hu", "nd", "."], "Ein Hund.", [0, 1, 1, 1]),
         (["▁", "a", "▁", "b"], "a b", [0, 0, 1, 1]),
-        (["a", "▁b"], "a b", [0, 1]),  # No dummy space at the beginning.
         (["▁a", None, "▁b", None], "a b", [0, -1, 1, -1]),
         # The four bytes of a character and the letters after it are one word.
         (["▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "x", "▁y"], "😀x y", [0] * 6 + [1]),
         # A tab is a byte to the tokenizer; whitespace of any kind separates words.
         (["▁a", "<0x09>", "b"], "a\tb", [0, 1, 1]),
-        (["▁a", "<0xE3>", "<0x80>", "<0x80>", "b"], "a\u3000b", [0, 1, 1, 1, 1]),
         # A byte that is not a character.
         (["▁a", "<0xFF>", "▁b"], "a\ufffd b", [0, 0, 1]),
         # Normalization of an imported tokenizer changes characters, lengths and spaces.
-        (["▁1/2", "▁pound"], "½ pound", [0, 1]),
         (["▁...", "▁he", "▁said"], "… he said", [0, 1, 2]),
-        (["▁foo", "▁bar", "▁baz"], "foo\u200bbar baz", [0, 0, 1]),
         (["▁a", "▁\ufffd", "▁b"], "a 漢字 b", [0, 1, 2]),
         (["▁a", "▁"], "a", [0, -1]),  # A trailing space.
-        (["▁"], "", [-1]),
         ([], "", []),
     ],
 )
@@ -152,7 +140,3 @@ def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
     result = np.asarray(cross_attention((config, config), (0, 1), params, *padded))
     np.testing.assert_allclose(result[0, :3, :4], np.mean(expected, axis=0), rtol=1e-5)
     assert not result[0, :3, 4:].any()
-
-
-def test_pharaoh_of_nothing():
-    assert pharaoh([]) == ""

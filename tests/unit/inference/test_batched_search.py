@@ -15,23 +15,15 @@ SETTINGS = BeamSearch()
     "lengths", [[], [0, 0], [1], [5, 0, 900, 17, 16, 64, 65], list(range(1, 1000)), [3] * 200]
 )
 def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
-    seen = []
+    seen, used = [], set()
     for numbers, shape in batches(lengths, 1024, SETTINGS):
         assert 1 <= len(numbers) <= shape.rows
         assert max(lengths[n] for n in numbers) <= shape.source <= 1024
         assert shape.rows == 1 or shape.rows * shape.source <= 4096
         seen += numbers
+        used.add(shape)
     assert sorted(seen) == [n for n, length in enumerate(lengths) if length]
-
-
-@pytest.mark.parametrize("longest", [10, 256, 1000, 2000])
-def test_shapes_are_few_for_any_input(longest):
-    shapes = set()
-    for size in (9, 70, 999, 3000):
-        lengths = [min(n, longest) for n in range(1, size + 1)]
-        shapes |= {shape for _, shape in batches(lengths, longest, SETTINGS)}
-    assert len(shapes) <= 6
-    assert max(shape.source for shape in shapes) == min(longest, 2000)
+    assert len(used) <= 6
 
 
 @pytest.mark.parametrize("beam_size", by_profile([4], nightly=[1, 4, 30]))
@@ -47,30 +39,3 @@ def test_shapes_lists_all_shapes_of_smaller_calls(beam_size, longest, sentences)
                 lengths = [most, *random.integers(1, most + 1, count - 1).tolist()]
                 needed |= {shape for _, shape in batches(lengths, longest, settings)}
         assert needed == known  # No shape is missing, and none is superfluous.
-
-
-@pytest.mark.parametrize(
-    ("count", "beams", "rows"),
-    [
-        *((1, 4, 1), (1, 1, 4), (2, 4, 4), (5, 4, 8), (8, 1, 8), (9, 4, 64)),
-        *((100, 8, 64), (100, 9, 56), (100, 21, 24), (100, 600, 1)),
-    ],
-)
-def test_few_sentences_and_wide_beams_have_small_batches(count, beams, rows):
-    _, shape = next(batches([5] * count, 1024, BeamSearch(beam_size=beams)))
-    assert shape.rows == rows
-
-
-def test_longest_come_first():
-    grouped = batches([2, 500, 30], 1024, SETTINGS)
-    assert [n for numbers, _ in grouped for n in numbers] == [1, 2, 0]
-
-
-def test_capacity_is_the_maximum_length_of_the_settings():
-    for search, longest, expected in (
-        (BeamSearch(max_extra_length=5), 1024, (32, 32, 37)),
-        (BeamSearch(max_length=9), 1024, (32, 9, 9)),
-        (SETTINGS, 25, (25, 25, 25)),
-    ):
-        ((_, shape),) = batches([20], longest, search)
-        assert (shape.source, shape.first, shape.capacity) == expected

@@ -44,24 +44,16 @@ def _refused(directory, message):
 CONFIG = [
     ({"model_type": "bart"}, "expected model_type to be 'marian': got 'bart'"),
     ({"decoder_layers": 1}, "expected decoder_layers to be the same as encoder_layers=2: got 1"),
-    ({"decoder_ffn_dim": 9}, "decoder_ffn_dim to be the same as encoder_ffn_dim=40: got 9"),
-    ({"decoder_attention_heads": 2}, "decoder_attention_heads to be the same as .*=4: got 2"),
     ({"activation_function": "gelu"}, "activation_function to be relu or .* got 'gelu'"),
-    ({"activation_function": []}, r"activation_function to be relu or .* got \[\]"),
     ({"normalize_before": True}, "expected normalize_before to be False: got True"),
-    ({"normalize_embedding": True}, "expected normalize_embedding to be False: got True"),
-    ({"add_final_layer_norm": True}, "expected add_final_layer_norm to be False: got True"),
     ({"static_position_embeddings": False}, "static_position_embeddings to be True: got False"),
     ({"decoder_vocab_size": 9}, "decoder_vocab_size to be vocab_size=.*one vocabulary.*: got 9"),
     ({"decoder_start_token_id": 2}, "decoder_start_token_id to be pad_token_id=.*: got 2"),
     ({"scale_embedding": 1}, "expected scale_embedding to be true or false: got 1"),
     ({"d_model": "24"}, "expected d_model to be a whole number below 1048576: got '24'"),
-    ({"d_model": 10**9}, "expected d_model to be a whole number below 1048576"),
     ({"d_model": 26}, "model.num_heads must divide model.d_model"),
-    ({"encoder_layers": 0, "decoder_layers": 0}, "num_layers must be greater than 0"),
     ({"eos_token_id": [0, 1]}, r"expected eos_token_id to be a whole number.*got \[0, 1\]"),
     ({"dropout": "no"}, "expected dropout to be a number: got 'no'"),
-    ({"dropout": 2}, "dropout_rate"),
     ({"vocab_size": 9, "decoder_vocab_size": 9}, r"vocab.json: expected the ids 0 to 8 "),
     ({"eos_token_id": 3}, "expected </s> to have the id 3 .*: got 0"),
 ]
@@ -71,14 +63,10 @@ SEARCH = [
     ({"bad_words_ids": [[3]]}, r"bad_words_ids to be the padding, .* got \[\[3\]\]"),
     ({"length_penalty": -1}, "generation_config.json: search.length_penalty must be 0 to 10"),
     ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
-    ({"max_length": float("nan")}, "expected max_length to be a number: got nan"),
-    ({"max_length": 1}, "search.max_"),
 ]
 TOKENIZER = [({"separate_vocabs": True}, "one vocabulary for both sides: got separate_vocabs=True")]
 VOCABULARY = [
     (lambda ids: ids.pop("▁dog"), r"expected the ids 0 to \d+ .*: got \d+ pieces"),
-    ({"▁dog": 5}, r"expected the ids 0 to \d+ "),
-    ({"▁dog": "5"}, r"expected the ids 0 to \d+ "),
     (
         lambda ids: ids.update({"<pad>": ids["▁dog"], "▁dog": ids["<pad>"]}),
         r"expected <pad> to have the id 66 \(pad_token_id in config.json\): got \d+",
@@ -102,10 +90,6 @@ ARRAYS = [
         lambda arrays: arrays.update({"lm_head.weight": arrays["model.shared.weight"] + 1}),
         "expected model.shared.weight and lm_head.weight to be the same",
     ),
-    (
-        {f"{ENCODER}.embed_positions.weight": np.ones((128, 24), "f4")},
-        f"expected {ENCODER}.embed_positions.weight to hold sinusoids",
-    ),
 ]
 
 
@@ -128,35 +112,29 @@ def test_other_values_are_refused_by_name(directory, file, cases):
 
 
 def test_settings_of_the_search_are_found_in_both_places(directory):
-    settings = {"num_beams": 6, "length_penalty": 0.5, "min_length": 3, "no_repeat_ngram_size": 2}
+    settings = {"num_beams": 6, "length_penalty": 0.5, "min_length": 3}
     _change(directory / "generation_config.json", {"max_length": None, **settings})
     found = MarianConfig(directory).config(("en", "fi"))
-    assert found.data.target_language == "fi"
     assert found.search.beam_size == 6
     assert (found.search.penalty, found.search.length_penalty) == ("power", 0.5)
     # Their lengths count the start token, and their minimum also end-of-sentence.
     assert found.search.min_length == 2
-    assert found.search.no_repeat_ngram == 2
-    assert found.search.max_length == found.model.max_length == 128
     (directory / "generation_config.json").unlink()
     more = {"num_beams": 3, "max_length": 20, "activation_function": "gelu_new"}
     _change(directory / "config.json", more)
     found = MarianConfig(directory).config(("en", "de"))
     assert found.model.activation == "gelu"  # the approximation with tanh
     assert (found.search.beam_size, found.search.max_length) == (3, 19)
-    assert found.search.length_penalty == 1.0
 
 
 def test_missing_and_damaged_files_are_named(directory):
     (directory / "tokenizer_config.json").unlink()  # This file is optional.
     for name, content, message in [
         ("source.spm", None, "source.spm: cannot be read: No such file"),
-        ("vocab.json", None, "vocab.json: no such file; expected a folder of a Marian model"),
         ("config.json", None, "config.json: no such file; expected a folder of a Marian model"),
         ("source.spm", b"x", "SentencePiece model as source"),
         ("model.safetensors", b"x", "model.safetensors: expected a safetensors file: "),
         ("vocab.json", b"[]", "vocab.json: expected a JSON object: found list"),
-        ("config.json", b"{", "config.json: expected JSON"),
         ("config.json", b'{"a":' * 100_000, "config.json: expected JSON"),
         ("model.safetensors", None, "model.safetensors: no such file, and no pytorch_model.bin; m"),
     ]:
@@ -169,16 +147,3 @@ def test_missing_and_damaged_files_are_named(directory):
     (directory / "model.safetensors").rename(directory / "aside")
     (directory / "pytorch_model.bin").write_bytes(b"\x80\x02cposix\nsystem\n.")
     _refused(directory, r"pytorch_model.bin: expected .*; nothing of it was run; .*save_pretrained")
-
-
-def test_sinusoids_and_copies_of_tied_embeddings_may_be_in_the_file(directory):
-    angles = np.arange(128)[:, None] / 10_000 ** (np.arange(12) / 12)
-
-    def change(arrays):
-        positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-        for which in ("encoder", "decoder"):
-            arrays[f"model.{which}.embed_positions.weight"] = positions
-            arrays[f"model.{which}.embed_tokens.weight"] = arrays["model.shared.weight"]
-
-    _change(directory / "model.safetensors", change)
-    import_marian(directory, directory.parent / "run")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.paper import command, dot_product_scaling, table1, table2, table3
+from jaxformer.paper import command, dot_product_scaling, table1, table2
 
 SMALL = ["--lengths=4,8", "--width=8", "--heads=2", "--neighborhood=3", "--rounds=1"]
 # Sizes of the scores in all tests, so that each is compiled once.
@@ -32,45 +32,17 @@ def test_table1_measures_and_draws(tmp_path, pages):
         assert min(line.get_ydata()) > 0
 
 
-def test_table1_report_and_slopes(pages, tmp_path):
-    options = table1._options([f"--output={tmp_path}", *SMALL])
-    times = {
-        "self-attention": {4: 0.001, 8: 0.004},
-        "recurrent": {4: 0.001, 8: 0.002},
-        "convolutional": {4: 0.002, 8: 0.004},
-        "restricted self-attention": {4: 1.0, 8: 2.0},
-    }
-    text = table1.report(options, times)
-    rows = [line for line in text.split("\n") if line.startswith("| self-attention |")]
-    assert rows[1] == "| self-attention | 1.00 | 4.00 | 2.00 | 2 |"
-    assert "| restricted self-attention | 1,000.00 | 2,000.00 | 1.00 | 1 |" in text
-    table1.draw(options, times, tmp_path / "table1.png")
-    dashed = [line for line in pages[-1].axes[0].lines if line.get_linestyle() == "--"]
-    # Artificial times that follow the formulas lie on their slopes.
-    for line, row in zip(dashed, times.values(), strict=True):
-        np.testing.assert_allclose(line.get_ydata(), [1000 * t for t in row.values()])
-
-
-def test_mistakes(tmp_path, capsys):
+def test_mistakes(tmp_path):
     output = f"--output={tmp_path}"
     for module, mistake, words in [
         (table1, "--lengths=8", "--lengths: expected two or more"),
         (table1, "--rounds=0", "--rounds must be 1 or more: got 0"),
-        (table1, "--kernel=1", "--kernel must be 2 or more: got 1"),
         (table1, "--heads=3", "--heads must divide --width"),
         (table1, "--neighborhood=4", "--neighborhood must be odd: got 4"),
         (dot_product_scaling, "--keys=1", "--keys of 2 or more"),
     ]:
         with pytest.raises(UserError, match=words):
             module.main([output, mistake])
-    with pytest.raises(SystemExit):
-        table1.main([output, "--lengths=32-64"])
-    said = capsys.readouterr().err
-    assert "argument --lengths: expected numbers such as 1 or 1,3: got '32-64'" in said
-    for module in (dot_product_scaling, table1, table2, table3):
-        with pytest.raises(SystemExit):
-            module.main(["--help"])
-        assert f"python -m {module.__name__} --" in capsys.readouterr().out
 
 
 def test_table2_estimates_equal_the_papers():
@@ -83,8 +55,6 @@ def test_table2_counts_six_operations_per_parameter_and_token():
     for row, parameters in (("base", 63_045_632), ("big", 214_171_648)):
         steps = 100_000 if row == "base" else 300_000
         assert table2.run_flops(row, 25) == pytest.approx(6 * parameters * 25_000 * steps, rel=0.02)
-        # Attention scores cost little, so sentences four times as long cost hardly more.
-        assert 1 < table2.run_flops(row, 100) / table2.run_flops(row, 25) < 1.06
 
 
 def test_table2_prints_both(capsys):
@@ -112,19 +82,6 @@ def test_softmax_saturates_without_scaling_alone():
     assert large["dot product"].gradient < 0.3 * small["dot product"].gradient
     for name in ("dot product / √d_k", "additive"):
         assert 0.9 < large[name].gradient / small[name].gradient < 1.1
-
-
-def test_saturation_of_known_weights():
-    @jax.jit
-    def saturations_and_jacobian(scores):
-        rows = jax.vmap(dot_product_scaling.saturation)(scores[:, None])
-        return rows, jax.jacobian(jax.nn.softmax)(scores[2])
-
-    scores = np.array([[0, -200, -200, -200], [0, 0, 0, 0], [0.3, -1.2, 2, 0.5]], np.float32)
-    rows, jacobian = jax.device_get(saturations_and_jacobian(scores))
-    assert (rows.largest[0], rows.gradient[0]) == pytest.approx((1, 0))
-    assert [values[1] for values in rows] == pytest.approx([0, 1 / 4, 3 / 4])
-    assert rows.gradient[2] == pytest.approx(np.trace(jacobian))
 
 
 def test_scaling_writes_table_and_plot(tmp_path, pages):

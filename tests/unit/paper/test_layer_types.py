@@ -50,12 +50,6 @@ def test_self_attention_attends_to_all_positions():
     np.testing.assert_allclose(attended, attention_by_loops(x, 3, reach=7), rtol=1e-4, atol=1e-5)
 
 
-def test_a_neighborhood_has_a_center():
-    for size in (0, 4):
-        with pytest.raises(ValueError, match=f"must be odd, to have a center: got {size}"):
-            layer_types.restricted_self_attention(random(1, 4, 2), num_heads=1, neighborhood=size)
-
-
 def test_recurrent_layer_is_a_loop():
     x, inputs, state = random(2, 5, 3), random(3, 3, seed=1), random(3, 3, seed=2)
     h = np.zeros((2, 3))
@@ -123,16 +117,3 @@ def test_path_of_dilated_convolutions():
                 reached = {i + j * k**layer for i in reached for j in range(k)}
                 layer += 1
             assert math.ceil(complexity.convolutional(n, 8, k).path - 1e-9) == layer, (k, n)
-
-
-def test_path_of_restricted_attention():
-    """A layer reaches half a neighborhood, so the path is about twice the table's n / r."""
-    for r, n in itertools.product((3, 5, 9), (50, 100, 400)):
-        layers = math.ceil((n - 1) / (r // 2))
-        path = complexity.restricted_self_attention(n, 8, r).path
-        assert path - 1 <= layers <= 2 * path * r / (r - 1) + 1, (r, n)
-
-
-def test_recurrent_signals_and_steps_go_one_by_one():
-    assert complexity.recurrent(70, 8)[1:] == (70, 70)
-    assert complexity.self_attention(70, 8)[1:] == (1, 1)

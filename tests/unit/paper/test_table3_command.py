@@ -3,10 +3,7 @@
 Training and decoding of a row are replaced by a function that records the row.
 """
 
-import json
-import re
 import shutil
-import types
 
 import jax
 import pytest
@@ -15,9 +12,8 @@ from jaxformer.data.numerals import english, german
 from jaxformer.errors import UserError
 from jaxformer.paper import table3
 from jaxformer.paper.table3_report import Result
-from jaxformer.paper.table3_rows import row_config, settings
+from jaxformer.paper.table3_rows import settings
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.workdir import Workdir
 
 STEPS = 4
 
@@ -86,13 +82,10 @@ def test_each_row_is_run_once(tmp_path, data, trained, capsys):
 def test_rows_of_other_data_or_steps_are_refused_before_training(tmp_path, data, trained):
     run(tmp_path, data, "C1")
     other = corpus(tmp_path / "other", range(1, 401))
-    for rows in ("A1,C1", "C1"):
-        with pytest.raises(UserError, match=r"rows: holds rows of other data than \w\w, seed 0"):
-            run(tmp_path, other, rows)
-    for row in ("A1", "big"):
-        message = "holds rows of --scale smoke --steps 4, but smoke and 5"
-        with pytest.raises(UserError, match=message):
-            run(tmp_path, data, row, "--steps=5")
+    with pytest.raises(UserError, match=r"rows: holds rows of other data than \w\w, seed 0"):
+        run(tmp_path, other, "A1,C1")
+    with pytest.raises(UserError, match="holds rows of --scale smoke --steps 4, but smoke and 5"):
+        run(tmp_path, data, "A1", "--steps=5")
     assert trained == ["C1"]
     # The same text elsewhere is the same data.
     run(tmp_path, corpus(tmp_path / "copy", range(400)), "A1,C1")
@@ -100,11 +93,7 @@ def test_rows_of_other_data_or_steps_are_refused_before_training(tmp_path, data,
 
 
 def test_pairs_that_cannot_be_scored_are_refused_before_training(tmp_path, data, trained):
-    """No pair counts for the BLEU alone.
-
-    A model of the scale "smoke" has a maximum of 128 tokens, end-of-sentence included. A character
-    outside the training text has a token per byte; the leading space is one more.
-    """
+    """A model of the scale "smoke" has a maximum of 128 tokens, end-of-sentence included."""
 
     def add(*sides):
         for language, text in zip(("en", "de"), sides, strict=True):
@@ -112,15 +101,12 @@ def test_pairs_that_cannot_be_scored_are_refused_before_training(tmp_path, data,
             path.write_text((data / path.name).read_text("utf-8") + f"{text}\n", "utf-8")
 
     shutil.copytree(data, tmp_path / "other")
-    for sides in (("~" * 127, "~" * 127), ("one", "~" * 127), ("one", ""), ("", "eins")):
+    for sides in (("~" * 127, "eins"), ("one", "")):
         add(*sides)
         message = r"valid: expected sentences of 1 to 127 tokens .* 1 pairs .* line 401;"
         with pytest.raises(UserError, match=message):
             run(tmp_path, tmp_path / "other", "C1")
     assert trained == []
-    add("~" * 126, "~" * 126)
-    run(tmp_path, tmp_path / "other", "C1")
-    assert trained == ["C1"]
 
 
 def test_divergence_is_reported_and_does_not_prevent_the_table(tmp_path, data, trained):
@@ -133,47 +119,12 @@ def test_divergence_is_reported_and_does_not_prevent_the_table(tmp_path, data, t
     assert "| C1 | N 1 | 4 | 10.00 |" in (tmp_path / "table3.md").read_text()
 
 
-def interrupted(folder, step, *validated):
-    """Writes the relevant files of a row's folder whose training stopped at a step."""
-    (folder / "checkpoints" / str(step)).mkdir(parents=True)
-    records = [{"kind": "train", "step": step, "seconds_per_step": 1.0}]
-    records += [{"kind": "valid", "step": at, "perplexity": 7.0} for at in validated]
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "metrics.jsonl").write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("row", "step", "validated", "more"),
-    [("A1", 6, [], 6), ("A1", 6, [4], 6), ("big", 14, [12], 4)],
-)
-def test_a_row_past_its_last_step_is_refused_before_training(
-    tmp_path, data, trained, row, step, validated, more
-):
+def test_a_row_past_its_last_step_is_refused_before_training(tmp_path, data, trained):
     """Its perplexity would be missing, or belong to other weights than the translations."""
-    interrupted(tmp_path / "rows" / f"{row}-0", step, *validated)
-    steps = 3 * STEPS if row == "big" else STEPS
-    message = f"row {row} is at step {step}, but was to end with step {steps} .* above {more},"
+    folder = tmp_path / "rows" / "big-0"
+    (folder / "checkpoints" / "14").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"kind": "valid", "step": 12, "perplexity": 7.0}\n')
+    message = "row big is at step 14, but was to end with step 12 .* above 4,"
     with pytest.raises(UserError, match=message):
-        run(tmp_path, data, f"C1,{row}")
+        run(tmp_path, data, "C1,big")
     assert trained == []
-
-
-def test_a_row_at_or_before_its_last_step_resumes(tmp_path, data, trained):
-    interrupted(tmp_path / "rows" / "A1-0", 4, 2, 4)
-    interrupted(tmp_path / "rows" / "A2-0", 2)
-    interrupted(tmp_path / "rows" / "A3-0", 4, 2)  # Training runs the last validation.
-    run(tmp_path, data, "A1,A2,A3")
-    assert trained == ["A1", "A2", "A3"]
-
-
-def test_a_row_needs_a_finite_last_validation(tmp_path, monkeypatch):
-    config = row_config("C1", "smoke", steps=STEPS)
-    monkeypatch.setattr(table3, "train", lambda *_: types.SimpleNamespace(step=STEPS))
-    interrupted(tmp_path / "without", STEPS, 2)
-    with pytest.raises(UserError, match=r"row C1 is at step 4, .* and a validation; give --steps"):
-        table3.run_row(config, Workdir(tmp_path / "without"), "C1", "smoke")
-    interrupted(tmp_path, STEPS, STEPS)
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text(re.sub(r'"perplexity": [\d.]+', '"perplexity": null', metrics.read_text()))
-    with pytest.raises(FloatingPointError, match="the validation loss of C1 is not a number"):
-        table3.run_row(config, Workdir(tmp_path), "C1", "smoke")

@@ -7,7 +7,7 @@ import pytest
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.paper.table3 import count_parameters
-from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
+from jaxformer.paper.table3_rows import ROWS, SCALES, row_config, settings
 
 from ...profiles import by_profile
 
@@ -46,12 +46,6 @@ def closed_formula(row, vocabulary, positions=0):
     return vocabulary * d + layers + 2 * positions * d
 
 
-def test_parameters_are_those_that_the_paper_prints():
-    assert {name: row.parameters for name, row in ROWS.items()} == {
-        name: millions for name, (*_, millions) in PRINTED.items()
-    }
-
-
 @pytest.mark.parametrize("row", by_profile(["A1", "B1", "C1", "E"], nightly=ROWS))
 def test_counts_equal_the_formula(row):
     positions = row_config(row).model.max_length if row == "E" else 0
@@ -64,16 +58,6 @@ def test_differences_equal_the_papers():
         difference = (closed_formula(row, 37_000) - closed_formula("base", 37_000)) / 1e6
         printed = PRINTED[row][-1] - PRINTED["base"][-1]
         assert abs(difference - printed) < 1, row  # The sum of two rounding errors of 1/2.
-
-
-def test_all_printed_counts_except_big_fit_one_vocabulary():
-    for row, (*_, millions) in PRINTED.items():
-        if millions is not None and row != "big":
-            assert round(closed_formula(row, 41_100) / 1e6) == millions, row
-    # 213 million fits a vocabulary of 36,000, with which base would have 63 and C5 163 million.
-    assert round(closed_formula("big", 41_100) / 1e6) == 218
-    counts = [round(closed_formula(row, 36_000) / 1e6) for row in ("big", "base", "C5")]
-    assert counts == [213, 63, 163]
 
 
 @pytest.mark.parametrize("scale", ["paper", "small", "smoke"])
@@ -101,6 +85,7 @@ def test_a_row_changes_what_the_paper_says_and_nothing_else(scale):
         )
         assert dataclasses.replace(config.model, **explicit) == model, row
         assert config.training == training, row
+        assert ROWS[row].parameters == PRINTED[row][-1]
         assert (config.data, config.search) == (base.data, base.search)
 
 
@@ -114,26 +99,14 @@ def test_base_equals_the_papers():
 
 def test_settings_contain_all_fields_that_affect_results():
     base = row_config("base")
-    moved = dataclasses.replace(
-        base,
-        data=dataclasses.replace(base.data, directory="elsewhere", train="t", valid="v"),
-        training=dataclasses.replace(base.training, log_every=7, keep_checkpoints=2, remat="layer"),
-    )
-    assert settings(moved) == settings(base)
+    training = dataclasses.replace(base.training, log_every=7, keep_checkpoints=2, remat="layer")
+    moved = dataclasses.replace(base.data, directory="elsewhere", train="t", valid="v")
+    assert settings(dataclasses.replace(base, data=moved, training=training)) == settings(base)
     for row in ROWS:
         if row != "base":
             assert settings(row_config(row)) != settings(base), row
-    for name in ("tokens_per_batch", "max_length"):
-        data = dataclasses.replace(base.data, **{name: getattr(base.data, name) - 1})
-        assert settings(dataclasses.replace(base, data=data)) != settings(base), name
     longer = row_config("base", steps=7, seed=3)
     assert settings(longer) == {**settings(base), "training.steps": 7, "training.seed": 3}
-
-
-def test_descriptions():
-    assert describe("base", "small").startswith("N 3, d_model 128, d_ff 512, h 8, d_k 16, d_v 16")
-    assert describe("C4", "small") == "d_model 64, d_k 8, d_v 8"
-    assert describe("E", "paper") == "positions learned"
 
 
 def test_unknown_names_are_refused():

@@ -106,11 +106,6 @@ def test_damage_before_the_last_line_is_named(line, found, tmp_path):
         read_metrics(path)
 
 
-def test_missing_and_sparse_metrics_are_refused(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_missing_metrics_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"metrics\.jsonl: no such file; expected the metrics of"):
-        read_metrics(path)
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(UserError, match="found a sparse one"):
-        read_metrics(path)
+        read_metrics(tmp_path / "metrics.jsonl")

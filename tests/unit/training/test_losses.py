@@ -75,11 +75,6 @@ def test_a_target_outside_the_vocabulary_gives_nan_unless_its_weight_is_0(target
     assert (gradients[0][5] == 0).all()
 
 
-def test_rows_without_weight_count_for_nothing():
-    other = np.where(WEIGHTS[:, None] == 0, np.float32(7), FEATURES)
-    np.testing.assert_array_equal(compute(features=other)[0], compute()[0])
-
-
 def test_loss_is_float32_and_close_for_bfloat16_features():
     rough, _ = compute(features=FEATURES.astype(jnp.bfloat16))[0]
     assert rough.dtype == np.float32

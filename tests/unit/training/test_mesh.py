@@ -121,14 +121,6 @@ def test_an_optimizer_state_is_sharded_by_path_and_shape():
     assert specs == {"x": ({"mu": moments, "count": (), **other},)}
 
 
-def test_row_shards_of_a_host_in_a_pod_are_not_contiguous(monkeypatch):
-    # If every cluster were in the order of its hosts, the test above would prove little.
-    monkeypatch.setattr(jax, "process_index", lambda: 0)
-    shards = local_batch_shards(make_mesh(devices=POD))
-    assert len(shards) == 4
-    assert np.ptp(shards) > 3
-
-
 @pytest.mark.parametrize("devices", [TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)])
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (-1, 4, 1), (-1, 1, 4), (-1, 2, 2)])
 def test_the_inner_axes_stay_within_a_slice(devices, sizes):
@@ -136,8 +128,3 @@ def test_the_inner_axes_stay_within_a_slice(devices, sizes):
     assert sorted(device.id for device in mesh.devices.flat) == list(range(len(devices)))
     for inner in mesh.devices:
         assert len({device.slice_index for device in inner.flat}) == 1
-
-
-def test_an_axis_may_be_longer_than_a_slice():
-    mesh = mesh_of((1, -1, 1), gpu_nodes(3, 4))
-    assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4 + [2] * 4

@@ -10,15 +10,11 @@ import optax
 import pytest
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig
-from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.optimizer import (
     configured_schedule,
-    constant_schedule,
-    cosine_schedule,
     inverse_sqrt_schedule,
-    linear_schedule,
     path_of,
 )
 
@@ -76,14 +72,6 @@ def test_adam_and_schedule_together(moments, keep):
     assert run(config, gradients) == pytest.approx(expected, rel=1e-5)
 
 
-def test_moments_in_bfloat16_take_half_the_memory():
-    params = {"a": np.ones((10, 10), np.float32)}
-    for moments, size in {"float32": 808, "bfloat16": 408}.items():  # with two int32 counts
-        optimizer = make_optimizer(Config(training=TrainingConfig(adam_dtype=moments)))
-        state = jax.tree.leaves(jax.eval_shape(optimizer.init, params))
-        assert sum(leaf.size * leaf.dtype.itemsize for leaf in state) == size
-
-
 def test_clipping_scales_large_gradients_only():
     model = ModelConfig(d_model=4, num_heads=1)
     clipped = Config(model=model, training=TrainingConfig(warmup_steps=2, clip_norm=1.0))
@@ -117,35 +105,6 @@ def test_schedules_after_a_linear_warm_up(name, rate, scale):
     steps = range(1, 51)
     rates = [peak * (step / 10 if step < 10 else AFTER_WARM_UP[name](step)) for step in steps]
     np.testing.assert_allclose(rates_of(configured_schedule(training, 512), steps), rates, 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "rate"),
-    [
-        (constant_schedule(0.3, 0), lambda step: 1.0),
-        (linear_schedule(0.3, 0, 5), lambda step: (6 - step) / 6),  # 0 after the last step
-        (cosine_schedule(0.3, 0, 5), lambda step: 0.5 + 0.5 * math.cos(math.pi * step / 6)),
-    ],
-    ids=["constant", "linear", "cosine"],
-)
-def test_schedules_without_a_warm_up(schedule, rate):
-    steps = range(1, 7)
-    expected = [0.3 * rate(step) for step in steps]
-    np.testing.assert_allclose(rates_of(schedule, steps), expected, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"optimizer": "adamw"}, "adamw needs training.weight_decay above 0, such as 0.01"),
-        ({"schedule": "cosine", "steps": 9, "warmup_steps": 9}, "training.schedule=cosine: got 9"),
-        ({"learning_rate": 0.0}, "training.learning_rate must be greater than 0"),
-    ],
-    ids=str,
-)
-def test_settings_that_contradict_each_other(settings, message):
-    with pytest.raises(UserError, match=message):
-        TrainingConfig(**settings)
 
 
 MODEL = ModelConfig(vocab_size=5, d_model=4, d_ff=8, num_heads=2, num_layers=2)

@@ -1,13 +1,10 @@
-"""Stalls of a single process, and who may connect; test_lost_processes.py has several processes."""
+"""Stalls of a single process; test_processes.py has several processes."""
 
-import socket
-import threading
 import time
 
-import jax
 import pytest
 
-from jaxformer.training import connections, watchdog
+from jaxformer.training import watchdog
 
 
 @pytest.fixture(autouse=True)
@@ -35,23 +32,3 @@ def test_frequent_progress_the_start_and_a_compilation_are_no_stalls(capfd):
         watchdog.progress("compilation", limited=False)
         time.sleep(0.6)
     assert capfd.readouterr().err == ""
-
-
-def test_strangers_are_not_taken_for_a_process(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(connections.distributed.global_state, "coordinator_address", "localhost:1")
-    listener = connections._listen()
-    port, accepted = listener.getsockname()[1], {}
-    thread = threading.Thread(
-        target=lambda: accepted.update(connections._accept(listener, "secret"))
-    )
-    thread.start()
-    stranger = connections._reach(port, "wrongs")
-    silent = socket.create_connection(("localhost", port))
-    silent.close()
-    friend = connections._reach(port, "secret")
-    thread.join(timeout=10)
-    assert accepted[1].getpeername()[1] == friend.getsockname()[1]
-    for connection in (stranger, friend, accepted[1]):
-        connection.close()

@@ -66,7 +66,6 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(
 
 
 def test_a_truncated_translation_is_shown(translator, monkeypatch):
-    """The translation has the maximum length and no end-of-sentence."""
     tokens = [7] * translator.config.model.max_length
     cut = types.SimpleNamespace(tokens=[tokens])
     monkeypatch.setattr(Translator, "translate_ids", lambda self, sources: [cut])
@@ -75,14 +74,15 @@ def test_a_truncated_translation_is_shown(translator, monkeypatch):
 
 
 def test_figures_of_the_paper(attention, tmp_path):
-    starts = {".svg": b"<?xml", ".png": b"\x89PNG"}
-    for figure, suffix in ((3, ".svg"), (4, ".png"), (5, ".svg")):
-        image, page = tmp_path / f"{figure}{suffix}", tmp_path / f"{figure}.html"
-        assert attention("--figure", figure, "--output", image) == 0
-        assert image.read_bytes().startswith(starts[suffix])
-        assert attention("--figure", figure, "--output", page) == 0
-        assert page.read_bytes().startswith(b"<!DOCTYPE html>")
-        assert data_of(page)["start"]["figure"] == figure
+    for figure, suffix, start in (
+        (3, "svg", b"<?xml"),
+        (4, "png", b"\x89PNG"),
+        (5, "html", b"<!D"),
+    ):
+        output = tmp_path / f"figure.{suffix}"
+        assert attention("--figure", figure, "--output", output) == 0
+        assert output.read_bytes().startswith(start)
+    assert data_of(output)["start"]["figure"] == 5
 
 
 def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monkeypatch):
@@ -92,12 +92,6 @@ def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monke
     data = data_of(output)
     assert data["start"]["heads"] == data["figures"]["4"]["heads"] == [1]
     assert data["figures"]["3"]["token"] == 1
-    # Without --figure the options select what is shown first, and do not affect the presets.
-    assert attention(*heads) == 0
-    data = data_of(output)
-    assert data["start"]["heads"] == [1]
-    assert data["figures"]["3"]["heads"] == [0, 1, 2, 3]
-    assert attention("--heads", "2", "--output", tmp_path / "map.svg") == 0
     written = {}
     monkeypatch.setattr("jaxformer.cli.plot.write_file", written.__setitem__)
     assert attention() == 0
@@ -108,12 +102,8 @@ def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monke
     ("arguments", "words"),
     [
         (["--output", "a.jpg"], "--output: expected a name that ends in .html, .png or .svg: got"),
-        (["--output", f"{__file__}/a.png"], ".py: expected a folder, found a file"),
         (["--heads", "5"], "--heads must be from 1 to 4: got 5"),
-        (["--heads", "0"], "--heads must be from 1 to 4: got 0"),
-        (["--heads", "1-2"], "argument --heads: expected numbers such as 1 or 1,3: got '1-2'"),
         (["--layer", "2"], "--layer must be from 1 to 1: got 2"),
-        (["--figure", "6"], "argument --figure: invalid choice: 6"),
         (["--figure", "3", "--kind", "cross"], "--figure shows encoder self-attention: got --kind"),
         (["--word", "two", "--figure", "5"], "--word is the word of a figure: give --figure 3 or"),
         (["--figure", "3", "--word", "xyz"], "--word: expected one of the tokens t"),
@@ -121,12 +111,4 @@ def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monke
 )
 def test_mistakes(arguments, words, attention, capsys):
     assert attention(*arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len([line for line in err.split("\n") if line.startswith("error: ")]) == 1
-    assert words in err
-
-
-def test_unpaired_surrogates_are_refused(learned_workdir, capsys):
-    assert main(["attention", "--workdir", str(learned_workdir), "\udcff"]) == 2
-    assert "error: sentence: not UTF-8" in capsys.readouterr().err
+    assert f"error: {words}" in capsys.readouterr().err

@@ -25,16 +25,9 @@ TREES = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb" / "listing.gld"
         ("transalte", "invalid choice: 'transalte'"),
         ("generate", "the following arguments are required: --workdir; see jaxformer generate"),
         ("translate --workdir w --beamsize 4", "unknown argument --beamsize; did you mean --beam"),
-        ("translate --workdir w --topp=0.5", "unknown argument --topp=0.5; did you mean --top-p?"),
         ("translate --workdir w in.txt", "unknown argument in.txt; see jaxformer translate --help"),
-        ("translate --workdir w --beam-s 4", "unknown argument --beam-s; did you mean --beam-size"),
         ("translate --workdir w --beam-size x", "argument --beam-size: invalid int value: 'x'"),
-        ("translate --workdir w --penalty google", "argument --penalty: invalid choice: 'google'"),
         ("translate --workdir w --json --scores", "argument --scores: not allowed with argument"),
-        ("translate --workdir w --prefix a --prefixes f", "--prefixes: not allowed with argument"),
-        ("translate --workdir", "argument --workdir: expected one argument"),
-        ("score --workdir w --source f", "the following arguments are required: --target"),
-        ("export onnx --workdir w", "argument format: invalid choice: 'onnx'"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
@@ -74,10 +67,6 @@ def test_help_has_examples_and_every_command_a_function(command, capsys):
         words = re.findall(r'"[^"]*"|\S+', re.split(r" +[#|]", example)[0])
         module, function = parse([word.strip('"') for word in words]).run.split(".")
         assert callable(getattr(importlib.import_module(f"jaxformer.cli.{module}"), function))
-    if command in ("translate", "score", "parse", "generate"):
-        text = " ".join(text.split())
-        assert "--strict refuse an input with a line that is too long or not UTF-8" in text
-        assert "exit code is 3" in text
 
 
 @pytest.mark.parametrize("command", [["--help"], ["evalb", str(TREES), str(TREES)]])

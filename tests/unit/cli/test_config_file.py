@@ -16,9 +16,6 @@ NO_CONFIG = ": expected a function get_config that returns a config; add it or i
     [
         ("def get_config():\n    x = {}\n    return x['width']", ":3: KeyError: 'width'"),
         ("import no_module", ":1: ModuleNotFoundError: No module named 'no_module'"),
-        ("from re import no_name", ":1: ImportError: cannot import name 'no_name' from 're'"),
-        ("def get_config():\n    return widht", ":2: NameError: name 'widht' is not defined"),
-        ("x = 1\ny = int('x')", ":2: ValueError: invalid literal for int() with base 10: 'x'"),
         (
             "from jaxformer import ModelConfig\n\nMODEL = ModelConfig(dmodel=3)\n",
             ":3: TypeError: ModelConfig.__init__() got an unexpected keyword argument 'dmodel'",
@@ -36,10 +33,3 @@ def test_a_mistake_in_the_file_is_named_with_its_line(code, words, tmp_path):
             load_config(str(path), overrides)
         assert str(caught.value).startswith(f"{path}{words}")
         assert "\n" not in str(caught.value)
-
-
-def test_a_value_out_of_range_needs_no_line(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("from jaxformer import ModelConfig\n\nMODEL = ModelConfig(d_model=0)\n")
-    with pytest.raises(UserError, match=r"^model\.d_model must be"):
-        load_config(str(path))

@@ -9,26 +9,11 @@ import pytest
 from jaxformer.data import download
 
 
-class WebServer(http.server.ThreadingHTTPServer):
-    """Answers GET requests by the functions in ``answers``, by path.
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers by the functions in ``server.answers``, and keeps each header Range."""
 
-    Attributes:
-      url: Address without a path.
-      requests: Path and header Range of each request.
-    """
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.answers, self.requests = {}, []
-
-    def handle_error(self, *_):
-        """Says nothing of clients that end a connection early."""
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.server.requests.append((self.path, self.headers["Range"]))
+        self.server.requests.append(self.headers["Range"])
         answer = self.server.answers.get(self.path)
         self.send_error(404) if answer is None else answer(self)
 
@@ -36,32 +21,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def serve(content, *, cut_after=None, resumes=True):
-    """Returns an answer with a file.
+def respond(handler, code, body=b"", **headers):
+    handler.send_response(code)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), str(value))
+    handler.end_headers()
+    handler.wfile.write(body)
 
-    Args:
-      content: The file.
-      cut_after: Bytes of each answer after which the connection is cut.
-      resumes: Heeds the header Range.
-    """
+
+def serve(content, cut_after=None):
+    """Returns an answer with a file, whose connection may be cut after so many bytes."""
 
     def answer(handler):
-        start = 0
-        if resumes and (asked := re.fullmatch(r"bytes=(\d+)-", handler.headers["Range"] or "")):
-            start = int(asked[1])
-            if start >= len(content):
-                handler.send_response(416)
-                handler.send_header("Content-Range", f"bytes */{len(content)}")
-                handler.end_headers()
-                return
-            handler.send_response(206)
-            end = len(content) - 1
-            handler.send_header("Content-Range", f"bytes {start}-{end}/{len(content)}")
-        else:
-            handler.send_response(200)
-        handler.send_header("Content-Length", str(len(content) - start))
-        handler.end_headers()
-        handler.wfile.write(content[start:][:cut_after])
+        asked = re.fullmatch(r"bytes=(\d+)-", handler.headers["Range"] or "")
+        start, size = int(asked[1]) if asked else 0, len(content)
+        place = {"Content_Range": f"bytes {start}-{size - 1}/{size}"} if asked else {}
+        body = content[start:][:cut_after]
+        respond(handler, 206 if asked else 200, body, Content_Length=size - start, **place)
 
     return answer
 
@@ -70,7 +46,10 @@ def serve(content, *, cut_after=None, resumes=True):
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(download, "_PAUSE_SECONDS", 0)
-    with WebServer() as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        server.answers, server.requests = {}, []
+        server.handle_error = lambda *_: None  # A client may end a connection early.
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference.quantization import quantize
@@ -65,22 +64,3 @@ def test_edit_is_refused_with_both_values(trained, tmp_path):
         assert f"model.{name}={was!r}, but the config has {value!r}" in text or (
             name in ("norm_position", "num_heads") and "found" in text  # an array shows these
         )
-
-
-def test_compute_dtype_may_differ(trained, tmp_path):
-    run = edit(shutil.copytree(trained, tmp_path / "run"), compute_dtype="bfloat16")
-    assert Translator.load(run).config.model.compute_dtype == "bfloat16"
-
-
-def test_every_option_is_recorded(trained):
-    names = {field.name for field in dataclasses.fields(ModelConfig)}
-    for folder in ("checkpoints/6", "averaged/6"):
-        manifest = json.loads((trained / folder / "manifest.json").read_bytes())
-        assert manifest["content"]["step"]["metadata"]["model"].keys() == names
-
-
-def test_quantized_model_is_recorded(trained, tmp_path):
-    quantize(trained, tmp_path / "int8")
-    Translator.load(tmp_path / "int8")
-    with pytest.raises(UserError, match=r"model\.activation='relu', but .* 'swish'"):
-        Translator.load(edit(tmp_path / "int8", activation="swish"))

@@ -6,13 +6,9 @@ import shutil
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from jaxformer import (
-    Checkpoints,
-    MeshConfig,
-    StreamConfig,
     Translator,
     UserError,
     load_model,
@@ -20,19 +16,12 @@ from jaxformer import (
     score_pairs,
     train,
 )
-from jaxformer.config import load_run, save
-from jaxformer.data.marian_tokenizer import load_tokenizer
+from jaxformer.config import load_run
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.stream import CharacterTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, train_tokenizer
 from jaxformer.experiment import make_task
-from jaxformer.inference.quantization import quantize
-from jaxformer.inference.weights import average
 from jaxformer.interop.marian import import_marian
-from jaxformer.models.selection import describe_model
-from jaxformer.tasks.initialization import Entry, initialization, listed, matching_ids, merge
-from jaxformer.training.optimizer import path_of
-from jaxformer.training.run_directory import check_workdir
+from jaxformer.tasks.initialization import matching_ids, merge
 from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
@@ -166,42 +155,6 @@ def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tm
         train(without, tmp_path / "whole")
 
 
-@pytest.mark.nightly
-def test_a_run_that_begins_again_takes_the_same_parameters(tiny_config, tiny_workdir, tmp_path):
-    """After an end before the first checkpoint, while the first workdir was trained further."""
-    source = shutil.copytree(tiny_workdir, tmp_path / "source")
-    config = tiny_config(init_from=str(source), warmup_steps=2)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", hooks=[interrupt(1)])
-    assert not (tmp_path / "run" / "committed.json").exists()
-    source.rename(tmp_path / "kept")
-    train(tiny_config(), source)
-    average(Workdir(source), 2)  # other parameters than before
-    with pytest.raises(UserError, match="expected the parameters that the run began with, but it"):
-        train(config, tmp_path / "run")
-    shutil.rmtree(source)
-    (tmp_path / "kept").rename(source)
-    resumed, whole = train(config, tmp_path / "run"), train(config, tmp_path / "whole")
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-
-
-@pytest.mark.ci
-def test_frozen_parameters_keep_their_bits_on_a_mesh(tiny_config, tiny_workdir, tmp_path):
-    """With an optimizer of the user's own, whose state is factored."""
-    config = tiny_config(init_from=str(tiny_workdir), freeze="encoder,embedding", eval_sentences=0)
-    config = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    optimizer = optax.adafactor(0.01, min_dim_size_to_factor=8)
-    state = jax.device_get(train(config, tmp_path, optimizer=optimizer))
-    assert int(state.skipped) == 0
-    after = dict(jax.tree.leaves_with_path(state.params))
-    for path, leaf in jax.tree.leaves_with_path(load_model(tiny_workdir)[1]):
-        frozen = path[0].key in ("encoder", "embedding")
-        assert (np.asarray(leaf).tobytes() == after[path].tobytes()) == frozen, path_of(path)
-    paths = {path_of(path) for path, _ in jax.tree.leaves_with_path(state.opt_state)}
-    assert any("decoder" in path for path in paths)
-    assert not any("encoder/" in path or "embedding" in path for path in paths)
-
-
 def test_rows_of_another_vocabulary_are_matched_by_piece():
     """Every saved row holds its own number, so that rows are identified."""
     old, new = (train_tokenizer([text] * 3, 275) for text in ("to be or not to be", "not a bear"))
@@ -219,64 +172,6 @@ def test_rows_of_another_vocabulary_are_matched_by_piece():
     assert [entry[:3] for entry in entries] == [
         (kind, "embedding", (count, 2)) for kind, count in counts.items()
     ]
-
-
-def test_parameters_of_one_model_only_are_new_or_left_out():
-    """A bias of -inf is the only value that changes; positions are taken to the shorter length."""
-    saved = {"logits_bias": np.array([-np.inf, -200, 3], np.float32), "old": {"b": np.ones(2)}}
-    fresh = {"logits_bias": np.zeros(3, np.float32), "encoder": {"bias": np.full((2, 2), 5.0)}}
-    ids = np.tile(np.arange(3), (2, 1))
-    merged, entries = merge(fresh, saved, ids)
-    assert merged["logits_bias"].tolist() == [-100, -200, 3]
-    np.testing.assert_array_equal(merged["encoder"]["bias"], fresh["encoder"]["bias"])
-    assert entries == [
-        ("new", "encoder/bias", (2, 2), ""),
-        ("taken", "logits_bias", (3,), ""),
-        ("left out", "old/b", (2,), ""),
-    ]
-    short, long = (np.full((length, 2), length, np.float32) for length in (3, 5))
-    for fresh, saved, rest in ((short, long, "left out"), (long, short, "new")):
-        merged, entries = merge({"src_positions": fresh}, {"src_positions": saved}, ids)
-        expected = np.concatenate([saved[:3], fresh[3:]])
-        np.testing.assert_array_equal(merged["src_positions"], expected)
-        assert [(e.kind, e.shape) for e in entries] == [("taken", (3, 2)), (rest, (2, 2))]
-
-
-def test_the_list_has_a_line_for_each_kind_and_group():
-    entries = [
-        Entry("new", "encoder/a", (2, 3)),
-        Entry("taken", "encoder/b", (4,)),
-        Entry("new", "encoder/c", (5,)),
-        Entry("left out", "bias", (7,), "rows of old pieces"),
-    ]
-    assert listed(entries) == [
-        "  taken     encoder/b [4]",
-        "  new       encoder: 11 parameters in 2 arrays, such as encoder/a [2, 3]",
-        "  left out  bias [7]: rows of old pieces",
-    ]
-
-
-@pytest.mark.ci
-def test_language_models_keep_the_rows_of_characters(tmp_path):
-    texts = ["to be or not to be, that is the question. " * 9, "a bee sat on the oak. " * 9]
-    vocabularies, runs = [CharacterTokenizer(sorted(set(text))) for text in texts], []
-    for number, text in enumerate(texts):
-        (tmp_path / f"{number}.txt").write_text(text)
-        model = {"vocab_size": len(set(text)) + 4, "max_length": 64, "dropout_rate": 0.0}
-        training = {"init_from": str(tmp_path / "run0") if number else None, "seed": number}
-        config = dataclasses.replace(
-            changed(COUNTING, model=model, training=training),
-            data=StreamConfig(file=f"{tmp_path}/{number}.txt", length=16, rows=8, tokenizer="new"),
-        )
-        config = changed(config, training={"steps": 1, "learning_rate": 1e-9})
-        train(config, tmp_path / f"run{number}")
-        runs.append(jax.device_get(load_model(tmp_path / f"run{number}")[1]["embedding"]))
-    common = sorted(set(texts[0]) & set(texts[1]))
-    rows = [[v.encode(c)[0] for c in common] for v in vocabularies]
-    np.testing.assert_allclose(runs[1][rows[1]], runs[0][rows[0]], atol=1e-6)
-    (k,) = vocabularies[1].encode("k")
-    assert "k" not in common
-    assert np.abs(runs[0] - runs[1][k]).max(-1).min() > 0.1
 
 
 @pytest.mark.ci
@@ -308,14 +203,11 @@ MISTAKES = [
         "training.freeze: no parameter is called 'embeding'; give names separated by commas "
         "out of decoder, layers, cross_attention, ",
     ),
-    ({"training": {"freeze": "encoder,decoder,embedding"}}, "freezes all parameters"),
     (
         {"training": {"init_from": "nowhere"}},
         "training.init_from=nowhere: expected a workdir, or 'pretrained' for the model that "
         "comes with jaxformer, but there is no nowhere/config.json; give the folder of a run",
     ),
-    ({"training": {"init_from": "Pretrained"}}, "did you mean pretrained?"),
-    ({"data": {"tokenizer": "no.model"}}, "data.tokenizer=no.model: no.model: cannot be read"),
 ]
 
 
@@ -327,56 +219,3 @@ def test_mistakes_are_named_before_anything_is_written(
     with pytest.raises(UserError, match=message):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_models_of_another_kind_are_refused(tiny_config, tiny_workdir, tmp_path):
-    config = dataclasses.replace(
-        tiny_config(init_from=str(tiny_workdir)), data=StreamConfig(file="any", length=8)
-    )
-    with pytest.raises(UserError, match="expected a LanguageModel, got a Transformer"):
-        train(config, tmp_path / "run")
-
-
-def test_what_only_a_new_run_reads_may_move(tiny_config, tmp_path):
-    folder = Workdir(tmp_path)
-    began = changed(tiny_config(init_from="../first"), data={"tokenizer": "old.model"})
-    save(began, folder.config)
-    folder.checkpoints.mkdir()
-    check_workdir(folder, changed(tiny_config(init_from="elsewhere"), data={"tokenizer": "b"}))
-    with pytest.raises(UserError, match=r"training.init_from='../first', but None was given"):
-        check_workdir(folder, changed(tiny_config(), data={"tokenizer": "b"}))
-    with pytest.raises(UserError, match=r"data.tokenizer='old.model', but None was given"):
-        check_workdir(folder, tiny_config(init_from="../first"))
-
-
-def test_a_run_starts_from_a_quantized_model(tiny_config, tiny_workdir, tmp_path, capsys):
-    quantize(tiny_workdir, tmp_path / "int8")
-    config = tiny_config(init_from=str(tmp_path / "int8"))
-    model, original = load_model(tiny_workdir)
-    original = jax.device_get(original)
-    fresh = jax.tree.map(np.zeros_like, original)
-    tokenizer = load_tokenizer(tiny_workdir / "tokenizer.model")
-    start = initialization(config, tokenizer, Workdir(tmp_path))
-    facts = describe_model(model.config, type(model))
-
-    def compare(begun, exact, info):
-        axis = info.summed_axis
-        # Rounded to 127 steps of each output's largest weight.
-        bound = 0 if axis is None else np.abs(exact).max(axis, keepdims=True) / 254 * 1.0001
-        assert begun.dtype == np.float32
-        assert (np.abs(begun - exact) <= bound).all()
-
-    jax.tree.map(compare, jax.device_get(start(fresh)), original, facts)
-    assert "converted from int8, with its tokenizer:" in capsys.readouterr().err
-
-
-@pytest.mark.ci
-def test_a_damaged_workdir_is_not_taken(tiny_config, tiny_workdir, tmp_path):
-    copy = shutil.copytree(tiny_workdir, tmp_path / "copy")
-    for file in (copy / "checkpoints").rglob("d/*"):
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.write_bytes(content)
-    with pytest.raises(UserError, match="expected a good checkpoint, found none"):
-        train(tiny_config(init_from=str(copy)), tmp_path / "run")
-    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == []

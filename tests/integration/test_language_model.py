@@ -1,12 +1,10 @@
 """A language model from training to generation: train, resume, generate, and refuse mistakes."""
 
-import dataclasses
 import io
 import itertools
 import json
 import shutil
 import sys
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +12,6 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.arguments import parse
-from jaxformer.cli.generate import search_settings
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
@@ -99,20 +95,6 @@ def test_it_learns_the_alphabet(run):
     assert Generator.load(run[1]).generate(["abc"], max_tokens=100)[0][:20] == continuation[:20]
 
 
-def test_a_run_keeps_its_text(run, tmp_path):
-    config, whole = run
-    workdir = shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "other.txt").write_text(TEXT.replace("xyz", "zyx"))
-    data = dataclasses.replace(config.data, file=str(tmp_path / "other.txt"))
-    with pytest.raises(UserError, match="the run began with other data: text was"):
-        train(dataclasses.replace(config, data=data), workdir)
-    (tmp_path / "other.txt").write_text(TEXT)  # the text may move
-    train(dataclasses.replace(config, data=data), workdir)
-    shorter = dataclasses.replace(config, data=dataclasses.replace(config.data, length=16))
-    with pytest.raises(UserError, match=r"holds a run with data\.length=32, but 16 was given"):
-        train(shorter, workdir)
-
-
 def test_samples_are_drawn_from_the_model_step_by_step(run):
     """The reference is the full forward pass after every token, beyond the context length."""
     config, workdir = run
@@ -157,43 +139,6 @@ def test_a_sample_depends_only_on_its_prompt_and_numbers(run):
     short = Generator.load(run[1], search=Sampling(num_samples=1, max_length=3))
     assert len(short.generate(["ab"], max_tokens=20)[0]) == 3
     assert len("".join(short.stream("ab", max_tokens=20))) == 3
-
-
-@pytest.mark.ci
-def test_a_text_without_a_permitted_token_ends(run):
-    # There are 27 characters, and no one may come twice.
-    generator = Generator.load(run[1], search=Sampling(no_repeat_ngram=1))
-    windows = mock.patch.object(Generator, "_window", autospec=True, side_effect=Generator._window)
-    with windows as window:
-        (text,) = generator.generate(["a"], max_tokens=10_000)
-    assert len(text) == len(set(text)) == 27
-    assert window.call_count == 1
-    assert "".join(generator.stream("a", max_tokens=100)) == text
-    beam = Generator.load(run[1], search=BeamSearch(beam_size=3, no_repeat_ngram=1))
-    texts = beam.continuations(["a"], max_tokens=30)[0]
-    assert len(texts) == len(set(texts)) == 3
-    assert all(len(text) == len(set(text)) == 27 for text in texts)
-
-
-@dataclasses.dataclass(frozen=True)
-class DeadEnd:
-    """Permits no token after two, if the first one is the given one."""
-
-    first: int
-
-    def __call__(self, logits, context):
-        is_dead = (context.tokens[:, :, 0] == self.first) & (context.step >= 2)
-        return jnp.where(is_dead[:, :, None], -jnp.inf, logits)
-
-
-@pytest.mark.ci
-def test_a_dead_end_does_not_replace_whole_texts(run):
-    """The model has never seen the end of a text, so it is the least likely one."""
-    b = Generator.load(run[1]).prompt_ids("b")[0]
-    search = BeamSearch(beam_size=4, constraints=(DeadEnd(b),))
-    texts = Generator.load(run[1], search=search).continuations(["a"], max_tokens=6)[0]
-    assert "bc" not in texts
-    assert [len(text) for text in texts] == [6] * 4
 
 
 def test_beam_search_finds_the_most_probable_continuation(run):
@@ -258,36 +203,6 @@ def test_command_streams_prompt_and_continuation(run, monkeypatch, capsys):
     assert capsys.readouterr().err == f"{run[1]}: step 120\n"
 
 
-def test_equal_lines_get_different_samples(run, generate):
-    options = ["--tokens", "20", "--temperature", "4", "--seed", "1"]
-    code, out, _ = generate(options, b"abc\nabc\n")
-    generator = Generator.load(run[1], search=Sampling(num_samples=1, temperature=4.0, seed=1))
-    texts = [f"abc{text}" for text in generator.generate(["abc", "abc"], max_tokens=20)]
-    assert texts[0] != texts[1]
-    assert (code, out) == (0, "\n---\n".join(texts) + "\n")
-
-
-BEAM = BeamSearch(no_repeat_ngram=3, early_stop="full")
-
-
-@pytest.mark.parametrize(
-    ("flags", "search", "expected"),
-    [
-        (
-            "--beam-size 4",
-            Sampling(no_repeat_ngram=3, max_length=7, top_k=5),
-            BeamSearch(beam_size=4, no_repeat_ngram=3, max_length=7, length_penalty=0.6),
-        ),
-        ("--beam-size 4", BEAM, dataclasses.replace(BEAM, beam_size=4)),
-        ("--top-k 5", BEAM, Sampling(num_samples=1, no_repeat_ngram=3, top_k=5)),
-        ("", Sampling(top_k=5, seed=3), Sampling(top_k=5, seed=3)),
-    ],
-)
-def test_options_keep_the_settings_of_the_run(flags, search, expected):
-    options = parse(["generate", "--workdir", "run", *flags.split()])
-    assert search_settings(options, search) == expected
-
-
 def test_a_bad_prompt_gives_empty_texts(generate):
     lines = b"abc\n\xff\nx\xc3\x89\nxy"
     options = ["--tokens", "4", "--temperature", "0.1"]
@@ -302,20 +217,12 @@ def test_a_bad_prompt_gives_empty_texts(generate):
     assert "error: standard input:2: not UTF-8" in err
 
 
-def test_a_prompt_beyond_the_context_of_beam_search_is_bad(generate):
-    lines = b"klm\n" + b"a" * 100 + b"\n"
-    code, out, err = generate(["--tokens", "5", "--beam-size", "31"], lines)
-    assert (code, out) == (3, "klmnopqr\n---\n\n")
-    assert "error: standard input:2: beam search keeps to the model's context" in err
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--prompt", "abc", "--tokens", "0"], "--tokens must be at least 1: got 0"),
         (["--prompt", "É"], "the model has never seen the character 'É'"),
         (["--prompt", "a", "--beam-size", "2", "--top-k", "3"], "--top-k is for sampling, not"),
-        (["--prompt", "a", "--top-p", "2"], "top_p must be above 0 and at most 1: got 2.0"),
         (["--prompt", "a", "--weights", "7"], "--weights must be averaged, best, latest, auto or"),
     ],
 )

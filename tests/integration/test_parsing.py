@@ -22,7 +22,6 @@ from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
-from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.tasks.translation import make_init
@@ -148,22 +147,6 @@ def test_training_pairs_are_words_and_symbols(config, data, tmp_path):
         open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path), TreesCorpus())
 
 
-def test_validation_reports_f1_of_the_best_hypothesis(config, data, state, monkeypatch):
-    targets = dict(data.valid_text)
-
-    def found(self, sources, **rest):
-        texts = [[targets[source], "(S (NP (X) )S"] for source in sources]
-        return [
-            [Hypothesis(text, self.target_ids(text), 0.0, 0.0) for text in beam] for beam in texts
-        ]
-
-    monkeypatch.setattr(Translator, "hypotheses", found)
-    mesh = make_mesh(devices=jax.devices()[:1])
-    values = Parsing(config, data).evaluate(state.params, mesh, lambda: None)
-    assert (values["f1"], values["exact_match"]) == (100, 100)
-    assert "bleu" not in values
-
-
 def test_every_line_gets_a_tree_over_its_words(run, tmp_path):
     lines, text = run(lines=WORDS), tmp_path / "words.txt"
     assert [not line for line in lines] == [not words.strip() for words in WORDS]
@@ -262,11 +245,3 @@ def test_mistakes_are_refused_before_the_search(config, workdir, tmp_path, monke
     ]:
         assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_models_not_trained_on_trees_are_refused(workdir):
-    translator = Translator.load(workdir)
-    data = dataclasses.replace(translator.config.data, corpus="text")
-    translator.config = dataclasses.replace(translator.config, data=data)
-    with pytest.raises(UserError, match=r"trained to parse, .* got one of data\.corpus=text"):
-        Parser(translator)

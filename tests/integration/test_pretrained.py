@@ -2,17 +2,13 @@
 
 import hashlib
 import json
-import os
-import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 
 from jaxformer import pretrained
-from jaxformer.cli import main
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.inference.translator import Translator
 
@@ -41,38 +37,6 @@ def test_translates_without_a_workdir(tmp_path):
     assert found.stdout == "Wo ist der Bahnhof?\n"
     assert found.stderr.startswith(f"the {pretrained.DESCRIPTION}; --workdir names another\n")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.ci
-def test_needs_no_writable_package(tmp_path):
-    """As installed by an administrator."""
-    if os.getuid() or not shutil.which("setpriv"):
-        pytest.skip("needs root, to read as another user")
-    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    project = pathlib.Path(__file__).parents[2]
-    probe = [*user, sys.executable, "-c", "import jaxformer.pretrained"]
-    if subprocess.run(probe, capture_output=True, cwd=project, check=False).returncode:
-        pytest.skip("another user cannot read this project and its environment")
-    script = "from jaxformer import Translator; print(Translator.load().translate(['Good night.']))"
-    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    tmp_path.chmod(0o777)
-    found = subprocess.run(
-        [*user, sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=project,
-        check=True,
-    )
-    assert found.stdout == "['Gute Nacht!']\n"
-
-
-@pytest.mark.ci
-def test_attention_without_a_workdir_is_written_here(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["attention", "Where is the station?"]) == 0
-    assert capsys.readouterr().out == "attention.html: Wo ist der Bahnhof?\n"
-    assert "Bahnhof" in (tmp_path / "attention.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.nightly

@@ -146,15 +146,6 @@ def test_accumulation_uneven_splits_and_remat_change_neither_loss_nor_gradients(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("remat", ["dots", "layer"])
-def test_rematerialization_of_several_layers_changes_nothing_but_memory(remat):
-    _, expected, expected_metrics = one_step(changed(num_layers=2))
-    _, gradients, metrics = one_step(changed({"remat": remat}, num_layers=2), (2, 1, 1))
-    np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-6)
-    assert_same(gradients, expected)
-
-
-@pytest.mark.nightly
 def test_rematerialization_saves_memory():
     """Activations take most of the memory of a deep model."""
     needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]

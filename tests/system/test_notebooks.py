@@ -1,6 +1,5 @@
 """The notebooks are in step with their scripts, run, and survive a kill."""
 
-import ast
 import importlib.util
 import json
 import os
@@ -99,30 +98,13 @@ def shortened(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_is_built_from_its_script_and_uses_public_names(name):
+def test_is_built_from_its_script(name):
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == NAMES
-    for node in ast.walk(ast.parse(text(name))):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("jaxformer"):
-            assert "._" not in node.module
-            assert not any(alias.name.startswith("_") for alias in node.names)
-        elif isinstance(node, ast.Attribute):
-            assert not re.match("_(?!_)", node.attr), ast.unparse(node)
-            if ast.unparse(node.value) == "jaxformer":
-                assert node.attr in jaxformer.__all__
     pytest.importorskip("jupytext", reason="jupytext is not installed: the extra dev has it")
     build = runpy.run_path(str(FOLDER / "build.py"))["build"]
     built = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
     assert built == build(FOLDER / f"{name}.py"), "run: make notebooks"
     assert not any(cell.get("outputs") for cell in json.loads(built)["cells"])
-
-
-def test_all_install_in_the_same_way_and_the_paper_is_complete():
-    (cell,) = {re.search(r'SOURCE = ""\n.*?\n\n', text(name), re.S)[0] for name in NAMES}
-    assert "pip" in cell
-    headings = re.findall(r"^# ## ([\d.]+) ", text("annotated_paper"), flags=re.M)
-    sections = "1 2 3 3.1 3.2 3.2.1 3.2.2 3.2.3 3.3 3.4 3.5 4 5 5.1 5.2 5.3 5.4 6 6.1 6.2 6.3 7"
-    assert headings == sections.split()
-    assert re.findall(r"\\tag\{(\d)\}", text("annotated_paper")) == ["1", "2", "3"]
 
 
 @pytest.mark.ci

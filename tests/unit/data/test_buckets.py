@@ -1,7 +1,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,30 +46,3 @@ def test_edges_hold_all_and_waste_little(lengths, tokens):
     assert np.bincount(np.searchsorted(edges, lengths)).min() > 0
     optimum = _best_edges(np.bincount(lengths), tokens, 1, 12)[-1][0]
     assert cost(lengths, tuple(edges), tokens) <= 1.01 * optimum
-
-
-def test_edges_are_multiples_of_eight_where_that_is_cheap():
-    lengths = np.repeat(np.arange(1, 257), 1000)
-    edges = bucket_edges(lengths, 4096)
-    assert all(edge % 8 == 0 for edge in edges)
-    assert len(edges) > 4
-
-
-def test_edges_are_exact_where_multiples_cost_more():
-    # Batches of 60 tokens hold 20 examples of 3 tokens, but only 15 of 4.
-    assert bucket_edges(np.repeat([3, 5], 300), 60) == [3, 5]
-
-
-def test_there_are_at_most_twelve_buckets():
-    lengths = np.repeat(np.arange(1, 129), 1000)
-    assert len(bucket_edges(lengths, 20_000)) == 12
-    assert len(bucket_edges(lengths, 20_000, most=13)) == 13
-
-
-def test_few_examples_share_one_bucket():
-    assert bucket_edges(np.array([5, 9, 20, 17]), 4096) == [20]
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 256])
-def test_equal_lengths_have_one_bucket(length):
-    assert bucket_edges(np.full(1000, length), 256) == [length]

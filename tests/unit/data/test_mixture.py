@@ -64,8 +64,6 @@ def test_malformed_mixtures_are_refused_and_other_splits_are_names():
     for split, message in (
         ("a:1,b", "expected a weight for each corpus"),
         ("a:1,b:0", "whole numbers from 1 to 1000, .*: got 0 in 'a:1,b:0'"),
-        ("a:1,b:0.5", "whole numbers from 1 to 1000, .*: got 0.5"),
-        ("a:1,b:1001", "whole numbers from 1 to 1000, .*: got 1001"),
         ("a:1,a:2", "expected different corpora"),
     ):
         with pytest.raises(UserError, match=message):

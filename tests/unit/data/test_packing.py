@@ -36,13 +36,6 @@ def test_no_two_rows_could_be_merged(pairs):
             assert a + c > 20 or b + d > 20
 
 
-def test_pairs_that_fill_rows_exactly_leave_no_padding():
-    src = np.array([12, 8, 12, 8, 5, 15] * 50)
-    tgt = np.array([9, 11, 9, 11, 16, 4] * 50)
-    _, row_starts = pack(src, tgt, 20)
-    assert len(row_starts) - 1 == 150
-
-
 def test_rows_come_close_to_the_lower_bound():
     src = np.random.default_rng(0).integers(2, 60, 3000)
     tgt = np.random.default_rng(1).integers(2, 60, 3000)

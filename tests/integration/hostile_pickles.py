@@ -1,7 +1,7 @@
 """Reads files like pytorch_model.bin that somebody else made; prints what each caused as JSON.
 
-``HOSTILE`` has a builder for each. The files in ``PROGRAMS`` run code if they are unpickled, which
-this program checks with the real unpickler, after reading.
+The files in ``PROGRAMS`` run code if they are unpickled, which this program checks with the real
+unpickler, after reading.
 """
 
 import contextlib
@@ -16,8 +16,6 @@ import time
 import zipfile
 
 from hostile_workdirs import Watch, memory
-
-COMMAND = "touch betrayed"
 
 
 def text(value):
@@ -65,86 +63,32 @@ def one(value, content=bytes(8), **members):
     return archive(state({"w": value}), {"data/0": content, **members})
 
 
-def legacy():
-    """Returns a file of PyTorch before 1.6: pickles, one after another."""
-    return b"\x80\x02" + b"cposix\nsystem\n(" + text(COMMAND) + b"tR."
-
-
-def encrypted():
-    content = bytearray(archive(state({})))
-    content[content.index(b"PK\x03\x04") + 6] |= 1
-    content[content.index(b"PK\x01\x02") + 8] |= 1
-    return bytes(content)
-
-
-def laughs(end):
-    """Returns opcodes of a tuple of two tuples of two tuples, which would take forever to hash."""
-    return b")" + b"".join(b"q\x01h\x01\x86" for _ in range(60)) + end
-
-
-SYSTEM = text(COMMAND)
+SYSTEM = text("touch betrayed")
 # These run a command when they are unpickled.
 PROGRAMS = {
     "reduce": lambda: archive(b"\x80\x02cposix\nsystem\n(" + SYSTEM + b"tR."),
-    "eval": lambda: archive(
-        b"\x80\x02cbuiltins\neval\n" + text("__import__('os').system('touch betrayed')") + b"\x85R."
-    ),
-    "stack global": lambda: archive(b"\x80\x04" + text("posix") + text("system") + b"\x93"
-                                    + SYSTEM + b"\x85R."),
     "inst": lambda: archive(b"(S'touch betrayed'\niposix\nsystem\n."),
-    "obj": lambda: archive(b"(cposix\nsystem\n" + SYSTEM + b"o."),
-    "process": lambda: archive(
-        b"\x80\x02csubprocess\nPopen\n(" + text("touch") + text("betrayed") + b"l\x85R."
-    ),
     "after the names": lambda: archive(
         b"\x80\x02ccollections\nOrderedDict\n)R" + text("w") + b"cposix\nsystem\n" + SYSTEM
         + b"\x85Rs."
     ),
-    "legacy": legacy,
+    # PyTorch before 1.6 wrote pickles, one after another.
+    "legacy": lambda: b"\x80\x02cposix\nsystem\n(" + SYSTEM + b"tR.",
 }  # fmt: skip
 # These take memory or time, or are damaged.
 HOSTILE = PROGRAMS | {
-    "other persistent id": lambda: archive(b"Pstorage\n."),
-    "extension": lambda: archive(b"\x80\x02\x82\x01."),
-    "state of a tensor": lambda: one(tensor("0", 2) + b"}b"),
-    "arguments of a dictionary": lambda: archive(
-        b"\x80\x02ccollections\nOrderedDict\n(" + numbers([1, 2]) + b"tR."
-    ),
-    "numpy": lambda: archive(b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R."),
-    "laughs as a dtype": lambda: archive(
-        b"\x80\x02(" + text("storage") + laughs(b"") + text("0") + text("cpu") + number(1) + b"tQ."
-    ),
-    "laughs as a function": lambda: archive(b"\x80\x02" + laughs(b")R.")),
-    "laughs as a name": lambda: archive(b"\x80\x02}" + laughs(b"Ns.")),
+    # A tuple of two tuples of two tuples would take forever to hash.
+    "laughs as a name": lambda: archive(b"\x80\x02})" + b"q\x01h\x01\x86" * 60 + b"Ns."),
     "deep": lambda: archive(b"\x80\x02)" + b"\x85" * 1_000_000 + b"."),
-    "many dictionaries": lambda: archive(b"\x80\x02" + b"}" * 1_000_000 + b"N."),
     "long pickle": lambda: archive(b"\x80\x02" + b"}" * 20_000_000 + b"."),
-    "many digits": lambda: archive(b"L" + b"9" * 900_000 + b"L\n."),
-    "contains itself": lambda: archive(b"\x80\x02}q\x01" + text("w") + b"h\x01s."),
-    "no tensor": lambda: archive(state({"w": number(3)})),
     "claims numbers": lambda: one(tensor("0", 1 << 40)),
-    "repeats one number": lambda: one(tensor("0", 2, shape=(1 << 40,), stride=(0,))),
     "beyond its storage": lambda: one(tensor("0", 2, offset=1)),
-    "negative stride": lambda: one(tensor("0", 2, stride=(-1,))),
-    "many axes": lambda: one(tensor("0", 2, shape=(1,) * 99, stride=(1,) * 99)),
-    "no strides": lambda: one(tensor("0", 2, stride=())),
-    "integers": lambda: one(tensor("0", 2, dtype=b"Long")),
-    "no such storage": lambda: one(tensor("1", 2)),
     "storage elsewhere": lambda: one(tensor("../../etc/passwd", 2)),
-    "big-endian": lambda: one(tensor("0", 2), byteorder=b"big"),
     "zip bomb": lambda: archive(
         state({"w": tensor("0", 1 << 25)}), {"data/0": bytes(1 << 27)}, zipfile.ZIP_DEFLATED
     ),
-    "encrypted": encrypted,
-    "two pickles": lambda: archive(state({}), {"x/data.pkl": state({})}),
-    "no end": lambda: archive(state({})[:-1]),
-    "empty stack": lambda: archive(b"\x80\x02R."),
-    "no mark": lambda: archive(b"\x80\x02}u."),
-    "no memo": lambda: archive(b"\x80\x02h\x07."),
     "cut": lambda: one(tensor("0", 2))[:-30],
     "damaged": lambda: one(tensor("0", 2)).replace(bytes(8), bytes(7) + b"x", 1),
-    "empty": lambda: b"",
-    "text": lambda: b"<html>404</html>",
 }  # fmt: skip
 
 
@@ -191,8 +135,7 @@ def unpickle(path):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as file:
                 content = file.read("archive/data.pkl")
-        process = pickle.loads(content)
-        process.wait()
+        pickle.loads(content)
     betrayed = pathlib.Path("betrayed")
     ran = betrayed.exists()
     betrayed.unlink(missing_ok=True)

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -20,13 +19,10 @@ import safetensors.numpy
 
 from jaxformer.checkpoint import write_single
 from jaxformer.cli import main
-from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, load_run, save
-from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
+from jaxformer.config import Config, ModelConfig, load_run, save
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.export.command import export_model
-from jaxformer.export.marian import rescaled
-from jaxformer.export.trained import TrainedModel
-from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params, load_model
 from jaxformer.interop.marian import import_marian
@@ -104,16 +100,6 @@ def test_safetensors_keep_every_bit(learned_workdir, tmp_path):
         assert f"| {fact}" in card
 
 
-def test_int8_becomes_float32(learned_workdir, tmp_path):
-    quantize(learned_workdir, tmp_path / "int8")
-    export_model("safetensors", tmp_path / "int8", tmp_path / "out")
-    arrays = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
-    stored = load_model(tmp_path / "int8")[1]["encoder"]["layers"]["feed_forward"]["inner"]
-    expected = np.asarray(stored.values).astype(np.float32) * np.asarray(stored.scale)
-    np.testing.assert_array_equal(arrays["encoder.layers.feed_forward.inner"], expected)
-    assert "The original stores parameters as int8." in (tmp_path / "out" / "README.md").read_text()
-
-
 @pytest.mark.parametrize("name", ["swish_tied", "silu_tied_target"])
 def test_marian_is_the_inverse_of_the_import(name, tmp_path):
     """The files of transformers come back: weights bit for bit, vocabulary and settings."""
@@ -166,29 +152,6 @@ def test_marian_export_of_our_own_model(embeddings, learned_workdir, tmp_path):
 
 
 @pytest.mark.ci
-def test_rescaled_activations_make_up_for_another_epsilon(learned_workdir, tmp_path):
-    """With large embeddings, for which the first layer norms need none."""
-    tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
-    run = random_workdir(
-        tmp_path, tokenizer, embeddings="separate", biases=True, num_layers=3, norm_epsilon=0.1
-    )
-    model, params = load_model(run)
-    params = jax.device_get(params)
-    for name in ("src_embedding", "tgt_embedding"):
-        params[name] = 1000 * params[name]
-    src, tgt_in = np.array([[5, 6, 7, EOS]]), np.array([[BOS, 8, 9]])
-    expected = np.asarray(jax.jit(model.apply)({"params": params}, src, tgt_in))
-    other = Transformer(dataclasses.replace(model.config, norm_epsilon=0.9))
-    apply = jax.jit(other.apply)
-    found, unchanged = (
-        np.asarray(apply({"params": given}, src, tgt_in))
-        for given in (jax.device_get(rescaled(params, 3.0)), params)
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    assert np.abs(unchanged - expected).max() > 0.1
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize("beam_size", by_profile([4], nightly=[1, 4]))
 def test_stablehlo_translates_as_the_model(beam_size, learned_workdir, tmp_path):
     search = BeamSearch(beam_size=beam_size)
@@ -208,18 +171,12 @@ def test_stablehlo_translates_as_the_model(beam_size, learned_workdir, tmp_path)
             assert tokens[n, i, : len(hypothesis.tokens)].tolist() == hypothesis.tokens
             assert (tokens[n, i, len(hypothesis.tokens) :] == PAD).all()
             assert float(scores[n, i]) == pytest.approx(hypothesis.score, abs=1e-5)
-    # The number of sentences is free.
-    [one, _] = jax.eval_shape(exported.call, arrays, src[:1])
-    assert one.shape == (1, beam_size, 64)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("format", "kind"),
-    by_profile(
-        [("stablehlo", "ours"), ("ctranslate2", "marian")],
-        nightly=itertools.product(["stablehlo", "ctranslate2"], ["ours", "marian"]),
-    ),
+    [("stablehlo", "ours"), ("ctranslate2", "marian")],
 )
 def test_card_runs_without_jaxformer(format, kind, learned_workdir, tmp_path):
     if format == "ctranslate2":
@@ -235,7 +192,7 @@ def test_card_runs_without_jaxformer(format, kind, learned_workdir, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", by_profile(["pre"], nightly=ARCHITECTURES))
+@pytest.mark.parametrize("name", by_profile(["epsilon"], nightly=ARCHITECTURES))
 def test_ctranslate2_computes_the_same_scores(name, learned_workdir, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
     tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
@@ -257,11 +214,9 @@ def test_models_that_a_format_lacks_are_refused(learned_workdir, tmp_path):
     tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
     for format, model, message in (
         ("marian", {"norm_position": "pre"}, "expected model.norm_position=post, got pre"),
-        ("marian", {"positions": "learned"}, "expected model.positions=sinusoidal, got learned"),
         ("marian", {"d_k": 4}, "Marian: expected model.d_k=8, got 4; export stablehlo"),
         ("marian", {"norm_epsilon": 1e-3}, "norm_epsilon of at most 1e-05, got 0.001"),
         ("ctranslate2", {"positions": "rotary"}, "positions=sinusoidal or learned, got rotary"),
-        ("ctranslate2", {"d_v": 4}, "CTranslate2: expected model.d_k=8 and d_v=8, got 8 and 4"),
     ):
         if format == "ctranslate2":
             pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -271,27 +226,12 @@ def test_models_that_a_format_lacks_are_refused(learned_workdir, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-def test_models_that_do_not_translate_text_are_refused(tmp_path):
-    lines = ["a dog", "two dogs"] * 20
-    train_tokenizer(lines, 270, symbols=["(S", ")"]).save(tmp_path / "tokenizer.model")
-    for data, found in (
-        (StreamConfig(file="text"), "got a language model; export safetensors instead"),
-        (DataConfig(), "got a model whose targets are symbols; export safetensors"),
-    ):
-        model = TrainedModel(Workdir(tmp_path), Config(data=data), {}, "step 1", False)
-        with pytest.raises(UserError, match=f"expected a model that translates text, {found}"):
-            model.text_model()
-
-
 def test_searches_and_options_that_a_format_lacks_are_refused(learned_workdir, tmp_path):
     groups = BeamSearch(beam_size=2, diversity_groups=2, diversity_penalty=0.5)
-    sampling = "expected beam search, got sampling; in Python"
-    dtype = "--dtype is for stablehlo only: marian stores float32"
     for format, options, message in (
-        ("stablehlo", {"search": Sampling()}, sampling),
-        ("marian", {"search": Sampling()}, sampling),
+        ("stablehlo", {"search": Sampling()}, "expected beam search, got sampling; in Python"),
         ("marian", {"search": groups}, "Marian: expected diversity_groups=1"),
-        ("marian", {"compute_dtype": "bfloat16"}, dtype),
+        ("marian", {"compute_dtype": "bfloat16"}, "--dtype is for stablehlo only: marian stores"),
     ):
         with pytest.raises(UserError, match=message):
             export_model(format, learned_workdir, tmp_path / "out", **options)
@@ -303,13 +243,6 @@ def test_searches_and_options_that_a_format_lacks_are_refused(learned_workdir, t
     assert (found.min_length, found.no_repeat_ngram, found.beam_size) == (7, 3, 4)
 
 
-def test_the_output_may_be_the_current_folder(learned_workdir, tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    monkeypatch.chdir(tmp_path / "model")
-    export_model("safetensors", learned_workdir, ".")
-    assert (tmp_path / "model" / "README.md").read_text(encoding="utf-8").startswith("# model\n")
-
-
 def test_a_folder_of_others_is_not_overwritten(learned_workdir, tmp_path, capsys):
     command = ["export", "safetensors", "--workdir", str(learned_workdir)]
     (tmp_path / "empty").mkdir()
@@ -319,7 +252,3 @@ def test_a_folder_of_others_is_not_overwritten(learned_workdir, tmp_path, capsys
     assert main([*command, "--output", str(tmp_path / "empty")]) == 2
     assert "expected a new or empty folder, but it holds 'README.md'" in capsys.readouterr().err
     assert (tmp_path / "empty" / "model.safetensors").read_bytes() == before
-    (tmp_path / "file").write_text("mine")
-    assert main([*command, "--output", str(tmp_path / "file")]) == 2
-    assert "expected the name of a new folder" in capsys.readouterr().err
-    assert (tmp_path / "file").read_text() == "mine"

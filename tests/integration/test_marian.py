@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import shutil
 import tempfile
 from typing import NamedTuple
 
@@ -15,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from jaxformer.config import Config, load_run
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import abstract_params, average, load_params
+from jaxformer.inference.weights import average, load_params
 from jaxformer.interop.marian import import_marian
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import beam_search
@@ -171,33 +169,12 @@ def test_commands_accept_an_imported_model(tmp_path):
     folder = Workdir(tmp_path)
     folder.check_tokenizer()
     config = load_run(folder)
-    params, _ = load_params(folder, config.model, "auto")
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, abstract_params(config.model))
     search = config.search
     assert (search.beam_size, search.penalty, search.length_penalty) == (4, "power", 1.0)
     assert search.max_length == MAX_LENGTH
     assert average(folder, 1) == [0]
-    averaged, _ = load_params(folder, config.model, "auto")
-    np.testing.assert_array_equal(averaged["logits_bias"], params["logits_bias"])
-    # A run is not overwritten, but an interrupted import can be repeated.
+    # A run is not overwritten.
     before = folder.config.read_bytes()
     with pytest.raises(UserError, match="expected a new workdir, but it has a run"):
         import_marian(FIXTURES / "swish_tied", tmp_path)
     assert folder.config.read_bytes() == before
-    folder.config.unlink()
-    import_marian(FIXTURES / "swish_tied", tmp_path)
-    assert load_run(folder) == config
-
-
-def test_half_precision_weights_are_read(tmp_path):
-    copy = tmp_path / "model"
-    shutil.copytree(FIXTURES / "swish_tied", copy)
-    arrays = safetensors.numpy.load_file(copy / "model.safetensors")
-    halves = {name: array.astype(np.float16) for name, array in arrays.items()}
-    safetensors.numpy.save_file(halves, copy / "model.safetensors")
-    import_marian(copy, tmp_path / "run")
-    folder = Workdir(tmp_path / "run")
-    params, _ = load_params(folder, load_run(folder).model, "auto")
-    found = np.asarray(params["encoder"]["layers"]["feed_forward"]["inner_bias"])[1]
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, halves["model.encoder.layers.1.fc1.bias"])

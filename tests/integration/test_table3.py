@@ -39,21 +39,16 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     found = Result.load(row / "result.json")
     assert dataclasses.asdict(found) == json.loads((row / "result.json").read_text())
     assert (found.row, found.steps, found.seed) == ("C1", STEPS, 0)
-    assert len((row / "valid.de").read_text().split("\n")) == 1 + 1
     report = json.loads((row / "report.json").read_text())
     # After four steps there may be no line of four words, and so no BLEU: the table has 0 then.
     assert (report["sacrebleu"]["score"] or 0) == found.bleu
     assert (report["compound_split_bleu"]["score"] or 0) == found.compound_split_bleu
-    assert found.corpus == corpus.name
     records = [json.loads(line) for line in (row / "metrics.jsonl").read_text().split("\n")[:-1]]
     assert found.perplexity == records[-1]["perplexity"] > 1
     rates = [r["seconds_per_step"] for r in records if r["kind"] == "train"]
     assert found.training_seconds == pytest.approx(2 * sum(rates))
 
-    # Without data or checkpoints only the table can be written.
-    for path in row.iterdir():
-        if path.name != "result.json":
-            path.rename(tmp_path / path.name)
+    # Without data only the table can be written.
     (tmp_path / "table3.md").unlink()
     main(arguments(pathlib.Path("nowhere"), tmp_path, "--report"))
     capsys.readouterr()
@@ -65,14 +60,3 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
         main(arguments(pathlib.Path("nowhere"), tmp_path))
     main(arguments(corpus, tmp_path))
     assert "[1/1] C1: N 1; seed 0: finished" in capsys.readouterr().err
-    assert [path.name for path in row.iterdir()] == ["result.json"]
-    with pytest.raises(UserError, match="--steps 4, but smoke and 5 were given"):
-        main(arguments(corpus, tmp_path, "--steps=5"))
-
-
-def test_mistakes(corpus, tmp_path):
-    with pytest.raises(UserError, match="expected finished rows"):
-        main(arguments(corpus, tmp_path, "--report"))
-    with pytest.raises(UserError, match="unknown row 'A9' of Table 3"):
-        main([*arguments(corpus, tmp_path), "--rows=C1,A9"])  # Before C1 is trained.
-    assert list(tmp_path.iterdir()) == []

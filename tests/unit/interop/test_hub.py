@@ -97,9 +97,3 @@ def test_other_answers_are_refused(hub):
         hub.listing = listing
         with pytest.raises(UserError, match=message):
             marian_folder(NAME)
-
-
-def test_without_a_network_the_files_are_named(hub, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"Without a network, get config.json, .* give that folder"):
-        marian_folder(NAME)

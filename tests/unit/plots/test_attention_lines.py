@@ -48,11 +48,3 @@ def test_an_svg_needs_no_font_and_is_the_same_each_time(tmp_path):
     root = xml.etree.ElementTree.fromstring(content)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert not list(root.iter("{http://www.w3.org/2000/svg}text"))
-
-
-@pytest.mark.parametrize("count", [1, 40])
-def test_sentences_of_any_length_fit_a_page(count, tmp_path, pages):
-    weights = np.full((9, count, count), 1 / count, np.float32)
-    tokens = ["מרחבא🙂$x$" * 3] * count
-    attention_lines(weights, tokens, [Panel(list(range(9)), 0)], tmp_path / "a.png", "🙂 $5$ " * 9)
-    assert max(pages[-1].get_size_inches()) < 16

@@ -104,8 +104,3 @@ def test_damage_before_the_last_line_is_named(line, found, tmp_path):
     path.write_bytes(b'{"kind": "train"}\n' + line + b'\n{"kind": "train"}\n')
     with pytest.raises(UserError, match=rf"metrics\.jsonl:2: expected a JSON object, got {found}"):
         read_metrics(path)
-
-
-def test_missing_metrics_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"metrics\.jsonl: no such file; expected the metrics of"):
-        read_metrics(tmp_path / "metrics.jsonl")

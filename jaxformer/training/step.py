@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.backend import backend
@@ -154,7 +154,7 @@ def _make_create_state(
 
 
 # (state, batch, seed) -> (next state, sums of the batch)
-StepFunction = Callable[[TrainState, PyTree, Int[Array, ""]], tuple[TrainState, Sums]]
+StepFunction = Callable[[TrainState, PyTree, Integer[Array, ""]], tuple[TrainState, Sums]]
 
 
 class TrainStep:
@@ -261,7 +261,7 @@ def _make_step_function(
     sums_over_data = sum_over_data(mesh, sums_on_shard, specs)
 
     def train_step(
-        state: TrainState, batch: PyTree, seed: Int[Array, ""]
+        state: TrainState, batch: PyTree, seed: Integer[Array, ""]
     ) -> tuple[TrainState, Sums]:
         key = step_key(seed, state.step)
         gradients, sums = gradients_and_sums(state.params, batch, key)
@@ -287,7 +287,7 @@ def _row_ids(batch: PyTree) -> Int[Array, " B"]:
     return jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
 
 
-def step_key(seed: int | Int[Array, ""], step: Int[Array, ""]) -> Array:
+def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
     """Returns the key of the random numbers of the step after ``step``."""
     return jax.random.fold_in(jax.random.key(seed + 1), step)
 

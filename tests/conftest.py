@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 import hypothesis
 import pytest
 
-from .profiles import NIGHTLY
+from .profiles import CHECKED
 from .programs import Programs
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -49,7 +49,7 @@ def _check_annotations() -> None:
     )
 
 
-if NIGHTLY:
+if CHECKED:
     _check_annotations()
 
 # The first call of a jitted function compiles, so examples have no deadline.
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _own_checks_of_settings() -> None:
     """Leaves invalid settings to the settings' own checks, whose messages the tests read."""
-    if NIGHTLY:
+    if CHECKED:
         from jaxformer import config
 
         for name in config.__all__:

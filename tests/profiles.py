@@ -5,6 +5,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 NIGHTLY = os.environ.get("JAXFORMER_TESTS") == "nightly"
+# Annotations of shapes and classes are checked at run time.
+CHECKED = NIGHTLY or os.environ.get("JAXFORMER_TESTS") == "checked"
 
 
 def by_profile(ordinary: T, nightly: T) -> T:

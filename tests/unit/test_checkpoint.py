@@ -1,17 +1,12 @@
 """Checkpoints are exact and verified, and fall back; random damage: test_checkpoint_mutations."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
 import logging
 import os
-import pathlib
-import resource
 import shutil
-import subprocess
-import sys
 import time
 
 import jax
@@ -20,15 +15,12 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-import tensorstore
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxformer.checkpoint import Checkpoints, write_single
 from jaxformer.checkpoint import checkpoints as checkpoints_module
 from jaxformer.checkpoint import manifest as manifest_module
 from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.errors import UserError
-from jaxformer.files import lock_folder
 
 SMALL = {"params": {"w": np.arange(3, dtype=np.float32)}}
 
@@ -109,10 +101,8 @@ def flip(path, position):
 
 
 class TestRoundTrip:
-    def test_is_exact(self, saved, monkeypatch):
-        monkeypatch.chdir(saved.parent)
-        checkpoints = Checkpoints(pathlib.Path(saved.name))
-        monkeypatch.chdir("/")  # a relative folder stays the same
+    def test_is_exact(self, saved):
+        checkpoints = Checkpoints(saved)
         for options, step in (({}, 2), ({"step": 1}, 1)):
             restored = checkpoints.restore(make_state(0), **options)
             assert (restored.step, restored.metadata) == (step, {"name": f"step {step}"})
@@ -123,9 +113,6 @@ class TestRoundTrip:
         restored = Checkpoints(saved).restore_params(template, step=1)
         assert (restored.step, restored.metadata) == (1, {"name": "step 1"})
         assert_same(restored.params, make_state(1)["params"])
-        assert {leaf.sharding for leaf in jax.tree.leaves(restored.params)} == {
-            jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        }
         with pytest.warns(UserWarning, match="Sharding info not provided"):
             tree = ocp.PyTreeCheckpointer().restore(saved / "2")  # as any user of orbax does
         assert_same(jax.tree.map(np.asarray, tree["params"]), make_state(2)["params"])
@@ -140,31 +127,6 @@ class TestRoundTrip:
                 state = change(state)
             restored = checkpoints.restore(state)
         assert_same(restored.state, {"params": values})
-
-    @pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 simulated devices")
-    def test_onto_other_meshes(self, tmp_path):
-        values = {"params": {"w": np.arange(64, dtype=np.float32).reshape(8, 8)}, "n": np.int32(7)}
-
-        def on_mesh(*sizes):
-            devices = jax.devices()[: sizes[0] * sizes[1]]
-            types = (AxisType.Auto,) * 2
-            mesh = jax.make_mesh(sizes, ("data", "fsdp"), axis_types=types, devices=devices)
-            split = NamedSharding(mesh, PartitionSpec("fsdp", "data"))
-            return {"params": {"w": split}, "n": NamedSharding(mesh, PartitionSpec())}
-
-        with Checkpoints(tmp_path, keep=1) as checkpoints:
-            checkpoints.save(1, jax.device_put(values, on_mesh(4, 2)), metadata={})
-            for shardings in (on_mesh(1, 1), on_mesh(2, 4), on_mesh(8, 1)):
-                template = jax.tree.map(
-                    lambda leaf, sharding: jax.ShapeDtypeStruct(
-                        leaf.shape, leaf.dtype, sharding=sharding
-                    ),
-                    values,
-                    shardings,
-                )
-                restored = checkpoints.restore(template).state
-                assert_same(restored, values)
-                assert jax.tree.map(lambda leaf: leaf.sharding, restored) == shardings
 
 
 class TestDamage:
@@ -194,33 +156,6 @@ class TestDamage:
                 assert_same(checkpoints.restore(make_state(0)).state, make_state(1))
         assert checkpoints.restore(make_state(0)).step == 2
 
-    @pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "commit_success.txt"])
-    def test_of_files_outside_the_manifest_changes_nothing(self, directory, name):
-        path = directory / "2" / name
-        for damage in (lambda: path.write_bytes(b"{"), path.unlink):
-            path.touch()  # Older orbax does not write commit_success.txt.
-            damage()
-            assert_same(Checkpoints(directory).restore(make_state(0)).state, make_state(2))
-
-    def test_of_a_manifest_is_detected(self, directory):
-        path, checkpoints = directory / "2" / "manifest.json", Checkpoints(directory)
-        for edit in (
-            lambda values: values["content"]["step"].update(metadata={"name": "step 3"}),
-            lambda values: values["content"]["step"].update(score=100.0),
-            lambda values: values["content"]["files"].popitem(),
-            lambda values: values.pop("sha256"),
-            lambda values: values.pop("content"),
-        ):
-            with put_back(path) as good:
-                values = json.loads(good)
-                edit(values)
-                path.write_text(json.dumps(values))
-                assert checkpoints.newest_good_step() == checkpoints.best_step() == 1
-        (directory / "1").rename(directory / "3")
-        shutil.copytree(directory / "2", directory / "004")  # another spelling is not a step
-        assert checkpoints.steps() == [2, 3]
-        assert checkpoints.newest_good_step() == 2
-
     def test_of_what_was_asked_for_is_an_error(self, directory):
         (directory / "2" / "_METADATA").unlink()
         checkpoints = Checkpoints(directory)
@@ -247,86 +182,33 @@ class TestDamage:
             assert_same(checkpoints.restore(make_state(0)).state, make_state(5))
         assert (directory / "2.damaged" / "_METADATA").read_text() == "{}"
 
-    def test_does_not_shorten_the_time_for_which_a_step_is_kept(self, tmp_path):
-        """Somebody may be able to repair it."""
-        seen = []
-        with Checkpoints(tmp_path, keep=2) as checkpoints:
-            for step in (1, 2, 3, 4):
-                seen.append(save(checkpoints, [step]))
-                if step == 2:
-                    (tmp_path / "2" / "manifest.json").write_text("{}")
-        assert seen == [[1], [1, 2], [2, 3], [3, 4]]
-
 
 @pytest.mark.parametrize("file", ["_METADATA", "manifest.json", "score.json"])
-class TestUnreadableDisk:
-    """A disk that fails is not damage. Reading /proc/self/mem at 0 gives a real EIO."""
+def test_a_disk_that_fails_is_not_damage(file, directory, monkeypatch):
+    """A read is tried twice. Reading /proc/self/mem at 0 gives a real EIO."""
+    opened, fails = os.open, []
 
-    @pytest.fixture
-    def fails(self, file, monkeypatch):
-        """Returns a function: the next reads of that file of step 2, up to a number, fail."""
-        opened, left = os.open, [0]
+    def open_descriptor(path, flags, *rest, **options):
+        bad = str(path).endswith(f"/2/{file}") and fails and fails.pop()
+        return opened("/proc/self/mem" if bad else path, flags, *rest, **options)
 
-        def open_descriptor(path, flags, *rest, **options):
-            if str(path).endswith(f"/2/{file}") and left[0]:
-                left[0] -= 1
-                return opened("/proc/self/mem", os.O_RDONLY)
-            return opened(path, flags, *rest, **options)
-
-        monkeypatch.setattr(os, "open", open_descriptor)
-        return lambda times: left.__setitem__(0, times)
-
-    def test_is_read_a_second_time_and_is_not_damage(self, directory, fails, file):
-        with Checkpoints(directory, keep=2) as checkpoints:
-            fails(1)
-            assert checkpoints.best_step() == 1
-            fails(1)
-            assert_same(checkpoints.restore(make_state(0)).state, make_state(2))
-            fails(99)
-            read = checkpoints.best_step if file == "score.json" else checkpoints.newest_good_step
-            with pytest.raises(UserError, match=r"2/.* cannot be read: Input/output error; the ch"):
-                read()
-            fails(0)
-            assert checkpoints.newest_good_step() == 2
-        assert names_in(directory) == ["1", "2"]
-
-    def test_does_not_remove_the_best_step(self, directory, fails, file):
-        with Checkpoints(directory, keep=1) as checkpoints:
-            checkpoints.attach_score(2, 5.0)
-            assert checkpoints.steps() == [2]
-            for step, times, kept in ((3, 99, [2, 3]), (4, 0, [2, 4])):
-                fails(times)
-                assert set(kept) <= set(save(checkpoints, [step]))
-            assert checkpoints.steps() == [2, 4]
-
-
-KEEPS_SAVING = """
-import sys
-import numpy as np
-from jaxformer.checkpoint import Checkpoints
-
-with Checkpoints(sys.argv[1], keep=1) as checkpoints:
-    for step in range(1, 10**6):
-        checkpoints.save(step, {"params": {"w": np.full(10_000, step, np.float32)}}, metadata={})
-        if step == 4:
-            print("saved 3", flush=True)
-"""
+    monkeypatch.setattr(os, "open", open_descriptor)
+    with Checkpoints(directory, keep=2) as checkpoints:
+        fails[:] = [True]
+        assert checkpoints.best_step() == 1
+        fails[:] = [True]
+        assert_same(checkpoints.restore(make_state(0)).state, make_state(2))
+        fails[:] = [True] * 99
+        read = checkpoints.best_step if file == "score.json" else checkpoints.newest_good_step
+        with pytest.raises(UserError, match=r"2/.* cannot be read: Input/output error; the ch"):
+            read()
+        fails.clear()
+        assert checkpoints.newest_good_step() == 2
+    assert names_in(directory) == ["1", "2"]
 
 
 class TestBesideATrainer:
     """A run keeps only the newest steps."""
-
-    def test_a_step_that_is_being_read_is_removed_after_the_next_save(self, directory, monkeypatch):
-        restore = ocp.AsyncCheckpointer.restore
-        with Checkpoints(directory, keep=1) as trainer:
-
-            def after_a_save(*arguments, **rest):
-                assert save(trainer, [3], [3]) == [2, 3]
-                return restore(*arguments, **rest)
-
-            monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", after_a_save)
-            assert_same(Checkpoints(directory).restore(make_state(0)).state, make_state(2))
-            assert save(trainer, [4], [4]) == [4]
 
     @pytest.mark.parametrize("step", [None, 2])
     @pytest.mark.parametrize(
@@ -352,23 +234,6 @@ class TestBesideATrainer:
             with pytest.raises(UserError, match="2 was removed while it was read, as a run"):
                 reader.restore(make_state(0), step=step)
 
-    @pytest.mark.nightly
-    def test_a_checkpoint_is_always_found(self, tmp_path):
-        """With keep=1 and no pause between saves, most steps are removed while they are read."""
-        command = [sys.executable, "-c", KEEPS_SAVING, str(tmp_path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "saved 3\n"
-        reader, steps, began = Checkpoints(tmp_path), [], time.monotonic()
-        while time.monotonic() - began < 10:
-            restored = reader.restore_params({"w": np.zeros(10_000, np.float32)})
-            np.testing.assert_array_equal(restored.params["w"], restored.step)
-            steps.append(restored.step)
-        assert process.poll() is None
-        process.kill()
-        process.communicate()
-        assert steps == sorted(steps)
-        assert len(set(steps)) > 5
-
     def test_a_step_that_changes_after_it_was_verified_is_not_returned(
         self, directory, monkeypatch
     ):
@@ -386,33 +251,19 @@ class TestBesideATrainer:
 
 def test_a_mismatch_is_described(tmp_path):
     good = {"params": {"w": np.ones((2, 3), np.float32)}, "n": np.int32(1)}
-    other = np.ones((2, 3), jnp.bfloat16)
+    other = np.ones((1, 3), jnp.bfloat16)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         save(checkpoints, [1], state=good)
-        for template, message in (
-            (
-                good | {"params": {"w": other}},
-                r"step 1: .*params/w to be bfloat16\[2,3\], found fl",
-            ),
-            (
-                good | {"params": {"w": other[:1]}},
-                r"params/w to be bf.*\[1,3\], found .*\[2,3\]; use",
-            ),
-            (
-                good | {"params": {"v": other}},
-                r"expected params/v .*, found none \(and 1 more diff",
-            ),
-            ({"params": good["params"]}, r"expected n to be absent, found int32\[\]"),
-            (good | {"n": np.float32(0)}, r"expected n to be float32\[\], found int32\[\]"),
-        ):
-            with pytest.raises(UserError, match=message):
-                checkpoints.restore(template)
         for params, message in (
-            ({"w": other}, r"params/w to be bfloat16\[2,3\], found float32\[2,3\]"),
-            ({"more": other}, r"params/more to be .* found none"),
+            ({"w": other}, r"params/w to be bfloat16\[1,3\], found float32\[2,3\]"),
+            ({"v": other}, r"expected params/v .*, found none \(and 1 more diff"),
         ):
             with pytest.raises(UserError, match=message):
-                checkpoints.restore_params(params)
+                checkpoints.restore(good | {"params": params})
+        with pytest.raises(UserError, match=r"params/w to be bfloat16\[1,3\], found float32"):
+            checkpoints.restore_params({"w": other})
+        with pytest.raises(UserError, match=r"expected n to be absent, found int32\[\]"):
+            checkpoints.restore({"params": good["params"]})
 
 
 class TestKept:
@@ -431,16 +282,6 @@ class TestKept:
         assert (reopened.best_step(), reopened.steps()) == (4, [4, 6, 7])
         assert reopened.newest_steps() == [6, 7]
 
-    def test_newest_steps_do_not_include_an_older_best_one(self, tmp_path):
-        """A run that resumes with more to keep has lost all older steps but the best."""
-        for keep, steps, scores in ((2, [1, 2, 3, 4], [5, 1, 1, 1]), (5, [5], [1])):
-            with Checkpoints(tmp_path, keep=keep) as checkpoints:
-                save(checkpoints, steps, scores)
-        assert Checkpoints(tmp_path).steps() == [1, 3, 4, 5]
-        assert Checkpoints(tmp_path).newest_steps() == [3, 4, 5]
-        (tmp_path / "3" / "manifest.json").unlink()  # damage does not hide undamaged steps
-        assert Checkpoints(tmp_path).newest_steps()[-2:] == [4, 5]
-
     def test_an_interim_step_until_the_next(self, tmp_path):
         seen = []
         with Checkpoints(tmp_path, keep=2) as checkpoints:
@@ -451,144 +292,46 @@ class TestKept:
             assert checkpoints.best_step() is None
         assert seen == [[1], [2], [2, 3], [2, 3, 4], [2, 3, 5], [3, 6]]
 
-    def test_an_old_step_that_cannot_be_removed_until_the_next_save(self, directory, caplog):
-        obstacle = directory / f"2{ocp.utils.TMP_DIR_SUFFIX}"
-        with Checkpoints(directory, keep=1) as checkpoints:
-            obstacle.touch()
-            assert 2 in save(checkpoints, [3])
-            assert "could not remove old checkpoints, and will try again after the" in caplog.text
-            obstacle.unlink()
-            save(checkpoints, [4])
-        assert names_in(directory) == ["1", "4"]
-
 
 class TestScore:
-    def test_is_attached_to_a_step_that_is_being_saved(self, tmp_path):
-        with Checkpoints(tmp_path, keep=2) as checkpoints:
-            for step, score in ((1, -2.5), (2, float("nan"))):  # scored, but never the best
-                checkpoints.save(step, SMALL, metadata={})
-                assert not checkpoints.is_scored(step)
-                checkpoints.attach_score(step, score)
-                assert checkpoints.is_scored(step)
-        assert Checkpoints(tmp_path).best_step() == 1
-
     def test_that_is_damaged_does_not_affect_its_step(self, directory):
         path, checkpoints = directory / "1" / "score.json", Checkpoints(directory)
         assert checkpoints.best_step() == 1
-        good, other = path.read_bytes(), {"score": "1e9"}
+        good = path.read_bytes()
         for position in range(len(good)):
             flip(path, position)
             assert not checkpoints.is_scored(1)
             assert checkpoints.best_step() == 2
             flip(path, position)
-        other_type = json.dumps({"sha256": sha256(other), "content": other}).encode()
-        for content in (b"", good[:-1], b"[]", b"{}", b"null", b"[" * 10_000, other_type):
+        for content in (b"", good[:-1], b"{}", b"[" * 10_000):
             path.write_bytes(content)
             assert checkpoints.best_step() == 2
         assert_same(checkpoints.restore(make_state(0), step=1).state, make_state(1))
 
-    def test_of_an_earlier_version_is_in_the_manifest(self, directory):
-        for step, score in ((1, -1.0), (2, -0.5)):
-            folder = directory / str(step)
-            manifest = Manifest.read(folder, verify=True)
-            (folder / "score.json").unlink()
-            (folder / "manifest.json").unlink()
-            dataclasses.replace(manifest, score=score).write(folder)
-        with Checkpoints(directory, keep=1) as checkpoints:
-            assert checkpoints.is_scored(1)
-            assert checkpoints.best_step() == 2
-            assert save(checkpoints, [3], [-0.7]) == [2, 3]
-            assert save(checkpoints, [4], [-0.4]) == [4]
-
-
-class TestCommit:
-    def test_is_announced_once_it_is_complete(self, directory):
-        announced = []
-
-        def announce(step):
-            announced.append((step, Manifest.read(directory / str(step), verify=True).step))
-
-        with Checkpoints(directory, keep=5, on_commit=announce) as checkpoints:
-            for step in (3, 4):
-                checkpoints.save(step, SMALL, metadata={})
-                checkpoints.check()
-        assert announced == [(3, 3), (4, 4)]
-
-    def test_comes_after_the_manifest(self, tmp_path, monkeypatch):
-        seen, write = [], Manifest.write
-
-        def spy(manifest, folder):
-            seen.append(names_in(tmp_path))
-            write(manifest, folder)
-            # The manifest must list all files of the complete step, except two with timestamps.
-            seen.append({path.relative_to(folder) for path in payload(folder)})
-
-        monkeypatch.setattr(Manifest, "write", spy)
-        with Checkpoints(tmp_path, keep=1) as checkpoints:
-            checkpoints.save(1, make_state(1), metadata={})
-        assert seen[0] == [f"1{ocp.utils.TMP_DIR_SUFFIX}"]
-        assert seen[1] == {path.relative_to(tmp_path / "1") for path in payload(tmp_path / "1")}
-
-    def test_needs_all_files_of_orbax(self, tmp_path, monkeypatch):
-        """In such a path, it writes them elsewhere."""
-        folder = tmp_path / "a[1]"
-        monkeypatch.setattr(checkpoints_module, "check_directory", lambda _: None)
-        message = r"step 1 could not be saved.* not written manifest\.ocdbt"
-        with Checkpoints(folder, keep=1) as checkpoints, pytest.raises(OSError, match=message):
-            save(checkpoints, [1])
-        assert names_in(folder) == []
-
 
 class TestSingle:
     def test_replaces_only_itself(self, directory, saved):
-        """Even other folders with copies of our checkpoints are left alone."""
+        """Even another folder with a copy of our checkpoints is left alone."""
         averaged = directory.rename(directory.with_name("averaged"))
-        others = [directory.with_name(f"averaged.{end}") for end in ("old", "new", "backup")]
-        for mine in others:
-            shutil.copytree(saved, mine)
-            (mine / "thesis.txt").write_text("years of work")
+        mine = shutil.copytree(saved, directory.with_name("averaged.old"))
         for steps in ([1, 2], [2]):
             write_single(averaged, 2, SMALL, {"averaged_steps": steps})
             restored = Checkpoints(averaged).restore_params(SMALL["params"])
             assert Checkpoints(averaged).steps() == [2]
             assert restored.metadata == {"averaged_steps": steps}
             assert_same(restored.params, SMALL["params"])
-        assert len(names_in(directory.parent)) == 4
-        for mine in others:
-            assert (mine / "thesis.txt").read_text() == "years of work"
-            assert Checkpoints(mine).steps() == [1, 2]
+        assert names_in(directory.parent) == ["averaged", "averaged.old"]
+        assert Checkpoints(mine).steps() == [1, 2]
 
     @pytest.mark.parametrize("name", ["averaged", "averaged.unfinished"])
-    @pytest.mark.parametrize("kind", ["notes", "100", "file", "link"])
-    def test_never_replaces_foreign_files(self, tmp_path, name, kind):
+    def test_never_replaces_foreign_files(self, tmp_path, name):
         path = tmp_path / name
-        if kind == "file":
-            path.write_text("mine")
-        elif kind == "link":  # its target may be on a disk that is not mounted
-            path.symlink_to(tmp_path / "nowhere")
-        else:  # a folder, of which one looks like a step
-            (path / kind).mkdir(parents=True)
-            (path / kind / "weights.bin").write_text("mine")
+        (path / "100").mkdir(parents=True)  # looks like a step
+        (path / "100" / "weights.bin").write_text("mine")
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(UserError, match="move it away"):
             write_single(tmp_path / "averaged", 1, SMALL, {})
         assert sorted(tmp_path.rglob("*")) == before
-
-    def test_clears_what_a_killed_process_left_but_disturbs_no_other(self, tmp_path):
-        work = tmp_path / "averaged.unfinished"
-        with lock_folder(work):
-            (work / "new" / "2").mkdir(parents=True)
-            for name in ("unfinished", "new/2/d"):
-                (work / name).touch()
-            with pytest.raises(UserError, match=r"averaged\.unfinished: another process is"):
-                write_single(tmp_path / "averaged", 1, SMALL, {})
-            assert (work / "new" / "2" / "d").exists()
-        for step in (1, 2):
-            write_single(tmp_path / "averaged", step, SMALL, {})
-            assert Checkpoints(tmp_path / "averaged").steps() == [step]
-            assert names_in(tmp_path) == ["averaged"]
-            work.mkdir()
-            (work / "lock").touch()
 
 
 def test_what_cannot_be_saved_or_read_is_refused(directory, tmp_path):
@@ -603,12 +346,11 @@ def test_what_cannot_be_saved_or_read_is_refused(directory, tmp_path):
         assert checkpoints.newest_good_step() == 2
     with pytest.raises(UserError, match="at least 1 checkpoint to keep: got 0"):
         Checkpoints(tmp_path, keep=0)
-    for name in ("lr[1e-3]", "a*", "b?", "back\\slash"):  # orbax takes them for patterns
-        with pytest.raises(UserError, match="expected a path without the characters"):
-            Checkpoints(tmp_path / name, keep=1)
-        assert not (tmp_path / name).exists()
-        shutil.copytree(directory, tmp_path / name)
-        assert Checkpoints(tmp_path / name).newest_good_step() == 2
+    pattern = tmp_path / "lr[1e-3]"  # as orbax takes it
+    with pytest.raises(UserError, match="expected a path without the characters"):
+        Checkpoints(pattern, keep=1)
+    shutil.copytree(directory, pattern)
+    assert Checkpoints(pattern).newest_good_step() == 2
 
 
 def test_nothing_saved_yet(tmp_path):
@@ -622,177 +364,44 @@ def test_nothing_saved_yet(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
-def test_the_writer_removes_temporary_folders_and_the_reader_does_not(directory):
-    left = shutil.copytree(directory / "2", directory / f"3{ocp.utils.TMP_DIR_SUFFIX}")
-    assert Checkpoints(directory).steps() == [1, 2]
-    assert left.exists()
-    Checkpoints(directory, keep=2).close()
-    assert names_in(directory) == ["1", "2"]
+def test_a_failed_save_is_raised_by_check(directory, monkeypatch):
+    def write(manifest, folder):
+        raise OSError(28, "No space left on device")
 
-
-class TestFailure:
-    @pytest.fixture(autouse=True)
-    def full_disk(self, monkeypatch):
-        def write(manifest, folder):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Manifest, "write", write)
-
-    def test_is_raised_by_check(self, directory, monkeypatch):
-        def step_until_raised():
-            for _ in range(1000):
-                checkpoints.check()
-                time.sleep(0.01)
-
-        with Checkpoints(directory, keep=1) as checkpoints:
-            checkpoints.save(3, SMALL, metadata={})
-            with pytest.raises(OSError, match=r"step 3 could not be saved; the steps \[1, 2\] are"):
-                step_until_raised()
-            # Old steps are removed only after a commit, and no incomplete step remains.
-            assert names_in(directory) == ["1", "2"]
+    def step_until_raised():
+        for _ in range(1000):
             checkpoints.check()
-            monkeypatch.undo()
-            checkpoints.save(3, SMALL, metadata={})
-        assert Checkpoints(directory).steps() == [1, 3]
+            time.sleep(0.01)
 
-    def test_is_raised_by_all_other_methods(self, tmp_path):
-        for method in (Checkpoints.wait, Checkpoints.close):
-            checkpoints = Checkpoints(tmp_path / "run", keep=1)
-            checkpoints.save(3, SMALL, metadata={})
-            with pytest.raises(OSError, match="No space left on device"):
-                method(checkpoints)
-        (tmp_path / "run").rmdir()
-        with pytest.raises(OSError, match="No space left on device"):
-            write_single(tmp_path / "averaged", 1, SMALL, {})
-        assert names_in(tmp_path) == []
-
-
-def sha256(content):
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    monkeypatch.setattr(Manifest, "write", write)
+    with Checkpoints(directory, keep=1) as checkpoints:
+        checkpoints.save(3, SMALL, metadata={})
+        with pytest.raises(OSError, match=r"step 3 could not be saved; the steps \[1, 2\] are"):
+            step_until_raised()
+        # Old steps are removed only after a commit, and no incomplete step remains.
+        assert names_in(directory) == ["1", "2"]
+        checkpoints.check()
+        monkeypatch.undo()
+        checkpoints.save(3, SMALL, metadata={})
+    assert Checkpoints(directory).steps() == [1, 3]
 
 
-def reseal(folder, change, place=None):
-    """Changes values of a manifest and writes its hash again, as whoever made it can."""
-    path = folder / "manifest.json"
-    content = json.loads(path.read_bytes())["content"]
-    values = content if place is None else content[place]
-    values.update(change)
-    if values.get("_METADATA", 0) is None:
-        del values["_METADATA"]
-    path.write_text(json.dumps({"sha256": sha256(content), "content": content}))
+def test_unlisted_files_are_noticed_unless_nobody_reads_them(directory):
+    for name, expected in (("d/extra", 1), (".nfs0001", 2), ("score.json.77.partial", 2)):
+        path = directory / "2" / name
+        path.write_bytes(b"x")
+        assert Checkpoints(directory).newest_good_step() == expected, name
+        path.unlink()
 
 
-def reseal_files(step):
-    """Writes the hashes of the files of a step into its manifest."""
-    files = {
-        path.relative_to(step).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in payload(step)
-        if path.name != "manifest.json"
-    }
-    reseal(step, {"files": files})
-
-
-class TestHostileStep:
-    """A step whose author wrote the right hash of whatever it holds."""
-
-    def test_falls_back(self, directory):
-        checkpoints = Checkpoints(directory)
-        whole = [{"files": {}}, {"files": []}, {"step": []}]
-        step = [{"metadata": []}, {"leaves": {"step": 1}}, {"leaves": []}, {"keep": "1"}]
-        step += [{"interim": 1}, {"score": "best"}, {"step": 2.0}, {"step": True}, {"unknown": 1}]
-        files = [{"_METADATA": None}, {"../1/_METADATA": "0"}, {"_METADATA": 0}]
-        for place, changes in ((None, whole), ("step", step), ("files", files)):
-            for change in changes:
-                with put_back(directory / "2" / "manifest.json"):
-                    reseal(directory / "2", change, place)
-                    assert checkpoints.newest_good_step() == 1, change
-
-    def test_unlisted_files_are_noticed_unless_nobody_reads_them(self, directory):
-        for names, expected in (
-            (["extra", "d/extra", "ocdbt.process_7/manifest.ocdbt"], 1),
-            ([".nfs0001", ".DS_Store", "score.json.77.partial"], 2),
-        ):
-            for name in names:
-                path = directory / "2" / name
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(b"x")
-                assert Checkpoints(directory).newest_good_step() == expected, name
-                path.unlink()
-        assert Checkpoints(directory).restore(make_state(0)).step == 2
-
-    @pytest.mark.parametrize("name", [".nfs0001", "d/.DS_Store"])
-    def test_hidden_files_may_come_and_go(self, directory, name, monkeypatch):
-        """While a step is saved, and while it is read."""
-        write, restore = Manifest.write, Checkpoints._restore
-        path = directory / "3" / name
-
-        def create_and_write(manifest, folder):
-            (folder / name).write_bytes(b"x")
-            write(manifest, folder)
-
-        def remove_and_restore(*arguments):
-            path.unlink()
-            (path.parent / ".nfs0002").write_bytes(b"y")
-            return restore(*arguments)
-
-        monkeypatch.setattr(Manifest, "write", create_and_write)
-        monkeypatch.setattr(Checkpoints, "_restore", remove_and_restore)
-        with Checkpoints(directory, keep=2) as checkpoints:
-            checkpoints.save(3, SMALL, metadata={})
-            checkpoints.wait()
-            assert path.exists()
-            assert_same(checkpoints.restore(SMALL).state, SMALL)
-
-    @pytest.mark.parametrize("name", ["manifest.json", "_METADATA", "d", "_CHECKPOINT_METADATA"])
-    def test_only_regular_files_count(self, directory, name):
-        path, checkpoints = directory / "2" / name, Checkpoints(directory)
-        kept = path.rename(directory.parent / "kept")
-        for target in (kept, path, directory.parent, None):
-            if target is None:
-                os.mkfifo(path)
-            else:
-                path.symlink_to(target)
-            assert checkpoints.newest_good_step() == 1
-            path.unlink()
-        kept.rename(path)
-        assert checkpoints.newest_good_step() == 2
-        (directory / "2").rename(directory.parent / "2")  # a step that is a link
-        (directory / "2").symlink_to(directory.parent / "2")
-        assert checkpoints.newest_good_step() == 1
-
-    def test_huge_chunks_are_not_read(self, directory):
-        step, key = directory / "2", "params.embedding/.zarray"
-        database = {"driver": "ocdbt", "base": step.as_uri() + "/"}
-        store = tensorstore.KvStore.open(database).result()
-        values = json.loads(store.read(key).result().value)
-        for change in (
-            {"chunks": [10**9, 10**9]},
-            {"dtype": "|S1000000000"},
-            {"dtype": [["a", "<f4", [10**9]]]},
-            {"chunks": "x"},
-        ):
-            store.write(key, json.dumps(values | change).encode()).result()
-            reseal_files(step)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            with pytest.raises(UserError, match=r"2: .*(chunks within|metadata of)"):
-                Checkpoints(directory).restore_params(make_state(0)["params"])
-            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
-
-    def test_other_formats_are_not_read(self, directory):
-        """The sizes of their chunks are not checked."""
-        path = directory / "2" / "_METADATA"
-        for change in ({"use_zarr3": True}, {"use_ocdbt": False}):
-            with put_back(path) as good:
-                path.write_text(json.dumps(json.loads(good) | change))
-                reseal_files(directory / "2")
-                with pytest.raises(UserError, match="_METADATA: expected arrays in the formats OC"):
-                    Checkpoints(directory).restore_params(make_state(0)["params"])
-
-    def test_arrays_are_no_larger_than_their_files_allow(self, directory):
-        """The manifest and the config agree on a terabyte, but there are only kilobytes."""
-        huge = jax.ShapeDtypeStruct((1_000_000, 250_000), np.float32)
-        manifest = Manifest.read(directory / "2", verify=False)
-        leaves = manifest.leaves | {"params/embedding": "float32[1000000,250000]"}
-        reseal(directory / "2", {"leaves": leaves}, "step")
-        with pytest.raises(UserError, match="expected files for arrays of 1,000,000,000,"):
-            Checkpoints(directory).restore_params(make_state(0)["params"] | {"embedding": huge})
+@pytest.mark.parametrize("change", [{"use_zarr3": True}, {"use_ocdbt": False}])
+def test_other_formats_are_not_read(directory, change):
+    """The sizes of their chunks are not checked. Whoever made the step wrote the right hashes."""
+    path, manifest = directory / "2" / "_METADATA", directory / "2" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    content = json.loads(manifest.read_bytes())["content"]
+    content["files"]["_METADATA"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    manifest.write_text(json.dumps({"sha256": digest, "content": content}))
+    with pytest.raises(UserError, match="_METADATA: expected arrays in the formats OC"):
+        Checkpoints(directory).restore_params(make_state(0)["params"])

@@ -6,9 +6,7 @@ import functools
 import json
 import logging
 import os
-import pathlib
 import shutil
-import threading
 import time
 
 import jax
@@ -17,7 +15,6 @@ import pytest
 
 from jaxformer.checkpoint import Checkpoints, Mirror, fetch
 from jaxformer.checkpoint import mirror as mirror_module
-from jaxformer.checkpoint.mirror import finish_writes
 from jaxformer.errors import UserError
 from jaxformer.workdir import Workdir
 
@@ -89,13 +86,6 @@ def files_of(folder):
     return {str(path.relative_to(folder.path)): path.read_bytes() for path in paths}
 
 
-def damage(step):
-    path = max(step.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def wait_for(text, caplog):
     deadline = time.monotonic() + 60
     while text not in caplog.text:
@@ -119,69 +109,22 @@ def test_has_the_same_files_and_brings_them_back(run, copy):
     assert restored(run) == 4
 
 
-def test_brings_back_steps_that_are_newer(run, copy):
-    """A run moves to another machine and back, each with its own disk."""
-    with trained(run, copy) as save:
-        save(1)
-        save(2)
-        shutil.copytree(run.path, copy.path.with_name("other machine"))
-    with trained(Workdir(copy.path.with_name("other machine")), copy, keep=1) as save:
-        save(3)
-    # This machine has steps 1 and 2, the copy has step 3.
-    run.config.write_text("changed")
-    assert fetch(copy, run) == [3]
-    assert Checkpoints(run.checkpoints).steps() == [1, 2, 3]
-    assert run.config.read_text() == "changed"
-
-
-def test_space_is_made_before_it_is_needed_but_one_copy_stays(run, copy, monkeypatch):
-    copy_file, seen = mirror_module._copy_file, []
-
-    def watched(source, target):
-        seen.append(Checkpoints(copy.checkpoints).steps())
-        copy_file(source, target)
-
-    monkeypatch.setattr(mirror_module, "_copy_file", watched)
-    for step in range(1, 5):
-        with trained(run, copy, keep=1) as save:
-            save(step)
-    assert seen[-1] == [3, 4]
-    assert max(map(len, seen)) == 2
-    assert min(map(len, seen[1:])) > 0
-
-
-def test_newer_steps_of_the_copy_are_never_removed(run, copy):
-    with trained(run, copy) as save:
-        save(1)
-        save(5)
-    shutil.rmtree(run.checkpoints / "5")
-    with trained(run, copy, keep=1) as save:
-        save(2)
-        save(3)
-    assert Checkpoints(copy.checkpoints).steps() == [3, 5]
-
-
-@pytest.mark.parametrize("bad", ["damaged", "half-copied"])
-def test_a_bad_copy_of_a_step_is_not_used(bad, run, copy, caplog, two_steps):
+def test_a_half_copied_step_is_not_used(run, copy, caplog, two_steps):
     shutil.rmtree(run.path)
-    if bad == "half-copied":
-        (copy.checkpoints / "2" / "manifest.json").unlink()
-    else:
-        damage(copy.checkpoints / "2")
+    (copy.checkpoints / "2" / "manifest.json").unlink()
     assert fetch(copy, run) == [1]
     assert f"copy of step 2 in {copy.path} not used: " in caplog.text
     assert restored(run) == 1
-    if bad == "half-copied":  # the next run completes it
-        with trained(run, copy) as save:
-            save(2)
-        assert files_of(copy) == files_of(run)
-        assert restored(copy) == 2
+    with trained(run, copy) as save:  # the next run completes it
+        save(2)
+    assert files_of(copy) == files_of(run)
+    assert restored(copy) == 2
 
 
 def test_a_run_does_not_start_over_if_all_copies_are_bad(run, copy, two_steps):
     shutil.rmtree(run.path)
     for step in ("1", "2"):
-        damage(copy.checkpoints / step)
+        (copy.checkpoints / step / "_METADATA").write_text("{}")
     with pytest.raises(UserError, match=r"but .*/1, .*/2 are damaged; repair .*copy, or move it"):
         fetch(copy, run)
     copy.committed.unlink()  # no copy was ever completed
@@ -207,18 +150,6 @@ def test_a_damaged_step_does_not_replace_its_good_copy(run, copy, caplog):
     assert fetch(copy, run) == [2]  # and the good copy replaces the damaged step
     assert restored(run) == 2
     assert (run.checkpoints / "2.damaged").is_dir()
-
-
-def test_unchanged_files_are_not_written_again(run, copy, monkeypatch):
-    """A write that is cut off must not damage what another process has copied."""
-    with trained(run, copy) as save:
-        save(1)
-    written = []
-    monkeypatch.setattr(mirror_module, "write_and_verify", lambda path, _: written.append(path))
-    run.metrics.write_text("more")
-    with Mirror(run, copy) as mirror:
-        mirror.update()
-    assert written == [copy.metrics]
 
 
 def test_damage_on_the_way_is_noticed(run, copy, caplog, monkeypatch):
@@ -279,50 +210,6 @@ def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
     assert fetch(copy, run) == [2]
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-@pytest.mark.parametrize("cut", ["beside", "in place"])
-def test_a_write_that_is_cut_off_loses_nothing(name, cut, run, copy, monkeypatch):
-    """The process or its machine dies while it overwrites a file."""
-    with trained(run, copy) as save:
-        save(1)
-    old, new = (copy.path / name).read_bytes(), b"new content of " + name.encode()
-    write, calls = mirror_module._write_and_verify, []
-
-    def dies(path, content):
-        calls.append(path)
-        if len(calls) == {"beside": 1, "in place": 2}[cut]:
-            path.write_bytes(content[:3])
-            raise SystemExit
-        write(path, content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mirror_module, "_write_and_verify", dies)
-        with pytest.raises(SystemExit):
-            mirror_module.write_and_verify(copy.path / name, new)
-    finish_writes(copy)
-    assert (copy.path / name).read_bytes() == (old if cut == "beside" else new)
-    assert not list(copy.path.glob("*.next"))
-
-
-def test_files_that_cannot_be_read_do_not_stop_the_copies(run, copy, caplog):
-    """Such as the output of a command of another user."""
-    (run.path / "nohup.out").write_text("private")
-    read = pathlib.Path.read_bytes
-
-    def refuse(path):
-        if path.name == "nohup.out":
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read(path)
-
-    with pytest.MonkeyPatch.context() as patch, trained(run, copy) as save:
-        patch.setattr(pathlib.Path, "read_bytes", refuse)
-        save(1)
-        wait_for("Permission denied", caplog)
-        save(2)
-    assert restored(copy) == 2
-    assert caplog.text.count("cannot copy the run") == 1
-
-
 def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeypatch):
     """Each copy takes the time of five steps, and the run keeps only one checkpoint."""
     copy_file, copied, saved = mirror_module._copy_file, [], [0]
@@ -347,41 +234,3 @@ def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeyp
     # The run left the step that was being copied when it saved the last one.
     assert Checkpoints(copy.checkpoints).steps() in ([20], [copied[-2], 20])
     assert json.loads(copy.committed.read_bytes()) == {"step": 20}
-
-
-def test_the_newest_of_several_missing_steps_is_copied_first(run, copy, monkeypatch):
-    copy_step, copied = mirror_module.copy_step, []
-
-    def watched(source, target, **options):
-        copied.append(int(source.name))
-        copy_step(source, target, **options)
-
-    monkeypatch.setattr(mirror_module, "copy_step", watched)
-    with Checkpoints(run.checkpoints, keep=3) as checkpoints:
-        for step in (1, 2, 3):
-            checkpoints.save(step, state_of(step), metadata={})
-    with Mirror(run, copy) as mirror:
-        mirror.update()
-    assert copied == [3, 2, 1]
-
-
-@pytest.mark.parametrize("limit", [600.0, 0.1])
-def test_the_end_of_a_run_waits_for_a_slow_last_copy(limit, run, copy, caplog, monkeypatch):
-    copy_file, ended = mirror_module._copy_file, threading.Event()
-
-    def slowly(source, target):
-        if limit > 1:
-            wait_for("completing the copy", caplog)
-        else:
-            ended.wait(60)
-        copy_file(source, target)
-
-    monkeypatch.setattr(mirror_module, "_copy_file", slowly)
-    monkeypatch.setattr(mirror_module, "_LAST_COPY_SECONDS", limit)
-    with trained(run, copy) as save:
-        save(1)
-    ended.set()
-    assert f"completing the copy of the run in {copy.path}" in caplog.text
-    assert ("is incomplete: it took more than 0 s" in caplog.text) == (limit < 1)
-    if limit > 1:
-        assert restored(copy) == 1

@@ -40,7 +40,6 @@ def test_resuming_is_refused_and_changes_nothing(folder, tmp_path):
     for place, message in (
         ("gone", none),
         ("empty", none),  # a mount point
-        ("disk", r"expected .* within .*; move all of .*run "),
         ("nowhere", r"expected .* within .*; move all of .*run "),
     ):
         if place == "empty":

@@ -203,28 +203,6 @@ def mutate(run, seed):
     return f"{path.name}: {what}", False
 
 
-def mutate_model(folder, seed):
-    """Mutates a folder with a Marian model."""
-    generator = random.Random(seed)
-    path = generator.choice(sorted(folder.iterdir()))
-    content = path.read_bytes()
-    if path.suffix == ".json":
-        values = json.loads(content)
-        what = mutate_json(values, generator)
-        path.write_text(json.dumps(values))
-    elif path.suffix == ".safetensors":
-        size = int.from_bytes(content[:8], "little")
-        values = json.loads(content[8 : 8 + size])
-        what = mutate_json(values, generator)
-        header = json.dumps(values).encode()
-        given = generator.choice([*[len(header)] * 4, 0, len(header) - 1, 10**8, 2**63])
-        path.write_bytes(given.to_bytes(8, "little") + header + content[8 + size :])
-    else:
-        what = "flipped"
-        flip(path, generator)
-    return f"{path.name}: {what}"
-
-
 class Watch:
     """An audit hook that notes what a workdir must not cause. It cannot be removed again."""
 

@@ -1,6 +1,5 @@
 """The command ``compare`` against sacreBLEU's own command."""
 
-import gzip
 import json
 import re
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.cli import main
 
@@ -70,12 +68,10 @@ def test_table_and_language(files, tmp_path, capsys):
     code, out, _ = compare(capsys, *files)
     assert code == 0
     assert out.startswith("lines: 30, target language: de\n")
-    assert out.count(f"\n  {files[1]} ") == out.count(f"\n  {files[2]} ") == 5
     reference = str(shutil.copy(files[0], tmp_path / "ref.txt"))
     code, out, _ = compare(capsys, reference, files[1], "--language", "fr")
     assert code == 0
     assert "tokenizer.perl -l fr" in out
-    assert compare(capsys, reference, files[1], "--language", "zh-TW")[0] == 0
 
 
 def test_mistakes(files, tmp_path, capsys):
@@ -84,28 +80,10 @@ def test_mistakes(files, tmp_path, capsys):
     (tmp_path / "ref.txt").write_text("eins\n")
     for arguments, words in (
         ((reference, first, tmp_path / "short.de"), "got 1 translations and 30 reference lines"),
-        ((reference, first, tmp_path / "none.de"), "none.de: cannot be read: No such file"),
         ((reference, first, second, first), "four.de is given twice; give each system once"),
         ((str(tmp_path / "ref.txt"), first), "--language CODE is needed, since"),
-        ((reference,), "the following arguments are required: FILE"),
     ):
         code, out, err = compare(capsys, *arguments)
         assert (code, out) == (2, "")
         assert re.fullmatch(r"error: [^\n]+\n", err)
         assert words in err
-
-
-def test_chinese_is_split_as_sacrebleu_does(tmp_path, capsys):
-    """A compressed reference names its language before .gz."""
-    reference = ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
-    ours = ["我喜欢吃苹果和香蕉。", "今天天气很好。我们去公园。"]
-    (tmp_path / "ref.zh.gz").write_bytes(gzip.compress("\n".join(reference).encode()))
-    (tmp_path / "ours.zh").write_text("\n".join(ours), "utf-8")
-    code, out, _ = compare(capsys, str(tmp_path / "ref.zh.gz"), tmp_path / "ours.zh", "--json")
-    report = json.loads(out)
-    assert (code, report["target_language"]) == (0, "zh")
-    bleu, chrf = report["comparisons"]
-    assert (bleu["metric"], chrf["metric"]) == ("sacreBLEU", "chrF")
-    expected = BLEU(trg_lang="zh").corpus_score(ours, [reference]).score
-    assert bleu["systems"][0]["score"] == pytest.approx(expected)
-    assert "|tok:zh|" in bleu["method"]

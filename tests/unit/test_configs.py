@@ -40,14 +40,6 @@ def test_base_and_big_are_the_papers():
     assert (base.training.keep_checkpoints, big.training.keep_checkpoints) == (5, 20)
 
 
-def test_french_configs():
-    for config in (load("base_fr"), load("big_fr")):
-        assert config.data.builder == "wmt14_translate/fr-en"
-        assert "/wmt14-fr-en/train-" in config.data.train
-        assert (config.data.target_language, config.model.vocab_size) == ("fr", 32_000)
-    assert load("big_fr").model.dropout_rate == 0.1
-
-
 def test_parsing_config():
     """Section 6.3: 4 layers, d_model 1024, 16K tokens, beam 21, alpha 0.3, input length + 300."""
     model, base = load("parsing").model, Config().model

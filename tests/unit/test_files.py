@@ -1,7 +1,5 @@
 """Files are written atomically, and a locked folder has one holder."""
 
-import concurrent.futures
-import contextlib
 import errno
 import fcntl
 import os
@@ -16,7 +14,6 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.files import (
-    check_file_system,
     local_path,
     lock_file,
     lock_folder,
@@ -27,29 +24,17 @@ from jaxformer.files import (
 
 
 def test_urls_are_refused():
-    urls = ("gs://bucket/run", "GS://b", "hdfs://host:9000/run", "file:///run", "runs/gs://bucket")
-    for url in (*urls, pathlib.Path("gs://bucket/run")):  # A path is gs:/bucket/run.
+    for url in ("GS://b", "file:///run", pathlib.Path("gs://bucket/run")):  # gs:/bucket/run
         with pytest.raises(UserError, match=r"local disk: got .*(copy|mount the bucket)"):
             local_path(url)
 
 
 def test_local_paths_are_unchanged_but_for_the_home_directory(tmp_path, monkeypatch):
     """Shells leave the ~ in --workdir=~/runs."""
-    for path in ("runs/a", "/runs/a:b/c", "base.py:tiny", "a:b", "C:/runs", ""):
+    for path in ("/runs/a:b/c", "base.py:tiny", ""):
         assert local_path(path) == local_path(pathlib.Path(path)) == pathlib.Path(path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert local_path("~/runs/a") == tmp_path / "runs" / "a"
-    assert local_path("./~/a") == pathlib.Path("~/a")
-    with pytest.raises(UserError, match=r"~nobody_has_this_name/a: there is no such home"):
-        local_path("~nobody_has_this_name/a")
-
-
-def test_content_and_folder(tmp_path):
-    path = tmp_path / "new" / "file"
-    write_file(path, b"one")
-    write_file(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_content_and_name_reach_the_disk_in_this_order(tmp_path, monkeypatch):
@@ -71,8 +56,7 @@ def test_content_and_name_reach_the_disk_in_this_order(tmp_path, monkeypatch):
     assert calls == [7, "rename", "folder"]
 
 
-@pytest.mark.parametrize("failing", ["open", "replace"])
-def test_failed_write_keeps_the_older_file(failing, tmp_path, monkeypatch):
+def test_failed_write_keeps_the_older_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"older")
 
@@ -80,20 +64,11 @@ def test_failed_write_keeps_the_older_file(failing, tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, failing, full)
+        patch.setattr(pathlib.Path, "replace", full)
         with pytest.raises(OSError, match="No space left"):
             write_file(path, b"newer")
     assert path.read_bytes() == b"older"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_threads_do_not_mix_their_contents(tmp_path):
-    contents = [bytes([n]) * 100_000 for n in range(8)]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for _ in range(10):
-            list(pool.map(lambda content: write_file(tmp_path / "file", content), contents))
-            assert (tmp_path / "file").read_bytes() in contents
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_planted_link_is_not_followed(tmp_path, monkeypatch):
@@ -145,15 +120,11 @@ def test_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
-@pytest.mark.parametrize("system", ["no locks on this file system", "no fcntl"])
-def test_without_locks_every_process_gets_the_folder(system, tmp_path, monkeypatch):
+def test_without_locks_every_process_gets_the_folder(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    if system == "no fcntl":
-        monkeypatch.setitem(sys.modules, "fcntl", None)
-    else:
-        monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with lock_folder(tmp_path) as first, lock_folder(tmp_path) as second:
         assert (first, second) == (True, True)
 
@@ -169,10 +140,6 @@ def test_locks_of_readers_and_a_writer(tmp_path):
         assert (one, other, alone) == (True, True, False)
     with lock_file(path, shared=False) as alone, lock_file(path, shared=True) as reader:
         assert (alone, reader) == (True, False)
-    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="lock: expected a file to lock"), lock_folder(tmp_path):
-        pass
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_only_regular_files_are_opened(tmp_path, monkeypatch):
@@ -200,9 +167,8 @@ def test_links_out_of_a_folder_are_refused(tmp_path):
     root.mkdir()
     (tmp_path / "secret").write_bytes(b"secret")
     (root / "folder").symlink_to("..")
-    for number, target in enumerate(("../secret", "/etc/passwd", "../missing")):
-        (root / str(number)).symlink_to(target)
-    for name in ("0", "1", "2", "folder/secret", "../secret"):
+    (root / "file").symlink_to("../secret")
+    for name in ("file", "folder/secret", "../secret"):
         with pytest.raises(UserError, match=r"expected a file or folder within .*root, found"):
             open_file(root / name, root)
 
@@ -226,26 +192,15 @@ def test_large_files_are_not_read(tmp_path):
         read_whole(tmp_path / "file", most=4)
 
 
-@pytest.mark.parametrize("error", [errno.EINVAL, errno.EIO])
-def test_a_file_system_without_fsync_is_written_and_a_failing_one_is_not(
-    error, tmp_path, monkeypatch
-):
+def test_a_file_system_without_fsync_is_written_and_a_failing_one_is_not(tmp_path, monkeypatch):
     def refuse(_):
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with (
-        contextlib.nullcontext()
-        if error == errno.EINVAL
-        else pytest.raises(OSError, match="Input/output error")
-    ):
+    error = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
         write_file(tmp_path / "file", b"content")
-    written = [path.read_bytes() for path in tmp_path.iterdir()]
-    assert written == ([b"content"] if error == errno.EINVAL else [])
-
-
-def test_a_usable_file_system(tmp_path):
-    check_file_system(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FileNotFoundError):
-        check_file_system(tmp_path / "missing")
+    error = errno.EINVAL
+    write_file(tmp_path / "file", b"content")
+    assert (tmp_path / "file").read_bytes() == b"content"

@@ -14,7 +14,6 @@ from jaxformer.cli.arguments import _parser, parse
 from jaxformer.cli.config_file import load_config
 from jaxformer.cli.configs import shipped_configs
 from jaxformer.data.catalog import CATALOG
-from jaxformer.errors import UserError
 
 PROJECT = pathlib.Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
@@ -104,14 +103,6 @@ def test_commands_are_understood(page, monkeypatch):
                 config = getattr(options, "config", None)
                 if config and ("/" in config or not config.endswith(".py")):  # not the reader's
                     load_config(config, options.overrides)
-
-
-def test_a_wrong_command_would_be_found():
-    found = simple_commands("until jaxformer plot < a.txt; do sleep 1 | cat; done  # stops")
-    assert found == [["jaxformer", "plot"], ["sleep", "1"], ["cat"]]
-    assert sum(len(commands(page)) for page in PAGES) > 80
-    with pytest.raises(UserError):
-        parse(["plot", "--nosuch"])
 
 
 def anchors(page):

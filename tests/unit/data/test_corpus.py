@@ -14,7 +14,6 @@ from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.text_files import fingerprint_files, read_file
 from jaxformer.errors import UserError
 
-CORPUS = TextCorpus("en", "de")
 ENGLISH = b"one\n\ntwo\xc2\x85half\nthree\n"
 PAIRS = [("one", "eins"), ("", "leer"), ("two\x85half", "zwei"), ("three", "dreißig")]
 

@@ -5,13 +5,12 @@ import pathlib
 import re
 import subprocess
 import sys
-import tomllib
 
 import jax
 import pytest
 
 import jaxformer
-from jaxformer.cli import environment, main
+from jaxformer.cli import main
 
 # ml_collections 1.1 loads config files in a way that Python has deprecated (2026-11).
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -48,14 +47,6 @@ def test_a_bug_report_has_no_secrets_and_survives_failing_sections(capsys, monke
     assert variables["JAX_ENABLE_X64"] == "0"
     assert variables["JAXFORMER_NOTE"] == r"not UTF-8: \udcf6"
     assert not {"AWS_SECRET", "MY_JAX_KEY", "PATH", "HOME"} & variables.keys()
-
-
-def test_optional_packages_match_the_project():
-    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = settings["project"]["optional-dependencies"]
-    ours = [list(extra.requirements) for extra in environment.EXTRAS]
-    names = ["plots", "tfds", "tensorboard", "wmt", "parquet", "interop", "export", "ctranslate2"]
-    assert ours[: len(names)] == [extras[name] for name in names]
 
 
 def test_the_package_is_a_command_and_has_a_version():

@@ -59,6 +59,25 @@ def test_type_checkers_find_types():
         assert f" import {name} as {name}\n" in stub  # Required for a stub to export it.
 
 
+def test_package_data_is_packaged():
+    root = pathlib.Path(jaxformer.__file__).parent
+    settings = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]
+    packaged = {
+        path
+        for package, globs in patterns.items()
+        for pattern in globs
+        for path in root.parent.joinpath(*package.split(".")).glob(pattern)
+        if path.is_file()
+    }
+    others = {
+        path
+        for path in root.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != ".gitattributes"
+    }
+    assert packaged == others
+
+
 def test_versions_agree():
     assert jaxformer.__version__ == importlib.metadata.version("jaxformer")
     root = pathlib.Path(jaxformer.__file__).parents[1]

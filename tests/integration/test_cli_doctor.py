@@ -71,10 +71,8 @@ def test_a_step_is_measured_on_simulated_devices():
 def test_mistakes(capsys):
     for arguments, words in (
         (["--memory", "16GB"], "--memory needs --config FILE"),
-        (["--config", "none.py"], "none.py: no such file; name another"),
         ([*SMALL, "--memory", "16"], "--memory: expected a size such as 16GB or 16GiB, got '16'"),
         ([*SMALL, "--devices", "0"], "--devices must be at least 1: got 0"),
-        ([*SMALL, "--config.model.num_heads=3"], "model.num_heads must divide model.d_model"),
     ):
         assert main(["doctor", *arguments]) == 2
         assert words in capsys.readouterr().err

@@ -122,13 +122,6 @@ def test_additive_attention_is_that_of_plain_loops():
         )
 
 
-def test_weights_are_float32_for_bfloat16_inputs():
-    queries, keys, values, mask = random_heads()
-    low = [a.astype(jnp.bfloat16) for a in (queries, keys, values)]
-    attended, weights = jax.eval_shape(dot_product_attention, *low, mask[:, None])
-    assert (attended.dtype, weights.dtype) == (jnp.bfloat16, jnp.float32)
-
-
 @pytest.mark.parametrize("sizes", [{"num_heads": 2}, {"num_heads": 2, "d_k": 3, "d_v": 5}])
 def test_multi_head_attention_concatenates_heads(sizes):
     layer = MultiHeadAttention(**sizes)

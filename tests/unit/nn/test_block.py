@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
-from jaxformer import cross_entropy
 from jaxformer.errors import UserError
 from jaxformer.nn import (
     Block,
@@ -15,8 +13,6 @@ from jaxformer.nn import (
     MultiHeadAttention,
     Residual,
     Stack,
-    embed,
-    output_logits,
 )
 
 from .weights import random_params
@@ -54,70 +50,17 @@ def test_feed_forward_is_equation_2():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.0])
-def test_other_dropout_rates_are_refused(rate):
+def test_other_dropout_rates_are_refused():
     with pytest.raises(UserError, match="Dropout: expected rate to be 0 or more and below 1, got"):
-        random_params(MultiHeadAttention(2, dropout_rate=rate), X)
+        random_params(MultiHeadAttention(2, dropout_rate=1.0), X)
 
 
-def test_other_orders_of_the_norm_are_refused():
-    with pytest.raises(UserError, match="Residual: expected norm_position to be 'post', 'pre'"):
-        random_params(Residual("Pre"), X, lambda h: h)
-
-
-class Expert(nn.Module):
-    """A feed-forward network with a loss of its own, statistics and random numbers."""
-
-    @nn.compact
-    def __call__(self, x):
-        self.sow("losses", "balance", x.mean())
-        count = self.variable("statistics", "count", lambda: jnp.zeros(()))
-        if not self.is_initializing():
-            count.value += 1
-        noise = jax.random.normal(self.make_rng("noise"), ())
-        self.sow("noises", "noise", noise)
-        return nn.Dense(x.shape[-1])(x)
-
-
-@jax.jit
-def run_stack(x):
-    stack = Stack(Block(MultiHeadAttention(2), Expert()), num_layers=3)
-    keys = {"params": jax.random.key(0), "noise": jax.random.key(1)}
-    variables = stack.init(keys, x)
-    collected = ["losses", "statistics", "noises"]
-    state = {name: variables[name] for name in ("params", "statistics")}
-    found = stack.apply(state, x, rngs={"noise": keys["noise"]}, mutable=collected)[1]
-    return variables["params"], found
-
-
-def test_a_stack_keeps_all_that_its_layers_collect():
-    params, found = jax.device_get(run_stack(X))
-    own = {name: found[name]["layers"]["feed_forward"] for name in found}
-    assert own["losses"]["balance"][0].shape == (3,)
-    np.testing.assert_array_equal(own["statistics"]["count"], np.ones(3))
-    assert len(set(own["noises"]["noise"][0].tolist())) == 3
-    # Layers differ at initialization.
-    query = params["layers"]["self_attention"]["query"]
+def test_layers_of_a_stack_differ_at_initialization():
+    stack = Stack(Block(MultiHeadAttention(2), FeedForward(16)), num_layers=3)
+    params = jax.jit(lambda x: stack.init(jax.random.key(0), x)["params"])(X)
+    query = np.asarray(params["layers"]["self_attention"]["query"])
     assert query.shape == (3, 8, 2, 4)
     assert len({tuple(layer.ravel().tolist()) for layer in query}) == 3
-
-
-@pytest.mark.parametrize("shape", [(0, 5, 8), (2, 0, 8)])
-def test_empty_batches_and_sequences(shape):
-    empty, table = (jnp.asarray(np.ones(s, np.float32)) for s in (shape, (11, 8)))
-
-    def shape_of(function, *arguments):
-        return jax.eval_shape(function, *arguments).shape
-
-    keys = {"params": jax.random.key(0), "noise": jax.random.key(1)}
-    for layer in (FeedForward(16), MultiHeadAttention(2), Block(MultiHeadAttention(2), Expert())):
-        found = shape_of(lambda layer=layer: layer.init_with_output(keys, empty)[0])
-        assert found == shape
-    assert shape_of(output_logits, empty, table) == (*shape[:2], 11)
-    assert shape_of(embed, table, np.ones(shape[:2], int)) == shape
-    rows = (np.ones(0, int), np.ones(0, np.float32))
-    sums = jax.jit(cross_entropy, static_argnums=4)(empty.reshape(0, 8), table, *rows, 0.1)
-    assert all(value == 0 for value in jax.device_get(jax.tree.leaves(sums)))
 
 
 NORM = {"params": {"norm": {"scale": np.ones(8), "bias": np.zeros(8)}}}

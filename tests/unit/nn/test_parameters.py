@@ -1,18 +1,15 @@
 """Metadata of parameters: axes for sharding, and roles for quantization."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.models.selection import describe_model
 from jaxformer.models.transformer import Transformer
-from jaxformer.nn import Block, FeedForward, MultiHeadAttention, ParameterInfo, describe, parameter
+from jaxformer.nn import FeedForward, ParameterInfo
 from jaxformer.nn.precision import Int8Matrix, cast_params
 
 from .weights import random_params
@@ -64,14 +61,6 @@ def test_axes_have_the_sizes_of_their_names():
             assert size == expected, path
 
 
-def test_custom_modules_are_described():
-    block = Block(MultiHeadAttention(2), FeedForward(16))
-    info = describe(block.init, jax.random.key(0), np.ones((1, 3, 8), np.float32))
-    assert info["feed_forward"]["inner"] == ParameterInfo(("d_model", "d_ff"), "matrix")
-    assert info["self_attention"]["query"] == ParameterInfo(("d_model", "heads", None), "matrix")
-    assert info["feed_forward_residual"]["norm"]["scale"] == ParameterInfo((None,), "vector")
-
-
 def test_matrices_are_cast_and_vectors_stay():
     dtypes, info = ("float32", "bfloat16", "int8"), describe_model(CONFIG)
     cast = jax.jit(lambda params: {dtype: cast_params(params, info, dtype) for dtype in dtypes})
@@ -88,29 +77,6 @@ def test_matrices_are_cast_and_vectors_stay():
                 kept = "float32" if dtype == "int8" or path[-1] not in MATRICES else dtype
                 assert found[path].dtype == kept
                 np.testing.assert_array_equal(found[path], leaf.astype(kept))
-
-
-class Matrix(nn.Module):
-    axes: tuple = ()
-    role: Any = "matrix"
-
-    @nn.compact
-    def __call__(self, x):
-        zeros = nn.initializers.zeros
-        return x @ parameter(self, "kernel", zeros, (x.shape[-1],) * 2, self.axes, self.role)
-
-
-@pytest.mark.parametrize(
-    ("module", "place"),
-    [
-        (Matrix(), "first"),
-        (Matrix((None, "d_ff")), "first"),
-        (Matrix(("vocab", None), "table"), "last"),
-    ],
-)
-def test_the_axis_that_is_summed_over_needs_a_name(module, place):
-    with pytest.raises(UserError, match=f"Matrix: expected a name for the {place} axis of the"):
-        random_params(module, np.ones((2, 3), np.float32))
 
 
 def test_parameters_of_wrong_width_are_refused():

@@ -5,7 +5,6 @@ is assigned to the wrong hypothesis changes the result.
 """
 
 import collections
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -101,21 +100,6 @@ def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamR
         state, _ = advance_tree(settings, state, length)
         state = state.replace(done=jnp.asarray(np.asarray(state.max_lengths) <= int(state.step)))
     return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
-
-
-def check_composition(settings, function: Callable, step_fn: Callable, cache, **keys) -> None:
-    """Checks that a function with these settings is start, advance and finalize."""
-    limits, prefix = np.array([5, 4, 3]), np.array([[2, 0], [0, 0], [3, 2]])
-
-    def composed(cache):
-        state = settings.start(cache, limits, CAPACITY, prefix, **keys)
-        return settings.finalize(settings.advance(step_fn, state, CAPACITY))
-
-    def together(cache):
-        sizes = {"max_lengths": limits, "capacity": CAPACITY, "prefix": prefix}
-        return function(step_fn, cache, **sizes, **keys, **dataclasses.asdict(settings))
-
-    assert str(jax.make_jaxpr(together)(cache)) == str(jax.make_jaxpr(composed)(cache))
 
 
 class Tree:

@@ -1,53 +1,16 @@
-"""Forbidden tokens against plain Python."""
+"""Repeats against plain Python; other constraints occur in test_beam_oracles.py."""
 
 import functools
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.search.constraints import constrain, repeating
+from jaxformer.search.candidates import choose
+from jaxformer.search.constraints import repeating
 
-from .oracles import EOS, INFINITY, PAD, beam
-
-LOGITS = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
-
-
-@functools.partial(jax.jit, static_argnames="settings")
-def allowed(settings, prefix, step, tokens):
-    state = settings.start((), [5], 5, prefix).replace(step=step)
-    return constrain(settings, jnp.asarray(LOGITS), tokens, state)
-
-
-def forbidden(prefix, step, tokens=(), **changes):
-    tokens = np.int32([[[*tokens, *[PAD] * (5 - len(tokens))]]])
-    found = np.asarray(allowed(beam(beam_size=1, **changes), np.int32([prefix]), step, tokens))
-    kept = found > -INFINITY
-    np.testing.assert_array_equal(found[kept], LOGITS[kept])  # Constraints only forbid.
-    return np.flatnonzero(~kept).tolist()
-
-
-def test_no_constraints_by_default():
-    def constrained(logits):
-        state = beam(beam_size=1).start((), [5], 5)
-        assert state.sentence_ids is None
-        assert constrain(beam(beam_size=1), logits, jnp.zeros((1, 1, 5), int), state) is logits
-
-    jax.eval_shape(constrained, LOGITS)
-
-
-def test_min_length_forbids_only_eos_and_no_prefix():
-    assert [forbidden([], n, min_length=2) for n in range(4)] == [[EOS], [EOS], [], []]
-    prefix = [2, 2, EOS]
-    assert forbidden(prefix, 2, tokens=[2, 2], min_length=4) == [0, 2, 3]
-
-
-def test_prefix_forces_its_tokens_and_nothing_after():
-    prefix = [2, 3, PAD]
-    assert [forbidden(prefix, n) for n in range(5)] == [[0, 1, 3], [0, 1, 2], [], [], []]
-    assert forbidden([2, 2, EOS], 1, tokens=[2, 2], no_repeat_ngram=1) == [0, 1, 3]
+from .oracles import beam
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 7])
@@ -63,3 +26,15 @@ def test_repeats_match_plain_python(n):
             newest = so_far[step - n + 1 :] if step >= n else []
             expected = [[*newest, token] in grams for token in range(vocabulary)]
             assert repeats == expected
+
+
+def test_constraint_may_prefer_tokens_beyond_probability_one():
+    # Token 1 after the second hypothesis is preferred, by 3. Both hypotheses have probability 1.
+    logits = np.log(np.full((1, 2, 2), 0.5, np.float32))
+    preferred = logits + np.float32([[[0.0, 2.0], [0.0, 3.0]]])
+    settings = beam(constraints=(lambda logits, context: preferred,), eos_id=0)
+    at_limit = np.array([False])
+    arguments = logits, preferred, np.zeros((1, 2), np.float32), at_limit
+    found = jax.jit(lambda *arguments: choose(settings, *arguments)[0])(*arguments)
+    assert found.parents.tolist() == [[1, 0]]
+    np.testing.assert_allclose(found.log_probs, np.log([[0.5, 0.5]]), rtol=1e-6)

@@ -11,8 +11,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxformer.errors import UserError
-from jaxformer.search import BeamResult, Sampling, sample, take_sentences
+from jaxformer.search import BeamResult, Sampling
 from jaxformer.search.sampling import draw, truncate
 
 from .oracles import (
@@ -21,7 +20,6 @@ from .oracles import (
     INFINITY,
     PAD,
     Tree,
-    check_composition,
     hypotheses,
     log,
     permitted,
@@ -175,62 +173,6 @@ FOUR, LOGITS = sampling(num_samples=4), tree_logits(9, 5, 4, 5)
 LIMITS = np.array([5, 3, 5, 0, 4], np.int32)
 
 
-def test_sample_depends_only_on_its_key_and_number():
-    together = sample_tree(FOUR, keys(5), LOGITS, LIMITS)
-    order = np.array([3, 0, 4, 2, 1])
-    shuffled = sample_tree(FOUR, keys(5)[order], LOGITS[order], LIMITS[order])
-    fewer = sample_tree(sampling(num_samples=2), keys(5), LOGITS, LIMITS)
-    for sentence in range(5):
-        found = hypotheses(together, sentence)
-        assert hypotheses(shuffled, order.tolist().index(sentence)) == found
-        assert set(tokens_of(hypotheses(fewer, sentence))) <= set(tokens_of(found))
-    other = sample_tree(FOUR, keys(5, seed=1), LOGITS, LIMITS)
-    assert (other.tokens != together.tokens).any()
-
-
-def test_advance_in_several_calls_equals_one_call():
-    whole = sample_tree(FOUR, keys(5), LOGITS, LIMITS)
-    state, _ = advance_tree(FOUR, start_tree(FOUR, keys(5), LOGITS, LIMITS), 2)
-    rows = np.array([4, 0, 2, 0, 3])
-    _, result = advance_tree(FOUR, jax.jit(take_sentences)(state, rows), CAPACITY)
-    for found, row in enumerate(rows.tolist()):
-        assert hypotheses(jax.device_get(result), found) == hypotheses(whole, row)
-
-
-def test_sample_composes_its_methods():
-    # No option has its default, so that a lost option changes the result.
-    settings = sampling(
-        num_samples=3,
-        length_penalty=0.6,
-        penalty="power",
-        min_length=1,
-        no_repeat_ngram=2,
-        temperature=1.5,
-        top_k=3,
-        top_p=0.9,
-    )
-    check_composition(settings, sample, tree_step, tree_cache(LOGITS[:3], 3), keys=keys(3))
-
-
-def test_keys_derive_from_the_seed_and_the_ids_of_sentences():
-    settings, ids = sampling(num_samples=4, seed=3), np.array([7, 3, 5, 1, 4])
-
-    @jax.jit
-    def made(ids):
-        def keys_of(ids):
-            cache = tree_cache(jnp.asarray(LOGITS), 4)
-            return settings.start(cache, LIMITS, CAPACITY, sentence_ids=ids).keys
-
-        expected = [
-            jax.vmap(lambda n: jax.random.fold_in(jax.random.key(3), n))(numbers)
-            for numbers in (ids, jnp.arange(5))
-        ]
-        return jax.tree.map(jax.random.key_data, ([keys_of(ids), keys_of(None)], expected))
-
-    found, expected = jax.device_get(made(ids))
-    np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
 def test_keys_are_threefry_whatever_the_default_generator(kind):
     """With RBG keys, which are common on TPUs, numbers drawn under vmap depend on the batch."""
@@ -239,8 +181,3 @@ def test_keys_are_threefry_whatever_the_default_generator(kind):
         default = jax.eval_shape(lambda: jax.random.key(0))
     threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     assert keys.dtype == threefry.dtype != default.dtype
-
-
-def test_wrong_number_of_keys_is_refused():
-    with pytest.raises(UserError, match=r"keys must hold one .* shape \(2,\): got \(3,\)"):
-        jax.eval_shape(lambda: sampling().start((), [1, 1], CAPACITY, keys=keys(3)))

@@ -24,10 +24,3 @@ def test_equals_a_stable_sort_with_ties_and_impossible_values(size, k):
     found = jax.device_get(compiled(values, k))
     np.testing.assert_array_equal(found[0], np.take_along_axis(values, places, axis=2))
     np.testing.assert_array_equal(found[1], places)
-
-
-def test_places_are_32_bits_wide_under_x64():
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        values, places = compiled(np.arange(2000, dtype=np.float32)[None], 4)
-    assert (values.dtype, places.dtype) == (np.float32, np.int32)
-    assert places.tolist() == [[1999, 1998, 1997, 1996]]

@@ -26,6 +26,9 @@ from jaxformer.models.flops import training_flops
 from jaxformer.tasks import translation
 from jaxformer.training import fitting
 
+# Compiles the shared programs first, in any order of the tests, so that they do not count here.
+pytestmark = pytest.mark.usefixtures("tiny_workdir")
+
 
 def assert_equal_states(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(actual), jax.device_get(expected))

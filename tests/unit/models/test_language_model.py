@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
-from jaxformer.errors import UserError
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.selection import describe_model
 
 from ...profiles import by_profile
 from ..nn.weights import random_params
@@ -58,18 +56,6 @@ def test_parameters_follow_a_closed_formula(positions, norm_position, biases):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes_of(c))) == 2 * layer + rest
 
 
-def test_parameters_have_the_names_axes_and_roles_of_the_decoder():
-    info, shapes = describe_model(TINY, LanguageModel), shapes_of(TINY)["params"]
-    assert set(info) == {"embedding", "decoder"}
-    assert set(info["decoder"]["layers"]["self_attention"]) == {"query", "key", "value", "output"}
-    whole = describe_model(TINY)["decoder"]["layers"]
-    for name in ("self_attention", "feed_forward"):
-        assert info["decoder"]["layers"][name] == whole[name]
-    axes = jax.tree.map(lambda fact: len(fact.axes), info, is_leaf=lambda x: hasattr(x, "role"))
-    assert axes == jax.tree.map(lambda leaf: leaf.ndim, shapes)
-    assert info["embedding"].role == "table"
-
-
 @pytest.mark.parametrize("norm_position", by_profile(["post"], nightly=["post", "pre"]))
 def test_no_token_attends_to_later_ones(norm_position):
     run = logits_fn(dataclasses.replace(TINY, norm_position=norm_position))
@@ -100,8 +86,3 @@ def test_attention_dropout_rate_is_used():
     # Also at the first token, whose single weight, 1, becomes 0 or 2.
     change = np.abs(dropped - logits_fn(TINY)(TOKENS, **DEFAULT))
     assert (change.max(axis=(0, 2)) > 0.01).all()
-
-
-def test_separate_embeddings_are_refused():
-    with pytest.raises(UserError, match=r"expected model\.embeddings=tied"):
-        shapes_of(dataclasses.replace(TINY, embeddings="separate"))

@@ -121,12 +121,6 @@ def test_target_sees_no_later_token():
     np.testing.assert_array_equal((before != after).any(axis=-1), changed)
 
 
-def test_every_target_position_attends_to_the_whole_source():
-    for changed in (np.eye(ROWS, SOURCE, dtype=bool), np.eye(ROWS, SOURCE, 1, dtype=bool)):
-        other = np.where(changed, 3 + (SRC - 2) % 34, SRC)
-        assert (logits_of(TINY, other, TGT) != logits_of(TINY, SRC, TGT)).any(axis=-1).all()
-
-
 def test_packed_segments_leak_nothing_and_equal_unpacked():
     lengths = {"src": np.array([2, 3, 4]), "tgt": np.array([5, 3, 2])}  # Of three pairs.
     packed, alone = {}, {}
@@ -204,7 +198,7 @@ def test_target_may_have_fewer_ids_than_source():
     found = logits_of(config, SRC, tgt)
     # Small logits are sums of larger terms, which a matmul of another width may round otherwise.
     expected = logits_of(SEPARATE, SRC, tgt, larger)[..., :9]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_embeddings_are_scaled_by_sqrt_d_model():
@@ -217,7 +211,7 @@ def test_embeddings_are_scaled_by_sqrt_d_model():
 def test_recording_attention_weights_does_not_change_the_output():
     variables = {"params": params_of(TINY)}
     logits, recorded = compiled(TINY, mutable="intermediates")(variables, SRC, TGT)
-    np.testing.assert_allclose(logits, logits_of(TINY, SRC, TGT), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(logits, compiled(TINY)(variables, SRC, TGT))
     shapes = {
         "/".join(str(getattr(k, "key", "")) for k in path): leaf.shape
         for path, leaf in jax.tree.leaves_with_path(recorded["intermediates"])

@@ -23,9 +23,9 @@ translations, and the report gives no value.
 
 Some languages do not separate words by spaces. sacreBLEU splits the Chinese languages, Japanese and
 Korean with the tokenizers ``zh``, ``ja-mecab`` and ``ko-mecab``. It has none for Thai, Lao, Khmer,
-Burmese, Tibetan and Dzongkha, of which single characters are scored, ``tok:char``. The Perl scripts
-can split none of them, so their three metrics are omitted. ``ja-mecab`` and ``ko-mecab`` need extra
-packages; without them, characters are scored, and the report names the package to install.
+Burmese, Tibetan and Dzongkha: BLEU scores their single characters, ``tok:char``. The Perl scripts
+can split none of these languages, so their three metrics are omitted. ``ja-mecab`` and ``ko-mecab``
+need extra packages; without them, characters are scored, and the report names the package.
 
 The Perl scripts are the ports in ``sacremoses``. Unlike the scripts, we do not escape quotation
 marks as ``&quot;``; the score is the same, since both are one token.

@@ -65,7 +65,7 @@ Result = TypeVar("Result")
 
 
 def cached_by_function(make: Callable[..., Result]) -> Callable[..., Result]:
-    """Caches results for equal arguments, the first of which is a function of a task.
+    """Caches results for equal arguments; the first argument is a function of a task.
 
     Runs of equal functions then compile their programs once. A method is not equal to another
     task's, and a cache would keep the task's data alive: its results are not cached.

@@ -60,7 +60,7 @@ def save(checkpoints, steps, scores=(), state=SMALL):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Returns a folder with steps 1 and 2, of which 1 is the best; tests must not change it."""
+    """Returns a folder with steps 1 and 2; step 1 is the best; tests must not change it."""
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=5) as checkpoints:
         save(checkpoints, [1, 2], [-1, -2], state=None)

@@ -1,4 +1,4 @@
-"""What the docs quote of the scripts of benchmarks/."""
+"""Values of the scripts of benchmarks/ that the docs quote."""
 
 import inspect
 import pathlib

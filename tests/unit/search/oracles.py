@@ -36,7 +36,7 @@ def sampling(**changes) -> Sampling:
 
 
 def log(probabilities) -> np.ndarray:
-    """Returns float32 logarithms; that of 0 is -inf."""
+    """Returns float32 logarithms, -inf for 0."""
     with np.errstate(divide="ignore"):
         return np.log(probabilities).astype(np.float32)
 

@@ -155,7 +155,7 @@ def test_advance_in_several_calls_equals_one_call():
     state, result = advance_tree(DIVERSE, start_tree(DIVERSE, LOGITS, LIMITS), 2)
     assert state.step == 2
     assert np.asarray(state.done)[LIMITS <= 2].all()
-    # After each step, there is a result: that of a search with this limit.
+    # After each step, there is a result, as from a search with this limit.
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-6),
         jax.device_get(result),

@@ -113,7 +113,7 @@ def test_loss_is_cross_entropy_of_the_next_token_and_gradients_reach_every_param
 @pytest.mark.parametrize("mesh", by_profile([(2, 2)], nightly=[(1, 1), (2, 2)]))
 def test_eight_devices_equal_one(opened, mesh, optimizer):
     """On eight devices, two empty rows pad the six rows."""
-    # Not with biases: the gradients of those of the keys are 0 but for rounding.
+    # Not with biases: the gradients of the keys' biases are 0 but for rounding.
     training = {"optimizer": optimizer, "weight_decay": 0.1}
     task = opened(change(model={"biases": False}, training=training))
     optimizer = make_optimizer(task.config)

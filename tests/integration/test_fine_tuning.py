@@ -6,9 +6,11 @@ import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from jaxformer import (
+    MeshConfig,
     Translator,
     UserError,
     load_model,
@@ -22,6 +24,7 @@ from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, train_tokenizer
 from jaxformer.experiment import make_task
 from jaxformer.interop.marian import import_marian
 from jaxformer.tasks.initialization import matching_ids, merge
+from jaxformer.training.optimizer import path_of
 from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
@@ -153,6 +156,20 @@ def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tm
     without = tiny_config(**options | {"init_from": None})
     with pytest.raises(UserError, match=r"with training.init_from='.*source', but None"):
         train(without, tmp_path / "whole")
+
+
+@pytest.mark.ci
+def test_frozen_parameters_keep_their_bits_on_a_mesh(tiny_config, tiny_workdir, tmp_path):
+    """With an optimizer of the user's own, whose state is factored."""
+    config = tiny_config(init_from=str(tiny_workdir), freeze="encoder,embedding", eval_sentences=0)
+    config = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    optimizer = optax.adafactor(0.01, min_dim_size_to_factor=8)
+    state = jax.device_get(train(config, tmp_path, optimizer=optimizer))
+    assert int(state.skipped) == 0
+    after = dict(jax.tree.leaves_with_path(state.params))
+    for path, leaf in jax.tree.leaves_with_path(load_model(tiny_workdir)[1]):
+        frozen = path[0].key in ("encoder", "embedding")
+        assert (np.asarray(leaf).tobytes() == after[path].tobytes()) == frozen, path_of(path)
 
 
 def test_rows_of_another_vocabulary_are_matched_by_piece():

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.generate import search_settings
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
@@ -201,6 +203,15 @@ def test_command_streams_prompt_and_continuation(run, monkeypatch, capsys):
     assert len({len(text) for text in written}) >= 6
     assert all(later.startswith(text) for text, later in itertools.pairwise(written))
     assert capsys.readouterr().err == f"{run[1]}: step 120\n"
+
+
+def test_options_keep_the_settings_of_the_run():
+    options = parse(["generate", "--workdir", "run", "--beam-size", "4"])
+    found = search_settings(options, Sampling(no_repeat_ngram=3, top_k=5))
+    assert found == BeamSearch(beam_size=4, no_repeat_ngram=3)
+    options = parse(["generate", "--workdir", "run", "--top-k", "5"])
+    found = search_settings(options, BeamSearch(no_repeat_ngram=3))
+    assert found == Sampling(num_samples=1, no_repeat_ngram=3, top_k=5)
 
 
 def test_a_bad_prompt_gives_empty_texts(generate):

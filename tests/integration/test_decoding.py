@@ -215,7 +215,11 @@ def test_quantized_parameters_translate_like_exact_ones(learned_workdir, quantiz
     assert on_the_fly.hypotheses(sentences) == found
 
 
-def test_quantized_runs_are_refused_where_exact_ones_are_needed(quantized_workdir, tmp_path):
+def test_quantized_runs_are_refused_where_exact_ones_are_needed(
+    learned_workdir, quantized_workdir, tmp_path
+):
+    with pytest.raises(UserError, match="expected the name of a new folder, but it exists"):
+        quantize(learned_workdir, quantized_workdir)
     with pytest.raises(UserError, match="but it is int8 already"):
         quantize(quantized_workdir, tmp_path / "again")
     with pytest.raises(UserError, match="quantized to int8; average the run that it was made from"):

@@ -22,6 +22,7 @@ from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
+from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.tasks.translation import make_init
@@ -145,6 +146,21 @@ def test_training_pairs_are_words_and_symbols(config, data, tmp_path):
     model = dataclasses.replace(config.model, target_vocab_size=highest)
     with pytest.raises(UserError, match=f"must be at least {highest + 1}, .*: got {highest}"):
         open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path), TreesCorpus())
+
+
+def test_validation_reports_f1_of_the_best_hypothesis(config, data, state, monkeypatch):
+    targets = dict(data.valid_text)
+
+    def found(self, sources, **_):
+        texts = [[targets[source], "(S (NP (X) )S"] for source in sources]
+        return [
+            [Hypothesis(text, self.target_ids(text), 0.0, 0.0) for text in beam] for beam in texts
+        ]
+
+    monkeypatch.setattr(Translator, "hypotheses", found)
+    task = Parsing(config, data)
+    values = task.score_decoded(state.params, make_mesh(devices=jax.devices()[:1]), lambda: None)
+    assert values == {"f1": 100, "exact_match": 100}
 
 
 def test_every_line_gets_a_tree_over_its_words(run, tmp_path):

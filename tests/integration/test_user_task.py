@@ -1,5 +1,6 @@
 """A user's own task through public API: trained, killed, resumed, sharded, logged, refused."""
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -276,6 +277,33 @@ def test_workdirs_of_others_are_refused(tmp_path, uninterrupted):
     with pytest.raises(UserError, match=message):
         run(tmp_path, seed=7)
     assert not (tmp_path / "config.json").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A config of the user, whose sections have names of ours."""
+
+    values: dict
+
+    def to_dict(self):
+        return self.values
+
+    @classmethod
+    def from_dict(cls, values):
+        return cls(values)
+
+
+def test_a_config_of_the_users_own_must_match(tmp_path):
+    own = {"diffusion": {"steps": 1000}, "mesh": {"resolution": 64}, "training": {"steps": 1}}
+
+    def again(**sections):
+        settings = FitConfig(**SETTINGS | {"steps": 1, "eval_every": 4})
+        fit(Bigrams(), OPTIMIZER, tmp_path, settings, mesh=one_device(), config=Own(own | sections))
+
+    again()
+    with pytest.raises(UserError, match=r"holds a run with diffusion\.steps=.* but 10 was"):
+        again(diffusion={"steps": 10})
+    again(training={"steps": 2})
 
 
 def few_batches(start, shards):

@@ -7,16 +7,18 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from jaxformer.nn.backend import Backend, backend
 from jaxformer.training.mesh import to_devices
 from jaxformer.training.reporting import mean_values
 from jaxformer.training.step import make_eval_step
 from jaxformer.training.task import Loss, Sums
 
+
 # Compiled once for all evaluations of a run. The cache is small, since a loss may keep its data
 # alive.
-_eval_step: Callable[..., Callable[[PyTree, PyTree], Sums]] = functools.lru_cache(maxsize=2)(
-    make_eval_step
-)
+@functools.lru_cache(maxsize=2)
+def _eval_step(loss: Loss, mesh: Mesh, _: Backend) -> Callable[[PyTree, PyTree], Sums]:
+    return make_eval_step(loss, mesh)
 
 
 def evaluate_loss(
@@ -43,5 +45,7 @@ def evaluate_loss(
     sums = []
     for batch in batches:
         check_stop()
-        sums.append(jax.device_get(_eval_step(loss, mesh)(params, to_devices(mesh, batch))))
+        sums.append(
+            jax.device_get(_eval_step(loss, mesh, backend())(params, to_devices(mesh, batch)))
+        )
     return mean_values(sums)

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
+from jaxformer.nn.backend import Backend, backend
 from jaxformer.nn.parameters import describe_variables
 from jaxformer.training.mesh import BatchShards
 from jaxformer.workdir import Workdir
@@ -67,14 +68,20 @@ Result = TypeVar("Result")
 def cached_by_function(make: Callable[..., Result]) -> Callable[..., Result]:
     """Caches results for equal arguments; the first argument is a function of a task.
 
-    Runs of equal functions then compile their programs once. A method is not equal to another
-    task's, and a cache would keep the task's data alive: its results are not cached.
+    Runs of equal functions then compile their programs once, for each backend. A method is not
+    equal to another task's, and a cache would keep the task's data alive: its results are not
+    cached.
     """
-    cached = functools.lru_cache(maxsize=16)(make)
+
+    @functools.lru_cache(maxsize=16)
+    def cached(_: Backend, *arguments: Any) -> Result:
+        return make(*arguments)
 
     @functools.wraps(make)
     def call(function: Callable, *rest: Any) -> Result:
-        return (make if hasattr(function, "__self__") else cached)(function, *rest)
+        if hasattr(function, "__self__"):
+            return make(function, *rest)
+        return cached(backend(), function, *rest)
 
     return call
 

@@ -58,7 +58,7 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside them
 	$(BIN)/python notebooks/build.py
 
-test: $(VENV)/installed  ## Run the tests (TIME minutes on two cores)
+test: $(VENV)/installed  ## Run the tests (about 5 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
 

@@ -78,10 +78,9 @@ class Programs:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
     ) -> None:
-        if config.cache is not None:
-            seconds = config.cache.get("jaxformer/seconds", {})
+        if cache := getattr(config, "cache", None):  # pytest's, which may be turned off
             own = {file: round(value, 1) for file, value in self._seconds.items()}
-            config.cache.set("jaxformer/seconds", seconds | own)
+            cache.set("jaxformer/seconds", cache.get("jaxformer/seconds", {}) | own)
         exceeded = self._exceeded()
         terminalreporter.section(f"{self._by_file.total():,} compiled programs")
         for file, count in self._by_file.most_common():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.errors import UserError
 from jaxformer.evaluation import bleu_report
@@ -119,6 +120,8 @@ def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(real_data):
 
 def test_exact_match_and_chrf_by_hand():
     assert scored().exact_match.score == 25.0
+    blanks = [f" {reference}\t" for reference in REFERENCES]
+    assert scored(blanks).exact_match.score == 100.0
     assert [metric.score for metric in scored(REFERENCES).metrics] == [100.0] * 6
     # Three characters: 1- and 2-grams, 3-grams. "abc" and "abd" share 2/3, 1/2 and 0 of them;
     # recall equals precision, so every F is their mean.
@@ -164,3 +167,14 @@ def test_chinese_is_scored_as_sacrebleu_does(tmp_path):
     assert found.sacrebleu.score == pytest.approx(expected, abs=1e-6)
     assert "|tok:zh|" in found.sacrebleu.method
     assert corpus_bleu(CHINESE, CHINESE_REFERENCES, target_language="de") == 0.0
+
+
+def test_languages_without_spaces_get_the_tokenizer_of_their_script():
+    """Cantonese is split like Chinese; languages without a tokenizer into characters."""
+    for language, tokenizer in (("yue", "zh"), ("wuu", "zh"), ("th", "char"), ("my", "char")):
+        found = translation_report(CHINESE, CHINESE_REFERENCES, target_language=language)
+        expected = BLEU(tokenize=tokenizer).corpus_score(CHINESE, [CHINESE_REFERENCES]).score
+        assert found.sacrebleu.score == pytest.approx(expected)
+        assert f"tok:{tokenizer}|" in found.sacrebleu.method
+        assert ("no tokenizer of sacreBLEU" in found.sacrebleu.method) == (tokenizer == "char")
+        assert found.tokenized_bleu is None

@@ -2,9 +2,10 @@
 
     python tests/changed.py [COMMIT]
 
-Without a commit, what is not committed. The files that import a changed module come first, then
-those that import its importers, and so on, as long as they take at most 90 seconds on two cores by
-the times of earlier runs. ``make test-changed`` runs them.
+Without a commit, what is not committed. Changed tests and the unit tests of changed modules come
+first, then the files that import a changed module, those that import its importers, and so on, as
+long as they take at most 90 seconds on two cores by the times of earlier runs.
+``make test-changed`` runs them.
 """
 
 import ast
@@ -36,6 +37,12 @@ def changed_files(commit: str) -> list[str]:
 def module_of(file: str) -> str:
     """Returns the name of the module in a file of the package."""
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def unit_test_of(file: str) -> str:
+    """Returns the name of the unit test of a file of the package, which may not exist."""
+    folder, _, name = file.replace("jaxformer/", "tests/unit/", 1).rpartition("/")
+    return f"{folder}/test_{name}"
 
 
 def distances(changed: set[str]) -> dict[str, int]:
@@ -74,11 +81,12 @@ def tests_of(changed: list[str]) -> Iterator[tuple[int, str]]:
     """Yields test files with their distance to the changed files, in any order."""
     modules = {module_of(f) for f in changed if f.startswith("jaxformer/") and f.endswith(".py")}
     distance = distances(modules)
+    nearest = {*changed, *map(unit_test_of, changed)}
     for path in sorted((PROJECT / "tests").rglob("test_*.py")):
         name = path.relative_to(PROJECT).as_posix()
         found = [distance[module] for module in imports(path) if module in distance]
-        if name in changed or (name in PAGES and any(f.endswith(".md") for f in changed)):
-            found.append(0)
+        if name in nearest or (name in PAGES and any(f.endswith(".md") for f in changed)):
+            found.append(-1)
         if found:
             yield min(found), name
 

@@ -61,7 +61,6 @@ notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside
 test: $(VENV)/installed  ## Run the tests (about 5 minutes on two cores)
 	$(BIN)/$(PYTEST)
 
-
 test-changed: $(VENV)/installed  ## Run the tests nearest to what is not committed, at most 90 seconds
 	@tests="$$($(BIN)/python tests/changed.py $(SINCE))" && \
 	if [ -n "$$tests" ]; then $(BIN)/$(PYTEST) $$tests; else echo "no test imports what changed"; fi
@@ -74,7 +73,7 @@ nightly: $(VENV)/installed $(OLDEST)/installed  ## Run all cases in random order
 	$(BIN)/python .ci/coverage
 	$(BIN)/python tests/mutants.py --count 12
 	$(SMOKE) $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
-	make smoke-newest  # not $(MAKE), which runs with --dry-run, too
+	make smoke-3.11 smoke-newest  # not $(MAKE), which runs with --dry-run, too
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/ruff check
@@ -86,7 +85,7 @@ lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 docs: $(VENV)/installed  ## Build the documentation site, build/site; warnings are errors
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . build/site
 
-check: lint test  ## Lint and run the fast tests
+check: lint test  ## Lint and run the tests
 
 smoke-oldest: $(OLDEST)/installed  ## Run the smoke tests on the oldest supported versions, Colab's
 	$(SMOKE) $(OLDEST)/bin/$(PYTEST) -m smoke --ignore $(NOTEBOOKS)

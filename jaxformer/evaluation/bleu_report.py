@@ -196,16 +196,14 @@ def sacrebleu(language: str) -> Measure:
       language: Code of the target language, such as "de", "zh-TW" or "jpn".
     """
     code, note = _without_words(language), ""
+    characters = BLEU(tokenize="char", force=True)
+    try:
+        scorer = characters if code == "char" else BLEU(trg_lang=code or "", force=True)
+    except RuntimeError:  # MeCab or its dictionary is missing
+        scorer = characters
+        note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
     if code == "char":
         note = " (characters, since no tokenizer of sacreBLEU finds this language's words)"
-        return Measure(
-            name="sacreBLEU", prepare=_plain, scorer=BLEU(tokenize="char", force=True), note=note
-        )
-    try:
-        scorer = BLEU(trg_lang=code or "", force=True)
-    except RuntimeError:  # MeCab or its dictionary is missing
-        scorer = BLEU(tokenize="char", force=True)
-        note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
     return Measure(name="sacreBLEU", prepare=_plain, scorer=scorer, note=note)
 
 

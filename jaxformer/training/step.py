@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.backend import backend
-from jaxformer.nn.parameters import describe_variables
 from jaxformer.training.mesh import (
     DATA_AXIS,
     batch_sharding,
@@ -26,7 +25,14 @@ from jaxformer.training.mesh import (
     replicated,
     sum_over_data,
 )
-from jaxformer.training.task import Init, Loss, Randomness, Sums, cached_by_function
+from jaxformer.training.task import (
+    Init,
+    Loss,
+    Randomness,
+    Sums,
+    cached_by_function,
+    describe_init,
+)
 
 
 class TrainState(NamedTuple):
@@ -134,7 +140,7 @@ def abstract_state(
 
 def _layout(init: Init, state: TrainState, mesh: Mesh, describe: Describe | None) -> TrainState:
     """Returns the sharding of every array of the state."""
-    info = describe_variables(init, jax.random.key(0)) if describe is None else describe()
+    info = describe_init(init) if describe is None else describe()
     whole, params = replicated(mesh), param_shardings(mesh, state.params, info)
     opt_state = opt_state_shardings(mesh, state.opt_state, state.params, params)
     layout: Any = (whole, params, opt_state, whole, whole)

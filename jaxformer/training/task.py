@@ -87,7 +87,8 @@ def cached_by_function(make: Callable[..., Result]) -> Callable[..., Result]:
 
 
 @cached_by_function
-def _describe(init: Init) -> PyTree:
+def describe_init(init: Init) -> PyTree:
+    """Returns a :class:`~jaxformer.nn.ParameterInfo` in place of each array from ``init``."""
     return describe_variables(init, jax.random.key(0))
 
 
@@ -180,7 +181,7 @@ class Task(Protocol):
         ``jax.lax.with_sharding_constraint(table, jax.sharding.PartitionSpec())``. Otherwise XLA
         aborts on meshes where "data" and "fsdp" are both above 1 (jax 0.10.2).
         """
-        return _describe(self.init)
+        return describe_init(self.init)
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns every shape of a global batch, as pytrees of ``jax.ShapeDtypeStruct``.

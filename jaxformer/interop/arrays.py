@@ -133,3 +133,30 @@ def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
             return {name: file.get_tensor(name) for name in names}
     except safetensors.SafetensorError as error:
         raise UserError(f"{path}: expected a safetensors file: {error}") from None
+
+
+def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
+    """Reads a state dictionary that ``torch.save`` wrote, such as pytorch_model.bin, as float32.
+
+    Such a file has a pickle, which is a program. PyTorch reads it with ``weights_only=True``, which
+    runs none of it.
+
+    Raises:
+      UserError: The file cannot be read, is damaged or holds something other than tensors of
+        floats, or the package torch is missing.
+    """
+    with needs_package(
+        "torch", "which reads pytorch_model.bin; model.safetensors needs no PyTorch"
+    ):
+        import torch
+    try:
+        with readable(path):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: tensor.float().numpy() for name, tensor in state.items()}
+    except UserError:
+        raise
+    except Exception as error:  # torch.load has no base class of its own for damaged files.
+        raise UserError(
+            f"{path}: expected a dictionary of tensors, as torch.save writes it: "
+            f"{str(error).partition(chr(10))[0]}"
+        ) from None

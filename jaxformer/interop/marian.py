@@ -27,10 +27,9 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_whole, readable
-from jaxformer.interop.arrays import NamedArrays, read_safetensors
+from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
-from jaxformer.interop.torch_file import read_torch
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.workdir import Workdir
 

@@ -6,17 +6,10 @@ The processes here run without the type checks of the tests, as users' processes
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
-import jax
-import numpy as np
 import pytest
-import safetensors.numpy
-
-from jaxformer.inference.weights import load_model
-from jaxformer.interop.marian import import_marian
 
 from ..profiles import by_profile
 
@@ -64,39 +57,6 @@ def test_hostile_workdirs(tmp_path, monkeypatch):
         allowed = ["good", "refused", *(["other parameters"] if result["may_differ"] else [])]
         check(result, allowed, 1 << 30)
     assert max(result["waited"] for result in results) <= 30  # It would wait for a FIFO.
-
-
-def test_weights_of_torch_are_imported(tmp_path, monkeypatch):
-    """pytorch_model.bin, here built by hand, gives the parameters that model.safetensors gives."""
-    monkeypatch.syspath_prepend(HERE)
-    from hostile_pickles import archive, state, tensor
-
-    folder = tmp_path / "model"
-    shutil.copytree(HERE.parent / "fixtures" / "marian" / "swish_tied", folder)
-    import_marian(folder, tmp_path / "expected")
-    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    tensors = {
-        name: tensor(
-            str(key), array.size, shape=array.shape, stride=[n // 4 for n in array.strides]
-        )
-        for key, (name, array) in enumerate(arrays.items())
-    }
-    storages = {f"data/{key}": array.tobytes() for key, array in enumerate(arrays.values())}
-    (folder / "pytorch_model.bin").write_bytes(archive(state(tensors), storages))
-    import_marian(folder, tmp_path / "found")
-    found, expected = (load_model(tmp_path / name)[1] for name in ("found", "expected"))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_hostile_pickles(tmp_path):
-    """Files like pytorch_model.bin are refused; none of what they hold runs."""
-    results = run("hostile_pickles.py", folder=tmp_path)
-    for result in results:
-        check(result, ["refused"], 256 << 20)
-        assert not result["ran"], result
-    # Python's unpickler does run the first ones.
-    assert [result["would"] for result in results] == [True] * 4 + [False] * 9
 
 
 @pytest.mark.ci

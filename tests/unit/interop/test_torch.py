@@ -5,6 +5,7 @@ The fixture is made by ``tests/fixtures/make_torch.py``.
 
 import functools
 import pathlib
+import sys
 
 import jax
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.interop.arrays import read_torch
 from jaxformer.interop.torch import from_torch_transformer
 from jaxformer.models.assembly import make_stack
 from jaxformer.nn import LayerNorm, causal_mask, segment_mask
 
 FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "torch_transformer.npz"
+STATE = FIXTURE.with_name("torch_tensors.bin")
 ACTIVATIONS = {"post": "relu", "pre": "swish"}
 
 
@@ -81,3 +84,25 @@ def test_invalid_state_dictionaries_are_refused():
     ):
         with pytest.raises(UserError, match=message):
             from_torch_transformer(given, num_heads=num_heads)
+
+
+def test_state_dictionaries_need_pytorch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="pip install torch"):
+        read_torch(STATE)
+
+
+def test_state_dictionaries_are_read_as_float32(tmp_path):
+    pytest.importorskip("torch")
+    numbers = np.arange(12.0, dtype=np.float32)
+    expected = {"whole": numbers, "rows": numbers.reshape(3, 4), "last": numbers[7:]}
+    expected |= {"transposed": numbers.reshape(3, 4).T, "scalar": numbers[5], "none": numbers[:0]}
+    found = read_torch(STATE)
+    for name, values in (expected | dict.fromkeys(["half", "bfloat16", "double"], numbers)).items():
+        np.testing.assert_array_equal(found.pop(name), values, strict=True)
+    assert not found
+    damaged = tmp_path / "pytorch_model.bin"
+    for content in (STATE.read_bytes()[:-30], b"\x80\x02cposix\nsystem\n(X\x04\x00\x00\x00truetR."):
+        damaged.write_bytes(content)
+        with pytest.raises(UserError, match="expected a dictionary of tensors"):
+            read_torch(damaged)

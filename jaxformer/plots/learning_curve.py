@@ -4,7 +4,7 @@ import io
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,20 +15,28 @@ from jaxformer.errors import UserError
 from jaxformer.files import read_whole
 from jaxformer.plots import figure
 
-# For each metric: the title of its panel, and the function that selects the best value.
-_PANELS = {
-    "loss": ("Loss", min),
-    "perplexity": ("Perplexity", min),
-    "nats_per_character": ("Nats per character on the validation set", min),
-    "bleu": ("sacreBLEU on the validation set", max),
-    "f1": ("F1 of brackets on the validation set (%)", max),
-    "exact_match": ("Exact matches on the validation set (%)", max),
-    "learning_rate": ("Learning rate (10⁻³)", None),
-    "tokens_per_second": ("Tokens per second", None),
+_TITLES = {
+    "loss": "Loss",
+    "perplexity": "Perplexity",
+    "nats_per_character": "Nats per character",
+    "bits_per_character": "Bits per character",
+    "bleu": "sacreBLEU",
+    "f1": "F1 of brackets (%)",
+    "exact_match": "Exact matches (%)",
+    "learning_rate": "Learning rate (10⁻³)",
+    "tokens_per_second": "Tokens per second",
+}
+_LOSSES = ("loss", "perplexity", "nats_per_character", "bits_per_character")
+_SCORES = ("bleu", "f1", "exact_match")
+# Names in records that are not drawn.
+_NOT_DRAWN = {
+    *("step", "reported", "grad_norm", "teraflops_per_second", "mfu"),
+    *("seconds_per_step", "waiting", "skipped"),
 }
 _MOST_BYTES = 64 << 20  # Metrics of 400,000 reports.
-_PERCENTAGES = ("bleu", "f1", "exact_match")
-_DIVERGED = 1e9  # Larger values, inf and NaN are omitted, since they would flatten the curve.
+_MOST_PANELS = 99
+# Larger values, inf and NaN are omitted, since they would flatten the curve.
+_DIVERGED, _LARGEST = 1e9, 1e30
 _LOOKS = {
     "train": {"color": figure.BLUE, "label": "training"},
     "valid": {
@@ -73,24 +81,31 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
 def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Plots a run as an image, with one panel for each metric in the records.
 
+    The values of validations come first, in their order: the one that selects the best checkpoint
+    is the first.
+
     Args:
       records: Records of ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts optimizer
-        steps, and the metrics are any of "loss", "perplexity", "nats_per_character", "bleu",
-        "f1", "exact_match", "learning_rate" and "tokens_per_second". Values of 10^9 or more, inf
-        and NaN are omitted.
+        steps, and all other numbers, up to 99, are metrics. Diverged values are omitted: inf, NaN,
+        and 10^9 or more of a metric of this package.
       path: The image, .png or .svg; replaced atomically.
 
     Raises:
       UserError: There is nothing to draw.
     """
-    curves = {name: {kind: _curve(records, kind, name) for kind in _LOOKS} for name in _PANELS}
-    shown = [name for name in _PANELS if any(curves[name].values())]
+    found = (r for kind in ("valid", "train") for r in records if r.get("kind") == kind)
+    names = dict.fromkeys(name for record in found for name in record if name not in _NOT_DRAWN)
+    curves = {
+        name: {kind: _curve(records, kind, name) for kind in _LOOKS}
+        for name in list(names)[:_MOST_PANELS]
+    }
+    shown = [name for name in curves if any(curves[name].values())]
     if not shown:
         raise UserError("expected a run with reports to draw: got none; let it train for longer")
-    rows = 2 if len(shown) > 3 else 1
+    rows = math.ceil(len(shown) / 3)
     columns = math.ceil(len(shown) / rows)
     with figure.style():
-        page = Figure(figsize=(3.5 * columns, 2.3 * rows), layout="constrained")
+        page = Figure(figsize=(3.5 * columns, 0.3 + 2.2 * rows), layout="constrained")
         grid = page.subplots(rows, columns, squeeze=False, sharex=True)
         for place, axes in enumerate(grid.flat):
             if place >= len(shown):
@@ -100,6 +115,9 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
             if place + columns >= len(shown):  # the lowest one of its column
                 axes.tick_params(labelbottom=True)
                 axes.set_xlabel("step")
+        lines = {str(line.get_label()): line for axes in page.axes for line in axes.lines}
+        handles = [lines[name] for name in sorted(lines)]
+        page.legend(handles=handles, loc="outside upper right", ncols=2)
         page.align_ylabels()
         figure.save(page, path)
 
@@ -114,13 +132,13 @@ def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[i
         and abs(record["step"]) < 2**53  # a float holds it
         and isinstance(record.get(name), int | float)
     }
-    good = {step: value for step, value in sorted(values.items()) if abs(value) < _DIVERGED}
+    limit = _DIVERGED if name in _TITLES else _LARGEST
+    good = {step: value for step, value in sorted(values.items()) if abs(value) < limit}
     return {step: float(value) for step, value in good.items()}
 
 
 def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:
-    title, best = _PANELS[name]
-    axes.set_title(title)
+    axes.set_title(_TITLES.get(name, figure.drawable(name)[:40]), parse_math=False)
     axes.grid(visible=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -129,14 +147,9 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
             line = axes.plot(list(curve), list(curve.values()), **_LOOKS[kind])[0]
             if len(curve) == 1:  # A line through one point is invisible.
                 line.set_marker("o")
-    axes.margins(y=0.15)  # Space for the value that _mark writes.
     axes.set_xlim(left=0)
-    if name not in ("loss", "perplexity", "nats_per_character"):
-        largest = max(value for curve in curves.values() for value in curve.values())
-        axes.set_ylim(0, 1.2 * largest if largest > 0 else 1)
-        if name in _PERCENTAGES:  # The space above is for the best value.
-            top = min(100, axes.get_ylim()[1])
-            axes.set_yticks([tick for tick in axes.get_yticks() if tick <= top])
+    if name in (*_SCORES, "learning_rate", "tokens_per_second"):
+        axes.set_ylim(bottom=0)
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
     if name == "tokens_per_second":
@@ -147,20 +160,6 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
-    if best and curves["valid"]:
-        _mark(axes, curves["valid"], best)
-    if len(axes.lines) > 1:
-        axes.legend(loc="upper right")
-
-
-def _mark(axes: Axes, curve: Mapping[int, float], best: Callable[..., int]) -> None:
-    """Writes the best value of a curve beside it."""
-    step = best(curve, key=curve.__getitem__)
-    axes.annotate(
-        f"best {curve[step]:.2f}",
-        (step, curve[step]),
-        xytext=(0, 6),
-        textcoords="offset points",
-        ha="center",
-        color=figure.ORANGE,
-    )
+    if curves["valid"] and name in (*_LOSSES, *_SCORES):
+        best = (min if name in _LOSSES else max)(curves["valid"].values())
+        axes.set_title(f"best {best:.4g}", loc="right", color=figure.ORANGE)

@@ -9,13 +9,8 @@ from jaxformer.errors import UserError
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
 LOSS, PERPLEXITY, NATS, BLEU, EXACT, RATE, SPEED = (
-    "Loss",
-    "Perplexity",
-    "Nats per character on the validation set",
-    "sacreBLEU on the validation set",
-    "Exact matches on the validation set (%)",
-    "Learning rate (10⁻³)",
-    "Tokens per second",
+    *("Loss", "Perplexity", "Nats per character", "sacreBLEU", "Exact matches (%)"),
+    *("Learning rate (10⁻³)", "Tokens per second"),
 )
 
 
@@ -61,6 +56,26 @@ def test_each_panel_shows_its_values(draw):
     assert points(panels[RATE]) == {"training": [(1, 1e-6), (2, 2e-6)]}
     panels = draw(train(1), valid(2, nats_per_character=1.5, exact_match=98.4))
     assert list(panels) == [LOSS, PERPLEXITY, NATS, EXACT, RATE, SPEED]
+
+
+def test_every_value_of_a_task_is_drawn_in_the_order_of_its_validations(draw):
+    """Whatever its scale, sign and name; the legend is outside of all panels."""
+    own = {"reward $x$": -2.0, "memory": 3e9, "tiny": 1e-7, "same": 0}
+    panels = draw(
+        train(1) | {"own": 5.0, "grad_norm": 1.0, "waiting": 0.5},
+        {"kind": "valid", "step": 1, **own, "loss": 2.0},
+        {"kind": "valid", "step": 2, **own, "reward $x$": -1.0, "loss": 1.5},
+    )
+    assert list(panels) == [*own, LOSS, PERPLEXITY, RATE, SPEED, "own"]
+    assert points(panels["reward $x$"]) == {"validation": [(1, -2.0), (2, -1.0)]}
+    for name, value in own.items():
+        low, high = panels[name].get_ylim()
+        assert low < value < high
+    assert panels[LOSS].get_title(loc="right") == "best 1.5"
+    page = panels[LOSS].figure
+    (legend,) = page.legends
+    boxes = [axes.get_tightbbox() for axes in panels.values()]
+    assert not any(legend.get_window_extent().overlaps(box) for box in boxes)
 
 
 def test_nothing_to_draw_is_refused(tmp_path):

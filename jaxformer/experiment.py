@@ -21,7 +21,7 @@ from jaxformer.config import (
 )
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
+from jaxformer.files import model_path, run_path
 from jaxformer.models.selection import Model, describe_model
 from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.tasks.dataset import open_dataset
@@ -80,7 +80,7 @@ def train(
       KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
     """
     check_config(config)
-    folder, training = Workdir(local_path(workdir)), config.training
+    folder, training = Workdir(run_path(workdir)), config.training
     if config.model.compute_dtype == "int8":
         raise UserError(
             "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
@@ -115,10 +115,10 @@ def train(
                 writers=writers,
             )
         except FloatingPointError as error:
+            rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"
             raise FloatingPointError(
-                f"{error}. Begin again in another --workdir, with a lower "
-                "training.learning_rate_scale, more training.warmup_steps, or "
-                "training.clip_norm=1.0"
+                f"{error}. Begin again in another --workdir, with a lower training.{rate}, more "
+                "training.warmup_steps, or training.clip_norm=1.0"
             ) from None
 
 
@@ -146,7 +146,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
       UserError: There is no such run or step, its data differs, or its checkpoint is damaged.
     """
     use_compilation_cache()
-    folder = Workdir(local_path(workdir))
+    folder = Workdir(model_path(workdir))
     config = load_run(folder)
     mesh = make_mesh(config.mesh)
     task, optimizer = make_task(config, folder), make_optimizer(config)

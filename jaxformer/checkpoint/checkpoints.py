@@ -41,6 +41,7 @@ from jaxformer.checkpoint.step_folders import (
 from jaxformer.checkpoint.untrusted import DamagedError, check_sizes
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.layout import global_mesh
 
 _logger = logging.getLogger("jaxformer")
 
@@ -176,22 +177,16 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Returns the step with the highest score, the newest one of a tie; None without scores."""
-        scored = []
-        for step in self.steps():
-            # A damaged step is never the best; restoring it raises an error.
-            with contextlib.suppress(DamagedError):
-                scored.append((self._score(step)[1], step))
+        scored = [(self.score(step)[1], step) for step in self.steps()]
         return max((pair for pair in scored if pair[0] is not None), default=(None, None))[1]
 
-    def is_scored(self, step: int) -> bool:
-        """Returns whether a step has been scored, even if the score was NaN."""
+    def score(self, step: int) -> tuple[bool, float | None]:
+        """Returns whether a step has been scored, and its score; None if it was NaN."""
+        # A damaged step is never the best; restoring it raises an error.
         with contextlib.suppress(DamagedError):
-            return self._score(step)[0]
-        return False
-
-    def _score(self, step: int) -> tuple[bool, float | None]:
-        earlier = self._manifest(step).score
-        return (True, earlier) if earlier is not None else read_score(self._folder(step))
+            earlier = self._manifest(step).score
+            return (True, earlier) if earlier is not None else read_score(self._folder(step))
+        return False, None
 
     def save(
         self,
@@ -228,7 +223,7 @@ class Checkpoints:
         metadata = json.loads(json.dumps(metadata))
         leaves = describe_leaves(state)
         self._saving = Manifest(step, metadata, None, self._keep, leaves, interim)
-        with self._failures_explained():
+        with self._failures_explained(), global_mesh(None):
             self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
 
     def attach_score(self, step: int, score: float) -> None:
@@ -473,6 +468,7 @@ class Checkpoints:
                         f"{folder} changed while it was read; run the same command again"
                     )
 
+    @global_mesh(None)
     def _restore(self, folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
         args = ocp.args.PyTreeRestore(
             template,

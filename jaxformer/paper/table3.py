@@ -133,7 +133,7 @@ def _check_progress(config: Config, folder: Workdir, row: str) -> None:
     steps = config.training.steps
     with Checkpoints(folder.checkpoints) as checkpoints:
         step = max(checkpoints.steps(), default=0)
-        ended = step > steps or (step == steps and checkpoints.is_scored(step))
+        ended = step > steps or (step == steps and checkpoints.score(step)[0])
     if ended:
         _training(config, folder, row, step)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,12 @@ from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import StoppedError, UserError
-from jaxformer.files import local_path
+from jaxformer.files import run_path
+from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import peak_flops
 from jaxformer.training import hosts, watchdog
 from jaxformer.training.hooks import Hook
+from jaxformer.training.independence import describe_dependence
 from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.profiling import profiling
@@ -51,8 +54,14 @@ from jaxformer.workdir import Workdir
 
 # A run that has skipped this many steps in a row will not recover on its own.
 _MOST_SKIPPED_IN_ROW = 10
-# Name of the unfinished report in the metadata of a checkpoint, beside the names of the identity.
-_WINDOW = "since_last_report"
+# Names in the metadata of a checkpoint, beside the names of the identity: the unfinished report,
+# and the best score, higher being better, with the number of validations after it.
+_WINDOW, _VALIDATIONS = "since_last_report", "best_and_validations_since"
+# Values whose direction is known.
+_DIRECTIONS = {
+    **dict.fromkeys(("loss", "perplexity", "nats_per_character", "bits_per_character"), "min"),
+    **dict.fromkeys(("bleu", "f1", "exact_match", "accuracy"), "max"),
+}
 _all_finite = jax.jit(all_finite)
 
 
@@ -80,7 +89,8 @@ def fit(
 
     Args:
       task: Parameters, loss, batches and evaluation.
-      optimizer: Any gradient transformation. A resumed run must be given the same one.
+      optimizer: Any gradient transformation; some need :func:`~jaxformer.per_layer`. A resumed run
+        must be given the same one.
       workdir: Run directory: checkpoints, metrics, identity.
       settings: Length of the training, and intervals of reports, validations and checkpoints.
       mesh: Devices, from :func:`~jaxformer.training.mesh.make_mesh`. None puts all of them along
@@ -111,7 +121,8 @@ def fit(
       KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
     """
     _check_task(task)
-    folder, settings = Workdir(local_path(workdir)), settings or FitConfig()
+    folder, settings = Workdir(run_path(workdir)), settings or FitConfig()
+    best = _best_metric(task, settings)
     mesh = make_mesh() if mesh is None else mesh
     check_mesh(mesh)
     begin(folder, config or settings, settings.mirror)
@@ -124,6 +135,7 @@ def fit(
         update_mirror()
 
     with (
+        global_mesh(mesh),
         watchdog.watch(settings.stall_timeout),
         only_run_in(folder),
         stop_signals() as stop,
@@ -136,7 +148,7 @@ def fit(
         check_identity(folder, identity)
         metadata = describe_run(identity, config or settings)
         with stop.at_once():
-            state, unfinished = _restore_or_initialize(
+            state, saved = _restore_or_initialize(
                 task, optimizer, mesh, settings.seed, folder, checkpoints, metadata, start_from
             )
             start = int(state.step)
@@ -155,14 +167,18 @@ def fit(
             formats=task.log_formats,
         ) as reporter:
             _log_summary(reporter, task, mesh, state)
-            run = Run(task, settings, mesh, optimizer, checkpoints, metadata, reporter, stop)
+            for line in _other_hyperparameters(optimizer, state) if start else ():
+                reporter.log(line)
+            run = Run(task, settings, mesh, optimizer, checkpoints, metadata, reporter, stop, best)
             if start:
+                run.validations = saved.get(_VALIDATIONS, ())
                 run.resume_validation(state, start)
-            if done:
+            if done or run.out_of_patience():
                 section = "training" if config else "fit"
-                reporter.log(f"nothing to do: {section}.steps={settings.steps} are done")
+                reason = run.out_of_patience() or f"{section}.steps={settings.steps} are done"
+                reporter.log(f"nothing to do: {reason}")
                 return state
-            window = Window(learning_rate, unfinished, _peak_flops(mesh))
+            window = Window(learning_rate, saved.get(_WINDOW), _peak_flops(mesh))
             steps = settings.profiled_steps
             with profiling(steps, folder.profile, reporter.log) as profile:
                 return run.steps(state, start, window, [*hooks, profile])
@@ -181,6 +197,28 @@ def _check_task(task: Any) -> None:
         )
 
 
+def _best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
+    """Returns the name of the value that selects the best checkpoint, and "min" or "max".
+
+    Raises:
+      UserError: The direction is not known.
+    """
+    best, metric = task.best, settings.best_metric
+    if metric is not None:
+        name, _, mode = metric.rpartition(":")
+        known = _DIRECTIONS | {best[0]: best[1]}
+        best = (name, mode) if mode in ("min", "max") else (metric, known.get(metric))
+    match best:
+        case (str() as name, "min" | "max" as mode):
+            return name, mode
+    raise UserError(
+        f"best_metric={metric}: expected one of {', '.join(_DIRECTIONS)}, or a value of evaluate "
+        f"with its direction, {metric}:min or {metric}:max"
+        if metric
+        else f'{type(task).__name__}.best: expected a name and "min" or "max": got {best!r}'
+    )
+
+
 def _restore_or_initialize(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -190,8 +228,8 @@ def _restore_or_initialize(
     checkpoints: Checkpoints,
     metadata: dict[str, Any],
     start_from: StartFrom | None,
-) -> tuple[TrainState, dict[str, Any] | None]:
-    """Returns the newest state and its unfinished report, or a fresh state."""
+) -> tuple[TrainState, dict[str, Any]]:
+    """Returns the newest state and its metadata, or a fresh state."""
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         hosts.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
@@ -201,9 +239,9 @@ def _restore_or_initialize(
     if restored is None:
         state = init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
         _check_finite(state)
-        return state, None
+        return state, {}
     check_metadata(folder, metadata, restored.metadata)
-    return restored.state, restored.metadata.get(_WINDOW)
+    return restored.state, restored.metadata
 
 
 def _check_parameters(state: TrainState) -> None:
@@ -245,6 +283,8 @@ class Run:
     metadata: dict[str, Any]
     reporter: Reporter
     stop: StopSignals
+    best: tuple[str, str]  # name of the value that selects the best checkpoint, "min" or "max"
+    validations: Sequence[Any] = ()  # best score and number of validations after it, or none yet
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)  # steps by shape of batch
 
     def steps(
@@ -254,6 +294,9 @@ class Run:
         settings, step, saved, stop = self.settings, start, start, False
         for batch in window.timed(self.stop.until_stopped(self.batches(start))):
             train_step = self.compiled(state, batch, window)
+            if step == 0:
+                with window.paused():
+                    self.check_independence(state, batch)
             watchdog.progress(f"step {step}")
             state, sums = train_step(state, batch)
             step += 1
@@ -273,12 +316,14 @@ class Run:
                         stop = not self.validate(step, state)
             for hook in hooks:
                 hook(step, state, sums)
-            if stop:
+            if stop or self.out_of_patience():
                 break
         if saved < step:
             self.save(step, state, window, interim=True)
         self.checkpoints.wait()
-        if stop or step < settings.steps:
+        if reason := self.out_of_patience():
+            self.reporter.log(f"stopped early at step {step}: {reason}")
+        elif stop or step < settings.steps:
             self.end_early(step)
         return state
 
@@ -296,11 +341,28 @@ class Run:
     def validate(self, step: int, state: TrainState) -> bool:
         """Validates a state that is saved or being saved, and attaches the score to its checkpoint.
 
-        A validation that fails is reported, and training continues. With several processes it ends
-        the run: the others wait for the failed one in the middle of a computation.
-
         Returns:
           Whether the validation ended. Otherwise it was stopped, and runs again after resuming.
+        """
+        values, (name, mode) = self.evaluate(step, state), self.best
+        if not values:
+            return values is not None
+        # Wait first: a process killed while it waits must not report this validation twice.
+        self.checkpoints.wait()
+        best_first = sorted(values.items(), key=lambda item: item[0] != name)
+        self.reporter.write(step, "valid", dict(best_first))
+        if name in values:
+            score = values[name] if mode == "max" else -values[name]
+            self.checkpoints.attach_score(step, score)
+            self.count(score)
+        return True
+
+    def evaluate(self, step: int, state: TrainState) -> dict[str, float] | None:
+        """Returns the values of a validation, or None if it was stopped.
+
+        A validation that fails ends the run if none succeeded before. A later one is reported, and
+        training continues. With several processes it ends the run: the others wait for the failed
+        one in the middle of a computation.
         """
         failures = []
 
@@ -314,39 +376,47 @@ class Run:
             if self.stop.asked():
                 raise _ValidationStoppedError
 
-        name, mode = self.task.best
         values, stopped = {}, False
         try:
             found = self.task.evaluate(state.params, self.mesh, check_stop)
             values = {each: float(value) for each, value in found.items()}
+            needed = values or self.settings.patience or self.settings.best_metric
+            if needed and self.best[0] not in values:
+                raise UserError(
+                    f"expected {self.best[0]!r}, which selects the best checkpoint (Task.best, "
+                    f"best_metric), among the values of evaluate: got {', '.join(values) or 'none'}"
+                )
         except _ValidationStoppedError:
             stopped = True
         except Exception as error:
-            if jax.process_count() > 1 or failures:
+            if not self.validations or jax.process_count() > 1 or failures:
                 raise
             self.reporter.failed_validation(step, error)
-            return True
         if failures:  # the task has caught it
             raise failures[0]
-        if self.stop.agree(stopped):
-            return False
-        if not values:
-            return True
-        # Wait first: a process killed while it waits must not report this validation twice.
-        self.checkpoints.wait()
-        self.reporter.valid(step, values)
-        if name in values:
-            self.checkpoints.attach_score(step, values[name] if mode == "max" else -values[name])
-        else:
-            kind, names = type(self.task).__name__, ", ".join(map(repr, values))
-            error = UserError(f"{kind}.best names {name!r}, but evaluate returned {names}")
-            self.reporter.failed_validation(step, error)
-        return True
+        return None if self.stop.agree(stopped) else values
+
+    def count(self, score: float) -> None:
+        """Counts the validations since the best one."""
+        score, (best, since) = hosts.all_gather(score)[0], self.validations or (-math.inf, 0)
+        self.validations = (score, 0) if score > best else (best, since + 1)
+
+    def out_of_patience(self) -> str:
+        """Returns why the run ends before its last step; "" if it does not."""
+        since = self.validations[1] if self.validations else 0
+        ended = 0 < self.settings.patience <= since
+        return f"no better {self.best[0]} in the last {since} validations" if ended else ""
 
     def resume_validation(self, state: TrainState, start: int) -> None:
-        """Validates the checkpoint that the run resumes from, if it was due and was interrupted."""
+        """Counts the validation of the checkpoint that the run resumes from.
+
+        Repeats it if it was due and was interrupted.
+        """
         due = start <= self.settings.steps and self.is_validated(start)
-        if due and not self.checkpoints.is_scored(start) and not self.validate(start, state):
+        scored, score = self.checkpoints.score(start)
+        if scored:
+            self.count(math.nan if score is None else score)
+        elif due and not self.validate(start, state):
             self.end_early(start)
 
     def compiled(
@@ -370,6 +440,15 @@ class Run:
             self.programs[shape] = self.train_step.compile(state, batch)
         self.reporter.log(f"compiled it in {time.monotonic() - began:.0f} s")
         return self.programs[shape]
+
+    def check_independence(self, state: TrainState, batch: PyTree) -> None:
+        """Logs a warning if the loss depends on how the rows of a batch are split."""
+        watchdog.progress("the check of the loss before the first step", limited=False)
+        accumulation = self.settings.gradient_accumulation
+        if found := describe_dependence(
+            self.task.loss, state.params, batch, self.mesh, accumulation
+        ):
+            self.reporter.log(f"warning: {found}")
 
     @functools.cached_property
     def shapes(self) -> set[tuple[tuple[int, ...], ...]]:
@@ -417,7 +496,7 @@ class Run:
         """
         skipped, spike = window.skipped(), window.spike()
         step = int(state.step)
-        self.reporter.train(step, window.means(updates=step - int(state.skipped)))
+        self.reporter.write(step, "train", window.means(updates=step - int(state.skipped)))
         if spike:
             self.reporter.log(spike)
         for number in skipped:
@@ -446,7 +525,7 @@ class Run:
                 f"the parameters or the optimizer's state are NaN or Inf at step {step}, which is "
                 f"not saved; {self.newest_checkpoint()}"
             )
-        metadata = {**self.metadata, _WINDOW: window.saved()}
+        metadata = {**self.metadata, _WINDOW: window.saved(), _VALIDATIONS: self.validations}
         watchdog.progress(f"step {step} and the start of its save")
         self.checkpoints.save(step, state, metadata=metadata, interim=interim)
 
@@ -469,3 +548,26 @@ def _log_summary(reporter: Reporter, task: Task, mesh: Mesh, state: TrainState) 
         f"{'device' if mesh.size == 1 else 'devices'}{'; ' if summary else ''}{summary}"
     )
     reporter.log(f"{'resumed from' if start else 'starting at'} step {start}")
+
+
+def _other_hyperparameters(
+    optimizer: optax.GradientTransformation, state: TrainState
+) -> Iterator[str]:
+    """Yields a line for each injected hyperparameter that was given another value than it keeps."""
+
+    def injected(opt_state: PyTree) -> list[dict[str, Any]]:
+        nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: hasattr(node, "hyperparams"))
+        return [
+            {k: v for k, v in node.hyperparams.items() if k not in node.hyperparams_states}
+            for node in nodes
+            if hasattr(node, "hyperparams")
+        ]
+
+    kept = injected(state.opt_state)
+    given = kept and jax.jit(lambda params: injected(optimizer.init(params)))(state.params)
+    for old, new in zip(*jax.device_get((kept, given)), strict=True):
+        for name in (name for name in old if (old[name] != new[name]).any()):
+            yield (
+                f"optax.inject_hyperparams: {name} stays {old[name]:.4g}, as in the checkpoint, "
+                f"instead of {new[name]:.4g}; give a new workdir and start_from to change it"
+            )

@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -21,7 +20,8 @@ def profiling(steps: range, folder: pathlib.Path, log: Callable[[str], None]) ->
       folder: Place of the trace.
       log: Prints a message.
     """
-    running = False
+    running, options = False, jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python calls would be most of the trace.
 
     def hook(step: int, state: TrainState, sums: Sums) -> None:
         nonlocal running
@@ -35,9 +35,7 @@ def profiling(steps: range, folder: pathlib.Path, log: Callable[[str], None]) ->
                 "https://ui.perfetto.dev, or the folder with XProf"
             )
         else:
-            jax.profiler.start_trace(
-                folder, create_perfetto_trace=True, profiler_options=_options()
-            )
+            jax.profiler.start_trace(folder, create_perfetto_trace=True, profiler_options=options)
         running = not running
 
     try:
@@ -45,10 +43,3 @@ def profiling(steps: range, folder: pathlib.Path, log: Callable[[str], None]) ->
     finally:
         if running:
             jax.profiler.stop_trace()
-
-
-def _options() -> Any:
-    """Returns options without the tracer of Python calls, which would be most of the trace."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    return options

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
+from jaxformer.errors import UserError
 from jaxformer.training.hosts import is_primary
 from jaxformer.training.task import Sums
 from jaxformer.training.writers import MetricsFile, TensorBoard, Terminal, Writer
@@ -43,6 +45,7 @@ class Reporter:
     ) -> None:
         """Opens all writers; a resumed run keeps its reports up to step ``start``."""
         self._terminal = Terminal(start, steps, formats)
+        self.log, self.advance = self._terminal.log, self._terminal.advance
         self._metrics = MetricsFile(folder, start) if is_primary() else None
         self._others = [TensorBoard(folder, start), *writers] if is_primary() else []
 
@@ -56,26 +59,22 @@ class Reporter:
         if self._metrics is not None:
             self._metrics.close()
 
-    def log(self, message: str) -> None:
-        self._terminal.log(message)
-
-    def advance(self, step: int) -> None:
-        """Advances the progress bar."""
-        self._terminal.advance(step)
-
-    def train(self, step: int, values: dict[str, float]) -> None:
-        """Reports means of the training steps since the last report."""
-        self._write(step, "train", values)
-
-    def valid(self, step: int, values: dict[str, float]) -> None:
-        """Reports one validation."""
-        self._write(step, "valid", values)
+    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        """Passes a report to all writers, but for a user's writer that an earlier run passed it."""
+        if not self._record(step, kind, values):
+            return
+        cut = self._metrics.cut if self._metrics is not None else ()
+        for writer in list(self._others):
+            if isinstance(writer, TensorBoard) or (kind, step) not in cut:
+                self._call(writer, writer.write, step, kind, dict(values))
 
     def failed_validation(self, step: int, error: Exception) -> None:
-        """Reports the error of a validation that failed."""
+        """Reports the error of a validation that failed, with the traceback of a bug."""
         cause = f"{type(error).__name__}: {error}".split("\n")[0]
         if not self._record(step, "failed_validation", {"error": cause}):
             self._terminal.write(step, "failed_validation", {"error": cause})
+        if not isinstance(error, UserError):
+            self.log("".join(traceback.format_exception(error)).rstrip())
 
     def skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
         """Reports a step whose update was NaN or Inf, with the numbers of all its examples.
@@ -88,15 +87,6 @@ class Reporter:
         """
         values = {"batch": batch, "examples": examples, "reported": now}
         self._record(step, "skipped", values)
-
-    def _write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """Passes a report to all writers, but for a user's writer that an earlier run passed it."""
-        if not self._record(step, kind, values):
-            return
-        cut = self._metrics.cut if self._metrics is not None else ()
-        for writer in list(self._others):
-            if isinstance(writer, TensorBoard) or (kind, step) not in cut:
-                self._call(writer, writer.write, step, kind, dict(values))
 
     def _record(self, step: int, kind: str, values: Mapping[str, Any]) -> bool:
         """Prints a report and adds it to the metrics, unless they have it from an earlier run."""

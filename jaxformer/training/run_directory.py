@@ -24,7 +24,7 @@ _logger = logging.getLogger("jaxformer")
 
 _LOOP = (
     *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "mirror"),
+    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "mirror", "patience"),
 )
 # Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
@@ -169,9 +169,15 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
         now = given.get(name)
         moved = name in _MAY_MOVE and None not in (was, now)
         if was != now and not moved:
+            same_layers = not name.startswith("model.") or name.endswith("dropout_rate")
+            way_on = (
+                f", or --config.training.init_from={folder.path} --workdir NEW to begin with its "
+                "parameters"
+            )
             raise UserError(
                 f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
                 "same config, or another folder"
+                f"{way_on if same_layers and 'training.init_from' in given else ''}"
             )
 
 

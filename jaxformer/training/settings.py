@@ -50,6 +50,11 @@ class FitConfig:
       checkpoint_every: Steps between two checkpoints.
       keep_checkpoints: Number of newest checkpoints to keep, for averaging. The best one is kept
         too.
+      best_metric: Name of the value of a validation that selects the best checkpoint, such as
+        "bleu" or "loss"; None takes the task's. Values of your own need a direction:
+        "reward:max", "error:min".
+      patience: Number of validations in a row without a better value after which the run ends; 0
+        trains for all steps.
       stall_timeout: Seconds without progress after which a process counts as stuck. A run of
         several processes then ends, with the stacks of all threads; a single process only prints
         them. Progress is a step or a batch of a validation. Reading data, restoring a checkpoint
@@ -66,6 +71,8 @@ class FitConfig:
     eval_every: int = 1500
     checkpoint_every: int = 1500
     keep_checkpoints: int = 5
+    best_metric: str | None = None
+    patience: int = 0
     stall_timeout: int = 600
     mirror: str | None = None
     profile: str | None = None
@@ -82,6 +89,8 @@ class FitConfig:
                 f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "
                 f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
             )
+        if self.patience < 0:
+            raise UserError(f"{section}.patience must be 0 or more: got {self.patience}")
         if self.mirror is not None:
             local_path(self.mirror)  # refuses URLs
         if self.profile is not None:

@@ -16,7 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
 
 from jaxformer.errors import UserError
+from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
+from jaxformer.nn.precision import at_least_float32
 from jaxformer.training.mesh import (
     DATA_AXIS,
     batch_sharding,
@@ -85,14 +87,15 @@ def init_state(
     Raises:
       UserError: ``start_from`` returns parameters with other names or shapes.
     """
-    create, key = _make_create_state(init, optimizer), jax.random.key(seed)
-    layout = _layout(init, jax.eval_shape(create, key), mesh, describe)
-    state = jax.jit(create, out_shardings=layout)(key)
-    if start_from is None:
-        return state
-    params = _placed_like(state.params, start_from(state.params))
-    opt_state = jax.jit(optimizer.init, out_shardings=layout.opt_state)(params)
-    return state._replace(params=params, opt_state=opt_state)
+    with global_mesh(mesh):
+        create, key = _make_create_state(init, optimizer), jax.random.key(seed)
+        layout = _layout(init, jax.eval_shape(create, key), mesh, describe)
+        state = jax.jit(create, out_shardings=layout)(key)
+        if start_from is None:
+            return state
+        params = _placed_like(state.params, start_from(state.params))
+        opt_state = jax.jit(optimizer.init, out_shardings=layout.opt_state)(params)
+        return state._replace(params=params, opt_state=opt_state)
 
 
 def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
@@ -173,11 +176,13 @@ class TrainStep:
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
         """Takes one step. The state is donated."""
-        return self._jit(state)(state, batch, self._seed)
+        with global_mesh(self._mesh):
+            return self._jit(state)(state, batch, self._seed)
 
     def lower(self, state: TrainState, batch: PyTree) -> Any:
         """Lowers the step for these shapes, like ``jax.jit(...).lower``; the seed is an input."""
-        return self._jit(state).lower(state, batch, self._seed)
+        with global_mesh(self._mesh):
+            return self._jit(state).lower(state, batch, self._seed)
 
     def compile(
         self, state: TrainState, batch: PyTree
@@ -259,12 +264,9 @@ def _make_step_function(
         randomness = Randomness(key, _row_ids(batch))
         return local_gradients(loss, params, batch, randomness, gradient_accumulation)
 
-    def sums_on_shard(params: PyTree, batch: PyTree, key: Array) -> Sums:
-        return loss(params, batch, Randomness(key, _row_ids(batch)))
-
     specs = (PartitionSpec(DATA_AXIS), PartitionSpec())
     gradients_and_sums = sum_over_data(mesh, gradients_on_shard, specs)
-    sums_over_data = sum_over_data(mesh, sums_on_shard, specs)
+    sums_of = global_sums(loss, mesh, gradient_accumulation)
 
     def train_step(
         state: TrainState, batch: PyTree, seed: Integer[Array, ""]
@@ -272,15 +274,19 @@ def _make_step_function(
         key = step_key(seed, state.step)
         gradients, sums = gradients_and_sums(state.params, batch, key)
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
+
+        def per_count(total: Array) -> Array:
+            is_integer = jnp.issubdtype(count.dtype, jnp.integer)
+            return total / (count.astype(total.dtype) if is_integer else count)
+
         # Before the division, which XLA would otherwise write to memory for its two readers.
-        norm = global_norm(gradients) / count
-        gradients = jax.tree.map(lambda g: g / count, gradients)
+        norm = per_count(global_norm(gradients))
+        gradients = jax.tree.map(per_count, gradients)
 
         def value_fn(params: PyTree) -> Array:
-            sums = sums_over_data(params, batch, key)
-            return sums["loss"] / count
+            return per_count(sums_of(params, batch, key)["loss"])
 
-        value = {"value": sums["loss"] / count, "grad": gradients, "value_fn": value_fn}
+        value = {"value": per_count(sums["loss"]), "grad": gradients, "value_fn": value_fn}
         state, skipped = _update(state, gradients, norm, optimizer, value)
         return state, sums | {"grad_norm": norm, "skipped": skipped}
 
@@ -290,7 +296,7 @@ def _make_step_function(
 def _row_ids(batch: PyTree) -> Int[Array, " B"]:
     """Returns the numbers of this shard's rows in the global batch."""
     size = jax.tree.leaves(batch)[0].shape[0]
-    return jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size)
+    return jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size, dtype=jnp.int32)
 
 
 def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
@@ -301,7 +307,7 @@ def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
 def global_norm(gradients: PyTree) -> Float[Array, ""]:
     """Returns the norm of all gradients, at least in float32."""
     return optax.tree.norm(
-        jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), gradients)
+        jax.tree.map(lambda g: g.astype(np.promote_types(g.dtype, np.float32)), gradients)
     )
 
 
@@ -348,37 +354,52 @@ def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
     """
     arrays = [*jax.tree.leaves(params), *(a for a in jax.tree.leaves(opt_state) if a.ndim)]
     parts = [p for a in arrays for p in ((a.real, a.imag) if jnp.iscomplexobj(a) else (a,))]
-    floats = (p for p in parts if jnp.issubdtype(p.dtype, jnp.floating))
-    sums = [p.sum(dtype=jnp.float32) for p in floats]
-    return jnp.isfinite(jnp.asarray(sums, jnp.float32)).all()
+    floats = [p for p in parts if jnp.issubdtype(p.dtype, jnp.floating)]
+    dtype = at_least_float32(floats)
+    return jnp.isfinite(jnp.asarray([p.sum(dtype=dtype) for p in floats], dtype)).all()
 
 
 def local_gradients(
     loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness, gradient_accumulation: int
 ) -> tuple[PyTree, Sums]:
     """Sums gradients and metrics over the micro-batches of this device."""
-    key, row_ids = randomness
 
     def sums(params: PyTree, batch: PyTree, row_ids: Int[Array, " B"]) -> tuple[Array, Sums]:
-        sums = _checked(loss(params, batch, Randomness(key, row_ids)))
+        sums = _checked(loss(params, batch, Randomness(randomness.key, row_ids)))
         return sums["loss"], sums
 
     gradients_of = jax.grad(sums, has_aux=True)
     if gradient_accumulation == 1:
-        return gradients_of(params, batch, row_ids)
+        return gradients_of(params, batch, randomness.row_ids)
 
     def accumulate(total: PyTree, micro_batch: tuple[PyTree, Array]) -> tuple[PyTree, Sums]:
         gradients, sums = gradients_of(params, *micro_batch)
         return jax.tree.map(jnp.add, total, gradients), sums
 
-    # Strided, so that each micro-batch has rows of every device.
-    micro_batches = jax.tree.map(
-        lambda a: a.reshape(-1, gradient_accumulation, *a.shape[1:]).swapaxes(0, 1),
-        (batch, row_ids),
-    )
+    micro_batches = _micro_batches((batch, randomness.row_ids), gradient_accumulation)
     zeros = jax.tree.map(jnp.zeros_like, params)
     total, stacked_sums = jax.lax.scan(accumulate, zeros, micro_batches)
     return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
+
+
+def global_sums(
+    loss: Loss, mesh: Mesh, gradient_accumulation: int
+) -> Callable[[PyTree, PyTree, Array], Sums]:
+    """Returns a function that sums over all shards and micro-batches, as a step with this key."""
+
+    def sums_on_shard(params: PyTree, batch: PyTree, key: Array) -> Sums:
+        micro_batches = _micro_batches((batch, _row_ids(batch)), gradient_accumulation)
+        stacked_sums = jax.lax.map(
+            lambda rows: _checked(loss(params, rows[0], Randomness(key, rows[1]))), micro_batches
+        )
+        return jax.tree.map(lambda a: a.sum(0), stacked_sums)
+
+    return sum_over_data(mesh, sums_on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec()))
+
+
+def _micro_batches(rows: PyTree, count: int) -> PyTree:
+    """Stacks micro-batches; strided, so that each has rows of every device."""
+    return jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), rows)
 
 
 def make_eval_step(loss: Loss, mesh: Mesh) -> Callable[[PyTree, PyTree], Sums]:
@@ -387,11 +408,12 @@ def make_eval_step(loss: Loss, mesh: Mesh) -> Callable[[PyTree, PyTree], Sums]:
     def sums(params: PyTree, batch: PyTree) -> Sums:
         return _checked(loss(params, batch, None))
 
-    return jax.jit(
+    step = jax.jit(
         sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),
         in_shardings=(None, batch_sharding(mesh)),
         out_shardings=replicated(mesh),
     )
+    return global_mesh(mesh)(step)
 
 
 def _checked(sums: Any) -> Sums:

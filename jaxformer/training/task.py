@@ -118,11 +118,15 @@ class Task(Protocol):
 
     @abc.abstractmethod
     def loss(self, params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
-        """Sums the loss and other quantities over the rows of a batch or of a micro-batch.
+        """Sums the loss and other quantities over the rows of a shard or of a micro-batch.
+
+        Rows must be independent: the sums of all shards and micro-batches are added. A loss that
+        compares the rows of a batch, such as a contrastive one, gathers those of the other shards
+        with ``jax.lax.all_gather(x, "data", tiled=True)``; see docs/training.md.
 
         Args:
           params: Parameters from :meth:`init`.
-          batch: Rows of a global batch.
+          batch: Some rows of a global batch.
           randomness: Random numbers for dropout and the like; None during evaluation.
 
         Returns:
@@ -158,6 +162,10 @@ class Task(Protocol):
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
         """Computes named values, including :attr:`best`; an empty dict means no evaluation.
+
+        An error ends the run if no validation succeeded before; a later one is only reported.
+        Functions jitted here, and a loss defined here, would be compiled at every validation:
+        define them outside, or in ``__init__``.
 
         Args:
           params: Parameters on the devices of the mesh, as :func:`~jaxformer.evaluate_loss` takes

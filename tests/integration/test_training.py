@@ -10,13 +10,13 @@ import json
 import re
 import shutil
 import signal
-import threading
-import time
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
+from jaxformer import experiment
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
@@ -88,14 +88,25 @@ def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, un
 def test_workdir_of_another_experiment_is_refused(tiny_config, uninterrupted):
     config = tiny_config()
     for section, changes, words in [
-        ("model", {"num_layers": 2}, r"holds a run with model\.num_layers=1, but 2 was given"),
-        ("data", {"tokens_per_batch": 1024}, r"data\.tokens_per_batch=512, but 1024 was given"),
+        ("model", {"num_layers": 2}, r"num_layers=1, but 2 was .* config, or another folder$"),
+        (
+            "data",
+            {"tokens_per_batch": 1024},
+            r"batch=512, but 1024 .*, or --config\.training\.init_from=\S+ --workdir NEW to begin",
+        ),
         ("training", {"seed": 5}, r"training\.seed=0, but 5 was given"),
         ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
     ]:
         part = dataclasses.replace(getattr(config, section), **changes)
         with pytest.raises(UserError, match=words):
             train(dataclasses.replace(config, **{section: part}), uninterrupted[1])
+
+
+def test_divergence_names_the_rate_that_is_set(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "fit", mock.Mock(side_effect=FloatingPointError("NaN")))
+    for rate, field in ((None, "learning_rate_scale"), (1e12, "learning_rate")):
+        with pytest.raises(FloatingPointError, match=rf"NaN\. .* a lower training\.{field}, more"):
+            train(tiny_config(learning_rate=rate), tmp_path)
 
 
 def test_a_signal_ends_a_validation(tiny_config, tmp_path, uninterrupted, monkeypatch):
@@ -132,26 +143,21 @@ def test_a_failing_validation_costs_only_its_score(
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
     run, often = tmp_path / "run", {"eval_every": 2, "eval_sentences": 0}
 
-    def damage():
-        deadline = time.monotonic() + 120
-        while not (run / "config.json").exists():  # written when the stores are open
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+    def damage(step, *_):
+        if step != 3:
+            return
         stores = (tmp_path / "cache").rglob("offsets.bin")
         with min(stores, key=lambda path: path.stat().st_size).open("r+b") as offsets:
             offsets.seek(8)  # the end of the first source
             offsets.write(b"\x7f" * 8)
 
-    thread = threading.Thread(target=damage)
-    thread.start()
-    state = train(tiny_config(**often), run)
-    thread.join()
+    state = train(tiny_config(**often), run, hooks=[damage])
     assert_equal_states(state, uninterrupted[0])
     failed = [r for r in read_metrics(run) if r["kind"] == "failed_validation"]
-    assert [r["step"] for r in failed] == [2, 4, 6]
-    assert "step 2/6  validation failed, the checkpoint has no score: " in capsys.readouterr().err
+    assert [r["step"] for r in failed] == [4, 6]
+    assert "step 4/6  validation failed, the checkpoint has no score: " in capsys.readouterr().err
     checkpoints = Checkpoints(run / "checkpoints")
-    assert (checkpoints.steps(), checkpoints.best_step()) == ([2, 4, 6], None)
+    assert (checkpoints.steps(), checkpoints.best_step()) == ([2, 4, 6], 2)
     # The same command rebuilds the store, and repeats the last validation.
     train(tiny_config(**often), run)
     assert read_metrics(run)[-1]["loss"] == read_metrics(uninterrupted[1])[-1]["loss"]

@@ -5,9 +5,12 @@ import json
 import sys
 from unittest import mock
 
+import jax
+import numpy as np
+import optax
 import pytest
 
-from jaxformer import Checkpoints
+from jaxformer import Checkpoints, FitConfig, fit, make_mesh
 
 from . import pages
 
@@ -38,6 +41,14 @@ def test_the_task_learns(page):
     assert valid[-1]["perplexity"] < valid[0]["perplexity"] < 128
     assert valid[-1]["accuracy"] > 0.4
     assert Checkpoints(folder / "checkpoints").best_step() == 100
+
+
+def test_the_contrastive_loss_is_the_same_on_one_device(page, tmp_path):
+    settings = FitConfig(steps=40, log_every=20, checkpoint_every=20, eval_every=20)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    alone = fit(page[0]["Pairs"](), optax.adam(0.01), tmp_path, settings, mesh=mesh)
+    found = page[0]["contrastive"].params["w"]
+    np.testing.assert_allclose(found, alone.params["w"], rtol=1e-4, atol=1e-5)
 
 
 def test_loggers_get_each_report_once(page):

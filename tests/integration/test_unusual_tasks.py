@@ -1,6 +1,8 @@
 """Tasks and optimizers that researchers write: each trains, or an error names what is expected."""
 
+import functools
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import optax
 import pytest
 
 import jaxformer
-from jaxformer import FitConfig, Task, UserError, fit
+from jaxformer import Checkpoints, FitConfig, MeshConfig, Task, UserError, every, fit
 
 
 class Softmax(Task):
@@ -38,12 +40,16 @@ class Softmax(Task):
         return {}
 
 
-def train(task, folder, optimizer=None, mesh=None, **settings):
+def mesh_of(devices, **sizes):
+    return jaxformer.make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
+
+
+def train(task, folder, optimizer=None, mesh=None, hooks=(), **settings):
     """Trains on one device."""
     intervals = dict.fromkeys(("log_every", "checkpoint_every", "eval_every"), 4)
-    mesh = mesh or jaxformer.make_mesh(devices=jax.devices()[:1])
     config = FitConfig(**{"steps": 4, **intervals, **settings})
-    return fit(task, optimizer or optax.sgd(0.5), folder / "run", config, mesh=mesh)
+    optimizer, mesh = optimizer or optax.sgd(0.5), mesh or mesh_of(1)
+    return fit(task, optimizer, folder / "run", config, mesh=mesh, hooks=hooks)
 
 
 def changed(**functions):
@@ -135,8 +141,7 @@ def test_line_searches_get_the_value_function_of_the_whole_batch(tmp_path):
     state = optimizer.init(params)
     for number in range(4):
         params, state = step(params, state, task.batch(number))
-    mesh = jaxformer.make_mesh(devices=jax.devices()[:2])
-    found = train(task, tmp_path, optimizer, mesh)
+    found = train(task, tmp_path, optimizer, mesh_of(2))
     np.testing.assert_allclose(found.params["w"], params["w"], rtol=1e-4, atol=1e-5)
     assert int(found.skipped) == 0
 
@@ -162,3 +167,141 @@ def test_fit_works_without_jit(tmp_path):
         state = train(Softmax(), tmp_path, steps=1)
     expected = train(Softmax(), tmp_path / "jitted", steps=1)
     np.testing.assert_allclose(state.params["w"], expected.params["w"], rtol=1e-5)
+
+
+def contrast(rows, w, gather):
+    """InfoNCE with the other rows of the batch as negatives, and columns of the same row."""
+    queries, keys = rows @ w, rows[:, ::-1] @ w
+    own = jnp.arange(len(rows))
+    if gather:
+        own += len(rows) * jax.lax.axis_index("data")
+        keys = jax.lax.all_gather(keys, "data", tiled=True)
+    return optax.softmax_cross_entropy_with_integer_labels(queries @ keys.T, own)
+
+
+def contrastive(gather):
+    def loss(self, params, batch, randomness):
+        nll = contrast(batch["x"], params["w"], gather)
+        return {"loss": nll.sum(), "count": len(nll)}
+
+    return changed(loss=loss)
+
+
+def test_losses_over_the_whole_batch_gather_it(tmp_path, capsys):
+    """Its steps equal those on one device. Without gathering, there is a warning."""
+    alone = train(contrastive(False), tmp_path / "alone")
+    for name, mesh in {"4": mesh_of(4), "2x2": mesh_of(4, data=2, fsdp=2)}.items():
+        found = train(contrastive(True), tmp_path / name, mesh=mesh)
+        np.testing.assert_allclose(found.params["w"], alone.params["w"], rtol=1e-4, atol=1e-6)
+    whole = train(contrastive(False), tmp_path / "fsdp", mesh=mesh_of(4, data=1, fsdp=4))
+    np.testing.assert_allclose(whole.params["w"], alone.params["w"], rtol=1e-4, atol=1e-6)
+    assert "warning" not in capsys.readouterr().err
+    w = jax.jit(Softmax().init)(jax.random.key(0))["w"]
+    for rows, settings in ((slice(0, 8, 2), {"mesh": mesh_of(4)}), (slice(2), {})):
+        settings |= {"gradient_accumulation": 2} if not settings else {}
+        train(contrastive(False), tmp_path / str(rows), **settings)
+        first = Softmax().batch(0)["x"][rows]
+        loss = float(contrast(first, w, gather=False).mean())
+        warning = f"the loss of the same rows is {loss:.4g} in one batch, but 0 in the shards and"
+        assert warning in capsys.readouterr().err
+
+
+class Scripted(Softmax):
+    """Counts its steps in a parameter; values of a validation are a function of the count."""
+
+    best = ("reward", "max")
+
+    def __init__(self, values):
+        self.values = values
+
+    def init(self, key):
+        return {"step": jnp.zeros(())}
+
+    def loss(self, params, batch, randomness):
+        return {"loss": -params["step"] * 8, "count": 8}
+
+    def evaluate(self, params, mesh, check_stop):
+        return self.values(int(params["step"]))
+
+
+count_steps = functools.partial(
+    train, optimizer=optax.sgd(1.0), steps=20, checkpoint_every=2, eval_every=2
+)
+
+
+class Killed(BaseException):
+    """Ends a run like the end of the process."""
+
+
+def test_patience_ends_an_interrupted_run_at_the_same_step(tmp_path, capsys):
+    """Steps 2, 4, ... have these rewards; the second one is the best until step 14."""
+    rewards = dict(zip(range(2, 22, 2), [1, 3, 2.5, jnp.nan, 2, 9, 9, 9, 9, 9], strict=True))
+    task = Scripted(lambda step: {"loss": 1.0, "reward": rewards[step]})
+
+    def kill(*_):
+        raise Killed
+
+    for folder, ends in ((tmp_path / "whole", ()), (tmp_path / "cut", (5, 6, 8, 9))):
+        for end in ends:
+            with pytest.raises(Killed):
+                count_steps(task, folder, patience=3, hooks=[every(end, kill)])
+        assert int(count_steps(task, folder, patience=3).step) == 10
+        assert Checkpoints(folder / "run" / "checkpoints").best_step() == 4
+    log = "no better reward in the last 3 validations"
+    assert f"stopped early at step 10: {log}" in capsys.readouterr().err
+    assert int(count_steps(task, folder, patience=3).step) == 10
+    assert f"nothing to do: {log}" in capsys.readouterr().err
+    assert int(count_steps(task, folder, patience=8).step) == 20
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert list(json.loads(lines[0]))[:3] == ["kind", "step", "reward"]
+
+
+def test_the_best_metric_of_the_settings(tmp_path):
+    task = Scripted(lambda step: {"reward": -step, "loss": -step, "error": abs(step - 3.5)})
+    for metric, best in ((None, 2), ("loss", 6), ("reward", 2), ("error:min", 4), ("error:max", 6)):
+        folder = tmp_path / str(metric)
+        count_steps(task, folder, steps=6, best_metric=metric)
+        assert Checkpoints(folder / "run" / "checkpoints").best_step() == best
+    for metric, message in (
+        ("error", "best_metric=error: expected one of loss, .* error:min or error:max"),
+        ("reward:min", "holds a run with fit.best_metric='error:max', but 'reward:min' was"),
+        ("bleu", "holds a run"),
+    ):
+        with pytest.raises(UserError, match=message):
+            count_steps(task, folder, steps=6, best_metric=metric)
+
+
+def test_a_first_validation_that_fails_ends_the_run(tmp_path, capsys):
+    """A later one is reported with its traceback; the run then ends like any other."""
+    for values, error, message in (
+        (lambda step: {"reward": 1 / (step - 2)}, ZeroDivisionError, "division by zero"),
+        (lambda step: {"loss": 1, "nll": 2}, UserError, "expected 'reward', .*: got loss, nll"),
+    ):
+        with pytest.raises(error, match=message):
+            count_steps(Scripted(values), tmp_path, steps=8)
+    with pytest.raises(UserError, match=r"expected 'reward', .*: got none"):
+        count_steps(Scripted(lambda step: {}), tmp_path, steps=8, patience=1)
+
+    def later(step):
+        return {"loss": 0} if step == 6 else {"reward": 1 / (step - 4)}
+
+    assert int(count_steps(Scripted(later), tmp_path, steps=8).step) == 8
+    log = capsys.readouterr().err
+    assert "step 4/8  validation failed, the checkpoint has no score: ZeroDivisionError" in log
+    assert "in later\n" in log
+    assert "step 6/8  validation failed, the checkpoint has no score: UserError: expected" in log
+    assert Checkpoints(tmp_path / "run" / "checkpoints").best_step() == 8
+
+
+def test_injected_hyperparameters_stay_and_are_named(tmp_path, capsys):
+    def sgd(rate):
+        schedule = optax.linear_schedule(1.0, 0.5, 100)
+        sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=rate, momentum=schedule)
+        return optax.chain(optax.clip(1.0), sgd)
+
+    train(Softmax(), tmp_path, sgd(0.25))
+    state = train(Softmax(), tmp_path, sgd(0.125), steps=8)
+    assert float(state.opt_state[1].hyperparams["learning_rate"]) == 0.25
+    assert capsys.readouterr().err.count("inject_hyperparams: ") == 1
+    train(Softmax(), tmp_path, sgd(0.25), steps=12)
+    assert "inject_hyperparams" not in capsys.readouterr().err

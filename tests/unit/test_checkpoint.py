@@ -300,7 +300,7 @@ class TestScore:
         good = path.read_bytes()
         for position in range(len(good)):
             flip(path, position)
-            assert not checkpoints.is_scored(1)
+            assert not checkpoints.score(1)[0]
             assert checkpoints.best_step() == 2
             flip(path, position)
         for content in (b"", good[:-1], b"{}", b"[" * 10_000):

@@ -42,11 +42,11 @@ def folder(tmp_path):
 def test_reports_are_plain_lines_and_json(folder, capsys):
     """Without a terminal; NaN is null in JSON."""
     with Reporter(folder, start=0, steps=10) as reporter:
-        reporter.train(5, VALUES)
+        reporter.write(5, "train", VALUES)
         assert records(folder) == [{"kind": "train", "step": 5, **VALUES}]  # before the run ends
-        reporter.valid(9, {"loss": 2.0, "perplexity": 7.39})
+        reporter.write(9, "valid", {"loss": 2.0, "perplexity": 7.39})
         reporter.failed_validation(10, ValueError("a store\nis damaged"))
-        reporter.train(10, VALUES | {"loss": math.nan})
+        reporter.write(10, "train", VALUES | {"loss": math.nan})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step 5/10  loss 2.500  ppl 9.87  lr 1.00e-03  12,346 tokens/s")
     assert lines[0].endswith("  01:00 left")  # five steps of 12 seconds
@@ -73,7 +73,7 @@ def test_removed_reports_are_kept_in_another_file(folder):
     """Each removed report is kept once; an incomplete line is not a report."""
     with Reporter(folder, start=0, steps=10) as reporter:
         for step in (2, 4, 6):
-            reporter.train(step, VALUES)
+            reporter.write(step, "train", VALUES)
     lines = folder.metrics.read_bytes().splitlines(keepends=True)
     cut = folder.path / "metrics.after-4.jsonl"
     folder.metrics.write_bytes(b"".join(lines) + b'{"kind": "train", "st')
@@ -96,7 +96,7 @@ def test_reports_of_a_resumed_run_are_not_repeated(folder, capsys):
 
     def run(reporter):
         reporter.failed_validation(7, ValueError("no data"))
-        reporter.train(10, VALUES)
+        reporter.write(10, "train", VALUES)
         reporter.skipped(5, "", [3], now=10)
         reporter.failed_validation(14, ValueError("no data"))
 
@@ -159,7 +159,7 @@ def test_tensorboard_that_cannot_be_opened_is_dropped(folder, capsys):
     pytest.importorskip("tensorboardX")
     folder.tensorboard.touch()  # not a folder
     with Reporter(folder, start=0, steps=10) as reporter:
-        reporter.train(5, VALUES)
+        reporter.write(5, "train", VALUES)
     assert steps(folder) == [("train", 5)]
     assert "TensorBoard failed and gets no more reports: FileExistsErr" in capsys.readouterr().err
 
@@ -172,7 +172,7 @@ def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full
     reporter._metrics._file = full
     message = r"^/dev/full: No space left on device; free or repair the disk"
     with pytest.raises(OSError, match=message), reporter:
-        reporter.train(5, VALUES)
+        reporter.write(5, "train", VALUES)
     assert closed == [True]
 
 

@@ -1,0 +1,73 @@
+"""A check before the first step: the loss must not depend on how rows are split."""
+
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh
+from jaxtyping import Array, PyTree
+
+from jaxformer.layout import global_mesh
+from jaxformer.training.mesh import AXES, DATA_AXIS, num_batch_shards, replicated
+from jaxformer.training.step import global_sums, step_key
+from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
+
+# Relative differences that rounding explains, with numbers of 16 bits or less and without.
+_ROUNDED, _PRECISE = 2e-2, 1e-3
+_LOW_PRECISION = re.compile(r":(bf16|f16|f8_\w+)\[")
+
+
+def describe_dependence(
+    loss: Loss, params: PyTree, batch: PyTree, mesh: Mesh, gradient_accumulation: int
+) -> str:
+    """Describes how the loss of a few rows depends on shards and micro-batches; "" if it does not.
+
+    Only one row of each micro-batch of a shard is computed, so that all of them fit into one.
+    """
+    if mesh.shape[DATA_AXIS] * gradient_accumulation == 1:
+        return ""
+    try:
+        # By default, TPUs round the factors of float32 matmuls to bfloat16.
+        with global_mesh(None), jax.default_matmul_precision("highest"):
+            traced = _make_mean_losses(loss, mesh, gradient_accumulation).trace(params, batch)
+        split, whole, magnitude = map(float, traced.lower().compile()(params, batch))
+    except Exception as error:  # such as a loss for batches of one size
+        cause = f"{type(error).__name__}: {error}".split("\n")[0]
+        return f"could not check that the rows of a batch are independent: {cause}"
+    tolerance = _ROUNDED if _LOW_PRECISION.search(str(traced.jaxpr)) else _PRECISE
+    if not abs(split - whole) > tolerance * magnitude:
+        return ""
+    return (
+        f"the loss of the same rows is {whole:.4g} in one batch, but {split:.4g} in the shards and "
+        "micro-batches of this run. Return sums over independent rows, with random numbers from "
+        "randomness.row_ids. A loss over the whole batch needs jax.lax.all_gather over 'data' or "
+        "mesh.data=1, and gradient_accumulation=1; see docs/training.md"
+    )
+
+
+@cached_by_function
+def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> Callable:
+    """Returns a jitted function: the mean loss of rows split as in training, and in one batch.
+
+    The third result is the mean magnitude of the loss, the scale of rounding errors.
+    """
+    devices = mesh.devices.reshape(1, -1, mesh.shape["tensor"])
+    one_shard = Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 3)
+
+    def with_magnitude(params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
+        sums = loss(params, batch, randomness)
+        return {"loss": sums["loss"], "count": sums["count"], "size": jnp.abs(sums["loss"])}
+
+    def first_rows(array: Array) -> Array:
+        shards = array.reshape(num_batch_shards(mesh), -1, *array.shape[1:])
+        return shards[:, :gradient_accumulation].reshape(-1, *array.shape[1:])
+
+    def mean_losses(params: PyTree, batch: PyTree) -> tuple[Array, Array, Array]:
+        rows, key = jax.tree.map(first_rows, batch), step_key(0, jnp.zeros((), jnp.int32))
+        split = global_sums(with_magnitude, mesh, gradient_accumulation)(params, rows, key)
+        whole = global_sums(with_magnitude, one_shard, 1)(params, rows, key)
+        magnitude = jnp.maximum(split["size"] / split["count"], whole["size"] / whole["count"])
+        return split["loss"] / split["count"], whole["loss"] / whole["count"], magnitude
+
+    return jax.jit(mean_losses, out_shardings=replicated(mesh))

@@ -1,12 +1,11 @@
 """The command ``compare``: significance tests between systems on one reference."""
 
 import argparse
-import pathlib
 import re
 
 from tqdm import tqdm
 
-from jaxformer.data.text_files import read_file
+from jaxformer.data.text_files import COMPRESSED, read_file
 from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import measures
 from jaxformer.evaluation.significance import compare as compare_systems
@@ -19,8 +18,8 @@ def compare(options: argparse.Namespace) -> None:
       UserError: A file cannot be read, has another number of lines than the reference or is given
         twice, or the target language is unknown.
     """
-    uncompressed = pathlib.PurePath(options.reference.name.removesuffix(".gz"))
-    language = options.language or uncompressed.suffix.removeprefix(".")
+    suffixes = [name for name in options.reference.suffixes if name not in COMPRESSED]
+    language = options.language or "".join(suffixes[-1:]).removeprefix(".")
     if options.language is None and not re.fullmatch("[a-z]{2}", language):
         raise UserError(
             f"--language CODE is needed, since {options.reference} does not end in one, such as .de"

@@ -1,7 +1,8 @@
-"""Corpora of sentence pairs: text, Parquet or JSONL files, TFDS, treebanks, or numerals."""
+"""Corpora of sentence pairs: text, Parquet, JSONL or TSV files, TFDS, treebanks, or numerals."""
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Literal, Protocol, runtime_checkable
 
@@ -12,6 +13,8 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
 from jaxformer.files import local_path
 
+_SPECIAL = r"</?s>|<pad>|<unk>|<0x..>"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -19,23 +22,25 @@ class DataConfig:
 
     Attributes:
       corpus: "text" reads line-aligned files, "parquet" and "jsonl" files of rows with a column
-        "translation", "tfds" a TensorFlow Datasets translation builder, "numerals" generates
-        English and German number words, "trees" reads treebanks: the source is the words, the
-        target is the tree (section 6.3).
+        "translation", "tsv" files with source, tab and target on each line, "tfds" a TensorFlow
+        Datasets translation builder, "numerals" generates English and German number words, "trees"
+        reads treebanks: the source is the words, the target is the tree (section 6.3).
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
       directory: For "tfds": the data directory; the default of TFDS when empty.
       source_language: Language code of the source; also the file extension for "text".
       target_language: Language code of the target; also the file extension for "text". It selects
         sacreBLEU's tokenizer for BLEU.
       train: Training split. A path prefix for "text": "data/train" means data/train.en and
-        data/train.de, or the same with .gz. Comma-separated files for "trees", "parquet" and
-        "jsonl", which accept patterns such as ``data/train-*.parquet``. Otherwise a split name.
-        Several splits with weights: "news:1,captions:3" has each pair of the second one three times
-        in an epoch.
+        data/train.de, or the same with .gz, .bz2, .xz or .zst. Comma-separated files for "trees",
+        "parquet", "jsonl" and "tsv"; the last three accept patterns such as
+        ``data/train-*.parquet``. Otherwise a split name. Several splits need weights:
+        "news:1,captions:3" has each pair of the second one three times in an epoch.
       valid: Validation split, in the same form.
       tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the one of the model
         that comes with jaxformer. None takes the one of ``training.init_from``, and without that
         learns one from the training text, as "new" does.
+      user_defined_symbols: Placeholders, such as "<name>,<url>". Each is one token on both sides, as
+        with the option of spm_train. A tokenizer that is given must have them.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
@@ -46,7 +51,7 @@ class DataConfig:
     Departs from the paper: training pairs longer than ``max_length``, 256, are left out.
     """
 
-    corpus: Literal["text", "tfds", "numerals", "trees", "parquet", "jsonl"] = "tfds"
+    corpus: Literal["text", "tfds", "numerals", "trees", "parquet", "jsonl", "tsv"] = "tfds"
     builder: str = "wmt14_translate/de-en"
     directory: str = ""
     source_language: str = "en"
@@ -54,6 +59,7 @@ class DataConfig:
     train: str = "train"
     valid: str = "validation"
     tokenizer: str | None = None
+    user_defined_symbols: str = ""
     batching: Literal["buckets", "packing"] = "buckets"
     tokens_per_batch: int = 25_000
     max_length: int = 256
@@ -65,12 +71,23 @@ class DataConfig:
                 local_path(getattr(self, name) or "")
             except UserError as error:
                 raise UserError(f"data.{name}: {error}") from None
+        symbols = self.symbols()
+        wrong = [s for s in symbols if not s or re.search(rf"\s|^({_SPECIAL})$", s)]
+        if wrong or len(set(symbols)) < len(symbols):
+            raise UserError(
+                "data.user_defined_symbols must be different words with commas between, such as "
+                f"<name>,<url>, and no special tokens: got {self.user_defined_symbols!r}"
+            )
         check_positive(self, "data", "tokens_per_batch", "max_length")
         if self.tokens_per_batch < self.max_length:
             raise UserError(
                 "data.tokens_per_batch must hold at least one sentence of data.max_length: got "
                 f"tokens_per_batch={self.tokens_per_batch}, max_length={self.max_length}"
             )
+
+    def symbols(self) -> list[str]:
+        """Returns ``user_defined_symbols`` as a list."""
+        return self.user_defined_symbols.split(",") if self.user_defined_symbols else []
 
 
 @runtime_checkable
@@ -163,7 +180,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     languages = (config.source_language, config.target_language)
     if config.corpus == "text":
         return TextCorpus(*languages)
-    if config.corpus in ("parquet", "jsonl"):
+    if config.corpus in ("parquet", "jsonl", "tsv"):
         return RecordCorpus(config.corpus, *languages)
     if config.corpus == "numerals":
         return NumeralsCorpus(*languages)

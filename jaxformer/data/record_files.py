@@ -1,4 +1,4 @@
-"""Sentence pairs from Parquet and JSONL files, as on the Hugging Face Hub."""
+"""Sentence pairs from Parquet and JSONL files, as on the Hugging Face Hub, and from TSV files."""
 
 import collections
 import contextlib
@@ -12,8 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from jaxformer.checks import is_unicode
-from jaxformer.data.catalog import how_to_get
-from jaxformer.data.text_files import combined, read_bytes, regular_file
+from jaxformer.data.text_files import (
+    combined,
+    find_file,
+    open_bytes,
+    read_bytes,
+    read_file,
+    regular_file,
+)
 from jaxformer.errors import UserError, needs_package
 from jaxformer.files import local_path, readable
 
@@ -23,24 +29,27 @@ _SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5}).*")
 
 
 class RecordCorpus:
-    """Files with one sentence pair a row: Parquet, or JSON objects on lines of their own.
+    """Files with one sentence pair a row: Parquet, JSON objects on lines of their own, or TSV.
 
     A row has a text for each language, ``{"en": "Yes.", "de": "Ja."}``, either as its columns or in
-    a column ``translation``. A split is a file or a pattern such as ``wmt14/train-*.parquet``, or
-    several with commas between. Files are read in the order of their names.
+    a column ``translation``. A line of TSV has the source, a tab and the target. A split is a file
+    or a pattern such as ``wmt14/train-*.parquet``, or several with commas between. Files are read
+    in the order of their names.
     """
 
     target_symbols = False
 
     def __init__(
         self,
-        file_format: Literal["parquet", "jsonl"],
+        file_format: Literal["parquet", "jsonl", "tsv"],
         source_language: str,
         target_language: str,
     ) -> None:
         """Takes the format of all files, and the languages, which are names of columns."""
         self._languages = (source_language, target_language)
-        self._rows, self._count = _FORMATS[file_format]
+        self._open, self._rows, self._count = _FORMATS[file_format]
+        # No file is both of the other formats, whose fingerprints are as in 0.2.0.
+        self._kind = ("tsv",) if file_format == "tsv" else ()
         self._counts: dict[pathlib.Path, int] = {}
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
@@ -67,22 +76,22 @@ class RecordCorpus:
         """Returns a hash of the languages and of the bytes of all files.
 
         Raises:
-          UserError: A file is missing or cannot be read.
+          UserError: A file is missing, cannot be read, or is in another format.
         """
         digests = []
         for path in _paths(split):
-            with readable(path), path.open("rb") as stream:
+            # Checks the format: the cache may have a store of the same bytes in their own format.
+            with self._open(path), readable(path), path.open("rb") as stream:
                 digests.append(hashlib.file_digest(stream, "sha256"))
-        identity = (*self._languages, combined(digests))
+        identity = (*self._languages, combined(digests), *self._kind)
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def _pair(self, row: Any, place: str) -> tuple[str, str]:
         texts = row
         if isinstance(row, dict) and not isinstance(row.get(_COLUMN, ""), str):
             texts = row[_COLUMN]
-        pair: list[Any] = [
-            texts.get(name) if isinstance(texts, dict) else None for name in self._languages
-        ]
+        texts = texts if isinstance(texts, dict) else {}
+        pair = row if isinstance(row, tuple) else [texts.get(name) for name in self._languages]
         for language, text in zip(self._languages, pair, strict=True):
             if not isinstance(text, str):
                 raise UserError(
@@ -115,7 +124,7 @@ def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
     elif names := sorted(glob.glob(_below_existing_folder(pattern))):
         _check_series(pattern, names)
     else:
-        raise UserError(f"{pattern}: no such file; {how_to_get(pattern) or 'name another'}")
+        names = [str(find_file(pattern))]
     return [path for path in map(pathlib.Path, names) if regular_file(path)]
 
 
@@ -151,7 +160,18 @@ def _json_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[Any]:
             ) from None
 
 
-def _json_count(path: pathlib.Path) -> int:
+def _tsv_rows(path: pathlib.Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_file(path), 1):
+        source, *others = line.split("\t")
+        if len(others) != 1:
+            raise UserError(
+                f"{path}:{number}: expected a source, one tab and a target, got {len(others)} "
+                "tabs; select two columns, for example with cut -f 1,2"
+            )
+        yield source, others[0]
+
+
+def _line_count(path: pathlib.Path) -> int:
     return sum(1 for _ in read_bytes(path))
 
 
@@ -203,12 +223,15 @@ def _open_parquet(path: pathlib.Path) -> Iterator[Any]:
     except (pyarrow.ArrowException, OSError) as error:
         what = str(error).splitlines()[0]
         raise UserError(
-            f"{path}: expected a whole Parquet file: {what}; delete it and get it again"
+            f"{path}: expected a whole Parquet file: {what}; get it again, or name its format in "
+            "data.corpus"
         ) from None
 
 
+_Open = Callable[[pathlib.Path], contextlib.AbstractContextManager[Any]]
 _Rows = Callable[[pathlib.Path, tuple[str, str]], Iterator[Any]]
-_FORMATS: dict[str, tuple[_Rows, Callable[[pathlib.Path], int]]] = {
-    "parquet": (_parquet_rows, _parquet_count),
-    "jsonl": (_json_rows, _json_count),
+_FORMATS: dict[str, tuple[_Open, _Rows, Callable[[pathlib.Path], int]]] = {
+    "parquet": (_open_parquet, _parquet_rows, _parquet_count),
+    "jsonl": (open_bytes, _json_rows, _line_count),
+    "tsv": (open_bytes, _tsv_rows, _line_count),
 }

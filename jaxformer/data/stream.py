@@ -17,10 +17,9 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
-from jaxformer.data.catalog import how_to_get
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.findings import Findings
-from jaxformer.data.text_files import check_format, regular_file
+from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import (
     PAD,
     SPACE_SYMBOL,
@@ -48,7 +47,7 @@ class StreamConfig:
 
     Attributes:
       corpus: "stream"; distinguishes this config from :class:`~jaxformer.data.corpus.DataConfig`.
-      file: Text file, UTF-8.
+      file: Text file, UTF-8, plain or compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
       tokens: "characters", or "bpe" for BPE tokens that preserve line breaks and spaces.
       tokenizer: Tokenizer of a new run, as in :class:`~jaxformer.data.corpus.DataConfig`; then
         ``tokens`` has no meaning.
@@ -245,14 +244,9 @@ def read_text(path: pathlib.Path) -> str:
     Raises:
       UserError: The file cannot be read, is not UTF-8 text, or is too short to split.
     """
-    if regular_file(path) is None:
-        hint = how_to_get(path)
-        raise UserError(
-            f"{path}: cannot be read: No such file or directory{f'; {hint}' if hint else ''}"
-        )
-    with readable(path):
-        content = path.read_bytes()
-    check_format(content, path)
+    path = find_file(path)
+    with open_bytes(path) as stream:
+        content = stream.read()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

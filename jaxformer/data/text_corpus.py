@@ -10,8 +10,9 @@ from jaxformer.data.text_files import (
     find_file,
     fingerprint_files,
     paired,
-    read_corpus_file,
+    read_file,
 )
+from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
 
@@ -19,7 +20,8 @@ class TextCorpus:
     """Line-aligned text files.
 
     A split is a path prefix: ``data/train`` means ``data/train.en`` and ``data/train.de``. Each may
-    be compressed with gzip (``.gz``). Line n of one file translates line n of the other.
+    be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``). Line n of one file translates line n of
+    the other.
     """
 
     target_symbols = False
@@ -37,7 +39,7 @@ class TextCorpus:
         """
         paths = self._paths(split)
         digests = [hashlib.sha256() for _ in paths]
-        sides = [read_corpus_file(*file) for file in zip(paths, digests, strict=True)]
+        sides = [read_file(*file) for file in zip(paths, digests, strict=True)]
         hint = "; line n of one must translate line n of the other"
         yield from paired(sides[0], sides[1], str(paths[0]), str(paths[1]), hint)
         self._fingerprints[split] = combined(digests)
@@ -61,4 +63,13 @@ class TextCorpus:
         return self._fingerprints[split]
 
     def _paths(self, split: str) -> list[pathlib.Path]:
-        return [find_file(local_path(f"{split}.{language}")) for language in self._languages]
+        try:
+            return [find_file(local_path(f"{split}.{language}")) for language in self._languages]
+        except UserError:
+            if "," not in split:
+                raise
+            weighted = f"{split.replace(',', ':1,')}:1"
+            raise UserError(
+                f"several corpora need weights, as in --config.data.train={weighted}, and "
+                f"data.valid takes a single corpus: got {split!r}, which is no file"
+            ) from None

@@ -1,60 +1,67 @@
 """Text files, compressed or not: lines, fingerprints, and suggestions for misspelled names."""
 
+import bz2
 import contextlib
 import gzip
 import hashlib
+import io
 import itertools
+import lzma
 import os
 import pathlib
+import re
 import stat
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, TypeVar, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, TypeVar
 
 from jaxformer.data.catalog import how_to_get
-from jaxformer.errors import UserError, did_you_mean
+from jaxformer.errors import UserError, did_you_mean, needs_package
 from jaxformer.files import readable
+
+try:
+    from compression import zstd  # type: ignore[import-not-found]  # Python 3.14
+except ImportError:
+    zstd = None
 
 # A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
 _LONGEST_LINE = 1_000_000
+# Endings of names of files that are decompressed, and the formats.
+COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
+_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zstd.ZstdError if zstd else EOFError)
 # First bytes of files that are not UTF-8 text, and the program that makes text of them.
 _FORMATS = {
-    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
-    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
-    b"\x1f\x8b": ("gzip", "gunzip, or name it .gz"),
-    b"PK\x03\x04": ("zip", "unzip"),
-    b"BZh91AY": ("bzip2", "bunzip2"),
-    b"\xfd7zXZ": ("xz", "unxz"),
-    b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
-    b"PAR1\x15": ("Parquet", "a program that reads Parquet"),
+    rb"\xff\xfe\0\0|\0\0\xfe\xff": ("UTF-32", "iconv -f UTF-32 -t UTF-8"),
+    rb"\xff\xfe|\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    rb"\x1f\x8b": ("gzip", "gunzip, or name it .gz"),
+    rb"BZh[1-9](1AY&SY|\x17rE8P)": ("bzip2", "bunzip2, or name it .bz2"),
+    rb"\xfd7zXZ\0": ("xz", "unxz, or name it .xz"),
+    rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18": ("Zstandard", "unzstd, or name it .zst"),
+    rb"\x5d\0\0.{2}": ("lzma", "unlzma"),
+    rb"\x1f\x9d": ("compress", "uncompress"),
+    rb"\x04\x22\x4d\x18": ("LZ4", "unlz4"),
+    rb"7z\xbc\xaf": ("7z", "7z x"),
+    rb"Rar!\x1a": ("RAR", "unrar x"),
+    rb"PK(\x03\x04|\x05\x06)": ("zip, or a document such as DOCX", "unzip, or save it as text"),
+    rb".{257}ustar": ("tar", "tar -xf"),
+    rb"%PDF-": ("PDF", "pdftotext"),
+    rb"\{\\rtf|\xd0\xcf\x11\xe0": ("a document", "its program: save it as text"),
+    rb"PAR1\x15": ("Parquet", "a program that reads Parquet, or give data.corpus=parquet"),
 }
+_WIDE = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
 
 T = TypeVar("T")
 
 
-def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    r"""Yields the lines of an open binary file, without line ends.
+def decode_line(line: bytes, place: str) -> str:
+    r"""Returns the text of a line, without its end.
 
     Only ``\n`` and ``\r\n`` end a line. ``str.splitlines`` would also break lines at U+0085 and
     others that occur in news text, and the two sides of a corpus would no longer match.
 
-    Args:
-      stream: A binary file, or any lines as bytes.
-      name: Name of the file in error messages.
-
-    Raises:
-      UserError: A line is not UTF-8.
-
-    >>> list(read_lines([b"caf\xc3\xa9\r\n", b"two"], "example"))
-    ['café', 'two']
-    """
-    for number, line in enumerate(stream, 1):
-        yield decode_line(line, f"{name}:{number}")
-
-
-def decode_line(line: bytes, place: str) -> str:
-    """Returns the text of a line, without its end.
+    >>> decode_line(b"caf\xc3\xa9\r\n", "example:1")
+    'café'
 
     Args:
       line: The line as bytes.
@@ -72,30 +79,6 @@ def decode_line(line: bytes, place: str) -> str:
             "iconv -f WINDOWS-1252 -t UTF-8"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def bounded_lines(readline: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    r"""Yields the lines of a binary file, each with its ``\n``, in bounded memory.
-
-    A megabyte of gzip can hold a line of a gigabyte.
-
-    Args:
-      readline: Method of the file.
-      name: Name of the file in error messages.
-
-    Raises:
-      UserError: A line is longer than any sentence or tree.
-    """
-    for number in itertools.count(1):
-        line = readline(_LONGEST_LINE + 1)
-        if len(line) > _LONGEST_LINE:
-            raise UserError(
-                f"{name}:{number}: expected one sentence a line, of at most {_LONGEST_LINE:,} "
-                r"bytes, got a longer line; end each line with \n, or remove this line"
-            )
-        if not line:
-            return
-        yield line
 
 
 def paired(
@@ -125,39 +108,32 @@ def paired(
         yield one, other
 
 
-def read_file(path: pathlib.Path) -> Iterator[str]:
-    """Yields the lines of a text file, decompressed if its name ends in ``.gz``.
-
-    A byte-order mark at the beginning of the file is left out.
-
-    Raises:
-      UserError: The file cannot be read, is damaged, or is not UTF-8.
-    """
-    lines = (
-        line.removeprefix(b"" if number else BOM_UTF8)
-        for number, line in enumerate(read_bytes(path))
-    )
-    return read_lines(lines, str(path))
-
-
-def read_corpus_file(path: pathlib.Path, digest: Any) -> Iterator[str]:
-    """Yields the lines of a text file to train on, and hashes what it reads.
+def read_file(path: pathlib.Path, digest: Any = None) -> Iterator[str]:
+    """Yields the lines of a text file, decompressed as by :func:`open_bytes`.
 
     A byte-order mark at the beginning of the file is left out.
 
     Args:
-      path: File, decompressed if its name ends in ``.gz``.
+      path: The file.
       digest: Hash object of :mod:`hashlib`; receives the uncompressed bytes.
 
     Raises:
       UserError: The file cannot be read, is damaged, or is not UTF-8 text with one sentence a line.
     """
-    lines = _hashed(read_bytes(path), digest)
-    return read_lines(_checked(lines, path), str(path))
+    for number, line in enumerate(read_bytes(path), 1):
+        if digest is not None:
+            digest.update(line)
+        if b"\0" in line:
+            raise UserError(
+                f"{path}:{number}: expected text, got a NUL byte at position "
+                f"{line.index(0) + 1} of the line; remove the NUL"
+            )
+        line = line.removeprefix(BOM_UTF8) if number == 1 else line
+        yield decode_line(line, f"{path}:{number}")
 
 
 def byte_order_notes(paths: Iterable[pathlib.Path]) -> list[str]:
-    """Returns a note for each file whose byte-order mark :func:`read_corpus_file` leaves out."""
+    """Returns a note for each file whose byte-order mark :func:`read_file` leaves out."""
     return [
         f"{path}:1: the byte-order mark at the beginning of the file is left out"
         for path in paths
@@ -165,36 +141,38 @@ def byte_order_notes(paths: Iterable[pathlib.Path]) -> list[str]:
     ]
 
 
-def _hashed(lines: Iterable[bytes], digest: Any) -> Iterator[bytes]:
-    for line in lines:
-        digest.update(line)
-        yield line
-
-
-def _checked(lines: Iterable[bytes], path: pathlib.Path) -> Iterator[bytes]:
-    """Yields lines without a byte-order mark; refuses those that are not text."""
-    for number, line in enumerate(lines, 1):
-        if number == 1:
-            check_format(line, path)
-            line = line.removeprefix(BOM_UTF8)
-        if b"\0" in line:
-            raise UserError(
-                f"{path}:{number}: expected text, got a NUL byte at position "
-                f"{line.index(0) + 1} of the line; if the file is UTF-16, convert it with "
-                "iconv -f UTF-16 -t UTF-8, or else remove the NUL"
-            )
-        yield line
-
-
-def check_format(line: bytes, path: pathlib.Path) -> None:
-    """Checks that a file, which begins with ``line``, is not in a format other than text.
+def check_format(head: bytes, name: str) -> None:
+    """Checks that a text, which begins with ``head``, is UTF-8 and not in another format.
 
     Raises:
-      UserError: It is.
+      UserError: It is in another format, or none of several lines is UTF-8.
     """
-    for start, (name, remedy) in _FORMATS.items():
-        if line.startswith(start):
-            raise UserError(f"{path}:1: expected UTF-8 text, got {name}; convert it with {remedy}")
+    formats = (found for start, found in _FORMATS.items() if re.match(start, head, re.DOTALL))
+    what, remedy = next(formats, (_wide_encoding(head), None))
+    lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
+    if what is None and len(lines) > 2 and not any(map(_is_utf8, lines)):
+        what, remedy = "another encoding", "iconv -f ENCODING -t UTF-8, for example GB18030"
+    if what is not None:
+        remedy = remedy or f"iconv -f {what} -t UTF-8"
+        raise UserError(f"{name}:1: expected UTF-8 text, got {what}; convert it with {remedy}")
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """Returns the encoding of text in two or four bytes a character, if this is such a text."""
+
+    def ascii_characters(encoding: str) -> int:
+        return sum("\0" < character < "\x80" for character in head.decode(encoding, "replace"))
+
+    if b"\0" not in head:
+        return None
+    best = max(_WIDE, key=ascii_characters)
+    # In UTF-8 text with stray NULs, few line ends have one beside them.
+    newlines = head.decode(best, "replace").count("\n")
+    return best if ascii_characters(best) and 2 * newlines >= head.count(b"\n") else None
+
+
+def _is_utf8(line: bytes) -> bool:
+    return line.decode(errors="ignore").encode() == line
 
 
 def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
@@ -206,8 +184,8 @@ def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
     digests = []
     for path in paths:
         digests.append(hashlib.sha256())
-        for _ in _hashed(read_bytes(path), digests[-1]):
-            pass
+        for line in read_bytes(path):
+            digests[-1].update(line)
     return combined(digests)
 
 
@@ -217,31 +195,59 @@ def combined(digests: Sequence[Any]) -> str:
 
 
 def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
-    r"""Yields the lines of a file as bytes, each with its ``\n``; decompresses ``.gz`` files.
+    r"""Yields the lines of a file as bytes, each with its ``\n``, in bounded memory.
+
+    A megabyte of gzip can hold a line of a gigabyte.
 
     Raises:
-      UserError: The file cannot be read or is damaged, or a line is too long.
+      UserError: The file cannot be read as text, or a line is longer than any sentence or tree.
     """
     with open_bytes(path) as stream:
-        yield from bounded_lines(stream.readline, str(path))
+        for number in itertools.count(1):
+            line = stream.readline(_LONGEST_LINE + 1)
+            if len(line) > _LONGEST_LINE:
+                raise UserError(
+                    f"{path}:{number}: expected one sentence a line, of at most {_LONGEST_LINE:,} "
+                    r"bytes, got a longer line; end each line with \n, or remove this line"
+                )
+            if not line:
+                return
+            yield line
 
 
 @contextlib.contextmanager
 def open_bytes(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Opens a file to read bytes, decompressed if its name ends in ``.gz``.
+    """Opens a text file to read bytes, decompressed if its name ends as in ``COMPRESSED``.
 
     Raises:
-      UserError: The file cannot be opened, or cannot be read while it is open.
+      UserError: The file cannot be opened, cannot be read while it is open, or is not text.
     """
     with readable(path):
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-                yield cast(BinaryIO, stream)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            with _open(path) as stream:
+                check_format(stream.peek(1), str(path))
+                yield stream
+        except _DAMAGED as error:
+            if path.suffix not in COMPRESSED or getattr(error, "errno", None):
+                raise
+            name = COMPRESSED[path.suffix]
             raise UserError(
-                f"{path}: expected a whole gzip file: {error}; copy it again, or compress it with "
-                "gzip"
+                f"{path}: expected a whole {name} file: {error}; copy it again, or compress it "
+                f"with {name}"
             ) from None
+
+
+def _open(path: pathlib.Path) -> Any:
+    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    if path.suffix in openers:
+        return openers[path.suffix](path)
+    if path.suffix != ".zst":
+        return path.open("rb")
+    if zstd is not None:
+        return zstd.open(path)
+    with needs_package("pyarrow", "which reads Zstandard before Python 3.14"):
+        import pyarrow
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
 
 
 def regular_file(path: pathlib.Path) -> pathlib.Path | None:
@@ -267,14 +273,14 @@ def regular_file(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def find_file(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path, or the path of the same file compressed with gzip.
+    """Returns the path, or the path of the same file compressed.
 
     Raises:
-      UserError: Neither exists, or it is not a file.
+      UserError: None exists, or it is not a file.
     """
-    packed = path.with_name(path.name + ".gz")
-    if found := regular_file(path) or regular_file(packed):
-        return found
+    for suffix in ("", *COMPRESSED):
+        if found := regular_file(path.with_name(path.name + suffix)):
+            return found
     what = "no such file" + ("" if path.parent.is_dir() else f": there is no folder {path.parent}")
     if hint := how_to_get(path):
         raise UserError(f"{path}: {what}; {hint}")
@@ -284,4 +290,6 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
         names = sorted(entry.name for entry in path.parent.iterdir())
     prefix = f"{path.parent}/" if path.parent.parts else ""
     hint = did_you_mean(path.name, names, "name another", prefix)
-    raise UserError(f"{path}: no such file, nor {packed.name}; {hint}")
+    if packed := [name for name in names if path.suffix and name.startswith(f"{path.name}.")]:
+        hint = f"unpack or rename {prefix}{packed[0]}"
+    raise UserError(f"{path}: no such file, nor one with {', '.join(COMPRESSED)}; {hint}")

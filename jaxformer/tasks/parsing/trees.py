@@ -163,7 +163,7 @@ def split_words(text: str) -> list[str]:
 
 
 def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
-    """Reads the trees of a file in bracket notation, uncompressed if it ends in ``.gz``.
+    """Reads the trees of a file in bracket notation, decompressed by its name.
 
     Raises:
       UserError: The file cannot be read, is not UTF-8, or a tree is malformed.

@@ -1,19 +1,25 @@
 """Line-aligned text files: pairs, fingerprints, and one message for every fault of a file."""
 
+import bz2
 import codecs
+import functools
 import gzip
+import lzma
 import os
 import pathlib
 import tracemalloc
 
+import pyarrow
 import pytest
 
+from jaxformer.cli.text import Text
 from jaxformer.config import DataConfig
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.text_files import fingerprint_files, read_file
 from jaxformer.errors import UserError
 
+zstd = functools.partial(pyarrow.compress, codec="zstd", asbytes=True)
 ENGLISH = b"one\n\ntwo\xc2\x85half\nthree\n"
 PAIRS = [("one", "eins"), ("", "leer"), ("two\x85half", "zwei"), ("three", "dreißig")]
 
@@ -38,6 +44,9 @@ def prefix(tmp_path, monkeypatch):
         "gzip in two pieces": (
             *("train.en.gz", gzip.compress(ENGLISH[:9]) + gzip.compress(ENGLISH[9:])),
         ),
+        "bzip2": ("train.en.bz2", bz2.compress(ENGLISH, 1)),
+        "xz": ("train.en.xz", lzma.compress(ENGLISH[:9]) + lzma.compress(ENGLISH[9:])),
+        "Zstandard": ("train.en.zst", zstd(ENGLISH[:9]) + zstd(ENGLISH[9:])),
     }.items(),
 )
 def test_the_same_text_in_other_bytes_is_the_same_corpus(name, content, prefix):
@@ -45,7 +54,7 @@ def test_the_same_text_in_other_bytes_is_the_same_corpus(name, content, prefix):
     pathlib.Path(content[0]).write_bytes(content[1])
     assert list(TextCorpus("en", "de").pairs(prefix)) == PAIRS
     assert list(open_corpus(DataConfig(corpus="text")).pairs(prefix)) == PAIRS
-    same_bytes = name in ("plain", "gzip", "gzip in two pieces")
+    same_bytes = name not in ("CRLF", "byte-order mark", "no end of the last line")
     found = TextCorpus("en", "de").fingerprint(prefix)
     pathlib.Path(content[0]).unlink()
     pathlib.Path("train.en").write_bytes(ENGLISH)
@@ -61,6 +70,7 @@ def test_fingerprint_depends_on_content_and_sides(prefix):
 
 
 TEXT = "naïve\nfour\nfive\nsix\n"
+HINDI, CHINESE = "हाँ, यह सही है।\nनहीं\n", "他上船了。\n一天\n是2009年。\n"
 GZIP = gzip.compress(ENGLISH * 99)
 COUNTS = r"as many lines in train\.en as in train\.de: got"
 BROKEN = r"train\.en\.gz: expected a whole gzip file: .*"
@@ -70,9 +80,15 @@ CONTENTS = [
     (b"one\ntw\xffo\n", r"en:2: not UTF-8: byte 0xff at position 3 of the line; convert .*iconv"),
     (TEXT.encode("windows-1252"), r"en:1: not UTF-8: .*iconv -f WINDOWS-1252 -t UTF-8"),
     (b"one\n\xed\xa0\x80\n", r"train\.en:2: not UTF-8: byte 0xed .*iconv"),
-    (TEXT.encode("utf-16"), r"en:1: expected UTF-8 text, got UTF-16; .*iconv -f UTF-16 -t UTF-8"),
-    (b"one\nni\0ne\n", r"en:2: expected text, got a NUL byte at position 3 .*remove the NUL"),
+    *(
+        (text.encode(name), rf"en:1: expected UTF-8 text, got {name}; .*iconv -f {name} -t UTF-8")
+        for name in ("UTF-16", "UTF-32", "UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE")
+        for text in (TEXT, "a", HINDI, CHINESE)
+    ),
+    (CHINESE.encode("gb18030"), "en:1: expected UTF-8 text, got another encoding; .*-f ENCODING"),
+    (b"PK\3\4\x14", "en:1: expected UTF-8 text, got zip, or a document .*; convert it with unzip"),
     (GZIP, r"train\.en:1: expected UTF-8 text, got gzip; convert it with gunzip, or name it \.gz"),
+    (b"one\nni\0ne\n", r"en:2: expected text, got a NUL byte at position 3 .*remove the NUL"),
     (b"x" * 10**6 + b"\n", r"en:1: expected one sentence a line, of at most 1,000,000 bytes, got"),
     (GZIP[:-12], rf"{BROKEN}; copy it again, or compress it with gzip"),
     (GZIP + b"rubbish", rf"{BROKEN}Not a gzipped file .*; copy it again"),
@@ -85,11 +101,16 @@ def test_faults_of_content_are_refused(content, message, prefix):
     pathlib.Path("train.en.gz" if message.startswith(BROKEN) else "train.en").write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(TextCorpus("en", "de").pairs(prefix))
+    if "expected UTF-8" in message:  # The other readers report bad lines one by one.
+        for lines in (Text(pathlib.Path("train.en")).lines(), read_file(pathlib.Path("train.en"))):
+            with pytest.raises(UserError, match=message):
+                list(lines)
 
 
 # What is made of train.en, and the message.
 PLACES = [
-    (lambda path: None, r"en: no such file, nor train\.en\.gz; did you mean train\.\w+\?"),
+    (lambda path: None, r"en: no such file, nor one with \.gz, .*; did you mean train\.\w+\?"),
+    (lambda path: path.with_name("train.en.zip").touch(), "en: no .*; unpack or rename train.en.z"),
     (pathlib.Path.mkdir, r"en: expected a file, this is a folder; name a file"),
     (os.mkfifo, r"en: expected a file, this is a pipe or a device, which can be read only once"),
     (lambda path: path.symlink_to("gone"), r"en: a link to gone, which does not exist; mount or"),

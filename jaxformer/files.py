@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxformer import pretrained
 from jaxformer.errors import UserError
 
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
@@ -30,8 +31,8 @@ _UNSUPPORTED = {
 }
 
 
-class RemotePathError(UserError, argparse.ArgumentTypeError):
-    """A path that is the address of something not on a local disk.
+class PathError(UserError, argparse.ArgumentTypeError):
+    """A path that is not on a local disk, or names something that is not to be written.
 
     It is also an ``ArgumentTypeError``, so that argparse prints the message unchanged.
     """
@@ -45,12 +46,12 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     leave it in ``--workdir=~/run``.
 
     Raises:
-      RemotePathError: The path is a URL, or was one before ``pathlib`` merged its slashes; or there
+      PathError: The path is a URL, or was one before ``pathlib`` merged its slashes; or there
         is no such home directory.
     """
     text = os.fspath(path)
     if "://" in text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        raise RemotePathError(
+        raise PathError(
             f"expected a path on a local disk: got {text}; work on a local disk and copy from or "
             "to there, or mount the bucket (with gcsfuse, for instance) and give the mount point"
         )
@@ -59,9 +60,32 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     try:
         return pathlib.Path(path).expanduser()
     except RuntimeError:
-        raise RemotePathError(
+        raise PathError(
             f"{text}: there is no such home directory; write ./{text} for a folder of that name"
         ) from None
+
+
+def model_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the workdir of a model to read; "pretrained" is the one that comes with jaxformer.
+
+    ``./pretrained``, or ``pathlib.Path("pretrained")``, is a folder of that name.
+    """
+    return pretrained.WORKDIR if workdir == pretrained.NAME else local_path(workdir)
+
+
+def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the workdir of a run to write.
+
+    Raises:
+      PathError: It is "pretrained", which readers would take for another model.
+    """
+    if workdir == pretrained.NAME:
+        raise PathError(
+            "pretrained is the model that comes with jaxformer, and is not changed; name another "
+            "workdir (./pretrained for a folder here), and to train this model further, add "
+            "--config.training.init_from=pretrained"
+        )
+    return local_path(workdir)
 
 
 def cache_directory() -> pathlib.Path:

@@ -6,18 +6,23 @@ The module imports no heavy libraries, so that ``--help`` and error messages app
 import argparse
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxformer import pretrained
 from jaxformer.cli import decoding_options
 from jaxformer.cli.configs import list_configs
-from jaxformer.files import local_path
+from jaxformer.files import local_path, model_path, run_path
 
-# Help of --workdir, by what a command does with it.
+# Type and help of --workdir, by what a command does with it.
 _WORKDIRS = {
-    "run": "run directory of train.py",
-    "translation": f"run directory of train.py (default: the {pretrained.DESCRIPTION})",
-    "new": "workdir to create",
+    "read": (model_path, "run directory of train.py"),
+    "translate": (
+        model_path,
+        f"run directory of train.py (default: pretrained, the {pretrained.DESCRIPTION})",
+    ),
+    "change": (run_path, "run directory of train.py"),
+    "create": (run_path, "workdir to create"),
 }
 
 
@@ -82,7 +87,7 @@ def _add_train(commands) -> None:
     )
     command.add_argument(
         "--workdir",
-        type=lambda path: path and local_path(path),
+        type=lambda path: path and run_path(path),
         metavar="DIR",
         help="run directory: config, tokenizer, checkpoints, metrics; required",
     )
@@ -121,7 +126,7 @@ def _add_translate(commands) -> None:
 
         jaxformer translate     # type a line, press Enter; Ctrl-D ends
         """,
-        workdir="translation",
+        workdir="translate",
     )
     files = command.add_argument_group(
         "text",
@@ -179,7 +184,7 @@ def _add_score(commands) -> None:
         -0.512345
         -0.734567
         """,
-        workdir="translation",
+        workdir="translate",
     )
     files = command.add_argument_group(
         "text",
@@ -206,7 +211,7 @@ def _add_evaluate(commands) -> None:
         "evaluate.evaluate",
         "translate a file and score the translations against a reference",
         "jaxformer evaluate --workdir runs/multi30k --source test.en --reference test.de",
-        workdir="translation",
+        workdir="translate",
     )
     files = command.add_argument_group("text")
     _add_path(files, "--source", "text to translate", required=True)
@@ -425,6 +430,7 @@ def _add_average(commands) -> None:
         "convert.average",
         "average the newest checkpoints, as the paper does; other commands then use the average",
         "jaxformer average --workdir runs/multi30k --last 5",
+        workdir="change",
     )
     command.add_argument(
         "--last",
@@ -449,7 +455,7 @@ def _add_attention(commands) -> None:
 
         jaxformer attention --workdir runs/multi30k "A dog runs." --heads 1,3 --output heads.png
         """,
-        workdir="translation",
+        workdir="translate",
     )
     command.add_argument("sentence", help="source sentence")
     _add_path(
@@ -505,7 +511,7 @@ def _add_quantize(commands) -> None:
         "quantize a model's parameters to int8, in a new workdir that every command accepts",
         "jaxformer quantize --workdir runs/multi30k --output runs/multi30k-int8",
     )
-    _add_path(command, "--output", "workdir to create", required=True, metavar="DIR")
+    _add_path(command, "--output", "workdir to create", required=True, metavar="DIR", type=run_path)
     decoding_options.add_weights_option(command)
 
 
@@ -516,7 +522,7 @@ def _add_import(commands) -> None:
         "convert.import_model",
         "convert another system's model to a workdir that every command accepts",
         "jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de",
-        workdir="new",
+        workdir="create",
     )
     command.add_argument(
         "system", choices=("marian",), help="marian: Marian or OPUS-MT, as on the Hugging Face Hub"
@@ -583,7 +589,7 @@ def _command(
     summary: str,
     example: str,
     *,
-    workdir: Literal["run", "translation", "new"] | None = "run",
+    workdir: Literal["read", "translate", "change", "create"] | None = "read",
 ) -> argparse.ArgumentParser:
     lines = [line.removeprefix(8 * " ") for line in example.strip().split("\n")]
     command = commands.add_parser(
@@ -597,13 +603,10 @@ def _command(
         allow_abbrev=False,
     )
     if workdir is not None:
-        command.add_argument(
-            "--workdir",
-            type=local_path,
-            required=workdir != "translation",
-            default=pretrained.WORKDIR,
-            metavar="DIR",
-            help=_WORKDIRS[workdir],
+        kind, text = _WORKDIRS[workdir]
+        required, default = workdir != "translate", pretrained.WORKDIR
+        _add_path(
+            command, "--workdir", text, metavar="DIR", type=kind, required=required, default=default
         )
     command.set_defaults(run=run, parser=command)
     return command
@@ -615,9 +618,10 @@ def _add_path(
     text: str,
     *,
     metavar: str = "FILE",
+    type: Callable[[str], pathlib.Path] = local_path,
     **options: Any,
 ) -> None:
-    group.add_argument(name, type=local_path, metavar=metavar, help=text, **options)
+    group.add_argument(name, type=type, metavar=metavar, help=text, **options)
 
 
 def _add_strict(group: argparse._ArgumentGroup, output: str) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import sys
 
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
+from jaxformer.files import local_path, model_path
 from jaxformer.search import BeamSearch, Sampling
 
 _RUN = "(default: the run's config)"
@@ -18,7 +18,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     add_weights_option(group, "; several, separated by commas, form an ensemble")
     group.add_argument(
         "--ensemble",
-        type=local_path,
+        type=model_path,
         nargs="+",
         default=[],
         metavar="DIR",

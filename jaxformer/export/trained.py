@@ -12,7 +12,7 @@ from jaxformer.config import Config, DataConfig, load_run, model_of
 from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, write_file
+from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import load_params
 from jaxformer.nn.precision import dequantize
 from jaxformer.search import BeamSearch, Sampling
@@ -67,7 +67,7 @@ class TrainedModel(NamedTuple):
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
         """
-        folder = Workdir(local_path(workdir))
+        folder = Workdir(model_path(workdir))
         config = load_run(folder)
         folder.check_tokenizer()
         params, name = load_params(folder, config.model, str(weights), model_of(config))

@@ -17,7 +17,7 @@ from jaxformer.config import Config, ModelConfig, check_config, load_run, text_s
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
+from jaxformer.files import model_path
 from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
@@ -89,7 +89,7 @@ class Generator:
         Raises:
           UserError: A file is missing or damaged, or the model is not a language model.
         """
-        folder = Workdir(local_path(workdir))
+        folder = Workdir(model_path(workdir))
         config = load_run(folder)
         text_stream(config)
         folder.check_tokenizer()

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_whole, write_file
+from jaxformer.files import model_path, read_whole, run_path, write_file
 from jaxformer.inference.weights import load_params, prepare_params
 from jaxformer.workdir import Workdir, read_object
 
@@ -37,7 +37,7 @@ def quantize(
       UserError: The run is damaged or quantized already, or ``output`` is a workdir or a file, or
         holds files that this command would overwrite.
     """
-    folder, target = Workdir(local_path(workdir)), Workdir(local_path(output))
+    folder, target = Workdir(model_path(workdir)), Workdir(run_path(output))
     config = config_lib.load_run(folder)
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")

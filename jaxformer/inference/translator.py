@@ -22,7 +22,7 @@ from jaxformer.config import Config, ModelConfig, check_config, load_run, senten
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import local_path
+from jaxformer.files import model_path
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.renamed import renamed_method
@@ -118,7 +118,7 @@ class Translator:
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
         """
-        folder = Workdir(local_path(workdir))
+        folder = Workdir(model_path(workdir))
         config = load_run(folder)
         sentence_pairs(config)
         folder.check_tokenizer()

@@ -24,7 +24,8 @@ from jaxformer.checkpoint import (
 from jaxformer.config import Config, ModelConfig, load_run, model_of
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
-from jaxformer.files import local_path
+from jaxformer.files import model_path
+from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model, abstract_model_params, describe_model
 from jaxformer.models.transformer import Transformer
@@ -146,7 +147,7 @@ def load_model(
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
     """
-    folder = Workdir(local_path(workdir))
+    folder = Workdir(model_path(workdir))
     config = load_run(folder)
     model = model_of(config)
     return model(config.model), load_params(folder, config.model, str(weights), model)[0]

@@ -26,7 +26,7 @@ from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_whole, readable
+from jaxformer.files import local_path, read_whole, readable, run_path
 from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
@@ -53,7 +53,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
       UserError: A file is missing or damaged, the model has features that ours lacks, or the
         workdir holds a run or files that this command would overwrite.
     """
-    directory, folder = local_path(directory), Workdir(local_path(workdir))
+    directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_unused(COMMAND)
     marian = MarianConfig(directory)
     config = marian.config(_languages(directory / "tokenizer_config.json"))

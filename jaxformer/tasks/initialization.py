@@ -20,7 +20,7 @@ from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, did_you_mean
-from jaxformer.files import local_path, write_file
+from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import load_params, params_sha256
 from jaxformer.nn.precision import dequantize
 from jaxformer.training import hosts
@@ -30,8 +30,6 @@ from jaxformer.workdir import Workdir, read_object
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"
-# Value of training.init_from and data.tokenizer: the model that comes with the package.
-PRETRAINED = "pretrained"
 # Fields of a model that may differ from the model it begins with. All others determine the layers.
 _MAY_DIFFER = {
     *("vocab_size", "target_vocab_size", "max_length", "compute_dtype", "biases"),
@@ -62,7 +60,7 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
     name = config.data.tokenizer or config.training.init_from
     if name is None or config.data.tokenizer == NEW:
         return None
-    path = _path_of(name)
+    path = model_path(name)
     try:
         if path.is_dir():
             folder = Workdir(path)
@@ -91,12 +89,8 @@ def initialization(config: Config, tokenizer: AnyTokenizer, run: Workdir) -> Sta
     """
     if config.training.init_from is None:
         return None
-    folder = Workdir(_path_of(config.training.init_from))
+    folder = Workdir(model_path(config.training.init_from))
     return functools.partial(_start_from, folder, config, tokenizer, run)
-
-
-def _path_of(name: str) -> pathlib.Path:
-    return pretrained.WORKDIR if name == PRETRAINED else local_path(name)
 
 
 def _start_from(
@@ -152,10 +146,11 @@ def check_initialization(config: Config) -> None:
     """
     if config.training.init_from is None:
         return
-    folder = Workdir(_path_of(config.training.init_from))
+    folder = Workdir(model_path(config.training.init_from))
     if not folder.config.exists():
         name = config.training.init_from
-        hint = did_you_mean(name, [PRETRAINED], "give the folder of a run, or of an imported model")
+        known = [pretrained.NAME]
+        hint = did_you_mean(name, known, "give the folder of a run, or of an imported model")
         raise UserError(
             f"training.init_from={name}: expected a workdir, or {PRETRAINED!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"

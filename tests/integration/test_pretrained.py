@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from jaxformer import pretrained
+from jaxformer import Config, Task, UserError, fit, load_model, pretrained, quantize, train
+from jaxformer.config import load_run
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.inference.translator import Translator
 
@@ -51,6 +52,26 @@ def test_the_score_on_its_card(real_data):
     )
     report = translation_report(Translator.load().translate(english), german, target_language="de")
     assert report.sacrebleu.score >= 36
+def test_its_name_is_read_in_python_but_not_written(tmp_path, monkeypatch):
+    """A folder of that name has another path, as in training.init_from."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pretrained").mkdir()
+    expected = load_run(Workdir(pretrained.WORKDIR))
+    assert Translator.load("pretrained").config == expected
+    assert load_model("pretrained")[0].config == expected.model
+    for own in ("./pretrained", pathlib.Path("pretrained")):
+        with pytest.raises(UserError, match=r"^pretrained: expected the workdir of a training run"):
+            load_model(own)
+    for write in (
+        lambda: train(Config(), "pretrained"),
+        lambda: fit(Mock(spec=Task), optax.sgd(1.0), "pretrained"),
+        lambda: quantize(pretrained.WORKDIR, "pretrained"),
+    ):
+        with pytest.raises(UserError, match=r"^pretrained is the model that comes with jaxformer"):
+            write()
+    assert list((tmp_path / "pretrained").iterdir()) == []
+
+
     (given,) = re.findall(r"^\| sacreBLEU on the validation set \| (.*) \|$", card, flags=re.M)
     # Other CPUs round int8 activations differently.
     assert report.sacrebleu.score == pytest.approx(float(given), abs=0.2)

@@ -152,7 +152,7 @@ def check_initialization(config: Config) -> None:
         known = [pretrained.NAME]
         hint = did_you_mean(name, known, "give the folder of a run, or of an imported model")
         raise UserError(
-            f"training.init_from={name}: expected a workdir, or {PRETRAINED!r} for the model that "
+            f"training.init_from={name}: expected a workdir, or {known[0]!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
     source = load_run(folder)

@@ -2,16 +2,20 @@
 
 import hashlib
 import json
+import pathlib
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
+import optax
 import pytest
 
 from jaxformer import Config, Task, UserError, fit, load_model, pretrained, quantize, train
 from jaxformer.config import load_run
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.inference.translator import Translator
+from jaxformer.workdir import Workdir
 
 
 def test_it_is_small_and_names_no_place_of_the_machine_that_trained_it():

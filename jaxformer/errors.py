@@ -92,7 +92,7 @@ def exit_code(command: Callable[[], None]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
     try:
-        command()
+        _blaming_devices(command)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -114,6 +114,34 @@ def exit_code(command: Callable[[], None]) -> int:
         print(str(stop) or "interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _blaming_devices(command: Callable[[], None]) -> None:
+    """Runs a command. If it fails where JAX has no device, that is the error to report."""
+    try:
+        command()
+    except Exception as error:
+        if (reason := missing_device(error)) is None:
+            raise
+        raise UserError(reason) from None
+
+
+def missing_device(error: object = "") -> str | None:
+    """Returns why JAX, if it is imported, can use no device, also if an error says so; or None."""
+    if (jax := sys.modules.get("jax")) is None:
+        return None
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as reason:  # Which one depends on JAX's version.
+        error = reason
+    else:
+        if not str(error).startswith("Unable to initialize backend"):
+            return None
+    cause = str(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".") or "there is none"
+    return (
+        f"expected a device of JAX_PLATFORMS={jax.config.jax_platforms or ''}: {cause}; unset it "
+        "to use a device that is there, or install JAX for the accelerator"
+    )
 
 
 def _outlive_reader_of_stderr() -> None:

@@ -5,7 +5,7 @@ import os
 import re
 
 from jaxformer.cli.environment import print_report
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, missing_device
 
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
@@ -14,7 +14,7 @@ def doctor(options: argparse.Namespace) -> None:
     """Prints everything a bug report needs, or the memory that a training step needs.
 
     Raises:
-      UserError: There is no such config, or no settings make it fit.
+      UserError: JAX has no device, there is no such config, or no settings make it fit.
     """
     if options.config is None:
         for flag in ("memory", "devices"):
@@ -23,6 +23,8 @@ def doctor(options: argparse.Namespace) -> None:
         if options.overrides:
             raise UserError(f"{options.overrides[0]} needs --config FILE, which it overrides")
         print_report()
+        if reason := missing_device():
+            raise UserError(reason)
     else:
         _measure(options)
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from jaxformer.errors import missing_device
 from jaxformer.version import __version__
 
 _PACKAGES = (
@@ -139,7 +140,8 @@ def print_report() -> None:
             for line in section():
                 print(f"  {line}", flush=True)
         except Exception as error:  # Report failures of any kind, and continue.
-            print(f"  failed with {type(error).__name__}: {error}", flush=True)
+            reason = missing_device(error) or f"{type(error).__name__}: {error}"
+            print(f"  failed with {reason}", flush=True)
 
 
 def _short(path: pathlib.Path) -> str:

@@ -34,6 +34,31 @@ def test_success_is_silent_and_other_errors_propagate(capsys):
         exit_code(lambda: print(1 / 0))
 
 
+@pytest.mark.parametrize(
+    ("platforms", "cause"),
+    [
+        ("cuda", "there is none; unset it to use a device"),
+        ("gpu", "Unable to initialize backend 'rocm': "),
+        ("nonsense", "Unable to initialize backend 'nonsense': "),
+        ("cpu,nonsense", "Unable to initialize backend 'nonsense': "),
+    ],
+)
+def test_a_missing_accelerator_is_reported_in_one_line(platforms, cause):
+    """Whatever the error is: a reader of checkpoints takes it for damage."""
+    program = (
+        "from jaxformer.errors import *\nimport jax\ndef fail():\n"
+        " try: jax.numpy.ones(1)\n"
+        " except BaseException as error: raise UserError(error)\n"
+        "raise SystemExit(exit_code(fail))"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": platforms}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: expected a device of JAX_PLATFORMS={platforms}: {cause}")
+
+
 def test_standard_output_is_utf8():
     """A name of a file that is not UTF-8 holds a surrogate."""
     program = (

@@ -49,17 +49,19 @@ def needs_package(package: str, why: str) -> Iterator[None]:
         ) from None
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str, prefix: str = "") -> str:
+def did_you_mean(
+    name: str, known: Iterable[str], otherwise: str, meaning: Callable[[str], str] = str
+) -> str:
     """Returns the end of an error message about an unknown name.
 
     Args:
       name: The unknown name.
       known: All names that would be right.
       otherwise: What to say if none of them resembles it.
-      prefix: Put before the name that does.
+      meaning: Returns what to suggest for the name that does.
     """
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {prefix}{close[0]}?" if close else otherwise
+    return f"did you mean {meaning(close[0])}?" if close else otherwise
 
 
 class StoppedError(KeyboardInterrupt):

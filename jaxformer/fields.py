@@ -81,7 +81,7 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
     for name in values:
         if name not in known:
             name = str(name)[:100]
-            hint = did_you_mean(name, known, f"known: {', '.join(known)}", prefix)
+            hint = did_you_mean(name, known, f"known: {', '.join(known)}", f"{prefix}{{}}".format)
             raise UserError(f"unknown config field {prefix}{name}; {hint}")
 
 

@@ -41,9 +41,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.config = next((word for word in unknown if not word.startswith("-")), None)
         unknown = [word for word in unknown if word != options.config]
     if unknown:
-        known = re.findall(r"--[a-z][a-z_-]*", options.parser.format_help())
-        name = unknown[0].partition("=")[0]
-        hint = did_you_mean(name, known, f"see {options.parser.prog} --help")
+        flags = re.findall(r"--[a-z][a-z_-]*", options.parser.format_help())
+        known = {flag.strip("-").replace("-", "_"): flag for flag in flags}
+        if "overrides" in options:
+            from jaxformer.cli.config_file import field_names  # It imports JAX.
+
+            known = field_names("--config.") | known
+        name = unknown[0].partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")
+        otherwise = f"see {options.parser.prog} --help"
+        hint = did_you_mean(name.lower(), known, otherwise, known.__getitem__)
         raise UserError(f"unknown argument {unknown[0]}; {hint}")
     return options
 

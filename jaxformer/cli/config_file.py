@@ -13,7 +13,7 @@ from ml_collections import config_flags
 from jaxformer.cli.configs import find_config, shipped_configs
 from jaxformer.config import Config
 from jaxformer.errors import UserError, did_you_mean
-from jaxformer.fields import RENAMED, check_known
+from jaxformer.fields import RENAMED
 from jaxformer.files import local_path
 
 # Exceptions that absl, ml_collections and Python raise for a mistake in a flag, a field or a file.
@@ -26,6 +26,37 @@ MISTAKES = (
 _RENAMED_FLAGS = {
     f"--config.{old}": f"--config.{old.rpartition('.')[0]}.{new}" for old, new in RENAMED.items()
 }
+# Names of our fields and options in other programs.
+_SYNONYMS = {
+    "training.steps": "max_steps train_steps num_steps num_train_steps total_steps max_update "
+    "iters max_iters iterations epochs num_epochs max_epochs num_train_epochs",
+    "training.learning_rate": "lr peak_lr max_lr",
+    "training.schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "training.warmup_steps": "warmup lr_warmup warmup_updates num_warmup_steps warmup_ratio",
+    "training.optimizer": "optim",
+    "training.weight_decay": "wd l2",
+    "training.clip_norm": "clip grad_clip max_grad_norm gradient_clip_val",
+    "training.gradient_accumulation": "gradient_accumulation_steps grad_accum update_freq "
+    "accumulate_grad_batches optimizer_delay",
+    "training.log_every": "logging_steps log_interval log_steps disp_freq",
+    "training.eval_every": "eval_steps eval_interval valid_freq val_check_interval",
+    "training.checkpoint_every": "save_every save_steps save_interval save_freq",
+    "training.keep_checkpoints": "save_total_limit keep_last_epochs",
+    "training.init_from": "pretrained model_name_or_path finetune_from_model restore_file",
+    "data.tokens_per_batch": "batch_size batch bs mini_batch max_tokens train_batch_size",
+    "data.rows": "batch_size batch bs tokens_per_batch train_batch_size",
+    "data.length": "max_length seq_len seq_length max_seq_len block_size context_length",
+    "data.max_length": "max_len max_seq_len max_seq_length seq_len seq_length block_size",
+    "model.num_layers": "layers n_layers n_layer num_hidden_layers depth",
+    "model.num_heads": "heads n_heads n_head nhead num_attention_heads attention_heads",
+    "model.d_model": "hidden_size hidden_dim dim width n_embd embed_dim dim_emb",
+    "model.d_ff": "ffn_dim ffn_embed_dim intermediate_size dim_feedforward",
+    "model.dropout_rate": "dropout",
+    "model.compute_dtype": "dtype precision fp16 bf16 amp mixed_precision half",
+    "mesh.data": "gpus num_gpus n_gpu devices num_devices",
+    "search.beam_size": "beam beams num_beams",
+}
+_WORKDIR = ("output_dir", "out_dir", "save_dir", "model_dir", "log_dir", "logdir")
 # Causes in absl's messages about values, and the type that the flag takes.
 _EXPECTED = {
     "invalid literal for int": "an integer",
@@ -129,15 +160,38 @@ def _unknown_field(words: Sequence[str]) -> str | None:
     try:
         config = _load([word for word in words if word not in overrides])
         for word in overrides:
-            fields, prefix = config, ""
-            for name in word.removeprefix("--config.").partition("=")[0].split("."):
-                check_known({name: None}, fields, prefix)
-                fields, prefix = fields[name], f"{prefix}{name}."
-    except UserError as error:
-        return str(error)
+            path = word.removeprefix("--config.").partition("=")[0]
+            section, dot, name = path.rpartition(".")
+            known = config.get(section, {}) if dot else config
+            if name not in known:
+                meant = field_names("", config) | {own: f"{section}{dot}{own}" for own in known}
+                otherwise = f"known: {', '.join(known or config)}"
+                hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
+                return f"unknown config field {path}; {hint}"
     except MISTAKES:  # The file has a mistake, too.
         pass
     return None
+
+
+def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) -> dict[str, str]:
+    """Returns fields, as in "training.steps", by their names and their names in other programs.
+
+    Args:
+      prefix: Put before the fields.
+      config: Sections of a config; the paper's base model by default.
+    """
+    config = Config().to_dict() if config is None else config
+    sections = sorted(config, key=["search", "mesh", "model", "data", "training"].index)
+    fields = {name: f"{section}.{name}" for section in sections for name in config[section]}
+    others = {
+        name: field
+        for field, names in _SYNONYMS.items()
+        for name in names.split()
+        if field in fields.values()
+    }
+    return {name: f"{prefix}{field}" for name, field in (fields | others).items()} | dict.fromkeys(
+        _WORKDIR, "--workdir"
+    )
 
 
 def _no_such_file(path: pathlib.Path) -> str:

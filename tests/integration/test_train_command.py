@@ -18,7 +18,7 @@ MISTAKES = [
     (f"{BASE} --workdir=", "expected --workdir=FOLDER"),
     (
         f"{BASE} --config.training.steps=9 --config.model.steps=3",
-        "unknown config field model.steps; known: activation, ",
+        "unknown config field model.steps; did you mean training.steps?",
     ),
     (
         f"{BASE} --config.model.num_layers=three",

@@ -13,6 +13,7 @@ from jaxformer.cli.arguments import _parser, parse
 from jaxformer.cli.config_file import load_config
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.pretrained import WORKDIR
 
 TREES = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb" / "listing.gld"
 (COMMANDS,) = (a.choices for a in _parser()._actions if isinstance(a.choices, dict))
@@ -28,6 +29,10 @@ TREES = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb" / "listing.gld"
         ("translate --workdir w in.txt", "unknown argument in.txt; see jaxformer translate --help"),
         ("translate --workdir w --beam-size x", "argument --beam-size: invalid int value: 'x'"),
         ("translate --workdir w --json --scores", "argument --scores: not allowed with argument"),
+        ("average --workdir pretrained", "--workdir: pretrained is the model that comes with"),
+        ("train numerals --workdir pretrained", "add --config.training.init_from=pretrained"),
+        ("import marian m --workdir pretrained", "name another workdir (./pretrained for a folder"),
+        ("quantize --workdir w --output pretrained", "--output: pretrained is the model that"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
@@ -47,6 +52,32 @@ def test_train_takes_its_config_anywhere_and_overrides_with_spaces(arguments):
     options = parse(["train", *words, *arguments.split()])
     assert (options.config, str(options.workdir)) == ("base:tiny", "w")
     assert options.overrides == ["--config.training.steps=3", words[2]]
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ("--steps 100", "--config.training.steps"),
+        ("--lr=0.1", "--config.training.learning_rate"),
+        ("--learning-rate 0.1", "--config.training.learning_rate"),
+        ("--epochs 3", "--config.training.steps"),
+        ("--batch-size 64", "--config.data.tokens_per_batch"),
+        ("--num_layer 2", "--config.model.num_layers"),
+        ("--training.dropout=0", "--config.model.dropout_rate"),
+        ("steps=100", "--config.training.steps"),
+        ("--output_dir w", "--workdir"),
+        ("--num-process 2", "--num_processes"),
+    ],
+)
+def test_other_names_of_fields_are_understood_in_errors(words, field):
+    with pytest.raises(UserError, match=rf"unknown argument \S+; did you mean {field}\?$"):
+        parse(["train", "base", "--workdir=w", *words.split()])
+
+
+def test_a_model_to_read_may_be_the_one_that_comes_along():
+    for name, folder in (("pretrained", WORKDIR), ("./pretrained", pathlib.Path("pretrained"))):
+        found = parse(["translate", "--workdir", name, "--ensemble", name, name])
+        assert [found.workdir, *found.ensemble] == [folder] * 3
 
 
 def test_import_takes_a_folder_of_any_name_or_the_address_of_a_model_on_the_hub():

@@ -39,8 +39,8 @@ class DataConfig:
       tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the one of the model
         that comes with jaxformer. None takes the one of ``training.init_from``, and without that
         learns one from the training text, as "new" does.
-      user_defined_symbols: Placeholders, such as "<name>,<url>". Each is one token on both sides, as
-        with the option of spm_train. A tokenizer that is given must have them.
+      user_defined_symbols: Placeholders, such as "<name>,<url>". Each is one token on both sides,
+        as with the option of spm_train. A tokenizer that is given must have them.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,

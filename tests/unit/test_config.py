@@ -46,7 +46,7 @@ UNUSUAL = Config.from_dict(
             **{"corpus": "text", "builder": "", "directory": "elsewhere", "source_language": "fr"},
             **{"target_language": "日本語", "train": "my/train", "valid": "my/valid"},
             **{"tokenizer": "my/tokenizer.model", "batching": "packing", "tokens_per_batch": 512},
-            **{"max_length": 32},
+            **{"max_length": 32, "user_defined_symbols": "<name>,<url>"},
         },
         "training": {
             **{"steps": 10, "warmup_steps": 5, "learning_rate": 0.002, "learning_rate_scale": 0.1},
@@ -167,6 +167,8 @@ def test_message_suggests_the_nearest_number_of_heads_that_divides():
         ({"model": None}, r"model: expected fields, got None"),
         ({"model": {"d_model": 512.0}}, r"model\.d_model must be of type int: got 512\.0"),
         ({"search": {"beam_size": True}}, r"search\.beam_size must be of type int: got True"),
+        ({"data": {"user_defined_symbols": "<a>,<a>"}}, r"must be different words with commas"),
+        ({"data": {"user_defined_symbols": "<a>,</s>"}}, r"no special tokens: got '<a>,</s>'"),
         ({"data": {"corpus": "stream"}}, r"data\.file must name a text, .*: got ''"),
         ({"data": {"corpus": "stream", "file": "s3://a"}}, r"data\.file: .*s3://a"),
     ],
@@ -249,16 +251,17 @@ def test_wrong_overrides_are_refused(parse):
     for words, override in (
         (r"search\.top_k needs search\.method=sampling: got 10 with .*=beam", "search.top_k=10"),
         ("did you mean model.num_layers", "model.num_layer=3"),
-        (r"model.num_layers: expected an integer, got '3\.5'", "model.num_layers=3.5"),
-        ("training.clip_norm: expected a number, got 'tight'", "training.clip_norm=tight"),
         (
             r"field training\.batch_size; did you mean data\.tokens_per_batch\?",
             "training.batch_size=8",
         ),
         (r"field training\.lr; did you mean training\.learning_rate\?", "training.lr=0.1"),
+        (r"field training\.max-steps; did you mean training\.steps\?", "training.max-steps=8"),
         (r"field epochs; did you mean training\.steps\?", "epochs=3"),
         (r"field modle\.d_ff; did you mean model\.d_ff\?", "modle.d_ff=3"),
         ("unknown config field mesh.zzz; known: data, fsdp, tensor", "mesh.zzz=3"),
+        (r"model.num_layers: expected an integer, got '3\.5'", "model.num_layers=3.5"),
+        ("training.clip_norm: expected a number, got 'tight'", "training.clip_norm=tight"),
     ):
         with pytest.raises(UserError, match=words):
             parse(f"--config.{override}")

@@ -289,7 +289,7 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
     with readable(path.parent):
         names = sorted(entry.name for entry in path.parent.iterdir())
     prefix = f"{path.parent}/" if path.parent.parts else ""
-    hint = did_you_mean(path.name, names, "name another", prefix)
+    hint = did_you_mean(path.name, names, "name another", prefix.__add__)
     if packed := [name for name in names if path.suffix and name.startswith(f"{path.name}.")]:
         hint = f"unpack or rename {prefix}{packed[0]}"
     raise UserError(f"{path}: no such file, nor one with {', '.join(COMPRESSED)}; {hint}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 import lzma
 import pathlib
@@ -133,13 +134,13 @@ def test_fingerprints_are_of_content_and_not_of_places(folder):
 
 @pytest.mark.parametrize(
     ("form", "other"),
-    [("flat Parquet", "jsonl"), ("flat, packed and escaped JSONL", "parquet"), ("TSV", "jsonl")],
+    [*itertools.permutations(("flat Parquet", "flat, packed and escaped JSONL", "TSV"), 2)],
 )
 def test_another_format_is_refused_even_if_the_tokens_are_cached(folder, form, other):
-    config = data(folder, *FORMS[form])
-    open_data(config, folder)
-    with pytest.raises(UserError, match=r"expected a whole Parquet|got Parquet|expected a JSON"):
-        open_data(dataclasses.replace(config, corpus=other), folder)
+    cached, config = (data(folder, *FORMS[each]) for each in (form, other))
+    open_data(cached, folder)
+    with pytest.raises(UserError, match=r"expected a whole Parquet|got Parquet|a JSON|one tab"):
+        open_data(dataclasses.replace(config, train=cached.train), folder)
 
 
 def write_line(number, line):

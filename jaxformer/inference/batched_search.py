@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import PAD
+from jaxformer.errors import UserError
 from jaxformer.inference.likelihoods import token_log_probs
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
@@ -169,8 +170,7 @@ def batches(
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
         rows = min(rows, max(1, _MOST_HYPOTHESES // search.num_hypotheses))
         rows = rows if few is None else min(rows, few)
-        capacity = min(source + search.max_extra_length, longest)
-        capacity = capacity if search.max_length is None else min(capacity, search.max_length)
+        capacity = target_capacity(search, source, longest)
         width = 0
         if forced is not None:
             most = max(forced[n] for n in numbers[:rows])
@@ -181,6 +181,26 @@ def batches(
 
 def _widths(capacity: int) -> list[int]:
     """Returns the capacities for prefixes, few because each needs a program."""
+def target_capacity(search: Algorithm, source: int, longest: int) -> int:
+    """Returns the maximum length of translations of at most ``source`` tokens.
+
+    Raises:
+      UserError: The model's maximum, ``longest``, leaves no room for the minimum length.
+    """
+    if search.min_length >= longest:
+        raise UserError(
+            f"min_length must be less than model.max_length, {longest}: got {search.min_length}"
+        )
+    most = max(source + search.max_extra_length, search.min_length + 1)
+    return min(most, longest, search.max_length or longest)
+
+
+def target_lengths(search: Algorithm, lengths: Int[Array, " B"]) -> Int[Array, " B"]:
+    """Returns the maximum length of each translation, given the lengths of the sources."""
+    most = jnp.maximum(lengths + search.max_extra_length, search.min_length + 1)
+    return jnp.where(lengths > 0, most, 0)
+
+
     return [*(width for width in _PREFIXES if width < capacity), capacity]
 
 
@@ -289,7 +309,7 @@ def _first_stage(
         sizes["capacity"] = max(half, shape.prefix)
         caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
     lengths = segments.sum(axis=1)
-    max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
+    max_lengths = target_lengths(search, lengths)
     ids = jnp.asarray(batch.sentence_ids)
     state = search.start(tuple(caches), max_lengths, shape.capacity, batch.prefix, sentence_ids=ids)
     if shape.prefix:

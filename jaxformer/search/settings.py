@@ -108,7 +108,8 @@ class BeamSettings(SearchSettings):
       early_stop: Rule for stopping a sentence before its limit. "proven": when no future hypothesis
         could displace a finished one; never changes the result. "likely": when none could at the
         current length (Hugging Face's ``early_stopping=False``). "full": when N have finished
-        (Hugging Face's ``early_stopping=True``). "never": at the limit only.
+        (Hugging Face's ``early_stopping=True``); needs ``ends_within="N"``, since any N improbable
+        ends among the 2N best would stop it. "never": at the limit only.
 
     Raises:
       UserError: A value is out of range, or two contradict each other; the message names them.
@@ -128,6 +129,11 @@ class BeamSettings(SearchSettings):
         _check_choice(self, "ends_within", EndsWithin)
         _check_choice(self, "unfinished", Unfinished)
         _check_choice(self, "early_stop", EarlyStop)
+        if self.early_stop == "full" and self.ends_within != "N":
+            raise UserError(
+                "early_stop=full needs ends_within=N, or improbable ends stop the search after a "
+                f"few tokens: got ends_within={self.ends_within}"
+            )
         _check_number(self, "diversity_penalty")
         if self.beam_size % self.diversity_groups:
             raise UserError(

@@ -76,6 +76,8 @@ def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
         "ends_within": one_of("2N", "N"),
         "early_stop": one_of("proven", "proven", "likely", "full"),
     }
+    if narrow["early_stop"] == "full":
+        narrow["ends_within"] = "N"
     return beam(
         beam_size=beam_size,
         penalty=one_of("gnmt", "gnmt", "power", "none"),

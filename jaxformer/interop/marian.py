@@ -47,7 +47,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
       workdir: The workdir to write, new or empty; an unfinished one is overwritten.
 
     Returns:
-      A one-line summary of the model.
+      A one-line summary of the model, with the names of fields that are not used.
 
     Raises:
       UserError: A file is missing or damaged, the model has features that ours lacks, or the
@@ -70,7 +70,8 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     write_single(folder.checkpoints, 0, {"params": params}, metadata)
     config_lib.save(config, folder.config)  # Last, since the config marks a complete workdir.
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
+    unused = f"; not used: {', '.join(marian.unused)}" if marian.unused else ""
+    return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}{unused}"
 
 
 def _languages(path: pathlib.Path) -> tuple[str, str]:

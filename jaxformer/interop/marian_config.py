@@ -1,16 +1,19 @@
 """Conversion of the configuration of a Marian model in the Hugging Face layout.
 
 Missing fields take the defaults of the transformers library's ``MarianConfig``, which does not
-write fields with default values. Features that our Transformer lacks are refused by name.
+write fields with default values. Features that our Transformer or our search lacks are refused by
+name; other fields that are not used are listed.
 """
 
 import pathlib
+import re
 from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.files import read_json, readable
 from jaxformer.search import BeamSearch
+from jaxformer.search.settings import EarlyStop
 
 _DEFAULTS: dict[str, Any] = {
     "activation_function": "gelu",
@@ -46,16 +49,28 @@ _ONLY = {
     "static_position_embeddings": True,
     "is_encoder_decoder": True,
 }
+# Our rule for stopping the search, for each value of ``early_stopping``.
+EARLY_STOPPING: dict[bool | str, EarlyStop] = {False: "likely", True: "full", "never": "proven"}
+_UNSET = (None, [], {})
 # Search settings that our search lacks, with the values that leave results unchanged; None: unset.
-_ONLY_IN_SEARCH = {
-    "do_sample": (False, None),
-    "num_beam_groups": (1, None),
-    "repetition_penalty": (1.0, None),
-    "encoder_no_repeat_ngram_size": (0, None),
-    "forced_bos_token_id": (None,),
-    "suppress_tokens": (None,),
-    "begin_suppress_tokens": (None,),
+_ONLY_IN_SEARCH: dict[str, Any] = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("diversity_penalty", "penalty_alpha"), 0.0),
+    "do_sample": False,
+    "encoder_no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    **dict.fromkeys(("begin_suppress_tokens", "suppress_tokens", "sequence_bias")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids", "force_words_ids")),
+    **dict.fromkeys(("constraints", "dola_layers", "max_time", "stop_strings")),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config")),
 }
+# The other fields that are read, and fields that change no translation.
+_KNOWN = re.compile(
+    "bad_words_ids|decoder_vocab_size|early_stopping|length_penalty|(max|min)_(length|new_tokens)|"
+    "no_repeat_ngram_size|num_beams|renormalize_logits|"
+    "_.*|.*drop(out)?|.*dtype|architectures|bos_token_id|id2label|init_std|label2id|"
+    "num_hidden_layers|transformers_version|use_cache"
+)
 
 
 class MarianConfig:
@@ -69,6 +84,7 @@ class MarianConfig:
       scaled: True if embeddings are multiplied by sqrt(d_model).
       shared: True if encoder and decoder share an embedding.
       output_tied: True if the output projection is the decoder's embedding.
+      unused: Names of fields that are set, but not used.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -90,6 +106,10 @@ class MarianConfig:
         self.shared = self._boolean("share_encoder_decoder_embeddings")
         self.output_tied = self._boolean("tie_word_embeddings")
         self._check()
+        found = self._values | self._search
+        found = {k: v for k, v in found.items() if v is not False and v not in _UNSET}
+        others = found.keys() - {*_DEFAULTS, *_ONLY, *_ONLY_IN_SEARCH}
+        self.unused = [name for name in sorted(others) if not _KNOWN.fullmatch(name)]
 
     def config(self, languages: tuple[str, str]) -> Config:
         """Returns our config, given the codes of source and target language.
@@ -134,20 +154,26 @@ class MarianConfig:
         return self.shared and self.output_tied and self.scaled
 
     def _search_config(self, longest: int) -> BeamSearch:
-        """Converts the search settings; unlike ours, their lengths count the start token."""
-        max_length = min(longest, int(self._search_number("max_length", longest + 1)) - 1)
+        """Converts the search settings, with the rules of transformers."""
+        max_length = min(longest, self._length("max", longest))
         settings: dict[str, Any] = {
             "beam_size": int(self._search_number("num_beams", 1)),
             "length_penalty": self._search_number("length_penalty", 1.0),
-            "min_length": max(0, int(self._search_number("min_length", 0)) - 1),
+            "max_extra_length": max_length,
+            "max_length": max_length,
+            "min_length": max(0, self._length("min", 0)),
             "no_repeat_ngram": int(self._search_number("no_repeat_ngram_size", 0)),
+            "early_stop": EARLY_STOPPING[self._search.get("early_stopping") or False],
         }
         try:
-            return BeamSearch(
-                penalty="power", max_extra_length=max_length, max_length=max_length, **settings
-            )
+            return BeamSearch(penalty="power", ends_within="N", unfinished="compete", **settings)
         except UserError as error:
             raise UserError(f"{self._search_place}: search.{error}") from None
+
+    def _length(self, which: Literal["max", "min"], default: int) -> int:
+        """Returns a limit in new tokens; the older setting counts the start token, too."""
+        older = int(self._search_number(f"{which}_length", default + 1)) - 1
+        return int(self._search_number(f"{which}_new_tokens", older))
 
     def _check(self) -> None:
         values = self._values
@@ -169,16 +195,23 @@ class MarianConfig:
         self._check_search()
 
     def _check_search(self) -> None:
-        for name, allowed in _ONLY_IN_SEARCH.items():
-            if (value := self._search.get(name)) not in allowed:
+        only = _ONLY_IN_SEARCH | {
+            "bad_words_ids": [[self.pad]],
+            "decoder_start_token_id": self.pad,
+            "eos_token_id": self.eos,
+            "forced_eos_token_id": self.eos,
+            "pad_token_id": self.pad,
+        }
+        for name, neutral in only.items():
+            if (value := self._search.get(name)) not in (neutral, *_UNSET):
                 raise UserError(
-                    f"{self._search_place}: expected {name} to be {allowed[0]!r} or left out: got "
-                    f"{value!r}; jaxformer's search has no such setting for an import"
+                    f"{self._search_place}: expected {name} to be {neutral!r} or left out: got "
+                    f"{value!r}; jaxformer's search has no other"
                 )
-        if (words := self._search.get("bad_words_ids")) not in (None, [[self.pad]]):
+        if (value := self._search.get("early_stopping")) not in (None, *EARLY_STOPPING):
             raise UserError(
-                f"{self._search_place}: expected bad_words_ids to be the padding, "
-                f"{[[self.pad]]}, or left out: got {words!r}"
+                f"{self._search_place}: expected early_stopping to be one of "
+                f"{', '.join(map(repr, EARLY_STOPPING))}: got {value!r}"
             )
 
     def _refusal(self, name: str, expected: str) -> UserError:

@@ -28,11 +28,14 @@ from jaxformer.interop.marian import import_marian
 LENGTH = 100
 PEERS = pathlib.Path(__file__).with_name("exports_peers.py")
 # Rules of the other systems' searches. StableHLO is our own search.
-POWER: dict[str, Any] = {"penalty": "power", "length_penalty": 1.0}
+POWER: dict[str, Any] = {
+    **{"penalty": "power", "length_penalty": 1.0},
+    **{"ends_within": "N", "unfinished": "compete"},
+}
 RULES: dict[str, dict[str, Any]] = {
     "stablehlo": {},
-    "marian": POWER | {"ends_within": "N", "early_stop": "likely", "unfinished": "compete"},
-    "ctranslate2": POWER | {"early_stop": "full"},
+    "marian": POWER | {"early_stop": "likely"},
+    "ctranslate2": POWER | {"early_stop": "full", "min_length": 1},
 }
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
-from jaxformer.errors import UserError, needs_package
+from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
 from jaxformer.nn.positions import sinusoidal_positions
@@ -40,19 +40,14 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     Raises:
       UserError: The package ctranslate2 is missing, or it cannot express the model.
     """
-    specs = _import_specs()
     text, config = model.text_model(), model.config.model
-    if config.positions == "rotary":
-        raise UserError(
-            "CTranslate2: expected model.positions=sinusoidal or learned, got rotary; export "
-            "stablehlo instead"
-        )
-    head = config.d_model / config.num_heads
-    if not config.key_size == config.value_size == head:
-        raise UserError(
-            f"CTranslate2: expected model.d_k={head:g} and d_v={head:g}, got {config.key_size} and "
-            f"{config.value_size}; export stablehlo instead"
-        )
+    model.check_fields(
+        "CTranslate2",
+        norm_position=["post", "pre"],
+        positions=["sinusoidal", "learned"],
+        activation=_ACTIVATIONS,
+    )
+    specs = _import_specs()
     spec = specs.TransformerSpec.from_config(
         (config.num_layers, config.num_layers),
         config.num_heads,

@@ -20,9 +20,11 @@ from jaxformer.export.card import Usage
 from jaxformer.export.safetensors import save_arrays
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
+from jaxformer.interop.marian_config import EARLY_STOPPING
 from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
+_EARLY_STOPPING = {"never": "never"} | {rule: value for value, rule in EARLY_STOPPING.items()}
 # Marian's layer norms add this to the variance; transformers has no option for it.
 _NORM_EPSILON = 1e-5
 _CODE = """
@@ -46,7 +48,14 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
       UserError: The package safetensors is missing, or Marian cannot express the model.
     """
     text, config = model.text_model(), model.config.model
-    _check(config)
+    model.check_fields(
+        "Marian", norm_position=["post"], positions=["sinusoidal"], activation=_ACTIVATIONS
+    )
+    if config.norm_epsilon > _NORM_EPSILON:
+        raise UserError(
+            f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
+            f"{config.norm_epsilon:g}; export stablehlo instead"
+        )
     search = model.beam_search("Marian")
     if search.diversity_groups > 1:
         raise UserError("Marian: expected diversity_groups=1; give --diversity-groups 1")
@@ -115,30 +124,6 @@ def rescaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
     return params
 
 
-def _check(config: ModelConfig) -> None:
-    """Checks that Marian can express a model.
-
-    Raises:
-      UserError: It cannot.
-    """
-    head = f"{config.d_model / config.num_heads:g}"
-    for name, found, expected in (
-        ("norm_position", config.norm_position, "post"),
-        ("positions", config.positions, "sinusoidal"),
-        ("d_k", str(config.key_size), head),
-        ("d_v", str(config.value_size), head),
-    ):
-        if found != expected:
-            raise UserError(
-                f"Marian: expected model.{name}={expected}, got {found}; export stablehlo instead"
-            )
-    if config.norm_epsilon > _NORM_EPSILON:
-        raise UserError(
-            f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
-            f"{config.norm_epsilon:g}; export stablehlo instead"
-        )
-
-
 def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
     write_file(path, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
 
@@ -179,6 +164,7 @@ def _generation(search: BeamSearch, longest: int, pad: int) -> dict[str, Any]:
     return {
         "bad_words_ids": [[pad]],
         "decoder_start_token_id": pad,
+        "early_stopping": search.beam_size > 1 and _EARLY_STOPPING[search.early_stop],
         "eos_token_id": 0,
         "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
         "max_length": max_length,

@@ -4,6 +4,8 @@ import base64
 import dataclasses
 import json
 import pathlib
+from collections.abc import Collection
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,12 @@ from jaxformer.inference.weights import load_params
 from jaxformer.nn.precision import dequantize
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
+
+# Fields of a model whose every value can be expressed by CTranslate2 and Marian.
+_EXPRESSIBLE = (
+    *("attention_dropout_rate", "biases", "compute_dtype", "d_ff", "d_model", "dropout_rate"),
+    *("max_length", "norm_epsilon", "num_heads", "num_layers", "vocab_size"),
+)
 
 
 class TextModel(NamedTuple):
@@ -81,6 +89,31 @@ class TrainedModel(NamedTuple):
             search=search or config.search,
         )
         return cls(folder, config, jax.device_get(params), name, dequantized)
+
+    def check_fields(self, system: str, **allowed: Collection[Any]) -> None:
+        """Checks that another system can express the model.
+
+        Args:
+          system: Name of the other system, for the error message.
+          **allowed: Values that the system can express of fields not in ``_EXPRESSIBLE``. Any other
+            field must have its default, so that new features are refused.
+
+        Raises:
+          UserError: A field has another value.
+        """
+        config = self.config.model
+        head = Fraction(config.d_model, config.num_heads)
+        allowed |= {"d_k": [head], "d_v": [head], "embeddings": ["tied", "separate"]}
+        allowed |= {"target_vocab_size": [config.vocab_size]}
+        sizes = {"d_k": config.key_size, "d_v": config.value_size}
+        found = vars(config) | sizes | {"target_vocab_size": config.output_size}
+        for field in dataclasses.fields(config):
+            value, expected = found[field.name], allowed.get(field.name, [field.default])
+            if field.name not in _EXPRESSIBLE and value not in expected:
+                raise UserError(
+                    f"{system}: expected model.{field.name}={' or '.join(map(str, expected))}, got "
+                    f"{value}; export stablehlo instead"
+                )
 
     def beam_search(self, system: str) -> BeamSearch:
         """Returns the search.

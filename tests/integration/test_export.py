@@ -20,9 +20,12 @@ import safetensors.numpy
 from jaxformer.checkpoint import write_single
 from jaxformer.cli import main
 from jaxformer.config import Config, ModelConfig, load_run, save
+from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
+from jaxformer.export import ctranslate2, marian
 from jaxformer.export.command import export_model
+from jaxformer.export.trained import TrainedModel
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params, load_model
 from jaxformer.interop.marian import import_marian
@@ -194,7 +197,7 @@ def test_card_runs_without_jaxformer(format, kind, learned_workdir, tmp_path):
 @pytest.mark.ci
 @pytest.mark.parametrize("name", by_profile(["epsilon"], nightly=ARCHITECTURES))
 def test_ctranslate2_computes_the_same_scores(name, learned_workdir, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
     tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
     run = random_workdir(tmp_path / "run", tokenizer, **ARCHITECTURES[name])
     export_model("ctranslate2", run, tmp_path / "out")
@@ -204,26 +207,69 @@ def test_ctranslate2_computes_the_same_scores(name, learned_workdir, tmp_path):
         {"params": params}, np.array([src]), np.array([[BOS, *tgt[:-1]]])
     )
     expected = np.asarray(log_probs)[0, range(len(tgt)), tgt]
-    translator = ctranslate2.Translator(str(tmp_path / "out"), compute_type="float32")
+    translator = engine.Translator(str(tmp_path / "out"), compute_type="float32")
     pieces = [[tokenizer.piece(token) for token in ids[:-1]] for ids in (src, tgt)]
     [found] = translator.score_batch([pieces[0]], [pieces[1]])
     np.testing.assert_allclose(found.log_probs, expected, atol=2e-4)
+
+
+@pytest.mark.ci
+def test_ctranslate2_finds_the_same_translations(learned_workdir, tmp_path):
+    """All 500 numbers of the test split, with the settings of docs/export.md."""
+    engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    rules = {"ends_within": "N", "early_stop": "full", "unfinished": "compete"}
+    search = BeamSearch(penalty="power", length_penalty=1.0, min_length=1, max_length=63, **rules)
+    export_model("ctranslate2", learned_workdir, tmp_path / "out", search=search)
+    ours = Translator.load(learned_workdir, search=search)
+    texts = [source for source, _ in NumeralsCorpus().pairs("held_out")]
+    piece = ours.tokenizer.piece
+    found = engine.Translator(str(tmp_path / "out"), compute_type="float32").translate_batch(
+        [list(map(piece, ours.tokenizer.encode(text))) for text in texts],
+        **{"beam_size": 4, "num_hypotheses": 4, "max_decoding_length": 63},
+        **{"return_scores": True, "return_end_token": True},
+    )
+    assert len(found) == 500
+    for theirs, expected in zip(found, ours.hypotheses(texts), strict=True):
+        assert theirs.hypotheses == [list(map(piece, h.tokens)) for h in expected]
+        # CTranslate2 gives the probability of a forbidden end to other tokens.
+        np.testing.assert_allclose(theirs.scores, [h.score for h in expected], atol=1e-3)
 
 
 def test_models_that_a_format_lacks_are_refused(learned_workdir, tmp_path):
     tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
     for format, model, message in (
         ("marian", {"norm_position": "pre"}, "expected model.norm_position=post, got pre"),
+        ("ctranslate2", {"d_v": 4}, "CTranslate2: expected model.d_v=8, got 4; export stablehlo"),
         ("marian", {"d_k": 4}, "Marian: expected model.d_k=8, got 4; export stablehlo"),
         ("marian", {"norm_epsilon": 1e-3}, "norm_epsilon of at most 1e-05, got 0.001"),
         ("ctranslate2", {"positions": "rotary"}, "positions=sinusoidal or learned, got rotary"),
     ):
-        if format == "ctranslate2":
-            pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
         run = random_workdir(tmp_path / message, tokenizer, **model)
         with pytest.raises(UserError, match=re.escape(message)):
             export_model(format, run, tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("write", [ctranslate2.write, marian.write])
+def test_fields_that_a_format_does_not_know_are_refused(write, learned_workdir, tmp_path):
+    """A new feature must not be lost in an export."""
+    window = ("window", int, dataclasses.field(default=0))
+    new = dataclasses.make_dataclass("New", [window], bases=(ModelConfig,), frozen=True)
+    model = TrainedModel.load(learned_workdir)
+    values = vars(model.config.model) | {"norm_epsilon": 1e-5}
+    for change, message in (
+        ({"window": 8}, "expected model.window=0, got 8; export stablehlo instead"),
+        ({"positions": "alibi"}, "expected model.positions=sinusoidal.*, got alibi"),
+        ({"activation": "swiglu"}, "expected model.activation=relu or gelu or swish, got swiglu"),
+        ({"embeddings": "tied_target"}, "embeddings=tied or separate, got tied_target"),
+        ({"target_vocab_size": 99}, f"target_vocab_size={values['vocab_size']}, got 99"),
+    ):
+        changed = new(**values)
+        vars(changed).update(change)  # Its own checks would refuse some values.
+        config = dataclasses.replace(model.config, model=changed)
+        with pytest.raises(UserError, match=message):
+            write(model._replace(config=config), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_searches_and_options_that_a_format_lacks_are_refused(learned_workdir, tmp_path):

@@ -91,7 +91,7 @@ class RecordCorpus:
         if isinstance(row, dict) and not isinstance(row.get(_COLUMN, ""), str):
             texts = row[_COLUMN]
         texts = texts if isinstance(texts, dict) else {}
-        pair = row if isinstance(row, tuple) else [texts.get(name) for name in self._languages]
+        pair: Any = row if isinstance(row, tuple) else [texts.get(name) for name in self._languages]
         for language, text in zip(self._languages, pair, strict=True):
             if not isinstance(text, str):
                 raise UserError(

@@ -14,17 +14,23 @@ import pytest
 PROJECT = pathlib.Path(__file__).parents[2]
 SOURCES = ("LICENSE", "README.md", "configs", "jaxformer", "pyproject.toml", "setup.py")
 BUILD = "import setuptools.build_meta as b; print(b.build_{}('dist'))"
-# Prints where code and configs are, then trains and translates without the modules of extras.
+# Prints where code and configs are, then trains and translates without the modules of extras: a
+# compressed file of pairs with placeholders.
 USE = """
-import sys
+import gzip, sys
 sys.modules.update(dict.fromkeys(["matplotlib", "tensorflow_datasets"]))
 import jaxformer
 from jaxformer.cli import main
 from jaxformer.cli.configs import shipped_configs
+from jaxformer.data.numerals import NumeralsCorpus
 
 print(jaxformer.__file__, *shipped_configs().values())
 files = ["--input", "in.txt", "--output", "out.txt"]
-assert main(["train", "numerals:smoke", "--workdir", "runs/x"]) == 0
+with gzip.open("my.tsv.gz", "wt") as file:
+    file.writelines(f"<n>: {en}\\t<n>: {de}\\n" for en, de in NumeralsCorpus().pairs("held_out"))
+data = ["corpus=tsv", "train=my.tsv.gz", "valid=my.tsv.gz", "user_defined_symbols=<n>,<url>"]
+fields = [f"--config.data.{field}" for field in data]
+assert main(["train", "numerals:smoke", "--workdir", "runs/x", *fields]) == 0
 assert main(["translate", "--workdir", "runs/x", *files]) == 0
 tfds = "--config.data.corpus=tfds"
 assert main(["train", "base", "--workdir", "runs/y", tfds]) == 2

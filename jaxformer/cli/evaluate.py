@@ -10,6 +10,7 @@ from jaxformer.cli.text import (
     check_outputs,
     lines_with_prefixes,
     refuse_bad,
+    report_unknown,
     writing,
 )
 from jaxformer.config import sentence_pairs
@@ -31,11 +32,13 @@ def evaluate(options: argparse.Namespace) -> None:
     pairs = list(paired(lines, refuse_bad(Text(options.reference).lines()), *names))
     references = [reference.text for _, reference in pairs]
     prefixes = [source.prefix for source, _ in pairs]
+    sources = [source.text for source, _ in pairs]
     translator = load(options, search)
+    report_unknown(translator.tokenizer, sources, names[0])
     output = None if options.output is None else writing(options.output)
     with output or contextlib.nullcontext() as write, progress(len(pairs)) as report_progress:
         translations = translator.translate(
-            [source.text for source, _ in pairs],
+            sources,
             prefixes=prefixes if any(prefixes) else None,
             name=names[0],
             report=report_progress,

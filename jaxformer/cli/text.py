@@ -1,6 +1,7 @@
 """Reading of lines from files or streams in blocks, and writing to files or standard output."""
 
 import contextlib
+import io
 import itertools
 import os
 import pathlib
@@ -9,11 +10,13 @@ import sys
 import threading
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from tqdm import tqdm
 
-from jaxformer.data.text_files import decode_line, open_bytes, paired
+from jaxformer.data.findings import listed
+from jaxformer.data.text_files import COMPRESSED, check_format, decode_line, open_bytes, paired
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
 from jaxformer.files import check_output
 
@@ -27,6 +30,8 @@ BLOCK = 4096
 _PATIENCE = 0.05
 # Bytes of a line that are read at once; a longer line is bad. It bounds the memory of a block.
 _LONGEST_LINE = 1 << 18
+# Number of notes about each block of lines.
+_MOST_NOTES = 10
 _TOO_LONG = f"expected a line of less than {_LONGEST_LINE} bytes; split it into sentences"
 
 
@@ -75,17 +80,22 @@ class Text:
         """Yields all lines; unless this is a stream, each call starts anew.
 
         Raises:
-          UserError: The text cannot be read.
+          UserError: The text cannot be read, or is not UTF-8 but in another format.
         """
-        if self._path is not None:
-            with open_bytes(self._path) as stream:
-                yield from lines_with_errors(stream.readline, self.name)
-        elif self.stream:
-            # At exit Python would wait for a thread that reads sys.stdin itself.
-            yield from lines_with_errors(_reopened(sys.stdin.buffer).readline, self.name)
-        else:
-            sys.stdin.buffer.seek(self._start)
-            yield from lines_with_errors(sys.stdin.buffer.readline, self.name)
+        with contextlib.ExitStack() as stack:
+            if self._path is not None:
+                stream: Any = stack.enter_context(open_bytes(self._path))
+            elif self.stream:
+                # At exit Python would wait for a thread that reads sys.stdin itself.
+                stream = stack.enter_context(open(sys.stdin.fileno(), "rb", closefd=False))
+                # After a look ahead, the end would have to be typed twice.
+                check_format(b"" if self.interactive else stream.peek(1), self.name)
+            else:
+                stream = sys.stdin.buffer
+                stream.seek(self._start)
+                check_format(stream.read(io.DEFAULT_BUFFER_SIZE), self.name)
+                stream.seek(self._start)
+            yield from lines_with_errors(stream.readline, self.name)
 
 
 def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
@@ -121,10 +131,6 @@ def is_stream(path: pathlib.Path | None) -> bool:
 def is_on_screen(output: pathlib.Path | None) -> bool:
     """Returns True if output, by default standard output, goes to a terminal."""
     return output is None and sys.stdout is not None and sys.stdout.isatty()
-
-
-def _reopened(stream: BinaryIO) -> BinaryIO:
-    return open(stream.fileno(), "rb", closefd=False)
 
 
 def lines_with_prefixes(
@@ -193,6 +199,26 @@ def bad_lines() -> Iterator[Callable[[Sequence[Checked]], None]]:
     yield report
     if bad:
         raise SomeLinesError(f"{bad} of {total} lines could not be done; see above")
+
+
+def report_unknown(tokenizer: Tokenizer, texts: Iterable[str], name: str, first: int = 1) -> None:
+    """Reports lines with characters outside the vocabulary on standard error.
+
+    Args:
+      tokenizer: The tokenizer of the model.
+      texts: Source lines.
+      name: Name of the file.
+      first: Number of the first line.
+    """
+    found = [(n, tokenizer.unknown_characters(text)) for n, text in enumerate(texts, first)]
+    unknown = [(n, characters) for n, characters in found if characters]
+    for n, characters in unknown[:_MOST_NOTES]:
+        shown = [f"{c!r} (U+{ord(c):04X})" for c in characters[:3]]
+        what = f"{listed(shown, len(characters))} {'is' if len(characters) == 1 else 'are'} not in"
+        note = f"note: {name}:{n}: {what} the vocabulary and may disturb the translation"
+        tqdm.write(note, file=sys.stderr)
+    if (more := len(unknown) - _MOST_NOTES) > 0:
+        tqdm.write(f"note: {name}: {more:,} more lines with such characters", file=sys.stderr)
 
 
 def read_in_blocks(
@@ -330,8 +356,10 @@ def _check_name(path: pathlib.Path) -> None:
     """Checks that a text file may have this name.
 
     Raises:
-      UserError: The path is a folder, a link or a device, lies in a file, or ends in ``.gz``.
+      UserError: The path is a folder, a link or a device, lies in a file, or ends as if compressed.
     """
     check_output(path)
-    if path.suffix == ".gz":
-        raise UserError(f"{path}: expected a name without .gz, since the output is plain text")
+    if path.suffix in COMPRESSED:
+        raise UserError(
+            f"{path}: expected a name without {path.suffix}, since the output is plain text"
+        )

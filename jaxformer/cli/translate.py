@@ -22,6 +22,7 @@ from jaxformer.cli.text import (
     is_stream,
     lines_with_prefixes,
     read_in_blocks,
+    report_unknown,
     writing,
 )
 from jaxformer.errors import UserError
@@ -67,11 +68,12 @@ def translate(options: argparse.Namespace) -> None:
     ):
         for block in arriving:
             report_bad(block)
+            texts = [line.text for line in block]
+            report_unknown(translator.tokenizer, texts, text.name, done + 1)
             found = _hypotheses(translator, block, done + 1, report)
             rows = map(style, itertools.count(done), block, found)
             write(itertools.chain.from_iterable(rows))
             if write_alignments is not None:
-                texts = [line.text for line in block]
                 best = [(h[0].text, h[0].tokens) if h else ("", []) for h in found]
                 pairs = align(translator, texts, best, layer=options.alignment_layer)
                 write_alignments(map(pharaoh, pairs))

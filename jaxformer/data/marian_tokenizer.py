@@ -18,7 +18,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import open_file, readable
 
 # Models with several target languages expect the code of one at the beginning of a sentence.
-_LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
+_LANGUAGE_CODE = re.compile(r"\s*(>>.*?<<)", re.DOTALL)
 
 
 class MarianTokenizer(Tokenizer):
@@ -52,6 +52,7 @@ class MarianTokenizer(Tokenizer):
         self.serialized = serialized
         self.vocab_size = self.target_vocab_size = len(self._pieces)
         self.target_symbols = False
+        self.language_codes = tuple(filter(_LANGUAGE_CODE.fullmatch, pieces))
         self.sha256 = hashlib.sha256(serialized).hexdigest()
 
     @classmethod
@@ -101,6 +102,17 @@ class MarianTokenizer(Tokenizer):
         """
         return self._encode(texts, self._target)
 
+    def check_language(self, text: str, place: str) -> None:
+        code = _LANGUAGE_CODE.match(text)
+        if code and code[1] not in self._ids:
+            known = ", ".join(self.language_codes) or "text, since the model has no language codes"
+            raise UserError(f"{place}: expected {known}: got {code[1]}")
+
+    def unknown_characters(self, text: str) -> str:
+        row = self._split([text], self._source)[0]
+        unknown = "".join(piece for piece in row if piece not in self._ids)
+        return "".join(dict.fromkeys(unknown.replace("▁", "")))
+
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids of the target side, without special tokens.
 
@@ -121,16 +133,18 @@ class MarianTokenizer(Tokenizer):
         return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
     def _encode(self, texts: Sequence[str], processor: Any) -> list[list[int]]:
+        return [
+            [self._ids.get(piece, UNK) for piece in row] for row in self._split(texts, processor)
+        ]
+
+    def _split(self, texts: Sequence[str], processor: Any) -> list[list[str]]:
         texts = check_texts(texts, "texts")
         codes = [_LANGUAGE_CODE.match(text) for text in texts]
         rest = [
             text[code.end() :] if code else text for code, text in zip(codes, texts, strict=True)
         ]
         rows = processor.encode(rest, out_type=str)
-        return [
-            [self._ids.get(piece, UNK) for piece in ([code[0], *row] if code else row)]
-            for code, row in zip(codes, rows, strict=True)
-        ]
+        return [[code[1], *row] if code else row for code, row in zip(codes, rows, strict=True)]
 
 
 def load_tokenizer(path: pathlib.Path) -> Tokenizer:

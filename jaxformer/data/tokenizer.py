@@ -11,11 +11,14 @@ import pathlib
 import random
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
+from jaxformer.data.characters import is_blank
 from jaxformer.data.corpus import Corpus, verified
+from jaxformer.data.normalization import normalization_rules
 from jaxformer.errors import UserError
 from jaxformer.files import read_whole, readable, write_file
 
@@ -29,7 +32,7 @@ _SMALLEST_VOCABULARY = 4 + 256
 _MOST_LINES = 2_000_000
 _DIGEST_BYTES = 32
 # The key of every cached tokenizer includes it; increase it when the same files give other pairs.
-_FORMAT = 2
+_FORMAT = 3
 # SentencePiece writes a space as this character, and would read it as a space.
 SPACE_SYMBOL = "\u2581"
 
@@ -49,7 +52,10 @@ class Tokenizer:
       target_vocab_size: Number of ids up to the last one that a target can have.
       serialized: The SentencePiece model, as in its file.
       sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
+      language_codes: Codes of target languages, such as ">>deu<<", of imported models with several.
     """
+
+    language_codes: tuple[str, ...] = ()
 
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model.
@@ -143,7 +149,27 @@ class Tokenizer:
         if not self._symbols:
             return self.encode_batch(texts)
         texts = check_texts(texts, "texts")
-        return [[self._symbols.get(symbol, UNK) for symbol in _split(text)] for text in texts]
+        return [[self._symbols.get(symbol, UNK) for symbol in split_spaces(text)] for text in texts]
+
+    def check_language(self, text: str, place: str) -> None:
+        """Checks the language code that a source sentence begins with, in imported models only.
+
+        Raises:
+          UserError: The model does not have this code; the message names the place.
+        """
+
+    def unknown_characters(self, text: str) -> str:
+        """Returns the characters of a sentence that the vocabulary lacks, each once.
+
+        They are encoded as their bytes, or as UNK by a model without bytes.
+        """
+        pieces, is_byte = self._processor.encode(text, out_type=str), self._processor.is_byte
+        content = [
+            bytes([int(piece[1:-1], 16)]) if is_byte(token) else piece.encode()
+            for piece, token in zip(pieces, self._processor.piece_to_id(pieces), strict=True)
+            if token == UNK or is_byte(token)
+        ]
+        return "".join(dict.fromkeys(b"".join(content).decode(errors="replace")))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the target sentence of token ids, without special tokens.
@@ -175,7 +201,8 @@ def check_special_ids(processor: Any) -> None:
     if ids != (PAD, EOS, BOS, UNK):
         raise UserError(
             "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
-            "pad={}, eos={}, bos={}, unk={}; train it with jaxformer".format(*ids)
+            "pad={}, eos={}, bos={}, unk={}; give spm_train the options --pad_id=0 --eos_id=1 "
+            "--bos_id=2 --unk_id=3, or let a training run learn one".format(*ids)
         )
 
 
@@ -197,40 +224,67 @@ def open_processor(model: bytes) -> Any:
 
 
 def train_tokenizer(
-    lines: Iterable[str], vocab_size: int, symbols: Sequence[str] = ()
+    lines: Iterable[str],
+    vocab_size: int,
+    symbols: Sequence[str] = (),
+    user_defined_symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Learns a byte-pair encoding. The same lines give the same tokenizer, bit for bit.
 
-    Text is not normalized, except that runs of spaces are merged. Unicode normalization,
-    SentencePiece's default, would turn "½" into "1/2" and "…" into "...", which no reference
-    translation does.
+    The tokenizer normalizes all text, sources and targets alike, to the characters of these lines;
+    see :func:`~jaxformer.data.normalization.normalization_rules`. It merges runs of blanks into one
+    space. Translations therefore have neither U+00A0 nor invisible characters.
 
     Args:
       lines: Sentences of both languages. A fixed sample is used of more than two million.
       vocab_size: Number of ids, including special ids, bytes and symbols.
       symbols: Symbols of the target side, if it is not text.
+      user_defined_symbols: Placeholders in the text, which become one token each.
 
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
     """
-    smallest = _SMALLEST_VOCABULARY + len(symbols)
+    smallest = _SMALLEST_VOCABULARY + len(symbols) + len(user_defined_symbols)
     if vocab_size < smallest:
         what = (
             "the special ids, the bytes and the symbols"
-            if symbols
+            if smallest > _SMALLEST_VOCABULARY
             else "the special ids and the bytes"
         )
         raise UserError(
             f"model.vocab_size must be at least {smallest}, for {what}: got {vocab_size}"
         )
-    sample = _sample((line for line in lines if line and not line.isspace()), _MOST_LINES)
+    sample = _sample((line for line in lines if not is_blank(line)), _MOST_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
     try:
-        model = train_byte_pair_model(iter(sample), vocab_size, control_symbols=list(symbols))
+        model = _train_normalized(
+            sample,
+            vocab_size,
+            control_symbols=list(symbols),
+            user_defined_symbols=list(user_defined_symbols),
+        )
     except RuntimeError as error:
         raise _size_error(vocab_size, str(error)) from None
     return Tokenizer(model)
+
+
+def _train_normalized(lines: Sequence[str], vocab_size: int, **options: Any) -> bytes:
+    """Returns the model of :func:`train_byte_pair_model` that normalizes by the rules of the lines.
+
+    Raises:
+      RuntimeError: SentencePiece refuses the size.
+    """
+    with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
+        for rule in normalization_rules(set().union(*lines)).items():
+            codes = (" ".join(f"{ord(character):X}" for character in text) for text in rule)
+            file.write("\t".join(codes) + "\n")
+        file.flush()
+        options["normalization_rule_tsv"] = file.name
+        model = train_byte_pair_model(iter(lines), vocab_size, **options)
+    # The model must not depend on the file's name. Of a field that occurs twice in a protocol
+    # buffer, the last value is read: normalizer_spec.normalization_rule_tsv is empty.
+    return open_processor(model + b"\x1a\x02\x32\x00").serialized_model_proto()
 
 
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
@@ -267,7 +321,11 @@ def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any)
 
 
 def cached_tokenizer(
-    corpus: Corpus, split: str, vocab_size: int, cache_directory: pathlib.Path
+    corpus: Corpus,
+    split: str,
+    vocab_size: int,
+    cache_directory: pathlib.Path,
+    user_defined_symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Returns the tokenizer learned from all text of a split, from the cache if it is there.
 
@@ -282,7 +340,8 @@ def cached_tokenizer(
 
     corpus = verified(corpus)
     version = sentencepiece.__version__
-    inputs = (_FORMAT, corpus.fingerprint(split), vocab_size, version, _MOST_LINES)
+    fingerprint, placeholders = corpus.fingerprint(split), tuple(user_defined_symbols)
+    inputs = (_FORMAT, fingerprint, vocab_size, version, _MOST_LINES, placeholders)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     path = cache_directory / f"tokenizer-{key[:32]}"
     if path.is_file():
@@ -291,11 +350,12 @@ def cached_tokenizer(
         if hashlib.sha256(model).digest() == digest:
             return Tokenizer(model)
     if corpus.target_symbols:
-        symbols = sorted({symbol for _, target in corpus.pairs(split) for symbol in _split(target)})
+        targets = (target for _, target in corpus.pairs(split))
+        symbols = sorted(set().union(*map(split_spaces, targets)))
         lines = (source for source, _ in corpus.pairs(split))
     else:
         symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
-    tokenizer = train_tokenizer(_with_text(lines, split), vocab_size, symbols)
+    tokenizer = train_tokenizer(_with_text(lines, split), vocab_size, symbols, placeholders)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
@@ -309,7 +369,7 @@ def _with_text(lines: Iterable[str], split: str) -> Iterator[str]:
     """
     found = False
     for line in lines:
-        if line and not line.isspace():
+        if not is_blank(line):
             found = True
             yield line
     if not found:
@@ -320,9 +380,9 @@ def _byte_pieces(character: str) -> str:
     return " ".join(f"<0x{byte:02X}>" for byte in character.encode())
 
 
-def _split(target: str) -> list[str]:
-    """Returns the symbols of a target sentence."""
-    return [symbol for symbol in target.split(" ") if symbol]
+def split_spaces(text: str) -> list[str]:
+    """Returns the words between spaces; other blanks, such as tabs and U+00A0, belong to a word."""
+    return [word for word in text.split(" ") if word]
 
 
 def _sample(lines: Iterable[str], size: int) -> list[str]:

@@ -22,10 +22,12 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.checks import check_same_length, check_texts
 from jaxformer.config import ModelConfig
-from jaxformer.data.tokenizer import PAD, UNK
+from jaxformer.data.normalization import visible
+from jaxformer.data.tokenizer import PAD, UNK, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.pair_scores import check_pairs, pair_batches
 from jaxformer.inference.translator import Translator
+from jaxformer.layout import global_mesh
 from jaxformer.models.transformer import Transformer
 
 # Attention of all layers and heads is recorded, [L, B, H, T, S], so batches are smaller here.
@@ -46,8 +48,8 @@ def align(
 ) -> list[list[tuple[int, int]]]:
     """Aligns every target word with a source word.
 
-    Words are separated by whitespace and numbered from 0. An ensemble averages the attention of
-    its models.
+    Words are separated by spaces and numbered from 0; other blanks, such as tabs and U+00A0, belong
+    to a word. An ensemble averages the attention of its models.
 
     Args:
       translator: The model or ensemble.
@@ -68,6 +70,7 @@ def align(
     return [most_attended(pair) for pair in weights]
 
 
+@global_mesh(None)
 def word_attention(
     translator: Translator,
     sources: Sequence[str],
@@ -100,7 +103,7 @@ def word_attention(
     pairs = [(ids, target) for ids, (_, target) in zip(source_ids, targets, strict=True)]
     check_pairs(configs, pairs)
     shapes = [
-        (len(target.split()), len(source.split()))
+        (len(split_spaces(target)), len(split_spaces(source)))
         for source, (target, _) in zip(sources, targets, strict=True)
     ]
     result = [np.zeros(shape) for shape in shapes]
@@ -241,7 +244,7 @@ def word_ids(translator: Translator, ids: Sequence[int], text: str) -> list[int]
 
 
 def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
-    """Returns the index of the whitespace-separated word of ``text`` that each piece begins in.
+    """Returns the index of the space-separated word of ``text`` that each piece begins in.
 
     A lone "▁" belongs to the word that follows, and a byte to the word of its character.
 
@@ -260,8 +263,8 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
             # A multi-byte character is appended with its last byte, so all its bytes share a start.
             byte = _BYTE.fullmatch(piece)
             content = bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
-            spelled += "".join(decoder.decode(content).split())
-    words = text.split()
+            spelled += visible(decoder.decode(content))
+    words = list(map(visible, split_spaces(text)))
     word_of = [n for n, word in enumerate(words) for _ in word]
     position_of = _matching(spelled, "".join(words))
     return [

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxformer.checks import check_same_length
+from jaxformer.data.tokenizer import split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import GAP_PROBABILITY, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
@@ -110,12 +111,12 @@ class Parser:
         parses = [
             best_hypothesis(beam, len(words)) for beam, words in zip(found, sentences, strict=True)
         ]
-        visible = [_visible(words) for words in sentences]
-        attention = word_attention(self.translator, visible, [(p.text, p.tokens) for p in parses])
+        attention = word_attention(self.translator, sources, [(p.text, p.tokens) for p in parses])
         tags = [None] * len(sentences) if tags is None else tags
+        symbols = [split_spaces(parse.text) for parse in parses]
         return [
-            delinearize(one_tag_a_word(p.text.split(), weights), words, known) if words else None
-            for p, weights, words, known in zip(parses, attention, sentences, tags, strict=True)
+            delinearize(one_tag_a_word(s, weights), words, known) if words else None
+            for s, weights, words, known in zip(symbols, attention, sentences, tags, strict=True)
         ]
 
 
@@ -180,8 +181,3 @@ def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> 
             result.append(token)
             after_word, done = len(result), word_of[position] + 1
     return result
-
-
-def _visible(words: Sequence[str]) -> str:
-    """Joins the words, without the non-ASCII white space that they may contain."""
-    return " ".join("".join(word.split()) or "\ufffd" for word in words)

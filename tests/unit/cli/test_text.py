@@ -19,9 +19,25 @@ from jaxformer.cli.text import (
     lines_with_prefixes,
     paired,
     read_in_blocks,
+    report_unknown,
     writing,
 )
 from jaxformer.errors import SomeLinesError, UserError
+
+
+def test_unknown_characters_are_reported_for_the_first_lines_of_a_block(capsys):
+    class AsciiTokenizer:
+        def unknown_characters(self, text):
+            return "".join(c for c in text if not c.isascii())
+
+    report_unknown(AsciiTokenizer(), ["a", "é\xa0b", *["ñöüß"] * 10, "b"], "in.txt", 7)
+    lines = capsys.readouterr().err.split("\n")
+    end = "are not in the vocabulary and may disturb the translation"
+    assert lines[0] == f"note: in.txt:8: 'é' (U+00E9), '\\xa0' (U+00A0) {end}"
+    assert lines[9].startswith(
+        "note: in.txt:17: 'ñ' (U+00F1), 'ö' (U+00F6), 'ü' (U+00FC) and 1 more"
+    )
+    assert lines[10:] == ["note: in.txt: 1 more lines with such characters", ""]
 
 
 @pytest.fixture
@@ -50,6 +66,13 @@ def test_lines_that_arrive_together_are_one_block(pipe):
     arriving = list(blocks_as_they_arrive(Text(None).lines(), 400))
     assert [len(block) for block in arriving] == [400, 400, 200]
     assert list(itertools.chain.from_iterable(arriving)) == list(map(Line, lines))
+
+
+def test_a_pipe_in_another_format_is_refused(pipe):
+    pipe.write("one\ntwo\n".encode("utf-16-be"))
+    pipe.close()
+    with pytest.raises(UserError, match="standard input:1: expected UTF-8 text, got UTF-16BE"):
+        next(Text(None).lines())
 
 
 def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path):
@@ -88,7 +111,7 @@ def test_too_long_a_line_is_skipped_up_to_its_end(excess):
 
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
 def test_a_line_without_an_end_does_not_fill_the_memory(name, tmp_path):
-    path, content = tmp_path / name, bytes(1 << 26)
+    path, content = tmp_path / name, b"a" * (1 << 26)
     path.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
     del content
     tracemalloc.start()

@@ -65,12 +65,21 @@ def test_decodes_as_transformers_does(tokenizer, ours, texts):
     assert len(texts["decode"]) > 60
 
 
+def test_unknown_characters(tokenizer):
+    assert tokenizer.unknown_characters(">>deu<< the 漢字 cat漢 🙂") == "漢字🙂"
+
+
 def test_a_language_code_is_one_token_only_at_the_beginning(tokenizer):
     code, *rest = tokenizer.encode(">>deu<< the cat")
     assert tokenizer.piece(code) == ">>deu<<"
     assert rest == tokenizer.encode("the cat")
     assert code not in tokenizer.encode("the >>deu<< cat")
+    assert tokenizer.encode(" >>deu<< the cat") == [code, *rest]
     assert tokenizer.encode(">>xyz<<the cat") == [UNK, *rest]
+    assert tokenizer.language_codes == (">>deu<<", ">>fra<<")
+    values = json.loads(tokenizer.serialized) | {"pieces": ["a"]}
+    with pytest.raises(UserError, match="f:1: expected text, .* no language codes: got >>deu<<"):
+        MarianTokenizer(json.dumps(values).encode()).check_language(">>deu<< the cat", "f:1")
 
 
 def test_a_file_keeps_everything(tokenizer, tmp_path):

@@ -1,4 +1,8 @@
+# ruff: noqa: RUF001
+import itertools
+import pathlib
 import random
+import unicodedata
 
 import pytest
 
@@ -17,13 +21,16 @@ from jaxformer.errors import UserError
 
 from ...profiles import by_profile
 
+MARIAN = pathlib.Path(__file__).parents[2] / "fixtures" / "marian" / "swish_tied"
 LINES = [side for pair in NumeralsCorpus().pairs("held_out") for side in pair]
+PLACEHOLDERS = ["<name>", "<url>"]
 TEXTS = [
     "two hundred and seven",
     "zweihundertsieben",
-    "½ m² … ﬁne ÅÅ №",
-    "日本語 🎉 \u00a0 \x85 \x00",
+    "½ m² … ÅÅ №",
+    "日本語 🎉 \x00 \ufffd",
     "<s> </s> <unk> <pad> <0x41>",
+    "<name>'s <url>: two<name>, <nam>",
     "▁ a ▁▁b▁",
     "\U0010ffff▁\U0010fffe <0xE2>",
 ]
@@ -31,11 +38,12 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(LINES, 320)
+    return train_tokenizer(LINES, 320, user_defined_symbols=PLACEHOLDERS)
 
 
 def test_same_lines_same_bytes(tokenizer):
-    assert train_tokenizer(iter(LINES), 320).serialized == tokenizer.serialized
+    same = train_tokenizer(iter(LINES), 320, user_defined_symbols=PLACEHOLDERS)
+    assert same.serialized == tokenizer.serialized
     assert train_tokenizer(LINES[:-100], 320).sha256 != tokenizer.sha256
 
 
@@ -47,6 +55,46 @@ def test_text_round_trips(tokenizer):
         assert tokenizer.decode(ids) == text
         assert tokenizer.encode_batch([text, ""]) == [ids, []]
     assert tokenizer.encode("") == tokenizer.encode("   ") == []
+    pieces = map(tokenizer.piece, tokenizer.encode("<url>two<name>"))
+    assert [piece for piece in pieces if piece in PLACEHOLDERS] == ["<url>", "<name>"]
+
+
+# Marks of numbers and verses that enclose or precede their digits: visible, though of category Cf.
+PREPENDED = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
+
+
+def test_any_blank_is_a_space_and_invisible_characters_have_no_effect(tokenizer):
+    apart, together = map(tokenizer.encode, ("two hundred", "twohundred"))
+    for code in range(1, 0x110000):
+        character = chr(code)
+        if character.isspace() or character == "\u2800":
+            assert tokenizer.encode(f"two{character}hundred") == apart
+            assert tokenizer.encode(f"{character} two{2 * character} hundred{character}") == apart
+        elif unicodedata.category(character) in ("Cc", "Cf") and code not in PREPENDED:
+            assert tokenizer.encode(f"{character}two{character}hundred{character}") == together
+            assert tokenizer.encode(2 * character) == tokenizer.encode(f" {character} ") == []
+    assert tokenizer.encode("two\ufe0fhund\u034fred") == together
+
+
+def test_characters_become_those_of_the_training_text():
+    lines = ["Ca, Où? 'Mệt-ắm' 한국 pâté? fi 1.", "می\u200cخواهم ? 1"] * 9
+    western = train_tokenizer(lines, 330)
+    text = "Où? Mệt ắm 한국 pâté"
+    for form in ("NFD", "NFKD"):
+        assert western.encode(unicodedata.normalize(form, text)) == western.encode(text)
+    # Marks in another order that is equivalent, as Vietnamese keyboards write them.
+    for order in itertools.permutations("\u0302\u0323"):
+        assert western.encode(f"Me{''.join(order)}t") == western.encode("Mệt")
+    for written, meant in [
+        ("Ｏù\uff1f ﬁ… １\uff0e", "Où? fi... 1."),
+        ("‘M’\u2011“\u2013", "'M'-“-"),
+        ("می\u200cخواهم\u200b", "می\u200cخواهم"),  # A joiner of the training text.
+        ("1² ½ ① ñ", "1² ½ ① ñ"),  # Another meaning, and no form in the training text.
+    ]:
+        assert western.decode(western.encode(written)) == meant
+    assert western.unknown_characters("ﬁ？ ñ²ñ\u00a0🙂") == "ñ²🙂"
+    chinese = train_tokenizer(["你好？", "ｅ e\u0301"] * 9, 272)
+    assert chinese.decode(chinese.encode("好\u3000？ ｅ é")) == "好 ？ ｅ e\u0301"
 
 
 def test_special_ids_are_not_decoded(tokenizer):
@@ -63,6 +111,8 @@ def test_save_and_load(tokenizer, tmp_path):
     path.write_bytes(b"junk")
     with pytest.raises(UserError, match=r"tokenizer.model: expected a SentencePiece model"):
         Tokenizer.load(path)
+    with pytest.raises(UserError, match=r"got pad=-1, .* --pad_id=0 --eos_id=1 --bos_id=2"):
+        Tokenizer.load(MARIAN / "source.spm")
 
 
 def test_impossible_sizes_name_the_possible_one():
@@ -100,6 +150,8 @@ def test_cache_is_used_verified_and_repaired(tmp_path):
     assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256
     assert corpus.reads == 1
     (path,) = tmp_path.iterdir()
+    other = cached_tokenizer(CountingCorpus(), "held_out", 320, tmp_path, ["<name>"])
+    assert "<name>" in [other.piece(i) for i in other.encode("<name>")]
     whole = path.read_bytes()
     for damaged in (b"", whole[:-1], whole[:500] + b"\0" + whole[501:]):
         path.write_bytes(damaged)

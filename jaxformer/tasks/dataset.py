@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import itertools
 
-from jaxformer.config import Config, ModelConfig, sentence_pairs
+from jaxformer.config import Config, sentence_pairs
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus
 from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.mixture import MixedCorpus, parse_mixture
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
-from jaxformer.data.tokenizer import Tokenizer, cached_tokenizer
+from jaxformer.data.tokenizer import UNK, Tokenizer, cached_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import cache_directory
 from jaxformer.tasks.initialization import given_tokenizer
@@ -66,9 +66,9 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         tokenizer = load_tokenizer(folder.tokenizer)
     else:
         tokenizer = given_tokenizer(config, load_tokenizer) or cached_tokenizer(
-            corpus, data.train, config.model.vocab_size, cache
+            corpus, data.train, config.model.vocab_size, cache, data.symbols()
         )
-    _check_target_vocabulary(config.model, tokenizer, corpus)
+    _check_vocabulary(config, tokenizer, corpus)
     identity = {
         "tokenizer": tokenizer.sha256,
         "train": corpus.fingerprint(data.train),
@@ -94,19 +94,29 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     )
 
 
-def _check_target_vocabulary(
-    model: ModelConfig, tokenizer: Tokenizer, corpus: VerifiedCorpus
-) -> None:
-    if tokenizer.target_symbols != corpus.target_symbols:
-        kinds = {True: "symbols, such as brackets of trees", False: "text"}
+def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorpus) -> None:
+    if corpus.target_symbols and not tokenizer.target_symbols:
         raise UserError(
-            f"expected a tokenizer whose targets are {kinds[corpus.target_symbols]}, as in the "
-            f"corpus: got one for {kinds[tokenizer.target_symbols]}; give another data.tokenizer"
+            "expected a tokenizer whose targets are symbols, such as brackets of trees, as in the "
+            "corpus: got one for text; give another data.tokenizer"
         )
-    if model.output_size < tokenizer.target_vocab_size:
+    if tokenizer.target_symbols and not corpus.target_symbols:
+        ids = range(UNK + 1, tokenizer.target_vocab_size)
+        raise UserError(
+            "expected a tokenizer without control symbols, which no text contains: got "
+            f"{', '.join(map(tokenizer.piece, ids[:5]))}; give spm_train --user_defined_symbols "
+            "instead of --control_symbols, or give another data.tokenizer"
+        )
+    for symbol in sentence_pairs(config).symbols():
+        if symbol not in map(tokenizer.piece, tokenizer.encode(symbol)):
+            raise UserError(
+                f"data.user_defined_symbols: expected a tokenizer with the token {symbol}, got one "
+                "without it; learn another with --config.data.tokenizer=new, or leave it out"
+            )
+    if config.model.output_size < tokenizer.target_vocab_size:
         raise UserError(
             f"model.target_vocab_size must be at least {tokenizer.target_vocab_size}, for all that "
-            f"the target of this corpus may be made of: got {model.output_size}"
+            f"the target of this corpus may be made of: got {config.model.output_size}"
         )
 
 

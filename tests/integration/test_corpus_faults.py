@@ -19,6 +19,7 @@ import pytest
 from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.text_corpus import TextCorpus
+from jaxformer.data.tokenizer import train_byte_pair_model
 from jaxformer.errors import exit_code
 from jaxformer.experiment import make_optimizer, make_task
 from jaxformer.tasks.dataset import open_dataset
@@ -109,7 +110,11 @@ FAULTS = [
     ),
     fault(
         *(dataclasses.replace(TEXT, target_language="fr"), "", None),
-        r"train\.fr: no such file, nor train\.fr\.gz; did you mean train\.\w+\?",
+        r"train\.fr: no such file, nor one with \.gz, .*; did you mean train\.\w+\?",
+    ),
+    fault(
+        *(dataclasses.replace(TEXT, train="train,valid"), "", None),
+        "several corpora need weights, as in --config.data.train=train:1,valid:1, and data.valid",
     ),
     fault(
         *(TREES, "more.trees", lambda b: b + b"(S (NN gene)\n"),
@@ -132,6 +137,20 @@ def test_fault_is_refused_in_one_line(config, names, edit, message, folder):
     # Nothing half-written: no workdir, and no store of the split with the fault.
     assert not (folder.parent / "run").exists()
     assert not list((folder.parent / "cache").glob("partial-*"))
+
+
+def test_a_given_tokenizer_has_the_placeholders_and_no_control_symbols(folder):
+    config = dataclasses.replace(TEXT, tokenizer="../my.model", user_defined_symbols="<name>")
+    for options, message in (
+        ({"user_defined_symbols": ["<name>"]}, None),
+        ({}, "data.user_defined_symbols: expected a tokenizer with the token <name>, got one"),
+        ({"control_symbols": ["<2de>"]}, "got <2de>; give spm_train --user_defined_symbols"),
+    ):
+        lines = (side for pair in PAIRS for side in pair)
+        pathlib.Path("../my.model").write_bytes(train_byte_pair_model(lines, 300, **options))
+        code, found, _ = open_task(config)
+        assert (message or "") in found
+        assert code == (2 if message else 0)
 
 
 def test_pairs_are_counted_and_named(folder):

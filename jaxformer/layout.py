@@ -3,13 +3,25 @@
 JAX tracks both during tracing. Its own operations propagate them; these functions do so for ours.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
+
+
+@contextlib.contextmanager
+def global_mesh(mesh: Mesh | None) -> Iterator[None]:
+    """Replaces the mesh of ``jax.set_mesh``, if the caller has set one, by another or by none."""
+    if jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    with jax.set_mesh(Mesh(np.empty((), object), ()) if mesh is None else mesh):
+        yield
 
 
 def has_explicit_axes(*arrays: Array) -> bool:
@@ -20,9 +32,7 @@ def has_explicit_axes(*arrays: Array) -> bool:
 
 def take_rows(table: Array, ids: Array) -> Array:
     """Returns ``table[ids]``, with the layout of ``ids``; NaN for ids that are out of range."""
-    if has_explicit_axes(ids):
-        return map_explicit_rows(_take, table, ids)
-    return _take(table, ids)
+    return map_rows(_take, table, ids)
 
 
 def _take(table: Array, ids: Array) -> Array:
@@ -30,26 +40,29 @@ def _take(table: Array, ids: Array) -> Array:
     return table.at[ids.astype(jnp.uint32)].get(mode="fill")
 
 
-def map_explicit_rows(
-    function: Callable[..., PyTree], replicated: Array, *rows: Array, total: bool = False
+def map_rows(
+    function: Callable[..., PyTree], replicated: PyTree, *rows: PyTree, total: bool = False
 ) -> PyTree:
-    """Calls ``function(replicated, *rows)`` on each device's own rows of an explicit mesh.
+    """Calls ``function(replicated, *rows)``, on each device's own rows on an explicit mesh.
 
-    JAX cannot look up or split rows of arrays whose layout is explicit.
+    JAX cannot look up, scatter or split rows of arrays whose layout is explicit.
 
     Args:
-      function: Takes the replicated array and rows.
-      replicated: An array that every device gets whole; gathered if it is sharded.
-      *rows: Arrays whose leading axes are sharded like the first array's.
-      total: Sum the results over the devices; otherwise results have the leading axes of the rows.
+      function: Takes replicated arrays and rows.
+      replicated: Arrays that every device gets whole; gathered if they are sharded.
+      *rows: Arrays whose leading axes are sharded like the first array's, and scalars.
+      total: Sum the results over the devices; otherwise they have the layout of ``rows[0]``.
     """
-    mesh = jax.typeof(rows[0]).sharding.mesh
-    spec = jax.typeof(rows[0]).sharding.spec
-    rows = tuple(jax.sharding.reshard(a, _leading(spec, a.ndim)) for a in rows)
-    replicated = jax.sharding.reshard(replicated, PartitionSpec())
-    axes = tuple(a for axis in spec if axis for a in (axis if isinstance(axis, tuple) else (axis,)))
+    first = next((jax.typeof(a).sharding for a in jax.tree.leaves(rows) if a.ndim), None)
+    if first is None or AxisType.Explicit not in first.mesh.axis_types:
+        return function(replicated, *rows)
+    specs = jax.tree.map(lambda a: PartitionSpec(*first.spec[: a.ndim]), rows)
+    whole = jax.tree.map(lambda _: PartitionSpec(), replicated)
+    axes = tuple(
+        a for axis in first.spec if axis for a in (axis if isinstance(axis, tuple) else (axis,))
+    )
 
-    def on_own_rows(replicated: Array, *rows: Array) -> PyTree:
+    def on_own_rows(replicated: PyTree, *rows: PyTree) -> PyTree:
         result = function(replicated, *rows)
         # One psum per leaf: jax 0.7 cannot transpose one of several leaves if only some of them
         # have a gradient.
@@ -57,10 +70,25 @@ def map_explicit_rows(
 
     return jax.shard_map(
         on_own_rows,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), *(_leading(spec, a.ndim) for a in rows)),
-        out_specs=PartitionSpec() if total else PartitionSpec(*spec),
-    )(replicated, *rows)
+        mesh=first.mesh,
+        in_specs=(whole, *specs),
+        out_specs=PartitionSpec() if total else specs[0],
+    )(*jax.sharding.reshard((replicated, *rows), (whole, *specs)))
+
+
+def expand_like(array: Array, like: Array) -> Array:
+    """Returns an array with leading axes of size 1, as many axes as ``like`` has.
+
+    JAX adds them by itself, except under ``jax_numpy_rank_promotion="raise"``.
+    """
+    return jax.lax.expand_dims(array, range(like.ndim - array.ndim))
+
+
+def rows_like(array: Array, *others: Array) -> Array:
+    """Returns an array with rows like the first of the others that an explicit mesh shards."""
+    axes = (axis for other in others for axis in jax.typeof(other).sharding.spec[:1])
+    axis = next((axis for axis in axes if axis is not None), None)
+    return array if axis is None else jax.sharding.reshard(array, PartitionSpec(axis))
 
 
 def zeros_beside(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
@@ -90,7 +118,3 @@ def _varying_axes(x: Array) -> frozenset[str]:
     kind = jax.typeof(x)
     # Called vma before jax 0.10.
     return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
-
-
-def _leading(spec: PartitionSpec, ndim: int) -> PartitionSpec:
-    return PartitionSpec(*spec[:ndim])

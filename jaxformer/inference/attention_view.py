@@ -11,6 +11,7 @@ from jaxtyping import Float
 from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
+from jaxformer.layout import global_mesh
 from jaxformer.models.transformer import Transformer
 from jaxformer.plots.attention_page import attention_page, in_frame
 from jaxformer.plots.paper_figures import PaperFigure
@@ -91,6 +92,7 @@ class AttentionView:
         return in_frame(self.page())
 
 
+@global_mesh(None)
 def record_attention(translator: Translator, sentence: str) -> AttentionView:
     """Translates a sentence and records the attention weights of every layer and head.
 

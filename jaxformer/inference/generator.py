@@ -19,6 +19,7 @@ from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import model_path
 from jaxformer.inference.weights import load_params, override, prepare_params
+from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
 from jaxformer.renamed import renamed_method
@@ -251,6 +252,7 @@ def _only_text(logits: Float[Array, "B N V"], context: SearchContext) -> Float[A
     return text.at[:, :, context.eos_id].set(end)
 
 
+@global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _read(
     config: ModelConfig,
@@ -276,6 +278,7 @@ def _read(
     return search.start(cache, max_lengths, capacity + 1, keys=keys, first_tokens=last)
 
 
+@global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
 def _advance(
     config: ModelConfig,
@@ -291,6 +294,7 @@ def _advance(
     return state, search.finalize(state).tokens
 
 
+@global_mesh(None)
 def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Array, " B"]:
     """Returns the random keys of the rows, padded to ``size`` keys."""
     prompts, samples = (

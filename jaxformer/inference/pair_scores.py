@@ -21,6 +21,7 @@ from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.likelihoods import token_log_probs
 from jaxformer.inference.translator import Translator
+from jaxformer.layout import global_mesh
 from jaxformer.models.transformer import Transformer
 from jaxformer.search.penalties import length_penalties
 
@@ -59,6 +60,7 @@ class PairBatch(NamedTuple):
     tgt_out: Int[np.ndarray, "B L"]
 
 
+@global_mesh(None)
 def score_pairs(
     translator: Translator,
     pairs: Sequence[tuple[list[int], list[int]]],

@@ -44,6 +44,7 @@ def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
     return jax.eval_shape(lambda params: prepare_params(config, params, model), params)
 
 
+@global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def prepare_params(config: ModelConfig, params: PyTree, model: Model = Transformer) -> PyTree:
     """Casts or quantizes the parameters of ``model(config)`` for decoding.
@@ -89,6 +90,7 @@ def override(
     return config if search is None else dataclasses.replace(config, search=search)
 
 
+@global_mesh(None)
 def load_params(
     folder: Workdir, config: ModelConfig, weights: str, model: Model = Transformer
 ) -> tuple[PyTree, str]:
@@ -172,6 +174,7 @@ def _check_metadata(
         )
 
 
+@global_mesh(None)
 def average(folder: Workdir, last: int) -> list[int]:
     """Averages the ``last`` newest checkpoints (section 6.1) and writes ``folder.averaged``.
 

@@ -138,7 +138,7 @@ class LanguageModel(nn.Module):
         return self.decoder.init_cache(
             like.reshape(like.shape[0], -1)[:, 0],
             self.config.d_model,
-            activation_dtype(self.config.compute_dtype),
+            activation_dtype(self.config.compute_dtype, self.embedding),
             num_beams=num_beams,
             capacity=capacity,
         )
@@ -172,4 +172,4 @@ class LanguageModel(nn.Module):
         self, tokens: Array, positions: Array | None, capacity: int | None = None
     ) -> Float[Array, "B T D"]:
         embedded = embed_tokens(self.embedding, tokens, self.positions, positions, capacity)
-        return embedded.astype(activation_dtype(self.config.compute_dtype))
+        return embedded.astype(activation_dtype(self.config.compute_dtype, embedded))

@@ -237,7 +237,7 @@ class Transformer(nn.Module):
         capacity: int | None = None,
     ) -> Float[Array, "B T D"]:
         embedded = embed_tokens(table, tokens, encodings, positions, capacity)
-        return embedded.astype(activation_dtype(self.config.compute_dtype))
+        return embedded.astype(activation_dtype(self.config.compute_dtype, embedded))
 
 
 def _segments(tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.layout import zeros_beside
+from jaxformer.layout import expand_like, zeros_beside
 from jaxformer.nn.kernels import cached_attention, dot_product_attention
 
 
@@ -64,7 +64,7 @@ class Slots:
 
     def add_position(self) -> "Slots":
         """Returns the slots after each beam takes its own slot at the next position."""
-        beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[:, None]
+        beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[None, :, None]
         own = self.beam_slots[:, :, :1] * 0 + beams
         beam_slots = jax.lax.dynamic_update_slice_in_dim(self.beam_slots, own, self.length, axis=2)
         return dataclasses.replace(self, beam_slots=beam_slots)
@@ -72,8 +72,10 @@ class Slots:
     def visible(self) -> Bool[Array, "B 1 N P"]:
         """Returns the mask of each beam's own slots, including the slot at ``length``."""
         batch, beams, capacity = self.beam_slots.shape
-        filled = jnp.arange(capacity) <= self.length
-        own = (self.beam_slots[..., None] == jnp.arange(beams)) & filled[:, None]
+        filled = jnp.arange(capacity, dtype=jnp.int32) <= self.length
+        slots = self.beam_slots[..., None]
+        own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)
+        own &= expand_like(filled[:, None], slots)
         return own.reshape(batch, beams, -1)[:, None]
 
     def grow(self, length: int) -> "Slots":

@@ -7,25 +7,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.layout import has_explicit_axes, take_rows
+from jaxformer.layout import expand_like, has_explicit_axes, take_rows
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.matmul import matmul_nt
 from jaxformer.nn.positions import FixedPositions
-from jaxformer.nn.precision import Int8Matrix, quantize_rows
+from jaxformer.nn.precision import Int8Matrix, at_least_float32, quantize_rows
 from jaxformer.nn.sharding import per_batch_shard
 
 
 def embed(
     table: Float[Array, "V D"] | Int8Matrix, ids: Int[Array, "*rows"]
 ) -> Float[Array, "*rows D"]:
-    """Returns rows of a table, float32; NaN for ids that are out of range."""
+    """Returns rows of a table, float32 or float64; NaN for ids that are out of range."""
     if isinstance(table, Int8Matrix):
-        return take_rows(table.values, ids) * take_rows(table.scale, ids)
+        return take_rows(table.values, ids).astype(jnp.float32) * take_rows(table.scale, ids)
     if has_explicit_axes(ids):
-        return take_rows(table, ids).astype(jnp.float32)
+        return take_rows(table, ids).astype(at_least_float32(table))
     # Every device gathers the whole table: XLA of jax 0.10 crashes on lookups in a sharded table.
     found = per_batch_shard(take_rows, table, ids)
-    return found.reshape(*ids.shape, table.shape[1]).astype(jnp.float32)
+    return found.reshape(*ids.shape, table.shape[1]).astype(at_least_float32(table))
 
 
 def output_logits(
@@ -33,19 +33,21 @@ def output_logits(
     table: Float[Array, "V D"] | Int8Matrix,
     bias: Float[Array, " V"] | None = None,
 ) -> Float[Array, "*rows V"]:
-    """Returns logits, the dot products of x with every row of a table, plus a bias, float32.
+    """Returns logits, the dot products of x with every row of a table, plus a bias.
 
-    Logits are float32 even where layers compute in bfloat16, because they often decide between
-    words of similar probability and take little of the time.
+    Logits are float32 or float64 even where layers compute in bfloat16, because they often decide
+    between words of similar probability and take little of the time.
     """
-    if not isinstance(table, Int8Matrix):
-        logits = matmul_nt(x.astype(jnp.float32), table.astype(jnp.float32))
-        return logits if bias is None else logits + bias
-    inputs = quantize_rows(x.astype(jnp.float32), -1)
-    # Not a matmul with the transpose, which XLA would convert to int32 and then transpose.
-    sums = matmul_nt(inputs.values, table.values, jnp.int32)
-    logits = sums.astype(jnp.float32) * (inputs.scale * table.scale[:, 0])
-    return logits if bias is None else logits + bias
+    if isinstance(table, Int8Matrix):
+        inputs = quantize_rows(x.astype(jnp.float32), -1)
+        # Not a matmul with the transpose, which XLA would convert to int32 and then transpose.
+        sums = matmul_nt(inputs.values, table.values, jnp.int32)
+        scale = inputs.scale * expand_like(table.scale[:, 0], sums)
+        logits = sums.astype(jnp.float32) * scale
+    else:
+        dtype = at_least_float32(x, table)
+        logits = matmul_nt(x.astype(dtype), table.astype(dtype))
+    return logits if bias is None else logits + expand_like(bias.astype(logits.dtype), logits)
 
 
 def embed_tokens(
@@ -55,25 +57,28 @@ def embed_tokens(
     positions: Int[Array, "#B T"] | None = None,
     capacity: int | None = None,
 ) -> Float[Array, "B T D"]:
-    """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5), float32.
+    """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5).
 
     Args:
       table: The embedding.
       tokens: Token ids.
       encodings: Encoding of every position, sinusoidal or learned.
-      positions: Position of every token; 0, 1, ... when None.
+      positions: Position of every token; 0, 1, ... when None. In an export for any length,
+        positions without an encoding give NaN.
       capacity: Number that all positions are less than; the number of encodings when None.
 
     Raises:
       UserError: A sequence is longer than ``encodings``, or an id is not in the table.
     """
     check_ids("tokens", tokens, jax.tree.leaves(table)[0].shape[0])
-    if positions is None:
-        check_length("sequence", tokens.shape[1], len(encodings))
-        encoding = jnp.asarray(encodings[: tokens.shape[1]])
-    else:
+    embedded, length = embed(table, tokens), tokens.shape[1]
+    if positions is not None:
         if isinstance(encodings, FixedPositions):
             encodings = encodings[:capacity]
-        encoding = jnp.asarray(encodings)[positions]
-    embedded = embed(table, tokens)
-    return embedded * math.sqrt(embedded.shape[-1]) + encoding
+        encoding = jnp.asarray(encodings, embedded.dtype)[positions]
+    elif isinstance(length, int):
+        check_length("sequence", length, len(encodings))
+        encoding = jnp.asarray(encodings[:length], embedded.dtype)
+    else:  # In an export for any length, that length is symbolic.
+        encoding = take_rows(jnp.asarray(encodings[:], embedded.dtype), jnp.arange(length))
+    return embedded * math.sqrt(embedded.shape[-1]) + expand_like(encoding, embedded)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
+from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import shards_of
 
 
@@ -38,7 +39,8 @@ def dot_product_attention(
       dtype: Dtype to multiply in; the dtype of the arrays when None.
 
     Returns:
-      The attended values in the dtype of ``values``, and the float32 weights before dropout.
+      The attended values in the dtype of ``values``, and the weights before dropout, float32 or
+      float64.
     """
     scores = einsum(SCORES, queries, keys, dtype)
     return _weighted_sum(scores / math.sqrt(queries.shape[-1]), values, mask, dropout, dtype)
@@ -71,11 +73,12 @@ def additive_scores(
     keys: Float[Array, "B S H K"],
     vector: Float[Array, "H K"],
 ) -> Float[Array, "B H T S"]:
-    """Returns scores ``vector . tanh(query + key)``, float32: a network with K hidden units.
+    """Returns scores ``vector . tanh(query + key)``, of a network with K hidden units.
 
     There is no matmul to use: the B T S H K hidden units are computed, though not stored.
     """
-    queries, keys, vector = (a.astype(jnp.float32) for a in (queries, keys, vector))
+    dtype = at_least_float32(queries, keys, vector)
+    queries, keys, vector = (a.astype(dtype) for a in (queries, keys, vector))
     hidden = jnp.tanh(queries[:, :, None] + keys[:, None])
     return jnp.einsum("btshk,hk->bhts", hidden, vector)
 
@@ -95,7 +98,7 @@ def _weighted_sum(
 
 def _masked_softmax(scores: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, "..."]:
     # The lowest float gives the same weights as -inf, exactly 0, but no NaN in padding.
-    return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
+    return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min), axis=-1)
 
 
 def fused_attention(
@@ -149,12 +152,13 @@ def cached_attention(
     Returns:
       The attended values, in the dtype of ``values``.
     """
+    dtype = at_least_float32(queries, keys, values)
 
     def weigh(scores: Float[Array, "B N H S"]) -> Float[Array, "B N H S"]:
         return _masked_softmax(scores / math.sqrt(queries.shape[-1]), mask[:, :, None])
 
     def sums_of_products(q: Array, k: Array, v: Array) -> Array:
-        q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
+        q, k, v = (a.astype(dtype) for a in (q, k, v))
         if q.shape[1] == 1:  # With an axis of size 1, XLA would take ten times as long.
             weights = weigh((q[:, 0, :, :, None] * k).sum(axis=2)[:, None])
             return (weights[:, 0, :, :, None] * v).sum(axis=2)[:, None]
@@ -162,9 +166,9 @@ def cached_attention(
         return (weights[..., None] * v[:, None]).sum(axis=3)
 
     def matmuls(q: Array, k: Array, v: Array) -> Array:
-        scores = jnp.einsum("bnhk,bhks->bnhs", q, k, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("bnhk,bhks->bnhs", q, k, preferred_element_type=dtype)
         weights = weigh(scores).astype(v.dtype)
-        return jnp.einsum("bnhs,bhsv->bnhv", weights, v, preferred_element_type=jnp.float32)
+        return jnp.einsum("bnhs,bhsv->bnhv", weights, v, preferred_element_type=dtype)
 
     attended = jax.lax.platform_dependent(
         queries, keys, values, cpu=sums_of_products, default=matmuls

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
 from jaxformer.layout import has_explicit_axes, vary_alike
+from jaxformer.nn.precision import at_least_float32
 
 
 def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike) -> Array:
@@ -45,9 +46,13 @@ def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTy
 
 
 def matmul_nt(
-    x: Num[Array, "*rows D"], table: Num[Array, "V D"], dtype: DTypeLike = jnp.float32
+    x: Num[Array, "*rows D"], table: Num[Array, "V D"], dtype: DTypeLike | None = None
 ) -> Num[Array, "*rows V"]:
-    """Returns ``x @ table.T``. With a transpose, XLA would not use the CPU's bfloat16 units."""
+    """Returns ``x @ table.T``, in float32 or float64 when ``dtype`` is None.
+
+    With a transpose, XLA would not use the CPU's bfloat16 units.
+    """
+    dtype = dtype or at_least_float32(x, table)
     if has_explicit_axes(x, table):
         return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=dtype)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -56,7 +61,7 @@ def matmul_nt(
 
 
 def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
-    """Returns ``a.T @ b``, float32.
+    """Returns ``a.T @ b``, float32 or float64.
 
     XLA uses the CPU's bfloat16 units to contract two axes, but not one; so the rows are split in
     two. It transposes the first operand in memory, slowly; so that is the smaller one.
@@ -66,11 +71,11 @@ def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D
         return jax.lax.optimization_barrier(matmul_tn(b, a)).T
     halves = 2 if a.shape[0] % 2 == 0 else 1
     a, b = (m.reshape(halves, -1, m.shape[1]) for m in (a, b))
-    return jnp.einsum("hrd,hrf->df", a, b, preferred_element_type=jnp.float32)
+    return jnp.einsum("hrd,hrf->df", a, b, preferred_element_type=at_least_float32(a, b))
 
 
 def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Array:
-    """Returns ``jnp.einsum(spec, x, y)`` in float32, for the two matmuls of attention.
+    """Returns ``jnp.einsum(spec, x, y)`` in float32 or float64, for the two matmuls of attention.
 
     Args:
       spec: The matmul: :data:`SCORES` or :data:`WEIGHTED_SUM`.
@@ -94,7 +99,7 @@ _GRADIENTS = {
 
 
 def _einsum(x: Array, y: Array, *, spec: str) -> Array:
-    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+    return jnp.einsum(spec, x, y, preferred_element_type=at_least_float32(x, y))
 
 
 # Operands are float32 and rounded inside: on CPUs XLA stacks bfloat16 residuals of all layers in

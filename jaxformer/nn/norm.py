@@ -5,11 +5,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from jaxformer.layout import expand_like
 from jaxformer.nn.parameters import parameter
+from jaxformer.nn.precision import at_least_float32
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization (Ba et al. 2016), with float32 statistics and a result in x's dtype.
+    """Layer normalization (Ba et al. 2016), in float32 or float64, with a result in x's dtype.
 
     Attributes:
       epsilon: Added to the variance.
@@ -22,7 +24,8 @@ class LayerNorm(nn.Module):
         """Normalizes the last axis to mean 0 and variance 1, then scales and shifts it."""
         scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
         bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
-        wide = x.astype(jnp.float32)
+        wide = x.astype(at_least_float32(x, scale))
+        scale, bias = (expand_like(a.astype(wide.dtype), wide) for a in (scale, bias))
         centered = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centered).mean(axis=-1, keepdims=True)
         return (centered * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)

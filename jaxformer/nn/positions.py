@@ -5,13 +5,17 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
+from jaxformer.nn.precision import at_least_float32
 
 
-def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
-    """Returns the sinusoids of section 3.5, float32, sine and cosine interleaved.
+def sinusoidal_positions(
+    length: int, d_model: int, dtype: DTypeLike = np.float32
+) -> Float[np.ndarray, "T D"]:
+    """Returns the sinusoids of section 3.5, sine and cosine interleaved.
 
     PE(pos, 2i) = sin(pos / 10000^(2i/d_model)); PE(pos, 2i+1) = cos(pos / 10000^(2i/d_model)).
     They are computed in float64, so that distant positions are as exact as near ones.
@@ -22,6 +26,7 @@ def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     Args:
       length: Number of positions, T.
       d_model: Width of the embeddings, even.
+      dtype: Dtype that they are rounded to.
 
     Raises:
       UserError: ``d_model`` is odd or not positive, or ``length`` is negative.
@@ -36,12 +41,14 @@ def sinusoidal_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
     angles = np.arange(length)[:, None] * frequencies
     pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
-    return pairs.reshape(length, d_model).astype("float32")
+    return pairs.reshape(length, d_model).astype(dtype)
 
 
-def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
+def no_positions(
+    length: int, d_model: int, dtype: DTypeLike = np.float32
+) -> Float[np.ndarray, "T D"]:
     """Returns zeros, for models whose layers encode positions."""
-    return np.zeros((length, d_model), np.float32)
+    return np.zeros((length, d_model), dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +64,7 @@ class FixedPositions:
       d_model: Width of an encoding.
     """
 
-    encode: Callable[[int, int], np.ndarray]
+    encode: Callable[..., np.ndarray]
     length: int
     d_model: int
 
@@ -65,8 +72,8 @@ class FixedPositions:
         return self.length
 
     def __getitem__(self, positions: slice) -> Float[np.ndarray, "T D"]:
-        """Returns the encodings ``[:stop]``."""
-        return self.encode(len(range(self.length)[positions]), self.d_model)
+        """Returns the encodings ``[:stop]``, float64."""
+        return self.encode(len(range(self.length)[positions]), self.d_model, np.float64)
 
 
 def rotary_positions(
@@ -91,8 +98,9 @@ def rotary_positions(
     if size % 2:
         raise UserError(f"rotary positions: expected an even size of a head, d_k, got {size}")
     frequencies = 10_000.0 ** (-np.arange(0, size, 2) / size)
-    angles = positions[:, :, None, None] * frequencies.astype("float32")
+    dtype = at_least_float32(heads)
+    angles = positions[:, :, None, None].astype(dtype) * frequencies.astype(dtype)[None, None, None]
     sine, cosine = jnp.sin(angles), jnp.cos(angles)
-    x, y = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
+    x, y = jnp.split(heads.astype(dtype), 2, axis=-1)
     rotated = jnp.concatenate([x * cosine - y * sine, x * sine + y * cosine], axis=-1)
     return rotated.astype(heads.dtype)

@@ -33,8 +33,21 @@ class Int8Matrix(NamedTuple):
     scale: Float[Array, "..."]
 
 
-def matmul_dtype(compute_dtype: str) -> str:
+def at_least_float32(*arrays: PyTree) -> str:
+    """Returns "float64" if an array is float64, as under ``jax_enable_x64``, else "float32".
+
+    Softmax, sums and statistics of layer norms are computed in this dtype.
+    """
+    found = {jnp.result_type(leaf).name for leaf in jax.tree.leaves(arrays)}
+    return "float64" if "float64" in found else "float32"
+
+
+def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     """Returns the dtype of inputs and parameters of a matmul that is not quantized.
+
+    Args:
+      compute_dtype: Compute dtype of the layer; "float32" stands for "float64" with such arrays.
+      *arrays: The inputs and parameters.
 
     Raises:
       UserError: There is no such compute dtype.
@@ -42,12 +55,18 @@ def matmul_dtype(compute_dtype: str) -> str:
     if compute_dtype not in typing.get_args(ComputeDtype):
         choices = ", ".join(map(repr, typing.get_args(ComputeDtype)))
         raise UserError(f"expected compute_dtype to be {choices}, got {compute_dtype!r:.80}")
-    return "bfloat16" if compute_dtype == "bfloat16" else "float32"
+    return "bfloat16" if compute_dtype == "bfloat16" else at_least_float32(*arrays)
 
 
-def activation_dtype(compute_dtype: str) -> str:
-    """Returns the dtype of activations between layers, and of cached keys and values."""
-    return "float32" if backend().float32_activations else matmul_dtype(compute_dtype)
+def activation_dtype(compute_dtype: str, table: PyTree) -> str:
+    """Returns the dtype of activations between layers, and of cached keys and values.
+
+    Args:
+      compute_dtype: Compute dtype of the layers.
+      table: The embedding.
+    """
+    dtype = matmul_dtype(compute_dtype, table)
+    return "float32" if backend().float32_activations and dtype == "bfloat16" else dtype
 
 
 def quantize_matrix(parameter: Float[Array, "..."], summed_axis: int) -> Int8Matrix:
@@ -76,7 +95,9 @@ def dequantize(params: PyTree) -> PyTree:
     """
 
     def convert(leaf: Array | Int8Matrix) -> Array:
-        return leaf.values * leaf.scale if isinstance(leaf, Int8Matrix) else leaf
+        if not isinstance(leaf, Int8Matrix):
+            return leaf
+        return leaf.values.astype(leaf.scale.dtype) * leaf.scale
 
     return jax.tree.map(convert, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
 

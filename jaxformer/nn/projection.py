@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxformer.layout import expand_like
 from jaxformer.nn.matmul import matmul
 from jaxformer.nn.precision import Int8Matrix, matmul_dtype, quantize_rows
 
@@ -30,10 +31,10 @@ def project(
     if isinstance(kernel, Int8Matrix):
         product = _int8_matmul(x, kernel)
     else:
-        dtype = matmul_dtype(compute_dtype)
+        dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
     product = checkpoint_name(product.astype(x.dtype), PRODUCT)
-    return product if bias is None else product + bias.astype(x.dtype)
+    return product if bias is None else product + expand_like(bias.astype(x.dtype), product)
 
 
 def _int8_matmul(x: Float[Array, "*rows D"], kernel: Int8Matrix) -> Float[Array, "..."]:

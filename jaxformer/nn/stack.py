@@ -197,8 +197,9 @@ def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
     """Returns the parameters of each layer of a stack, given parameters with a layer axis.
 
     A stack takes either form. Unstack once before a decoding loop, which would otherwise slice the
-    layers again for every token.
+    layers again for every token. Boxes of ``nn.with_partitioning`` are removed.
     """
+    params = nn.unbox(params)
     return tuple(jax.tree.map(operator.itemgetter(i), params) for i in range(num_layers))
 
 
@@ -213,6 +214,7 @@ def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
         # All collections and streams, also those that only a layer of somebody else's has.
         variable_axes={True: 0},
         split_rngs={True: True},
+        metadata_params={nn.PARTITION_NAME: None},  # Layers are not sharded over devices.
         length=num_layers,
         unroll=num_layers if unroll else 1,
     )

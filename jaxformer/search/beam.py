@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.layout import take_rows, zeros_beside
+from jaxformer.layout import map_rows, take_rows, zeros_beside
 from jaxformer.search import step_loop
 from jaxformer.search.beam_cache import gather_beams, reorder_cache
 from jaxformer.search.candidates import choose, mask_finished
@@ -69,7 +69,7 @@ def start(
     cache, max_lengths, prefix = prepare(cache, max_lengths, settings.beam_size, most, prefix)
     none = zeros_beside(max_lengths, (settings.beam_size,), jnp.int32)
     tokens = zeros_beside(max_lengths, (settings.beam_size, capacity), jnp.int32) + settings.pad_id
-    impossible = none - jnp.float32(jnp.inf)
+    impossible = none.astype(jnp.float32) - jnp.inf
     # Each group starts with its own empty hypothesis.
     firsts = slice(None, None, settings.beam_size // settings.diversity_groups)
     return BeamState(
@@ -119,6 +119,13 @@ def advance(
 def step(settings: BeamSettings, step_fn: StepFn, state: BeamState) -> BeamState:
     """Takes one step: hypotheses of sentences that are not done get one more token."""
     logits, cache = call(step_fn, state.alive.tokens, state.cache, settings.eos_id)
+    state = dataclasses.replace(state, cache=())
+    state = map_rows(lambda _, *rows: _extend(settings, *rows), (), state, logits)
+    return dataclasses.replace(state, cache=reorder_cache(cache, state.alive.parents))
+
+
+def _extend(settings: BeamSettings, state: BeamState, logits: Float[Array, "B N V"]) -> BeamState:
+    """Returns the state, without its cache, with one more token."""
     allowed = constrain(settings, logits, state.alive_tokens, state)
     length = state.step + 1
     at_limit = length >= state.max_lengths
@@ -148,7 +155,6 @@ def step(settings: BeamSettings, step_fn: StepFn, state: BeamState) -> BeamState
             gather_beams(state.alive_tokens, alive.parents), alive.tokens, state.step
         ),
         finished=finished,
-        cache=reorder_cache(cache, alive.parents),
     )
 
 

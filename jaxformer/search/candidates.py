@@ -98,7 +98,7 @@ def split(
         finished |= at_limit[:, None]
     ends = finished
     if settings.ends_within == "N":
-        ends &= jnp.arange(finished.shape[1]) < size
+        ends &= jnp.arange(finished.shape[1])[None] < size
     return _first(candidates, ~finished, size), _first(candidates, ends, size)
 
 

@@ -29,7 +29,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.layout import zeros_beside
+from jaxformer.layout import rows_like, zeros_beside
 from jaxformer.renamed import warn
 from jaxformer.search.settings import Constraint, SearchSettings, is_set
 from jaxformer.search.state import BeamState, SampleState
@@ -93,7 +93,7 @@ class ForcedPrefix:
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
         token = lax.dynamic_index_in_dim(context.prefix, context.step, axis=1)
         forced = (token != context.pad_id) & (context.step < context.prefix.shape[1])
-        is_it = token == jnp.arange(logits.shape[2])
+        is_it = token == jnp.arange(logits.shape[2], dtype=jnp.int32)[None]
         only_it = jnp.where(is_it[:, None], context.logits, -jnp.inf)
         return jnp.where(forced[:, None], only_it, logits)
 
@@ -123,7 +123,7 @@ def number_sentences(
     if sentence_ids is None:
         indices = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
         return zeros_beside(max_lengths, (), jnp.int32) + indices
-    return jnp.asarray(sentence_ids, jnp.int32)
+    return rows_like(jnp.asarray(sentence_ids, jnp.int32), max_lengths)
 
 
 def constrain(
@@ -196,7 +196,8 @@ def repeating(
     windows = max(capacity - n + 1, 0)
     newest = lax.dynamic_slice_in_dim(tokens, step - n + 1, min(n - 1, capacity), axis=2)
     # Window i ends with token i + n - 1, which must already exist.
-    matches = jnp.broadcast_to(jnp.arange(windows) + n - 1 < step, (batch, beams, windows))
+    matches = jnp.arange(windows, dtype=jnp.int32) + n - 1 < step
+    matches = jnp.broadcast_to(matches, (batch, beams, windows))
     for i in range(n - 1 if windows else 0):
         matches &= tokens[:, :, i : i + windows] == newest[:, :, i : i + 1]
     repeated = jnp.where(matches, tokens[:, :, capacity - windows :], vocabulary)

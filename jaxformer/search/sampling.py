@@ -24,7 +24,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.layout import take_rows, zeros_beside
+from jaxformer.layout import map_rows, rows_like, take_rows, zeros_beside
 from jaxformer.search import step_loop
 from jaxformer.search.constraints import constrain, number_sentences
 from jaxformer.search.penalties import length_penalties
@@ -59,6 +59,7 @@ def start(
         ids = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
         keys = sentence_keys(settings.seed, ids if sentence_ids is None else sentence_ids)
     _check_keys(keys, max_lengths)
+    keys = rows_like(keys, max_lengths)
     none = zeros_beside(max_lengths, (settings.num_samples,), jnp.int32)
     return SampleState(
         step=jnp.zeros((), jnp.int32),
@@ -133,6 +134,15 @@ def advance(
 def step(settings: SamplingSettings, step_fn: StepFn, state: SampleState) -> SampleState:
     """Takes one step: samples that are not finished get one more token."""
     logits, cache = call(step_fn, state.newest, state.cache, settings.eos_id)
+    state = dataclasses.replace(state, cache=())
+    state = map_rows(lambda _, *rows: _extend(settings, *rows), (), state, logits)
+    return dataclasses.replace(state, cache=cache)
+
+
+def _extend(
+    settings: SamplingSettings, state: SampleState, logits: Float[Array, "B N V"]
+) -> SampleState:
+    """Returns the state, without its cache, with one more token."""
     allowed = constrain(settings, logits, state.tokens, state)
     tokens = draw(settings, allowed, state.keys, state.step)
     before = state.finished | state.done[:, None]
@@ -153,7 +163,6 @@ def step(settings: SamplingSettings, step_fn: StepFn, state: SampleState) -> Sam
         lengths=jnp.where(before, state.lengths, length),
         finished=finished,
         log_probs=log_probs,
-        cache=cache,
     )
 
 

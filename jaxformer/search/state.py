@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
+from jaxformer.layout import rows_like
 from jaxformer.renamed import renamed_arguments
 from jaxformer.search.beam_cache import check_cache, gather_beams
 
@@ -121,7 +122,8 @@ def prepare(
     cache = jax.tree.map(jnp.asarray, cache)
     check_cache(cache, batch, hypotheses)
     max_lengths = jnp.clip(max_lengths, 0, capacity).astype(jnp.int32)
-    return cache, max_lengths, prefix.astype(jnp.int32)
+    max_lengths = rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))
+    return cache, max_lengths, rows_like(prefix.astype(jnp.int32), max_lengths)
 
 
 def _integers(values: MaxLengths | Prefix | Array, name: str) -> Array:

@@ -134,7 +134,7 @@ def prefill(
     """
     prefix, done = state.prefix, state.done
     stops = (prefix == settings.pad_id) | (prefix == settings.eos_id)
-    positions = jnp.arange(prefix.shape[1])
+    positions = jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
     forced = jnp.where(stops, positions, prefix.shape[1]).min(axis=1)
     # The loop handles hypotheses at their limit, which are unfinished.
     forced = jnp.minimum(forced, jnp.maximum(state.max_lengths - 1, 0))

@@ -4,6 +4,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxformer.layout import expand_like
+
 _BLOCK = 32
 
 
@@ -31,8 +33,9 @@ def top_k(
     _, chosen = lax.top_k(table.max(axis=-1), k)
     # Sort blocks by index, to keep the order of equal values. Counting is faster than XLA's sort.
     rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1, dtype=jnp.int32)
-    at_rank = rank[..., None, :] == jnp.arange(k)[:, None]
-    chosen = (chosen[..., None, :] * at_rank).sum(axis=-1, dtype=jnp.int32)
+    rank = rank[..., None, :]
+    at_rank = rank == expand_like(jnp.arange(k, dtype=jnp.int32)[:, None], rank)
+    chosen = (chosen[..., None, :] * at_rank.astype(jnp.int32)).sum(axis=-1, dtype=jnp.int32)
     left = jnp.take_along_axis(table, chosen[..., None], axis=-2)
     best, places = lax.top_k(left.reshape(*values.shape[:-1], -1), k)
     block = jnp.take_along_axis(chosen, places // _BLOCK, axis=-1)

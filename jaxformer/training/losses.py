@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.layout import has_explicit_axes, map_explicit_rows, vary_alike
+from jaxformer.layout import has_explicit_axes, map_rows, vary_alike
 from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
-from jaxformer.nn.precision import matmul_dtype
+from jaxformer.nn.precision import at_least_float32, matmul_dtype
 from jaxformer.nn.sharding import per_batch_shard, shards_of
 from jaxformer.renamed import renamed_arguments
 
@@ -27,9 +27,10 @@ def cross_entropy(
     """Sums the label-smoothed loss and the negative log likelihood over weighted rows.
 
     The logits are ``features @ embedding.T``, computed in the dtype of ``features`` and accumulated
-    in float32. The target distribution follows Szegedy et al. 2015, cited by the paper:
-    (1 - epsilon_ls) on the target plus epsilon_ls / V everywhere. Logits exist for one chunk of
-    rows at a time. Their gradient is computed in the same pass, and never recomputed.
+    in float32, or in float64 if they are. The target distribution follows Szegedy et al. 2015,
+    cited by the paper: (1 - epsilon_ls) on the target plus epsilon_ls / V everywhere. Logits exist
+    for one chunk of rows at a time. Their gradient is computed in the same pass, and never
+    recomputed.
 
     >>> features, embedding = jnp.zeros((2, 3)), jnp.zeros((5, 3))  # all logits are 0
     >>> loss, nll = cross_entropy(features, embedding, jnp.array([1, 2]), jnp.ones(2), 0.1)
@@ -45,7 +46,7 @@ def cross_entropy(
 
     Returns:
       The loss to minimize, and the plain negative log likelihood for perplexity, which has no
-      gradient. Both are float32 sums in nats.
+      gradient. Both are sums in nats, float32, or float64 if ``features`` are.
 
     Raises:
       UserError: The shapes do not match.
@@ -58,7 +59,7 @@ def cross_entropy(
 
     if has_explicit_axes(embedding, features):
         rows = (features, targets, weights)
-        return map_explicit_rows(sums, embedding, *rows, total=True)
+        return map_rows(sums, embedding, *rows, total=True)
     loss, nll = per_batch_shard(sums, embedding, features, targets, weights, split_table=True)
     return loss.sum(), nll.sum()
 
@@ -81,13 +82,14 @@ def projected_cross_entropy(
       smoothing: epsilon_ls.
       compute_dtype: Compute dtype of the model, used for the logits.
     """
-    rows = features.reshape(-1, features.shape[-1]).astype(matmul_dtype(compute_dtype))
+    rows = features.reshape(-1, features.shape[-1])
     matrix, bias = projection
+    rows = rows.astype(matmul_dtype(compute_dtype, rows, matrix))
     if bias is not None:
         # The bias is the weight of one more input, which is always 1.
         rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
         matrix = jnp.hstack([matrix, bias[:, None]])
-    weights = real.reshape(-1).astype(jnp.float32)
+    weights = real.reshape(-1).astype(at_least_float32(rows))
     return cross_entropy(rows, matrix, targets.reshape(-1), weights, smoothing)
 
 
@@ -103,7 +105,9 @@ def _checked(*arguments):
             f"targets [rows] and weights [rows], got shapes {shapes}; flatten batch and length"
         )
     known = (targets >= 0) & (targets < embedding.shape[0])
-    return features, embedding, targets, jnp.where(known | (weights == 0), weights, jnp.nan)
+    weights = weights.astype(at_least_float32(features))
+    weights = jnp.where(known | (weights == 0), weights, jnp.nan)
+    return features, embedding, targets.astype(jnp.int32), weights
 
 
 def _chunks(features, targets, weights, vocab_size):
@@ -143,7 +147,7 @@ def _chunked_jvp(smoothing, primals, tangents):
     loss, nll, losses, gradients = _sums_and_gradients(primals, smoothing)
     tangent = (losses * tangents[3]).sum()
     for gradient, by in zip(gradients, tangents[:2], strict=True):
-        tangent += (gradient * by).sum(dtype=jnp.float32)
+        tangent += (gradient * by).sum(dtype=tangent.dtype)
     return (loss, nll), (tangent, jnp.zeros_like(nll))
 
 
@@ -157,7 +161,7 @@ def _sums_and_gradients(primals, smoothing):
         rows, targets, weights = chunk
         loss, nll, logits_gradient = _chunk(rows, targets, projection, smoothing)
         logits_gradient = (weights[:, None] * logits_gradient).astype(kernel.dtype)
-        kernel_gradient += matmul_tn(rows, logits_gradient)
+        kernel_gradient += matmul_tn(rows, logits_gradient).astype(kernel_gradient.dtype)
         features_gradient = matmul_nt(logits_gradient, kernel).astype(rows.dtype)
         return kernel_gradient, (loss, (weights * nll).sum(), features_gradient)
 
@@ -178,7 +182,7 @@ class _Projection(NamedTuple):
       kernel: The transposed embedding, with which all three matmuls of a chunk are fast on CPUs.
         Columns of zeros pad it to a multiple of 16, unless the vocabulary is sharded: GPUs would
         copy logits of another width.
-      mean: The mean row, float32. Its logit is the mean of the logits.
+      mean: The mean row, in at least float32. Its logit is the mean of the logits.
       vocab_size: V.
     """
 
@@ -192,7 +196,7 @@ def _projection(embedding, dtype):
     # With a sharded vocabulary, padding would move rows between devices.
     padding = -size % 16 if shards_of("vocab") == 1 else 0
     kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, padding))))
-    return _Projection(kernel, rounded.mean(axis=0, dtype=jnp.float32), size)
+    return _Projection(kernel, rounded.mean(axis=0, dtype=at_least_float32(rounded)), size)
 
 
 def _chunk(features, targets, projection, smoothing):
@@ -201,16 +205,16 @@ def _chunk(features, targets, projection, smoothing):
     The gradient is undefined for the columns that pad the kernel.
     """
     kernel, mean, vocab_size = projection
-    columns = jnp.arange(kernel.shape[1])
-    logits = jnp.matmul(features, kernel, preferred_element_type=jnp.float32)
+    columns = jnp.arange(kernel.shape[1], dtype=jnp.int32)[None]
+    logits = jnp.matmul(features, kernel, preferred_element_type=mean.dtype)
     if kernel.shape[1] > vocab_size:
-        logits = jnp.where(columns < vocab_size, logits, jnp.finfo(jnp.float32).min)
+        logits = jnp.where(columns < vocab_size, logits, jnp.finfo(logits.dtype).min)
     log_total = jax.nn.logsumexp(logits, axis=-1)
     # A sum instead of an index: no device has all of a sharded vocabulary.
-    is_target = columns == targets[:, None]
+    is_target = (columns == targets[:, None]).astype(logits.dtype)
     nll = log_total - (logits * is_target).sum(axis=-1)
     # Not a matmul, which accelerators would compute in less than float32.
-    uniform_nll = log_total - (features.astype(jnp.float32) * mean).sum(axis=-1)
+    uniform_nll = log_total - (features.astype(mean.dtype) * mean[None]).sum(axis=-1)
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
     probabilities = jnp.exp(logits - log_total[:, None])
     return loss, nll, probabilities - smoothing / vocab_size - (1 - smoothing) * is_target

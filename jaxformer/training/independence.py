@@ -16,6 +16,8 @@ from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 # Relative differences that rounding explains, with numbers of 16 bits or less and without.
 _ROUNDED, _PRECISE = 2e-2, 1e-3
 _LOW_PRECISION = re.compile(r":(bf16|f16|f8_\w+)\[")
+# The program runs once, so that it should be compiled fast.
+_COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def describe_dependence(
@@ -31,7 +33,8 @@ def describe_dependence(
         # By default, TPUs round the factors of float32 matmuls to bfloat16.
         with global_mesh(None), jax.default_matmul_precision("highest"):
             traced = _make_mean_losses(loss, mesh, gradient_accumulation).trace(params, batch)
-        split, whole, magnitude = map(float, traced.lower().compile()(params, batch))
+        program = traced.lower().compile(compiler_options=_COMPILER_OPTIONS)
+        split, whole, magnitude = map(float, program(params, batch))
     except Exception as error:  # such as a loss for batches of one size
         cause = f"{type(error).__name__}: {error}".split("\n")[0]
         return f"could not check that the rows of a batch are independent: {cause}"

@@ -13,8 +13,6 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_positive
 from jaxformer.files import local_path
 
-_SPECIAL = r"</?s>|<pad>|<unk>|<0x..>"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -71,12 +69,10 @@ class DataConfig:
                 local_path(getattr(self, name) or "")
             except UserError as error:
                 raise UserError(f"data.{name}: {error}") from None
-        symbols = self.symbols()
-        wrong = [s for s in symbols if not s or re.search(rf"\s|^({_SPECIAL})$", s)]
-        if wrong or len(set(symbols)) < len(symbols):
+        if not all(re.fullmatch(r"(?!(</?s>|<pad>|<unk>)$)\S+", s) for s in self.symbols()):
             raise UserError(
-                "data.user_defined_symbols must be different words with commas between, such as "
-                f"<name>,<url>, and no special tokens: got {self.user_defined_symbols!r}"
+                "data.user_defined_symbols must be words with commas between, as in <name>,<url>, "
+                f"and no special tokens: got {self.user_defined_symbols!r}"
             )
         check_positive(self, "data", "tokens_per_batch", "max_length")
         if self.tokens_per_batch < self.max_length:

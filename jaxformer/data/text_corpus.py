@@ -12,7 +12,6 @@ from jaxformer.data.text_files import (
     paired,
     read_file,
 )
-from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
 
@@ -63,13 +62,4 @@ class TextCorpus:
         return self._fingerprints[split]
 
     def _paths(self, split: str) -> list[pathlib.Path]:
-        try:
-            return [find_file(local_path(f"{split}.{language}")) for language in self._languages]
-        except UserError:
-            if "," not in split:
-                raise
-            weighted = f"{split.replace(',', ':1,')}:1"
-            raise UserError(
-                f"several corpora need weights, as in --config.data.train={weighted}, and "
-                f"data.valid takes a single corpus: got {split!r}, which is no file"
-            ) from None
+        return [find_file(local_path(f"{split}.{language}")) for language in self._languages]

@@ -20,16 +20,11 @@ from jaxformer.data.catalog import how_to_get
 from jaxformer.errors import UserError, did_you_mean, needs_package
 from jaxformer.files import readable
 
-try:
-    from compression import zstd  # type: ignore[import-not-found]  # Python 3.14
-except ImportError:
-    zstd = None
-
 # A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
 _LONGEST_LINE = 1_000_000
 # Endings of names of files that are decompressed, and the formats.
 COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zstd.ZstdError if zstd else EOFError)
+_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 # First bytes of files that are not UTF-8 text, and the program that makes text of them.
 _FORMATS = {
     rb"\xff\xfe\0\0|\0\0\xfe\xff": ("UTF-32", "iconv -f UTF-32 -t UTF-8"),
@@ -38,11 +33,7 @@ _FORMATS = {
     rb"BZh[1-9](1AY&SY|\x17rE8P)": ("bzip2", "bunzip2, or name it .bz2"),
     rb"\xfd7zXZ\0": ("xz", "unxz, or name it .xz"),
     rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18": ("Zstandard", "unzstd, or name it .zst"),
-    rb"\x5d\0\0.{2}": ("lzma", "unlzma"),
-    rb"\x1f\x9d": ("compress", "uncompress"),
-    rb"\x04\x22\x4d\x18": ("LZ4", "unlz4"),
-    rb"7z\xbc\xaf": ("7z", "7z x"),
-    rb"Rar!\x1a": ("RAR", "unrar x"),
+    rb"7z\xbc\xaf|Rar!\x1a|\x5d\0\0|\x1f\x9d": ("7z, RAR, lzma or Z", "7z x"),
     rb"PK(\x03\x04|\x05\x06)": ("zip, or a document such as DOCX", "unzip, or save it as text"),
     rb".{257}ustar": ("tar", "tar -xf"),
     rb"%PDF-": ("PDF", "pdftotext"),
@@ -150,7 +141,8 @@ def check_format(head: bytes, name: str) -> None:
     formats = (found for start, found in _FORMATS.items() if re.match(start, head, re.DOTALL))
     what, remedy = next(formats, (_wide_encoding(head), None))
     lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
-    if what is None and len(lines) > 2 and not any(map(_is_utf8, lines)):
+    utf8 = (line.decode(errors="ignore").encode() == line for line in lines)
+    if what is None and len(lines) > 2 and not any(utf8):
         what, remedy = "another encoding", "iconv -f ENCODING -t UTF-8, for example GB18030"
     if what is not None:
         remedy = remedy or f"iconv -f {what} -t UTF-8"
@@ -169,10 +161,6 @@ def _wide_encoding(head: bytes) -> str | None:
     # In UTF-8 text with stray NULs, few line ends have one beside them.
     newlines = head.decode(best, "replace").count("\n")
     return best if ascii_characters(best) and 2 * newlines >= head.count(b"\n") else None
-
-
-def _is_utf8(line: bytes) -> bool:
-    return line.decode(errors="ignore").encode() == line
 
 
 def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
@@ -243,9 +231,7 @@ def _open(path: pathlib.Path) -> Any:
         return openers[path.suffix](path)
     if path.suffix != ".zst":
         return path.open("rb")
-    if zstd is not None:
-        return zstd.open(path)
-    with needs_package("pyarrow", "which reads Zstandard before Python 3.14"):
+    with needs_package("pyarrow", "which reads Zstandard"):
         import pyarrow
     return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
 
@@ -282,7 +268,10 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
         if found := regular_file(path.with_name(path.name + suffix)):
             return found
     what = "no such file" + ("" if path.parent.is_dir() else f": there is no folder {path.parent}")
-    if hint := how_to_get(path):
+    hint = how_to_get(path)
+    if "," in str(path):
+        hint = "several corpora need weights, as in --config.data.train=a:1,b:1; data.valid is one"
+    if hint:
         raise UserError(f"{path}: {what}; {hint}")
     if not path.parent.is_dir():
         raise UserError(f"{path}: {what}; name another")

@@ -95,15 +95,13 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
 
 
 def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorpus) -> None:
-    if corpus.target_symbols and not tokenizer.target_symbols:
-        raise UserError(
-            "expected a tokenizer whose targets are symbols, such as brackets of trees, as in the "
-            "corpus: got one for text; give another data.tokenizer"
-        )
-    if tokenizer.target_symbols and not corpus.target_symbols:
+    if tokenizer.target_symbols != corpus.target_symbols:
         ids = range(UNK + 1, tokenizer.target_vocab_size)
         raise UserError(
-            "expected a tokenizer without control symbols, which no text contains: got "
+            "expected a tokenizer for the symbols of trees, got one for text; give another "
+            "data.tokenizer"
+            if corpus.target_symbols
+            else "expected a tokenizer without control symbols, which no text contains: got "
             f"{', '.join(map(tokenizer.piece, ids[:5]))}; give spm_train --user_defined_symbols "
             "instead of --control_symbols, or give another data.tokenizer"
         )

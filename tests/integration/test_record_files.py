@@ -132,15 +132,13 @@ def test_fingerprints_are_of_content_and_not_of_places(folder):
     assert open_corpus(config).fingerprint(moved) != before
 
 
-@pytest.mark.parametrize(
-    ("form", "other"),
-    [*itertools.permutations(("flat Parquet", "flat, packed and escaped JSONL", "TSV"), 2)],
-)
-def test_another_format_is_refused_even_if_the_tokens_are_cached(folder, form, other):
-    cached, config = (data(folder, *FORMS[each]) for each in (form, other))
-    open_data(cached, folder)
-    with pytest.raises(UserError, match=r"expected a whole Parquet|got Parquet|a JSON|one tab"):
-        open_data(dataclasses.replace(config, train=cached.train), folder)
+def test_another_format_is_refused_even_if_the_tokens_are_cached(folder):
+    forms = ("flat Parquet", "flat, packed and escaped JSONL", "TSV")
+    configs = [data(folder, *FORMS[form]) for form in forms]
+    for cached, other in itertools.permutations(configs, 2):
+        open_data(cached, folder)
+        with pytest.raises(UserError, match=r"expected a whole Parquet|got Parquet|a JSON|one tab"):
+            open_data(dataclasses.replace(other, train=cached.train), folder)
 
 
 def write_line(number, line):

@@ -158,9 +158,10 @@ def _wide_encoding(head: bytes) -> str | None:
     if b"\0" not in head:
         return None
     best = max(_WIDE, key=ascii_characters)
+    text = head.decode(best, "replace")
     # In UTF-8 text with stray NULs, few line ends have one beside them.
-    newlines = head.decode(best, "replace").count("\n")
-    return best if ascii_characters(best) and 2 * newlines >= head.count(b"\n") else None
+    is_text = "\0" not in text and 2 * text.count("\n") >= head.count(b"\n")
+    return best if is_text else None
 
 
 def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:

@@ -167,10 +167,7 @@ def test_message_suggests_the_nearest_number_of_heads_that_divides():
         ({"model": None}, r"model: expected fields, got None"),
         ({"model": {"d_model": 512.0}}, r"model\.d_model must be of type int: got 512\.0"),
         ({"search": {"beam_size": True}}, r"search\.beam_size must be of type int: got True"),
-        (
-            {"data": {"user_defined_symbols": "<a>,</s>"}},
-            r"must be words .* no special tokens",
-        ),
+        ({"data": {"user_defined_symbols": "a,</s>"}}, r"must be words .* no special tokens"),
         ({"data": {"corpus": "stream"}}, r"data\.file must name a text, .*: got ''"),
         ({"data": {"corpus": "stream", "file": "s3://a"}}, r"data\.file: .*s3://a"),
     ],

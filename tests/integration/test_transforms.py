@@ -20,11 +20,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
 from jaxformer import (
+    BeamSearch,
     Block,
     FeedForward,
     ModelConfig,
     MultiHeadAttention,
     Residual,
+    Sampling,
     Transformer,
     beam_search,
     causal_mask,
@@ -106,7 +108,8 @@ def of_loss(dtype, tolerance):
     }
 
     def loss(params, batch):
-        features = jnp.dot(batch["features"], params["mix"]).astype(dtype)
+        features = jnp.dot(batch["features"], params["mix"])
+        features = features.astype(jnp.bfloat16) if dtype == "bfloat16" else features
         weights = batch["weights"] * jnp.abs(params["mix"][0, 0])
         return cross_entropy(features, params["embedding"], batch["targets"], weights, 0.1)[0]
 
@@ -153,7 +156,7 @@ SUBJECTS = {
         decoder_block("bfloat16"),
         ("cross_attention", "query"),
         0.03,
-        inputs=lambda x: (x, x[:, ::-1], causal_mask(LENGTH)),
+        inputs=lambda x: (x, x[:, ::-1], causal_mask(x.shape[1])),
     ),
     "transformer": lambda: of_module(
         Transformer(CONFIG),
@@ -372,29 +375,49 @@ def explicit_mesh(subject):
     auto_mesh(subject, AxisType.Explicit)
 
 
-def export_for_any_rows_and_platform(subject):
-    rows = export.symbolic_shape("rows")[0]
+def export_for_any_shape_and_platform(subject):
+    """Rows and, except for losses, lengths are symbolic."""
+    sizes = export.symbolic_shape("rows, length")[: 1 if isinstance(subject.batch, dict) else 2]
     shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), subject.batch
+        lambda a: jax.ShapeDtypeStruct((*sizes, *a.shape[len(sizes) :]), a.dtype), subject.batch
     )
     platforms = ("cpu", "cuda", "tpu")
     exported = export.export(compiled(subject), platforms=platforms)(subject.params, shapes)
     assert exported.platforms == platforms
-    first = jax.tree.map(lambda a: a[:1], subject.batch)
+    first = jax.tree.map(lambda a: a[(slice(1), slice(3))[: len(sizes)]], subject.batch)
     for batch in (subject.batch, first):
         found = jax.jit(exported.call)(subject.params, batch)
         close(found, compiled(subject)(subject.params, batch), subject.tolerance)
 
 
-def x64_and_debug_nans(subject):
+def strict_settings(subject):
     """Parameters and results are still float32 and have the same values."""
-    with enable_x64(True), jax.debug_nans(True):
+    with (
+        enable_x64(True),
+        jax.debug_nans(True),
+        jax.checking_leaks(),
+        jax.numpy_rank_promotion("raise"),
+        jax.numpy_dtype_promotion("strict"),
+    ):
         found = compiled(subject)(subject.params, subject.batch)
         close(found, plain(subject), subject.tolerance)
         if subject.module is not None:
             inputs = subject.inputs(subject.batch)
             params = jax.eval_shape(subject.module.init, jax.random.key(0), *inputs)
             assert {p.dtype.name for p in jax.tree.leaves(params)} == {"float32"}
+
+
+def float64(subject):
+    """Finite differences this precise need float64 in all sums, softmax and norms."""
+    if subject.tolerance > 1e-3:
+        pytest.skip("bfloat16 rounds more than finite differences show")
+    wide = jax.tree.map(
+        lambda a: a.astype(np.float64) if a.dtype == np.float32 else a,
+        (subject.params, subject.batch),
+    )
+    with enable_x64(True):
+        function, value = of_leaf(dataclasses.replace(subject, params=wide[0], batch=wide[1]))
+        check_grads(jax.jit(function), (value,), order=1, atol=1e-7, rtol=1e-7, eps=1e-5)
 
 
 TRANSFORMATIONS = [
@@ -410,16 +433,17 @@ TRANSFORMATIONS = [
     shard_map,
     auto_mesh,
     explicit_mesh,
-    export_for_any_rows_and_platform,
-    x64_and_debug_nans,
+    export_for_any_shape_and_platform,
+    strict_settings,
+    float64,
 ]
 OF_SEARCH = [
     vmap_over_parameters,
     shard_map,
     auto_mesh,
     explicit_mesh,
-    export_for_any_rows_and_platform,
-    x64_and_debug_nans,
+    export_for_any_shape_and_platform,
+    strict_settings,
 ]
 # Attention in bfloat16 uses our matmul primitive; the loss has a custom derivative. The decoder
 # block consists of all other layers.
@@ -449,3 +473,42 @@ build = functools.cache(lambda name: SUBJECTS[name]())
 )
 def test_transformation(name, transformation):
     transformation(build(name))
+
+
+SEARCHES = [
+    BeamSearch(beam_size=4, diversity_groups=2, diversity_penalty=0.5, no_repeat_ngram=2),
+    Sampling(num_samples=2, top_p=0.9, min_length=3),
+]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
+def test_search_on_an_explicit_mesh(search):
+    """Lists, and what is derived from them, take the layout of the cache."""
+    model = Transformer(dataclasses.replace(CONFIG, num_layers=1))
+    params = random_params(model, TOKENS, TOKENS)
+
+    def forbid(tokens, logits, context):
+        return logits.at[:, :, tokens].set(-jnp.inf)
+
+    constraint = jax.tree_util.Partial(forbid, np.array([4, 9]))
+    search = dataclasses.replace(search, bos_id=2, eos_id=1, pad_id=0, constraints=(constraint,))
+
+    @jax.jit
+    def tokens(params, sources):
+        variables, sizes = {"params": params}, {"num_beams": search.num_hypotheses, "capacity": 6}
+        cache = model.apply(variables, sources, **sizes, method="start")
+        return search(
+            lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
+            cache,
+            max_lengths=[6, 5] * 4,
+            capacity=6,
+            prefix=[[3, 0], [5, 6], [0, 0], [7, 0]] * 2,
+            sentence_ids=list(range(8)),
+        ).tokens
+
+    expected, mesh = np.asarray(tokens(params, TOKENS)), mesh_of(AxisType.Explicit)
+    with set_mesh(mesh):
+        sources = jax.device_put(TOKENS, NamedSharding(mesh, PartitionSpec("data")))
+        found = tokens(jax.device_put(params, NamedSharding(mesh, PartitionSpec())), sources)
+    np.testing.assert_array_equal(found, expected)

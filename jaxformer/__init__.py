@@ -9,7 +9,7 @@ Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm,
              StackCache, dot_product_attention, sinusoidal_positions, rotary_positions,
              segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
-Training     train, make_optimizer, inverse_sqrt_schedule, muon, cross_entropy
+Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
 Data         Tokenizer, Batch, Corpus

@@ -57,6 +57,7 @@ from jaxformer.training.mesh import BatchShards as BatchShards
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import muon as muon
+from jaxformer.training.per_layer import per_layer as per_layer
 from jaxformer.training.step import TrainState as TrainState
 from jaxformer.training.step import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step

@@ -43,6 +43,7 @@ _SYNONYMS = {
     "training.checkpoint_every": "save_every save_steps save_interval save_freq",
     "training.keep_checkpoints": "save_total_limit keep_last_epochs",
     "training.init_from": "pretrained model_name_or_path finetune_from_model restore_file",
+    "data.train": "data dataset train_data corpus_path",
     "data.tokens_per_batch": "batch_size batch bs mini_batch max_tokens train_batch_size",
     "data.rows": "batch_size batch bs tokens_per_batch train_batch_size",
     "data.length": "max_length seq_len seq_length max_seq_len block_size context_length",
@@ -127,7 +128,7 @@ def explain(error: BaseException, words: Sequence[str]) -> str:
     for cause, expected in _EXPECTED.items():
         if value := re.match(rf"flag (--[\w.]+)=(.*): {cause}", message, re.DOTALL):
             return f"{value[1]}: expected {expected}, got {value[2]!r}"
-    if isinstance(error, (AttributeError, KeyError)) and (unknown := _unknown_field(words)):
+    if unknown := _unknown_field(words):
         return unknown
     lines = [line.strip() for line in message.split("\n") if line.strip(" '\\")]
     if missing := re.search(r"No such file or directory: '(.+?)'", lines[-1]):

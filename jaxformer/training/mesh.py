@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import SequenceKey
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
@@ -205,8 +206,9 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
     """Returns the sharding of every array of an optimizer's state.
 
     An array whose path ends with a parameter's path, and which has the parameter's shape, is
-    sharded like the parameter: Adam's moments, for instance. All others are replicated: counts, and
-    the row and column statistics of Adafactor.
+    sharded like the parameter: Adam's moments, for instance, also of one layer of a stack, whose
+    index in the path takes the place of the layer axis. All others are replicated: counts, and the
+    row and column statistics of Adafactor.
 
     Args:
       mesh: Mesh from :func:`make_mesh`.
@@ -222,10 +224,12 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
     }
 
     def sharding(path: tuple, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
-        for start in range(len(path) + 1):
-            shape, found = shardings.get(path[start:], (None, None))
-            if found is not None and shape == leaf.shape:
-                return found
+        for end in (path[start:] for start in range(len(path) + 1)):
+            for known in (end, tuple(k for k in end if not isinstance(k, SequenceKey))):
+                shape, found = shardings.get(known, ((), None))
+                axes = len(end) - len(known)
+                if found is not None and shape[axes:] == leaf.shape:
+                    return NamedSharding(mesh, PartitionSpec(*found.spec[axes:]))
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(sharding, opt_state)

@@ -302,3 +302,27 @@ def test_injected_hyperparameters_stay_and_are_named(tmp_path, capsys):
     assert capsys.readouterr().err.count("inject_hyperparams: ") == 1
     train(Softmax(), tmp_path, sgd(0.25), steps=12)
     assert "inject_hyperparams" not in capsys.readouterr().err
+
+
+def test_a_rule_per_layer_trains_and_resumes_on_another_mesh(tmp_path):
+    def init(self, key):
+        shapes = {"layers": {"w": (2, 4, 4), "b": (2, 4)}, "out": {"w": (4, 3)}}
+        return jax.tree.map(
+            lambda s: jax.random.normal(key, s), shapes, is_leaf=lambda s: type(s) is tuple
+        )
+
+    def loss(self, params, batch, randomness):
+        x, layers = batch["x"], params["layers"]
+        for i in range(2):
+            x = jnp.tanh(x @ layers["w"][i] + layers["b"][i])
+        return Softmax().loss(params["out"], batch | {"x": x}, randomness)
+
+    task, rule = changed(init=init, loss=loss), optax.lamb(0.1)
+    mask = {"layers": True, "out": {"w": False}}  # a tree that ends at the stack
+    optimizer = optax.chain(optax.masked(jaxformer.per_layer(rule), mask), optax.clip(0.1))
+    whole = train(task, tmp_path / "whole", optimizer, steps=8)
+    train(task, tmp_path / "two", optimizer)
+    resumed = train(task, tmp_path / "two", optimizer, mesh_of(4, data=2, fsdp=2), steps=8)
+    for found, expected in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert whole.opt_state[0].inner_state[0].mu["layers"][1]["w"].shape == (4, 4)

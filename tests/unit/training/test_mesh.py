@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from jaxformer.config import MeshConfig
@@ -16,6 +17,7 @@ from jaxformer.training.mesh import (
     opt_state_shardings,
     param_shardings,
 )
+from jaxformer.training.per_layer import per_layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +121,17 @@ def test_an_optimizer_state_is_sharded_by_path_and_shape():
     }  # fmt: skip
     other = {"other": {"inner": (), "a": ()}, "factored": {"a": {"inner": ()}}}
     assert specs == {"x": ({"mu": moments, "count": (), **other},)}
+
+
+def test_the_state_of_a_layer_is_sharded_like_its_stack():
+    mesh = mesh_of((1, 2, 4), jax.devices()[:8])
+    params = {"layers": {"inner": np.ones((3, 8, 8)), "bias": np.ones((3, 8))}}
+    info = {"layers": {"inner": ParameterInfo((None, "d_model", "d_ff"), "matrix"), "bias": None}}
+    state = jax.eval_shape(per_layer(optax.adam(0.1)).init, params)
+    layout = param_shardings(mesh, params, info)
+    found = opt_state_shardings(mesh, state, params, layout)[0]
+    specs = [{name: tuple(s.spec) for name, s in layer.items()} for layer in found.mu["layers"]]
+    assert specs == 3 * [{"inner": ("fsdp", "tensor"), "bias": ()}]
 
 
 @pytest.mark.parametrize("devices", [TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)])

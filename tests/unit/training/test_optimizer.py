@@ -10,13 +10,16 @@ import optax
 import pytest
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig
+from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.tasks.translation import make_init
 from jaxformer.training.optimizer import (
     configured_schedule,
+    freeze,
     inverse_sqrt_schedule,
     path_of,
 )
+from jaxformer.training.per_layer import per_layer
 
 
 def rates_of(schedule, steps):
@@ -181,3 +184,117 @@ def test_muons_updates_are_as_large_as_adams():
     # The first update of Adam with Nesterov's momentum.
     ahead = 0.9 * 0.1 / (1 - 0.9**2) + 0.1 / (1 - 0.9)
     np.testing.assert_allclose(np.abs(updates["embedding"]), ahead * rate, rtol=1e-3)
+
+
+def by_rank(params):
+    return jax.tree.map(lambda array: array.ndim > 1, params)
+
+
+def by_name(params):
+    return jax.tree.map_with_path(lambda path, _: str(path[-1].key), params)
+
+
+# Rules that depend on the rank, norm or mean of an array.
+RULES = {
+    "muon": optax.contrib.muon(0.1, adam_learning_rate=1e-3, weight_decay=0.1),
+    "decay of matrices": optax.adamw(0.1, weight_decay=0.5, mask=by_rank),
+    "lamb": optax.inject_hyperparams(optax.lamb)(optax.linear_schedule(0.1, 0.2, 3)),
+    "lars": optax.lars(0.1, trust_ratio_mask=by_rank),
+    "adaptive clipping": optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(0.1)),
+    "block clipping": optax.chain(
+        optax.clip_by_global_norm(1.0), optax.clip_by_block_rms(0.01), optax.sgd(0.1)
+    ),
+    "novograd": optax.novograd(0.1, weight_decay=0.1),
+    "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=3),
+    "labels": optax.multi_transform(
+        {"kernel": optax.lamb(0.1), "bias": optax.sgd(0.1), "table": optax.novograd(0.1)}, by_name
+    ),
+    "line search": optax.lbfgs(),
+}
+RNG = np.random.default_rng(0)
+
+
+def layers(number):
+    """Layers of different sizes, so that no norm over all of them is that of one."""
+    kernel, bias = RNG.normal(size=(number, 4, 6)), RNG.normal(size=(number, 6))
+    size = 4.0 ** np.arange(number)
+    arrays = {"kernel": kernel * size[:, None, None], "bias": bias * size[:, None]}
+    return {"layers": jax.tree.map(np.float32, arrays)}
+
+
+STACKED = {"encoder": layers(3), "decoder": layers(2), "table": RNG.normal(size=(5, 4))}
+
+
+def unstack(tree):
+    """A plain dictionary with one entry per layer."""
+    found = {"table": tree["table"]}
+    for name, number in (("encoder", 3), ("decoder", 2)):
+        for i in range(number):
+            found[f"{name}{i}"] = {key: a[i] for key, a in tree[name]["layers"].items()}
+    return found
+
+
+FROZEN = (
+    "encoder, decoder/layers/bias",
+    "encoder0, encoder1, encoder2, decoder0/bias, decoder1/bias",
+)
+PER_LAYER = {name: per_layer(rule) for name, rule in RULES.items()} | {
+    "frozen": freeze(per_layer(optax.lamb(0.1)), FROZEN[0], STACKED)
+}
+UNSTACKED = RULES | {"frozen": freeze(optax.lamb(0.1), FROZEN[1], unstack(STACKED))}
+
+
+@functools.cache
+def trained(are_stacked):
+    optimizers, params = (PER_LAYER, STACKED) if are_stacked else (UNSTACKED, unstack(STACKED))
+
+    def loss(params):
+        return sum((a**2 + jax.numpy.cos(a)).sum() for a in jax.tree.leaves(params))
+
+    def train(optimizer, params):
+        update = optax.with_extra_args_support(optimizer).update
+
+        def step(_, carry):
+            params, state = carry
+            value, grad = jax.value_and_grad(loss)(params)
+            extra = {"value": value, "grad": grad, "value_fn": loss}
+            updates, state = update(grad, state, params, **extra)
+            return optax.apply_updates(params, updates), state
+
+        return jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))
+
+    return jax.device_get(
+        jax.jit(lambda params: {name: train(o, params) for name, o in optimizers.items()})(params)
+    )
+
+
+@pytest.mark.parametrize("name", PER_LAYER)
+def test_any_rule_per_layer_equals_the_rule_without_stacks(name):
+    (found, state), (expected, unstacked) = trained(True)[name], trained(False)[name]
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        unstack(found),
+        expected,
+    )
+    shapes = [sorted(map(np.shape, jax.tree.leaves(tree))) for tree in (state, unstacked)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"blocks": {"w": np.ones((2, 3))}, "norm": np.ones(3)},
+            "no stack is called layers; name the stacks in the paths blocks/w, norm",
+        ),
+        (
+            {"layers": {"w": np.ones((2, 3)), "b": np.ones(3)}},
+            r"one layer axis in a stack, got {'b': \(3,\), 'w': \(2, 3\)}",
+        ),
+        ({"layers": {"w": np.float32(1)}}, "one layer axis in a stack"),
+        ({"layers": [{"w": np.ones((3, 3))}] * 2}, "one layer axis in a stack"),
+    ],
+)
+def test_parameters_without_a_stack_are_refused(params, message):
+    with pytest.raises(UserError, match=f"per_layer: .*{message}"):
+        per_layer(optax.lamb(0.1)).init(params)

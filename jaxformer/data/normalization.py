@@ -9,7 +9,7 @@ import itertools
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 from jaxformer.data.characters import BLANKS, INVISIBLE, KINDS, SHAPING
 
@@ -19,7 +19,7 @@ _DISTINCT = ("<super>", "<sub>", "<fraction>", "<circle>")
 _ALIKE = ("'\u2019\u2018\u201b\u02bc\u00b4`", '"”“„‟«»', "-\u2010\u2011\u2012\u2013—―\u2212")
 
 
-def normalization_rules(alphabet: Set[str]) -> dict[str, str]:
+def normalization_rules(alphabet: set[str]) -> dict[str, str]:
     r"""Returns the strings to replace, and their replacements.
 
     Blanks become spaces, and invisible characters are removed, except for joiners and variation

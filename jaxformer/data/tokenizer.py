@@ -12,6 +12,7 @@ import random
 import re
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
@@ -150,13 +151,6 @@ class Tokenizer:
             return self.encode_batch(texts)
         texts = check_texts(texts, "texts")
         return [[self._symbols.get(symbol, UNK) for symbol in split_spaces(text)] for text in texts]
-
-    def check_language(self, text: str, place: str) -> None:
-        """Checks the language code that a source sentence begins with, in imported models only.
-
-        Raises:
-          UserError: The model does not have this code; the message names the place.
-        """
 
     def unknown_characters(self, text: str) -> str:
         """Returns the characters of a sentence that the vocabulary lacks, each once.
@@ -339,7 +333,7 @@ def cached_tokenizer(
     import sentencepiece
 
     corpus = verified(corpus)
-    version = sentencepiece.__version__
+    version = f"{sentencepiece.__version__} {unicodedata.unidata_version}"
     fingerprint, placeholders = corpus.fingerprint(split), tuple(user_defined_symbols)
     inputs = (_FORMAT, fingerprint, vocab_size, version, _MOST_LINES, placeholders)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()

@@ -22,18 +22,16 @@ from jaxformer.cli.text import (
     report_unknown,
     writing,
 )
+from jaxformer.data.tokenizer import train_tokenizer
 from jaxformer.errors import SomeLinesError, UserError
 
 
 def test_unknown_characters_are_reported_for_the_first_lines_of_a_block(capsys):
-    class AsciiTokenizer:
-        def unknown_characters(self, text):
-            return "".join(c for c in text if not c.isascii())
-
-    report_unknown(AsciiTokenizer(), ["a", "é\xa0b", *["ñöüß"] * 10, "b"], "in.txt", 7)
+    tokenizer = train_tokenizer(["a b"] * 9, 265)
+    report_unknown(tokenizer, ["a", "é\xa0b🙂", *["ñöüß"] * 10, "b"], "in.txt", 7)
     lines = capsys.readouterr().err.split("\n")
     end = "are not in the vocabulary and may disturb the translation"
-    assert lines[0] == f"note: in.txt:8: 'é' (U+00E9), '\\xa0' (U+00A0) {end}"
+    assert lines[0] == f"note: in.txt:8: 'é' (U+00E9), '🙂' (U+1F642) {end}"
     assert lines[9].startswith(
         "note: in.txt:17: 'ñ' (U+00F1), 'ö' (U+00F6), 'ü' (U+00FC) and 1 more"
     )

@@ -84,7 +84,7 @@ def test_align_in_order_finds_the_best_alignment(shape):
         (["▁a", None, "▁b", None], "a b", [0, -1, 1, -1]),
         # The four bytes of a character and the letters after it are one word.
         (["▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "x", "▁y"], "😀x y", [0] * 6 + [1]),
-        # Only spaces separate words, as many as there are.
+        # Only spaces separate words, one or more.
         (["▁a", "<0x09>", "b", "▁c"], "  a\tb   c", [0, 0, 0, 1]),
         (["▁10", "▁000", "▁km"], "10\u00a0000  km", [0, 0, 1]),
         # Our normalization, exactly, although everything is periodic.

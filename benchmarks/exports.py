@@ -71,7 +71,8 @@ def compare(
     ours = {"identical": translate(options.workdir)}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name) / system
-        export_model(system, options.workdir, folder, search=search, compute_dtype="float32")
+        dtype = "float32" if system == "stablehlo" else None  # The others store float32.
+        export_model(system, options.workdir, folder, search=search, compute_dtype=dtype)
         python = sys.executable if system == "stablehlo" else options.peers
         command = [python, str(PEERS), system, str(folder)]
         command += ["--beam", str(beam), "--length", str(LENGTH)]

@@ -40,6 +40,8 @@ def load(options: argparse.Namespace, search: BeamSearch | Sampling | None = Non
             print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
         else:
             print(f"{folder}: {part.weights}", file=sys.stderr)
+    if codes := translator.tokenizer.language_codes:
+        print(f"begin each line with a language code: {', '.join(codes)}", file=sys.stderr)
     return translator.ensemble_with(*parts[1:])
 
 

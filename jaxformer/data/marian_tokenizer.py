@@ -103,6 +103,7 @@ class MarianTokenizer(Tokenizer):
         return self._encode(texts, self._target)
 
     def check_language(self, text: str, place: str) -> None:
+        """Raises a ``UserError`` if a sentence begins with an unknown language code."""
         code = _LANGUAGE_CODE.match(text)
         if code and code[1] not in self._ids:
             known = ", ".join(self.language_codes) or "text, since the model has no language codes"

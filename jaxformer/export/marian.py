@@ -20,11 +20,10 @@ from jaxformer.export.card import Usage
 from jaxformer.export.safetensors import save_arrays
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
-from jaxformer.interop.marian_config import EARLY_STOPPING
 from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
-_EARLY_STOPPING = {"never": "never"} | {rule: value for value, rule in EARLY_STOPPING.items()}
+_EARLY_STOPPING = {"likely": False, "full": True, "proven": "never", "never": "never"}
 # Marian's layer norms add this to the variance; transformers has no option for it.
 _NORM_EPSILON = 1e-5
 _CODE = """

@@ -20,7 +20,6 @@ from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
 from jaxformer.export.trained import TrainedModel
 from jaxformer.files import write_file
-from jaxformer.inference.batched_search import target_capacity, target_lengths
 from jaxformer.inference.weights import named_arrays, prepare_params
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
@@ -57,7 +56,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     text, config = model.text_model(), model.config
     search = model.beam_search("StableHLO")
     length = min(_SOURCE_LENGTH, config.model.max_length)
-    capacity = target_capacity(search, length, config.model.max_length)
+    capacity = length + search.extra_length
+    capacity = min(capacity, config.model.max_length, search.max_length or capacity)
     arrays: dict[str, Any] = named_arrays(model.params)
     write_file(folder / "translate.jax", _program(config, arrays, length, capacity))
     buffer = io.BytesIO()
@@ -101,7 +101,7 @@ def _translate_fn(config: Config, capacity: int) -> Callable[..., Any]:
         params = flax.traverse_util.unflatten_dict(dict(arrays), sep=".")
         params = prepare_params(config.model, params)
         lengths = (src != PAD).sum(axis=1)
-        max_lengths = target_lengths(search, lengths)
+        max_lengths = jnp.where(lengths > 0, lengths + search.extra_length, 0)
         sizes: dict[str, Any] = {"num_beams": search.num_hypotheses, "capacity": capacity}
         cache = model.apply({"params": params}, src, **sizes, method="start")
         step = step_fn(model, params)

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Collection
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir
 
 # Fields of a model whose every value can be expressed by CTranslate2 and Marian.
-_EXPRESSIBLE = (
-    *("attention_dropout_rate", "biases", "compute_dtype", "d_ff", "d_model", "dropout_rate"),
-    *("max_length", "norm_epsilon", "num_heads", "num_layers", "vocab_size"),
+_ANY = re.compile(
+    "(attention_)?dropout_rate|biases|compute_dtype|d_(ff|model)|max_length|norm_epsilon"
+    "|num_(heads|layers)|vocab_size"
 )
 
 
@@ -91,28 +92,21 @@ class TrainedModel(NamedTuple):
         return cls(folder, config, jax.device_get(params), name, dequantized)
 
     def check_fields(self, system: str, **allowed: Collection[Any]) -> None:
-        """Checks that another system can express the model.
-
-        Args:
-          system: Name of the other system, for the error message.
-          **allowed: Values that the system can express of fields not in ``_EXPRESSIBLE``. Any other
-            field must have its default, so that new features are refused.
+        """Checks that another system can express the model; unknown fields must have defaults.
 
         Raises:
-          UserError: A field has another value.
+          UserError: A field has a value that is not ``allowed``.
         """
         config = self.config.model
         head = Fraction(config.d_model, config.num_heads)
-        allowed |= {"d_k": [head], "d_v": [head], "embeddings": ["tied", "separate"]}
-        allowed |= {"target_vocab_size": [config.vocab_size]}
-        sizes = {"d_k": config.key_size, "d_v": config.value_size}
-        found = vars(config) | sizes | {"target_vocab_size": config.output_size}
+        allowed |= {"d_k": [head, None], "d_v": [head, None], "embeddings": ["tied", "separate"]}
+        allowed |= {"target_vocab_size": [config.vocab_size, None]}
         for field in dataclasses.fields(config):
-            value, expected = found[field.name], allowed.get(field.name, [field.default])
-            if field.name not in _EXPRESSIBLE and value not in expected:
+            value, known = getattr(config, field.name), allowed.get(field.name, [field.default])
+            if not _ANY.fullmatch(field.name) and value not in known:
+                expected = f"model.{field.name}={' or '.join(map(str, known))}"
                 raise UserError(
-                    f"{system}: expected model.{field.name}={' or '.join(map(str, expected))}, got "
-                    f"{value}; export stablehlo instead"
+                    f"{system}: expected {expected}, got {value}; export stablehlo instead"
                 )
 
     def beam_search(self, system: str) -> BeamSearch:

@@ -19,6 +19,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.likelihoods import token_log_probs
+from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.stack import StackCache
@@ -93,6 +94,7 @@ class Decoded(NamedTuple):
     log_probs: list[float]
 
 
+@global_mesh(None)
 def search_batches(
     configs: Configs,
     search: Algorithm,
@@ -117,6 +119,8 @@ def search_batches(
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
     longest = min(config.max_length for config in configs)
+    if (least := search.min_length) >= longest:
+        raise UserError(f"min_length must be less than model.max_length={longest}: got {least}")
     lengths = [len(source) for source in sources]
     forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
     for numbers, shape in batches(lengths, longest, search, forced):
@@ -170,7 +174,8 @@ def batches(
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
         rows = min(rows, max(1, _MOST_HYPOTHESES // search.num_hypotheses))
         rows = rows if few is None else min(rows, few)
-        capacity = target_capacity(search, source, longest)
+        capacity = min(source + search.extra_length, longest)
+        capacity = capacity if search.max_length is None else min(capacity, search.max_length)
         width = 0
         if forced is not None:
             most = max(forced[n] for n in numbers[:rows])
@@ -181,26 +186,6 @@ def batches(
 
 def _widths(capacity: int) -> list[int]:
     """Returns the capacities for prefixes, few because each needs a program."""
-def target_capacity(search: Algorithm, source: int, longest: int) -> int:
-    """Returns the maximum length of translations of at most ``source`` tokens.
-
-    Raises:
-      UserError: The model's maximum, ``longest``, leaves no room for the minimum length.
-    """
-    if search.min_length >= longest:
-        raise UserError(
-            f"min_length must be less than model.max_length, {longest}: got {search.min_length}"
-        )
-    most = max(source + search.max_extra_length, search.min_length + 1)
-    return min(most, longest, search.max_length or longest)
-
-
-def target_lengths(search: Algorithm, lengths: Int[Array, " B"]) -> Int[Array, " B"]:
-    """Returns the maximum length of each translation, given the lengths of the sources."""
-    most = jnp.maximum(lengths + search.max_extra_length, search.min_length + 1)
-    return jnp.where(lengths > 0, most, 0)
-
-
     return [*(width for width in _PREFIXES if width < capacity), capacity]
 
 
@@ -224,6 +209,7 @@ def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list
     return sorted({shape for batch in found for _, shape in batch})
 
 
+@global_mesh(None)
 def compile_programs(
     configs: Configs, search: Algorithm, params: Params, shape: BatchShape, *, prefixes: bool
 ) -> None:
@@ -309,7 +295,7 @@ def _first_stage(
         sizes["capacity"] = max(half, shape.prefix)
         caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
     lengths = segments.sum(axis=1)
-    max_lengths = target_lengths(search, lengths)
+    max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
     ids = jnp.asarray(batch.sentence_ids)
     state = search.start(tuple(caches), max_lengths, shape.capacity, batch.prefix, sentence_ids=ids)
     if shape.prefix:

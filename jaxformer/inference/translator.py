@@ -19,7 +19,7 @@ from jaxformer.checks import (
     check_unicode,
 )
 from jaxformer.config import Config, ModelConfig, check_config, load_run, sentence_pairs
-from jaxformer.data.marian_tokenizer import load_tokenizer
+from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import model_path
@@ -301,8 +301,10 @@ class Translator:
           place: Location of the sentence for error messages.
 
         Raises:
-          UserError: The sentence is longer than the model allows, or is not valid Unicode.
+          UserError: The sentence is too long, no valid Unicode, or has an unknown language code.
         """
+        if isinstance(self.tokenizer, MarianTokenizer) and isinstance(text, str):
+            self.tokenizer.check_language(text, place)
         return self._checked(text, self.tokenizer.encode, place)
 
     def target_ids(self, text: str, place: str = "translation") -> list[int]:

@@ -46,6 +46,7 @@ def split_numbers(search: Search, capacity: int) -> tuple[Search, Numbers]:
     for name, (neutral, value) in _UNLESS_NEUTRAL.items():
         if is_set(getattr(search, name, neutral), neutral):
             numbers[name], static[name] = _array(getattr(search, name)), value
+    numbers["max_extra_length"] = _array(search.extra_length)
     return dataclasses.replace(search, **static), numbers
 
 

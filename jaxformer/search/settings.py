@@ -36,7 +36,7 @@ class SearchSettings:
       penalty: Divisor of the log probability of n tokens: "gnmt" ((5 + n) / 6)^alpha as in the
         paper, "power" n^alpha, "none" 1. See :mod:`jaxformer.search.penalties`.
       max_extra_length: With a source sentence, a hypothesis has at most this many tokens more than
-        the source. Callers pass this to the search as ``max_lengths``.
+        the source, or ``min_length`` + 1. Callers pass this to the search as ``max_lengths``.
       max_length: Maximum number of tokens of a hypothesis, EOS included; None for the caller's
         ``max_lengths`` only.
       min_length: Minimum number of tokens before EOS. Limits take precedence: a hypothesis with a
@@ -88,6 +88,11 @@ class SearchSettings:
             )
         object.__setattr__(self, "constraints", tuple(self.constraints))
 
+    @property
+    def extra_length(self) -> int:
+        """Maximum number of tokens more than the source, with room for ``min_length``."""
+        return max(self.max_extra_length, self.min_length + 1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamSettings(SearchSettings):
@@ -107,9 +112,9 @@ class BeamSettings(SearchSettings):
         (as in Hugging Face).
       early_stop: Rule for stopping a sentence before its limit. "proven": when no future hypothesis
         could displace a finished one; never changes the result. "likely": when none could at the
-        current length (Hugging Face's ``early_stopping=False``). "full": when N have finished
-        (Hugging Face's ``early_stopping=True``); needs ``ends_within="N"``, since any N improbable
-        ends among the 2N best would stop it. "never": at the limit only.
+        current length (Hugging Face's ``early_stopping=False``). "full": when N have finished,
+        however improbable (Hugging Face's ``early_stopping=True``); with ``ends_within="N"`` only.
+        "never": at the limit only.
 
     Raises:
       UserError: A value is out of range, or two contradict each other; the message names them.
@@ -130,10 +135,7 @@ class BeamSettings(SearchSettings):
         _check_choice(self, "unfinished", Unfinished)
         _check_choice(self, "early_stop", EarlyStop)
         if self.early_stop == "full" and self.ends_within != "N":
-            raise UserError(
-                "early_stop=full needs ends_within=N, or improbable ends stop the search after a "
-                f"few tokens: got ends_within={self.ends_within}"
-            )
+            raise UserError("early_stop=full needs ends_within=N, or it stops too early: got 2N")
         _check_number(self, "diversity_penalty")
         if self.beam_size % self.diversity_groups:
             raise UserError(

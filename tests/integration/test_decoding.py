@@ -144,6 +144,7 @@ def test_settings_reach_the_search():
     # One test for all settings, since every search must be compiled.
     many = found(
         min_length=10,
+        max_extra_length=2,  # The minimum length extends it.
         no_repeat_ngram=1,
         diversity_groups=4,
         diversity_penalty=5.0,
@@ -155,6 +156,8 @@ def test_settings_reach_the_search():
         for tokens, score, log_prob in zip(*f, strict=True):
             assert len(set(tokens)) == len(tokens) > 10
             assert score == pytest.approx(log_prob / len(tokens), rel=1e-5)
+    with pytest.raises(UserError, match=r"min_length must be less than model\.max_length=16"):
+        found(min_length=16)
     draws = [found(search=Sampling(num_samples=4, seed=seed))[0].tokens for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
 

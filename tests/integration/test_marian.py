@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.cli import main
 from jaxformer.config import Config, load_run
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
@@ -164,7 +165,7 @@ def _search(config, beam_size, params, src):
     )
 
 
-def test_commands_accept_an_imported_model(tmp_path):
+def test_commands_accept_an_imported_model(tmp_path, capsys):
     import_marian(FIXTURES / "swish_tied", tmp_path)
     folder = Workdir(tmp_path)
     folder.check_tokenizer()
@@ -173,6 +174,12 @@ def test_commands_accept_an_imported_model(tmp_path):
     assert (search.beam_size, search.penalty, search.length_penalty) == (4, "power", 1.0)
     assert search.max_length == MAX_LENGTH
     assert average(folder, 1) == [0]
+    # An unknown language code is a bad line; the codes are listed.
+    (tmp_path / "in.txt").write_text(">>xyz<< the cat\n")
+    assert main(["translate", "--workdir", str(tmp_path), "--input", f"{tmp_path}/in.txt"]) == 3
+    messages = capsys.readouterr().err
+    assert "begin each line with a language code: >>deu<<, >>fra<<\n" in messages
+    assert "in.txt:1: expected >>deu<<, >>fra<<: got >>xyz<<\n" in messages
     # A run is not overwritten.
     before = folder.config.read_bytes()
     with pytest.raises(UserError, match="expected a new workdir, but it has a run"):

@@ -1,26 +1,14 @@
 """Batching of sentences: each in one batch, with few shapes of bounded size."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.errors import UserError
-from jaxformer.inference.batched_search import batches, shapes, target_capacity, target_lengths
+from jaxformer.inference.batched_search import batches, shapes
 from jaxformer.search import BeamSearch
 
 from ...profiles import by_profile
 
 SETTINGS = BeamSearch()
-
-
-def test_the_minimum_length_extends_the_limit():
-    """Otherwise the translations of short sentences would be cut off."""
-    search = BeamSearch(min_length=60, max_extra_length=50)
-    assert target_lengths(search, jnp.array([0, 5, 20])).tolist() == [0, 61, 70]
-    assert target_capacity(search, 5, 1024) == 61
-    assert target_capacity(search, 64, 100) == 100
-    with pytest.raises(UserError, match=r"must be less than model\.max_length, 60: got 60"):
-        target_capacity(search, 5, 60)
 
 
 @pytest.mark.parametrize(

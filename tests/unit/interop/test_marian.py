@@ -66,9 +66,7 @@ SEARCH = [
     ({"forced_eos_token_id": 5}, "forced_eos_token_id to be 0 or left out: got 5"),
     ({"eos_token_id": [0, 5]}, r"eos_token_id to be 0 or left out: got \[0, 5\]"),
     ({"decoder_start_token_id": 0}, "decoder_start_token_id to be 66 or left out: got 0"),
-    ({"guidance_scale": 1.5}, "guidance_scale to be 1.0 or left out: got 1.5"),
-    ({"early_stopping": "soon"}, "early_stopping to be one of False, True, 'never': got 'soon'"),
-    ({"max_new_tokens": 3, "min_new_tokens": 3}, "search.max_length must exceed min_length"),
+    ({"early_stopping": "soon"}, "search.early_stop must be one of proven, .*: got soon"),
     ({"length_penalty": -1}, "generation_config.json: search.length_penalty must be 0 to 10"),
     ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
 ]
@@ -141,13 +139,10 @@ def test_settings_of_the_search_are_found_in_both_places(directory):
 
 
 def test_fields_that_are_not_used_are_listed(directory):
-    """Neither an unset field nor one without effect is listed."""
-    more = {"top_k": 50, "new_rule": {"a": 1}, "other": None, "suppress_tokens": []}
+    more = {"guidance_scale": 2, "new_rule": {"a": 1}, "other": None, "suppress_tokens": []}
     _change(directory / "generation_config.json", more)
-    _change(directory / "config.json", {"relative_positions": 0, "_name_or_path": "x"})
     summary = import_marian(directory, directory.parent / "run")
-    unused = ["forced_eos_token_id", "new_rule", "relative_positions", "top_k"]
-    assert summary.endswith(f"; not used: {', '.join(unused)}")
+    assert summary.endswith("; not used: forced_eos_token_id, guidance_scale, new_rule")
 
 
 def test_missing_and_damaged_files_are_named(directory):

@@ -29,7 +29,7 @@ def check(make, **changes):
         (beam, {"diversity_penalty": 1.0}, "diversity_groups above 1 and .*: got 1 and 1.0"),
         (beam, {"penalty": "gnnt"}, "penalty must be one of gnmt, power, none: got gnnt"),
         (beam, {"early_stop": True}, "early_stop must be one of proven, .*, never: got True"),
-        (beam, {"early_stop": "full"}, "early_stop=full needs ends_within=N, .*ends_within=2N"),
+        (beam, {"early_stop": "full"}, "early_stop=full needs ends_within=N, .*: got 2N"),
         (sampling, {"temperature": 0.0}, "temperature must be greater than 0: .* beam_size 1"),
         (sampling, {"top_p": 0.0}, "top_p must be above 0 and at most 1: got 0.0"),
         (sampling, {"seed": 2**31}, "seed must be from 0 to 2147483647: got 2147483648"),

@@ -388,6 +388,8 @@ def global_sums(
     """Returns a function that sums over all shards and micro-batches, as a step with this key."""
 
     def sums_on_shard(params: PyTree, batch: PyTree, key: Array) -> Sums:
+        if gradient_accumulation == 1:
+            return _checked(loss(params, batch, Randomness(key, _row_ids(batch))))
         micro_batches = _micro_batches((batch, _row_ids(batch)), gradient_accumulation)
         stacked_sums = jax.lax.map(
             lambda rows: _checked(loss(params, rows[0], Randomness(key, rows[1]))), micro_batches

@@ -284,7 +284,7 @@ class Checkpoints:
         Args:
           template: Arrays or ShapeDtypeStructs in the pytree that was saved, with the expected
             shapes and dtypes. Their shardings, on any mesh, determine the layout of the result.
-            Without a sharding, arrays are on the first device.
+            Without a sharding, arrays are on JAX's default device, uncommitted.
           step: Step to restore; None restores the newest undamaged one. Damaged newer steps are
             reported as warnings of the logger "jaxformer". A writer also renames them to
             ``<step>.damaged``. An error of the disk is not taken for damage.
@@ -460,7 +460,7 @@ class Checkpoints:
             try:
                 if partial:  # The config may be the author's, too, and not the user's.
                     check_sizes(folder, template)
-                template = jax.tree.map(_with_sharding, template)
+                template = jax.tree.map(_abstract, template)
                 return jax.block_until_ready(self._restore(folder, template, partial))
             finally:
                 if versions(folder) != found.versions:
@@ -475,7 +475,7 @@ class Checkpoints:
             restore_args=ocp.checkpoint_utils.construct_restore_args(template),
             partial_restore=partial,
         )
-        return self._checkpointer.restore(folder, args=args)
+        return jax.device_put(self._checkpointer.restore(folder, args=args))
 
 
 @contextlib.contextmanager
@@ -486,11 +486,10 @@ def _failures_of_reading_explained(folder: pathlib.Path) -> Iterator[None]:
     except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:
-        raise UserError(f"{folder}: cannot be restored: {str(error)[:500]}") from error
+        cause = f"{type(error).__name__}: {str(error)[:500]}"
+        raise UserError(f"{folder} is as it was saved, but cannot be restored: {cause}") from error
 
 
-def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None)
-    if sharding is None:
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

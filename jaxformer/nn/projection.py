@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxformer.layout import expand_like
+from jaxformer.layout import expand_like, map_rows
 from jaxformer.nn.matmul import matmul
 from jaxformer.nn.precision import Int8Matrix, matmul_dtype, quantize_rows
 
@@ -29,7 +29,7 @@ def project(
     :func:`~jaxformer.nn.parameters.parameter`) may be quantized to int8.
     """
     if isinstance(kernel, Int8Matrix):
-        product = _int8_matmul(x, kernel)
+        product = map_rows(_int8_matmul, kernel, x)
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
@@ -37,7 +37,7 @@ def project(
     return product if bias is None else product + expand_like(bias.astype(x.dtype), product)
 
 
-def _int8_matmul(x: Float[Array, "*rows D"], kernel: Int8Matrix) -> Float[Array, "..."]:
+def _int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"]) -> Float[Array, "..."]:
     # Inputs have a scale per row, so that the result of a row does not depend on other rows.
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     inputs, matrix = quantize_rows(rows, 1), kernel.values.reshape(rows.shape[1], -1)

@@ -202,21 +202,13 @@ def bad_lines() -> Iterator[Callable[[Sequence[Checked]], None]]:
 
 
 def report_unknown(tokenizer: Tokenizer, texts: Iterable[str], name: str, first: int = 1) -> None:
-    """Reports lines with characters outside the vocabulary on standard error.
-
-    Args:
-      tokenizer: The tokenizer of the model.
-      texts: Source lines.
-      name: Name of the file.
-      first: Number of the first line.
-    """
+    """Reports lines, the first of which has this number, with characters outside the vocabulary."""
     found = [(n, tokenizer.unknown_characters(text)) for n, text in enumerate(texts, first)]
     unknown = [(n, characters) for n, characters in found if characters]
     for n, characters in unknown[:_MOST_NOTES]:
-        shown = [f"{c!r} (U+{ord(c):04X})" for c in characters[:3]]
-        what = f"{listed(shown, len(characters))} {'is' if len(characters) == 1 else 'are'} not in"
-        note = f"note: {name}:{n}: {what} the vocabulary and may disturb the translation"
-        tqdm.write(note, file=sys.stderr)
+        shown = listed([f"{c!r} (U+{ord(c):04X})" for c in characters[:3]], len(characters))
+        what = f"{shown} {'is' if len(characters) == 1 else 'are'} not in the vocabulary"
+        tqdm.write(f"note: {name}:{n}: {what} and may disturb the translation", file=sys.stderr)
     if (more := len(unknown) - _MOST_NOTES) > 0:
         tqdm.write(f"note: {name}: {more:,} more lines with such characters", file=sys.stderr)
 

@@ -109,11 +109,6 @@ class MarianTokenizer(Tokenizer):
             known = ", ".join(self.language_codes) or "text, since the model has no language codes"
             raise UserError(f"{place}: expected {known}: got {code[1]}")
 
-    def unknown_characters(self, text: str) -> str:
-        row = self._split([text], self._source)[0]
-        unknown = "".join(piece for piece in row if piece not in self._ids)
-        return "".join(dict.fromkeys(unknown.replace("▁", "")))
-
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids of the target side, without special tokens.
 
@@ -134,18 +129,16 @@ class MarianTokenizer(Tokenizer):
         return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
     def _encode(self, texts: Sequence[str], processor: Any) -> list[list[int]]:
-        return [
-            [self._ids.get(piece, UNK) for piece in row] for row in self._split(texts, processor)
-        ]
-
-    def _split(self, texts: Sequence[str], processor: Any) -> list[list[str]]:
         texts = check_texts(texts, "texts")
         codes = [_LANGUAGE_CODE.match(text) for text in texts]
         rest = [
             text[code.end() :] if code else text for code, text in zip(codes, texts, strict=True)
         ]
         rows = processor.encode(rest, out_type=str)
-        return [[code[1], *row] if code else row for code, row in zip(codes, rows, strict=True)]
+        return [
+            [self._ids.get(piece, UNK) for piece in ([code[1], *row] if code else row)]
+            for code, row in zip(codes, rows, strict=True)
+        ]
 
 
 def load_tokenizer(path: pathlib.Path) -> Tokenizer:

@@ -36,6 +36,7 @@ _DIGEST_BYTES = 32
 _FORMAT = 3
 # SentencePiece writes a space as this character, and would read it as a space.
 SPACE_SYMBOL = "\u2581"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Tokenizer:
@@ -153,17 +154,14 @@ class Tokenizer:
         return [[self._symbols.get(symbol, UNK) for symbol in split_spaces(text)] for text in texts]
 
     def unknown_characters(self, text: str) -> str:
-        """Returns the characters of a sentence that the vocabulary lacks, each once.
+        """Returns the characters of a sentence that are encoded as bytes or UNK, each once."""
 
-        They are encoded as their bytes, or as UNK by a model without bytes.
-        """
-        pieces, is_byte = self._processor.encode(text, out_type=str), self._processor.is_byte
-        content = [
-            bytes([int(piece[1:-1], 16)]) if is_byte(token) else piece.encode()
-            for piece, token in zip(pieces, self._processor.piece_to_id(pieces), strict=True)
-            if token == UNK or is_byte(token)
-        ]
-        return "".join(dict.fromkeys(b"".join(content).decode(errors="replace")))
+        def is_unknown(text: str) -> bool:
+            return any(i == UNK or _BYTE.fullmatch(self.piece(i)) for i in self.encode(text))
+
+        code = next(filter(text.startswith, self.language_codes), "")
+        characters = dict.fromkeys(text.removeprefix(code))
+        return "".join(filter(is_unknown, characters)) if is_unknown(text) else ""
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the target sentence of token ids, without special tokens.
@@ -248,7 +246,7 @@ def train_tokenizer(
         raise UserError(
             f"model.vocab_size must be at least {smallest}, for {what}: got {vocab_size}"
         )
-    sample = _sample((line for line in lines if not is_blank(line)), _MOST_LINES)
+    sample = _sample(itertools.filterfalse(is_blank, lines), _MOST_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
     try:
@@ -344,30 +342,18 @@ def cached_tokenizer(
         if hashlib.sha256(model).digest() == digest:
             return Tokenizer(model)
     if corpus.target_symbols:
-        targets = (target for _, target in corpus.pairs(split))
-        symbols = sorted(set().union(*map(split_spaces, targets)))
+        symbols = sorted({s for _, target in corpus.pairs(split) for s in split_spaces(target)})
         lines = (source for source, _ in corpus.pairs(split))
     else:
         symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
-    tokenizer = train_tokenizer(_with_text(lines, split), vocab_size, symbols, placeholders)
+    lines = itertools.filterfalse(is_blank, lines)
+    if not (first := list(itertools.islice(lines, 1))):
+        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
+    lines = itertools.chain(first, lines)
+    tokenizer = train_tokenizer(lines, vocab_size, symbols, placeholders)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
-
-
-def _with_text(lines: Iterable[str], split: str) -> Iterator[str]:
-    """Yields the lines of a split that are not blank.
-
-    Raises:
-      UserError: All lines are blank.
-    """
-    found = False
-    for line in lines:
-        if not is_blank(line):
-            found = True
-            yield line
-    if not found:
-        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
 
 
 def _byte_pieces(character: str) -> str:

@@ -94,9 +94,14 @@ def exit_code(command: Callable[[], None]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
     try:
-        _blaming_devices(command)
+        command()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {missing_device(error) or error}", file=sys.stderr)
+        return 2
+    except (AssertionError, RuntimeError) as error:
+        if (reason := missing_device(error)) is None:
+            raise
+        print(f"error: {reason}", file=sys.stderr)
         return 2
     except SomeLinesError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -118,16 +123,6 @@ def exit_code(command: Callable[[], None]) -> int:
     return 0
 
 
-def _blaming_devices(command: Callable[[], None]) -> None:
-    """Runs a command. If it fails where JAX has no device, that is the error to report."""
-    try:
-        command()
-    except Exception as error:
-        if (reason := missing_device(error)) is None:
-            raise
-        raise UserError(reason) from None
-
-
 def missing_device(error: object = "") -> str | None:
     """Returns why JAX, if it is imported, can use no device, also if an error says so; or None."""
     if (jax := sys.modules.get("jax")) is None:
@@ -140,9 +135,11 @@ def missing_device(error: object = "") -> str | None:
         if not str(error).startswith("Unable to initialize backend"):
             return None
     cause = str(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".") or "there is none"
-    return (
-        f"expected a device of JAX_PLATFORMS={jax.config.jax_platforms or ''}: {cause}; unset it "
-        "to use a device that is there, or install JAX for the accelerator"
+    return str(
+        UserError(
+            f"expected a device of JAX_PLATFORMS={jax.config.jax_platforms or ''}: {cause}; unset "
+            "it to use a device that is there, or install JAX for the accelerator"
+        )
     )
 
 

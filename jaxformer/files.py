@@ -82,8 +82,7 @@ def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
     if workdir == pretrained.NAME:
         raise PathError(
             "pretrained is the model that comes with jaxformer, and is not changed; name another "
-            "workdir (./pretrained for a folder here), and to train this model further, add "
-            "--config.training.init_from=pretrained"
+            "workdir; to train the model further, add --config.training.init_from=pretrained"
         )
     return local_path(workdir)
 

@@ -28,36 +28,29 @@ _RENAMED_FLAGS = {
 }
 # Names of our fields and options in other programs.
 _SYNONYMS = {
-    "training.steps": "max_steps train_steps num_steps num_train_steps total_steps max_update "
-    "iters max_iters iterations epochs num_epochs max_epochs num_train_epochs",
+    "training.steps": "max_steps train_steps max_update max_iters iterations epochs num_epochs",
     "training.learning_rate": "lr peak_lr max_lr",
     "training.schedule": "lr_scheduler lr_scheduler_type scheduler",
-    "training.warmup_steps": "warmup lr_warmup warmup_updates num_warmup_steps warmup_ratio",
-    "training.optimizer": "optim",
-    "training.weight_decay": "wd l2",
+    "training.weight_decay": "wd",
     "training.clip_norm": "clip grad_clip max_grad_norm gradient_clip_val",
-    "training.gradient_accumulation": "gradient_accumulation_steps grad_accum update_freq "
-    "accumulate_grad_batches optimizer_delay",
-    "training.log_every": "logging_steps log_interval log_steps disp_freq",
-    "training.eval_every": "eval_steps eval_interval valid_freq val_check_interval",
-    "training.checkpoint_every": "save_every save_steps save_interval save_freq",
-    "training.keep_checkpoints": "save_total_limit keep_last_epochs",
+    "training.gradient_accumulation": "grad_accum accumulate_grad_batches update_freq",
+    "training.log_every": "log_interval logging_steps",
+    "training.eval_every": "eval_interval eval_steps",
+    "training.checkpoint_every": "save_every save_steps save_interval",
     "training.init_from": "pretrained model_name_or_path finetune_from_model restore_file",
-    "data.train": "data dataset train_data corpus_path",
-    "data.tokens_per_batch": "batch_size batch bs mini_batch max_tokens train_batch_size",
+    "data.train": "data dataset train_data",
+    "data.tokens_per_batch": "batch_size batch bs max_tokens train_batch_size mini_batch",
     "data.rows": "batch_size batch bs tokens_per_batch train_batch_size",
-    "data.length": "max_length seq_len seq_length max_seq_len block_size context_length",
-    "data.max_length": "max_len max_seq_len max_seq_length seq_len seq_length block_size",
-    "model.num_layers": "layers n_layers n_layer num_hidden_layers depth",
-    "model.num_heads": "heads n_heads n_head nhead num_attention_heads attention_heads",
-    "model.d_model": "hidden_size hidden_dim dim width n_embd embed_dim dim_emb",
-    "model.d_ff": "ffn_dim ffn_embed_dim intermediate_size dim_feedforward",
-    "model.dropout_rate": "dropout",
-    "model.compute_dtype": "dtype precision fp16 bf16 amp mixed_precision half",
-    "mesh.data": "gpus num_gpus n_gpu devices num_devices",
-    "search.beam_size": "beam beams num_beams",
+    "data.max_length": "max_len max_seq_len seq_len block_size",
+    "data.length": "max_length max_seq_len seq_len block_size context_length",
+    "model.num_layers": "layers n_layer num_hidden_layers depth",
+    "model.num_heads": "heads nhead num_attention_heads",
+    "model.d_model": "hidden_size hidden_dim n_embd embed_dim width",
+    "model.d_ff": "ffn_dim intermediate_size dim_feedforward",
+    "model.compute_dtype": "dtype precision fp16 bf16 amp",
+    "mesh.data": "gpus num_gpus devices num_devices",
 }
-_WORKDIR = ("output_dir", "out_dir", "save_dir", "model_dir", "log_dir", "logdir")
+_WORKDIR = ("output_dir", "out_dir", "save_dir", "model_dir", "log_dir")
 # Causes in absl's messages about values, and the type that the flag takes.
 _EXPECTED = {
     "invalid literal for int": "an integer",
@@ -183,16 +176,12 @@ def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) ->
     """
     config = Config().to_dict() if config is None else config
     sections = sorted(config, key=["search", "mesh", "model", "data", "training"].index)
-    fields = {name: f"{section}.{name}" for section in sections for name in config[section]}
-    others = {
-        name: field
-        for field, names in _SYNONYMS.items()
-        for name in names.split()
-        if field in fields.values()
-    }
-    return {name: f"{prefix}{field}" for name, field in (fields | others).items()} | dict.fromkeys(
-        _WORKDIR, "--workdir"
-    )
+    names = {name: f"{prefix}{section}.{name}" for section in sections for name in config[section]}
+    own = set(names.values())
+    for field, others in _SYNONYMS.items():
+        if f"{prefix}{field}" in own:
+            names |= dict.fromkeys(others.split(), f"{prefix}{field}")
+    return names | dict.fromkeys(_WORKDIR, "--workdir")
 
 
 def _no_such_file(path: pathlib.Path) -> str:

@@ -24,14 +24,6 @@ def per_layer(
     ``optax.contrib.muon``, LAMB, Adafactor, masks by ``ndim``, and others. The optimizer, its state
     and functions for masks and labels get a tuple of layers in place of a stack.
 
-    >>> params = {"layers": {"norm": jnp.ones((2, 3))}}
-    >>> decay = optax.add_decayed_weights(0.1, lambda p: jax.tree.map(lambda a: a.ndim > 1, p))
-    >>> for optimizer in (decay, per_layer(decay)):
-    ...     updates, _ = optimizer.update(params, optimizer.init(params), params)
-    ...     print(updates["layers"]["norm"][0])
-    [1.1 1.1 1.1]
-    [1. 1. 1.]
-
     Args:
       optimizer: Any gradient transformation.
       *stacks: Names of the stacks in the parameters; by default "layers", as in a ``Stack``.
@@ -61,9 +53,10 @@ def per_layer(
         return inner.init(layers)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> Any:
-        for name, value in extra.items():  # the gradient and the function of a line search
-            is_function = callable(value)
-            extra[name] = _after(restack, value) if is_function else unstack(value)
+        extra = {  # such as the gradient and the function of a line search
+            name: _after(restack, value) if callable(value) else unstack(value)
+            for name, value in extra.items()
+        }
         updates, state = inner.update(unstack(updates), state, unstack(params), **extra)
         return restack(updates), state
 

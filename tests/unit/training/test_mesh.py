@@ -127,11 +127,10 @@ def test_the_state_of_a_layer_is_sharded_like_its_stack():
     mesh = mesh_of((1, 2, 4), jax.devices()[:8])
     params = {"layers": {"inner": np.ones((3, 8, 8)), "bias": np.ones((3, 8))}}
     info = {"layers": {"inner": ParameterInfo((None, "d_model", "d_ff"), "matrix"), "bias": None}}
-    state = jax.eval_shape(per_layer(optax.adam(0.1)).init, params)
-    layout = param_shardings(mesh, params, info)
-    found = opt_state_shardings(mesh, state, params, layout)[0]
-    specs = [{name: tuple(s.spec) for name, s in layer.items()} for layer in found.mu["layers"]]
-    assert specs == 3 * [{"inner": ("fsdp", "tensor"), "bias": ()}]
+    state = jax.eval_shape(per_layer(optax.trace(0.9)).init, params)
+    found = opt_state_shardings(mesh, state, params, param_shardings(mesh, params, info))
+    specs = jax.tree.map(lambda sharding: tuple(sharding.spec), found.trace["layers"])
+    assert specs == 3 * ({"inner": ("fsdp", "tensor"), "bias": ()},)
 
 
 @pytest.mark.parametrize("devices", [TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)])

@@ -202,7 +202,7 @@ def bad_lines() -> Iterator[Callable[[Sequence[Checked]], None]]:
 
 
 def report_unknown(tokenizer: Tokenizer, texts: Iterable[str], name: str, first: int = 1) -> None:
-    """Reports lines, the first of which has this number, with characters outside the vocabulary."""
+    """Reports lines with characters outside the vocabulary, numbered from ``first``."""
     found = [(n, tokenizer.unknown_characters(text)) for n, text in enumerate(texts, first)]
     unknown = [(n, characters) for n, characters in found if characters]
     for n, characters in unknown[:_MOST_NOTES]:

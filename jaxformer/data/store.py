@@ -197,7 +197,7 @@ def _keep(
     targets = tokenizer.encode_target_batch([target for _, (_, target) in pairs])
     numbers, kept = [], []
     for (number, texts), *sides in zip(pairs, sources, targets, strict=True):
-        blank = [is_blank(text) or not ids for text, ids in zip(texts, sides, strict=True)]
+        blank = [is_blank(text) for text in texts]
         long = [len(ids) >= max_length for ids in sides]  # EOS takes one place
         if any(blank):
             findings.add(EMPTY, number, blank.index(True))

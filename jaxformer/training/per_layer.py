@@ -79,7 +79,7 @@ def _map_stacks(names: tuple[str, ...], function: Callable, tree: PyTree) -> PyT
 
 def _layers(stack: PyTree) -> list[PyTree]:
     shapes = {path_of(path): np.shape(array) for path, array in jax.tree.leaves_with_path(stack)}
-    # A stack of which all arrays are masked passes as one layer.
+    # A stack whose arrays are all masked passes as one layer.
     sizes = {shape[:1] for shape in shapes.values()} or {(1,)}
     if len(sizes) > 1 or () in sizes or any(path[:1].isdigit() for path in shapes):
         raise UserError(f"per_layer: expected arrays with one layer axis in a stack, got {shapes}")

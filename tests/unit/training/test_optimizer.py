@@ -213,7 +213,7 @@ RNG, LAYERS = np.random.default_rng(0), {"encoder": 3, "decoder": 2}
 
 
 def normal(layers, *shape):
-    """Layers of different sizes, so that no norm over all of them is that of one."""
+    """Layers of different sizes, so that a norm over all of them differs from each."""
     arrays = [4.0**i * RNG.normal(size=shape) for i in range(layers)]
     return np.stack(arrays).astype(np.float32)
 
@@ -221,7 +221,7 @@ def normal(layers, *shape):
 STACKED = {
     k: {"layers": {"kernel": normal(n, 4, 6), "bias": normal(n, 6)}} for k, n in LAYERS.items()
 }
-STACKED["table"] = {"kernel": RNG.normal(size=(5, 4)).astype(np.float32)}
+STACKED |= {"table": {"kernel": RNG.normal(size=(5, 4)).astype(np.float32)}}
 
 
 def unstack(tree):

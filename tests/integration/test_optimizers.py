@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer import Config, MeshConfig, ModelConfig, make_mesh, muon
+from jaxformer import Config, MeshConfig, ModelConfig, make_mesh, muon, per_layer
 from jaxformer.data.batch import make_batch
 from jaxformer.models.selection import describe_model
 from jaxformer.nn import ParameterInfo
@@ -29,6 +29,7 @@ OPTIMIZERS = {
     # Factors parameters with two axes of at least 8, which this small model has.
     "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=8, momentum=0.9),
     "muon": muon(0.02, INFO, adam_learning_rate=0.01, weight_decay=0.01),
+    "lamb": per_layer(optax.lamb(0.01)),
     "ema": optax.chain(optax.scale_by_lion(), optax.ema(0.9), optax.scale(-1e-3)),
 }
 NAMES = by_profile(["muon"], nightly=list(OPTIMIZERS))

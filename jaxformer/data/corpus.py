@@ -39,6 +39,10 @@ class DataConfig:
         learns one from the training text, as "new" does.
       user_defined_symbols: Placeholders, such as "<name>,<url>". Each is one token on both sides,
         as with the option of spm_train. A tokenizer that is given must have them.
+      pretokenizer: "moses" normalizes punctuation and separates it from words, as Moses' scripts
+        do; see :mod:`jaxformer.data.moses_tokenizer`. "none" leaves text unchanged.
+      lowercase: Convert all text to lower case; needs a pretokenizer.
+      detokenize: Join the words of translations to text again; False leaves words and escapes.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,
@@ -58,6 +62,9 @@ class DataConfig:
     valid: str = "validation"
     tokenizer: str | None = None
     user_defined_symbols: str = ""
+    pretokenizer: Literal["none", "moses"] = "none"
+    lowercase: bool = False
+    detokenize: bool = True
     batching: Literal["buckets", "packing"] = "buckets"
     tokens_per_batch: int = 25_000
     max_length: int = 256
@@ -69,6 +76,10 @@ class DataConfig:
                 local_path(getattr(self, name) or "")
             except UserError as error:
                 raise UserError(f"data.{name}: {error}") from None
+        if self.pretokenizer == "none" and (self.lowercase or not self.detokenize):
+            raise UserError(
+                "data.lowercase and data.detokenize=False need data.pretokenizer=moses: got none"
+            )
         if not all(re.fullmatch(r"(?!(</?s>|<pad>|<unk>)$)\S+", s) for s in self.symbols()):
             raise UserError(
                 "data.user_defined_symbols must be words with commas between, as in <name>,<url>, "

@@ -142,14 +142,18 @@ class MarianTokenizer(Tokenizer):
 
 
 def load_tokenizer(path: pathlib.Path) -> Tokenizer:
-    """Reads a tokenizer of either kind, distinguished by its first byte.
+    """Reads a tokenizer of any kind, distinguished by its first bytes.
 
     Raises:
       UserError: There is no such file, or it is not a tokenizer.
     """
     with readable(path), open_file(path) as file:
-        marian = file.read(1) == b"{"
-    return MarianTokenizer.load(path) if marian else Tokenizer.load(path)
+        start = file.read(8)
+    if start == b'{"moses"':
+        from jaxformer.data.moses_tokenizer import MosesTokenizer  # sacremoses is slow to import.
+
+        return MosesTokenizer.load(path)
+    return (MarianTokenizer if start.startswith(b"{") else Tokenizer).load(path)
 
 
 def _parse(serialized: bytes) -> dict[str, Any]:

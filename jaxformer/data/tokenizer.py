@@ -219,7 +219,7 @@ def train_tokenizer(
     lines: Iterable[str],
     vocab_size: int,
     symbols: Sequence[str] = (),
-    user_defined_symbols: Sequence[str] = (),
+    **options: Any,
 ) -> Tokenizer:
     """Learns a byte-pair encoding. The same lines give the same tokenizer, bit for bit.
 
@@ -231,12 +231,13 @@ def train_tokenizer(
       lines: Sentences of both languages. A fixed sample is used of more than two million.
       vocab_size: Number of ids, including special ids, bytes and symbols.
       symbols: Symbols of the target side, if it is not text.
-      user_defined_symbols: Placeholders in the text, which become one token each.
+      **options: More options of SentencePiece's trainer, such as ``user_defined_symbols``.
 
     Raises:
       UserError: The text is too small, or too varied, for a vocabulary of this size.
     """
-    smallest = _SMALLEST_VOCABULARY + len(symbols) + len(user_defined_symbols)
+    placeholders = options.get("user_defined_symbols", ())
+    smallest = _SMALLEST_VOCABULARY + len(symbols) + len(placeholders)
     if vocab_size < smallest:
         what = (
             "the special ids, the bytes and the symbols"
@@ -250,12 +251,7 @@ def train_tokenizer(
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
     try:
-        model = _train_normalized(
-            sample,
-            vocab_size,
-            control_symbols=list(symbols),
-            user_defined_symbols=list(user_defined_symbols),
-        )
+        model = _train_normalized(sample, vocab_size, control_symbols=list(symbols), **options)
     except RuntimeError as error:
         raise _size_error(vocab_size, str(error)) from None
     return Tokenizer(model)
@@ -317,7 +313,7 @@ def cached_tokenizer(
     split: str,
     vocab_size: int,
     cache_directory: pathlib.Path,
-    user_defined_symbols: Sequence[str] = (),
+    **options: Any,
 ) -> Tokenizer:
     """Returns the tokenizer learned from all text of a split, from the cache if it is there.
 
@@ -332,8 +328,8 @@ def cached_tokenizer(
 
     corpus = verified(corpus)
     version = f"{sentencepiece.__version__} {unicodedata.unidata_version}"
-    fingerprint, placeholders = corpus.fingerprint(split), tuple(user_defined_symbols)
-    inputs = (_FORMAT, fingerprint, vocab_size, version, _MOST_LINES, placeholders)
+    trained = (vocab_size, version, _MOST_LINES, sorted(options.items()))
+    inputs = (_FORMAT, corpus.fingerprint(split), *trained)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     path = cache_directory / f"tokenizer-{key[:32]}"
     if path.is_file():
@@ -350,7 +346,7 @@ def cached_tokenizer(
     if not (first := list(itertools.islice(lines, 1))):
         raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
     lines = itertools.chain(first, lines)
-    tokenizer = train_tokenizer(lines, vocab_size, symbols, placeholders)
+    tokenizer = train_tokenizer(lines, vocab_size, symbols, **options)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer

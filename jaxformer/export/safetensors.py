@@ -25,7 +25,7 @@ _NOTES = (
     "`LanguageModel(config.model)`, takes "
     '`{"params": flax.traverse_util.unflatten_dict(params, sep=".")}`.',
     "`tokenizer.model` is the tokenizer: a SentencePiece model, or JSON with the two SentencePiece "
-    "models of an imported Marian model and its pieces.",
+    "models of an imported Marian model and its pieces, or with one and options of Moses' scripts.",
 )
 
 

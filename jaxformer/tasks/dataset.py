@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+from typing import Any
 
 from jaxformer.config import Config, sentence_pairs
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus
@@ -65,9 +66,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         folder.check_tokenizer()
         tokenizer = load_tokenizer(folder.tokenizer)
     else:
-        tokenizer = given_tokenizer(config, load_tokenizer) or cached_tokenizer(
-            corpus, data.train, config.model.vocab_size, cache, data.symbols()
-        )
+        tokenizer = given_tokenizer(config, load_tokenizer) or _learn_tokenizer(config, corpus)
     _check_vocabulary(config, tokenizer, corpus)
     identity = {
         "tokenizer": tokenizer.sha256,
@@ -92,6 +91,27 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         ),
         valid_text=_translatable(config, corpus, tokenizer),
     )
+
+
+def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
+    """Learns a tokenizer from the training text, or finds it in the cache."""
+    data, size, cache = sentence_pairs(config), config.model.vocab_size, cache_directory()
+    options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
+    if data.pretokenizer == "none":
+        return cached_tokenizer(corpus, data.train, size, cache, **options)
+    from jaxformer.data.moses_tokenizer import MosesTokenizer, Preparation, PreparedCorpus
+
+    preparation = Preparation(
+        source_language=data.source_language,
+        target_language=data.target_language,
+        lowercase=data.lowercase,
+        detokenize=data.detokenize,
+    )
+    # As in subword-nmt, the pieces of a word may mix letters, digits and punctuation.
+    options |= {"split_by_unicode_script": False, "split_by_number": False}
+    prepared = PreparedCorpus(corpus, preparation)
+    learned = cached_tokenizer(prepared, data.train, size, cache, **options)
+    return MosesTokenizer.assemble(preparation, learned.serialized)
 
 
 def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorpus) -> None:

@@ -47,6 +47,7 @@ UNUSUAL = Config.from_dict(
             **{"target_language": "日本語", "train": "my/train", "valid": "my/valid"},
             **{"tokenizer": "my/tokenizer.model", "batching": "packing", "tokens_per_batch": 512},
             **{"max_length": 32, "user_defined_symbols": "<name>,<url>"},
+            **{"pretokenizer": "moses", "lowercase": True, "detokenize": False},
         },
         "training": {
             **{"steps": 10, "warmup_steps": 5, "learning_rate": 0.002, "learning_rate_scale": 0.1},
@@ -55,6 +56,7 @@ UNUSUAL = Config.from_dict(
             **{"eval_sentences": 0, "checkpoint_every": 2, "keep_checkpoints": 1},
             **{"stall_timeout": 60, "mirror": "drive/copy", "profile": "3:5"},
             **{"init_from": "my/run", "freeze": "encoder"},
+            **{"patience": 3, "best_metric": "loss"},
         },
         "mesh": {"data": 2, "fsdp": -1, "tensor": 4},
         "search": {

@@ -150,7 +150,8 @@ def test_cache_is_used_verified_and_repaired(tmp_path):
     assert cached_tokenizer(corpus, "held_out", 320, tmp_path).sha256 == first.sha256
     assert corpus.reads == 1
     (path,) = tmp_path.iterdir()
-    other = cached_tokenizer(CountingCorpus(), "held_out", 320, tmp_path, ["<name>"])
+    options = {"user_defined_symbols": ["<name>"]}
+    other = cached_tokenizer(CountingCorpus(), "held_out", 320, tmp_path, **options)
     assert "<name>" in [other.piece(i) for i in other.encode("<name>")]
     whole = path.read_bytes()
     for damaged in (b"", whole[:-1], whole[:500] + b"\0" + whole[501:]):

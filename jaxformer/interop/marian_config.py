@@ -190,13 +190,9 @@ class MarianConfig:
         self._check_search()
 
     def _check_search(self) -> None:
-        only = _ONLY_IN_SEARCH | {
-            "bad_words_ids": [[self.pad]],
-            "decoder_start_token_id": self.pad,
-            "eos_token_id": self.eos,
-            "forced_eos_token_id": self.eos,
-            "pad_token_id": self.pad,
-        }
+        same = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
+        only = _ONLY_IN_SEARCH | {name: self._values[name] for name in same}
+        only |= {"bad_words_ids": [[self.pad]], "forced_eos_token_id": self.eos}
         for name, neutral in only.items():
             if (value := self._search.get(name)) not in (neutral, *_UNSET):
                 raise UserError(

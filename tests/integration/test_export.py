@@ -233,7 +233,6 @@ def test_ctranslate2_finds_the_same_translations(learned_workdir, tmp_path):
 def test_models_that_a_format_lacks_are_refused(learned_workdir, tmp_path):
     tokenizer = Tokenizer.load(learned_workdir / "tokenizer.model")
     for format, model, message in (
-        ("marian", {"norm_position": "pre"}, "expected model.norm_position=post, got pre"),
         ("marian", {"d_k": 4}, "Marian: expected model.d_k=8 or None, got 4; export st"),
         ("marian", {"norm_epsilon": 1e-3}, "norm_epsilon of at most 1e-05, got 0.001"),
         ("ctranslate2", {"positions": "rotary"}, "positions=sinusoidal or learned, got rotary"),

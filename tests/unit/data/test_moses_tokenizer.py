@@ -1,4 +1,4 @@
-"""Tokenizers for prepared text. The expected words are those of Moses' Perl scripts."""
+"""Tokenizers for prepared text, with the words that Moses' Perl scripts make."""
 
 import json
 

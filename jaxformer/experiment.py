@@ -64,8 +64,9 @@ def train(
       workdir: Directory of the run.
       corpus: Your own sentence pairs, instead of the config's; ``data.train`` and ``data.valid``
         name its splits. A resumed run must be given the same corpus.
-      optimizer: Any optax transformation, instead of the config's; ``training.freeze`` applies to
-        it, too. A resumed run must be given the same one.
+      optimizer: Any optax transformation, instead of the config's; some need
+        :func:`~jaxformer.per_layer`. ``training.freeze`` applies to it, too. A resumed run must be
+        given the same one.
       hooks: See :func:`~jaxformer.fit`.
       writers: See :func:`~jaxformer.fit`.
 

@@ -203,20 +203,18 @@ def _best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
     Raises:
       UserError: The direction is not known.
     """
-    best, metric = task.best, settings.best_metric
-    if metric is not None:
-        name, _, mode = metric.rpartition(":")
-        known = _DIRECTIONS | {best[0]: best[1]}
-        best = (name, mode) if mode in ("min", "max") else (metric, known.get(metric))
-    match best:
-        case (str() as name, "min" | "max" as mode):
-            return name, mode
-    raise UserError(
-        f"best_metric={metric}: expected one of {', '.join(_DIRECTIONS)}, or a value of evaluate "
-        f"with its direction, {metric}:min or {metric}:max"
-        if metric
-        else f'{type(task).__name__}.best: expected a name and "min" or "max": got {best!r}'
-    )
+    if settings.best_metric is None:
+        return task.best
+    name, _, mode = settings.best_metric.rpartition(":")
+    if mode not in ("min", "max"):
+        name, known = settings.best_metric, _DIRECTIONS | dict([task.best])
+        if name not in known:
+            raise UserError(
+                f"best_metric={name}: expected one of {', '.join(known)}, or a value of evaluate "
+                f"with its direction, {name}:min or {name}:max"
+            )
+        mode = known[name]
+    return name, mode
 
 
 def _restore_or_initialize(

@@ -121,8 +121,8 @@ class Task(Protocol):
         """Sums the loss and other quantities over the rows of a shard or of a micro-batch.
 
         Rows must be independent: the sums of all shards and micro-batches are added. A loss that
-        compares the rows of a batch, such as a contrastive one, gathers those of the other shards
-        with ``jax.lax.all_gather(x, "data", tiled=True)``; see docs/training.md.
+        compares the rows of a batch, such as a contrastive one, gathers the rows of all shards with
+        ``jax.lax.all_gather(x, "data", tiled=True)``; see docs/training.md.
 
         Args:
           params: Parameters from :meth:`init`.

@@ -177,7 +177,7 @@ class TrainStep:
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
         """Takes one step. The state is donated."""
         with global_mesh(self._mesh):
-            return self._jit(state)(state, batch, self._seed)
+            return self._jit(state)(state, batch, self._seed_on_devices())
 
     def lower(self, state: TrainState, batch: PyTree) -> Any:
         """Lowers the step for these shapes, like ``jax.jit(...).lower``; the seed is an input."""
@@ -190,8 +190,11 @@ class TrainStep:
         """Returns the step compiled for these shapes; under ``jax.disable_jit()``, the step."""
         if jax.config.jax_disable_jit:
             return self
-        program, seed = self.lower(state, batch).compile(), self._seed
+        program, seed = self.lower(state, batch).compile(), self._seed_on_devices()
         return lambda state, batch: program(state, batch, seed)
+
+    def _seed_on_devices(self) -> Array:  # Explicitly, as jax.transfer_guard("disallow") wants.
+        return jax.device_put(self._seed, replicated(self._mesh))
 
     def _jit(self, state: TrainState) -> Any:
         if self._jitted is None:

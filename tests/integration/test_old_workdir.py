@@ -5,13 +5,17 @@ before it is released, in the middle of a run of 1,200 steps: ``tests/fixtures/m
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxformer import load_model, quantize
 from jaxformer.cli import main
 from jaxformer.config import load
 from jaxformer.experiment import train
@@ -37,6 +41,27 @@ def translate(fixture, output, *options):
 def test_greedy_translations_are_the_same(version, tmp_path):
     fixture = FIXTURES / version
     found = translate(fixture, tmp_path / "greedy.de", "--beam-size", "1")
+    assert found == (fixture / "greedy.de").read_text(encoding="utf-8").splitlines()
+
+
+def test_everything_works_inside_a_global_mesh(tmp_path):
+    """Programs have their own mesh or none, and loaded parameters fit into the user's."""
+    fixture, tokens = FIXTURES / "workdir_0_2_0", np.array([[5, 6, 1]] * 8, np.int32)
+    run = shutil.copytree(fixture / "run", tmp_path / "run")
+    model, params = load_model(run)
+    encode = jax.jit(lambda p, tokens: model.apply({"params": p}, tokens, method="encode"))
+    expected, mesh = encode(params, tokens), jax.make_mesh((8,), ("rows",))
+    with jax.set_mesh(mesh):
+        found = translate(fixture, tmp_path / "greedy.de", "--beam-size", "1")
+        assert main(["average", "--workdir", str(run), "--last", "1"]) == 0
+        quantize(run, tmp_path / "int8")
+        _, averaged = load_model(run)
+        sharded = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec("rows")))
+        np.testing.assert_allclose(encode(averaged, sharded), expected, rtol=1e-5, atol=1e-5)
+        int8, quantized = load_model(tmp_path / "int8")
+        jax.eval_shape(
+            functools.partial(int8.apply, method="encode"), {"params": quantized}, sharded
+        )
     assert found == (fixture / "greedy.de").read_text(encoding="utf-8").splitlines()
 
 

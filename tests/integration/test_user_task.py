@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxformer
 from jaxformer import Checkpoints, Config, FitConfig, MeshConfig, Task, UserError, every, fit
@@ -196,6 +196,12 @@ def test_accumulation_and_resuming_on_another_mesh_change_nothing(tmp_path, unin
     assert_close(run(tmp_path, gradient_accumulation=4), uninterrupted[0])
 
 
+def test_a_global_mesh_of_the_users_own_changes_nothing(tmp_path, uninterrupted):
+    with jax.set_mesh(jax.make_mesh((8,), ("rows",))):
+        run(tmp_path, steps=4)
+        assert_equal(run(tmp_path), uninterrupted[0])
+
+
 def kill_at_9(step, state, sums):
     if step == 9:
         raise Killed
@@ -351,7 +357,9 @@ def test_train_step_without_task_or_workdir():
         return -(picked[..., 0] * batch["weights"]).sum() / len(batch["weights"])
 
     expected, gradient = jax.device_get(mean(params))
-    state, sums = step(state, batch)
+    batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+    with jax.set_mesh(jax.make_mesh((4, 2), ("x", "y"))), jax.transfer_guard("disallow"):
+        state, sums = step(state, batch)
     assert float(sums["loss"]) / float(sums["count"]) == pytest.approx(expected, rel=1e-6)
     for name, found in jax.device_get(state.params).items():
         np.testing.assert_allclose(found, params[name] - gradient[name], rtol=1e-5, atol=1e-6)

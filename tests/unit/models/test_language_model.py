@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 from jaxformer.config import ModelConfig
 from jaxformer.models.language_model import LanguageModel
@@ -86,3 +87,17 @@ def test_attention_dropout_rate_is_used():
     # Also at the first token, whose single weight, 1, becomes 0 or 2.
     change = np.abs(dropped - logits_fn(TINY)(TOKENS, **DEFAULT))
     assert (change.max(axis=(0, 2)) > 0.01).all()
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+def test_exports_for_any_length_give_nan_for_texts_that_are_too_long(positions):
+    config = dataclasses.replace(TINY, d_k=4, positions=positions, max_length=9)
+    model = LanguageModel(config)
+    params = random_params(model, TOKENS)
+    shape = export.symbolic_shape("rows, length")
+    exported = export.export(jax.jit(lambda p, tokens: model.apply({"params": p}, tokens)))(
+        params, jax.ShapeDtypeStruct(shape, np.int32)
+    )
+    found, longer = exported.call(params, TOKENS), np.pad(TOKENS, ((0, 0), (0, 1)))
+    np.testing.assert_allclose(found, logits_fn(config)(TOKENS), rtol=1e-4, atol=1e-4)
+    assert np.isnan(exported.call(params, longer)).all()

@@ -1,9 +1,12 @@
 """Layer norm, feed-forward network and residual order against their formulas in NumPy."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from jaxformer.errors import UserError
 from jaxformer.nn import (
@@ -14,6 +17,7 @@ from jaxformer.nn import (
     Residual,
     Stack,
 )
+from jaxformer.nn.stack import unstack_layers
 
 from .weights import random_params
 
@@ -64,6 +68,34 @@ def test_layers_of_a_stack_differ_at_initialization():
 
 
 NORM = {"params": {"norm": {"scale": np.ones(8), "bias": np.zeros(8)}}}
+
+
+class Partitioned(nn.Module):
+    wrap: Callable = nn.with_partitioning
+
+    @nn.compact
+    def __call__(self, x):
+        initializer = self.wrap(nn.initializers.lecun_normal(), (None, "d_ff"))
+        return x @ self.param("kernel", initializer, (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "remat"), [(nn.with_partitioning, "none"), (nn.with_logical_partitioning, "layer")]
+)
+def test_a_stack_of_partitioned_layers_equals_its_blocks(wrap, remat):
+    block = Block(MultiHeadAttention(2), Partitioned(wrap))
+    stack = Stack(block, 2, remat=remat)
+
+    def blocks(params, x):
+        for layer in unstack_layers(params, 2):
+            x = block.apply({"params": layer}, x)
+        return x
+
+    variables = jax.jit(stack.init)(jax.random.key(0), X)
+    layers = variables["params"]["layers"]
+    assert layers["feed_forward"]["kernel"].names == (None, None, "d_ff")
+    expected = jax.jit(blocks)(layers, X)
+    np.testing.assert_allclose(jax.jit(stack.apply)(variables, X), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,8 @@ def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
         import torch
     try:
         with readable(path):
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            # pyright takes torch.py beside this file for the package.
+            state = torch.load(path, map_location="cpu", weights_only=True)  # pyright: ignore
         return {name: tensor.float().numpy() for name, tensor in state.items()}
     except UserError:
         raise

@@ -78,7 +78,7 @@ def test_a_language_code_is_one_token_only_at_the_beginning(tokenizer):
     assert tokenizer.encode(">>xyz<<the cat") == [UNK, *rest]
     assert tokenizer.language_codes == (">>deu<<", ">>fra<<")
     values = json.loads(tokenizer.serialized) | {"pieces": ["a"]}
-    with pytest.raises(UserError, match="f:1: expected text, .* no language codes: got >>deu<<"):
+    with pytest.raises(UserError, match=r"f:1: expected text, .* no language codes: got >>deu<<"):
         MarianTokenizer(json.dumps(values).encode()).check_language(">>deu<< the cat", "f:1")
 
 

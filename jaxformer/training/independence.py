@@ -25,7 +25,7 @@ def describe_dependence(
 
     Only one row of each micro-batch of a shard is computed, so that all of them fit into one.
     """
-    if mesh.shape[DATA_AXIS] * gradient_accumulation == 1:
+    if mesh.shape[DATA_AXIS] * gradient_accumulation == 1 or jax.config.jax_disable_jit:
         return ""
     try:
         with global_mesh(None):
@@ -40,7 +40,7 @@ def describe_dependence(
     return (
         f"the loss of the same rows is {whole:.4g} in one batch, but {split:.4g} in the shards and "
         "micro-batches of this run. Return sums over independent rows, with random numbers from "
-        "randomness.row_ids. A loss over the whole batch needs jax.lax.all_gather over 'data' or "
+        "randomness.row_ids. A loss over the whole batch needs jax.lax.all_gather over 'data', or "
         "mesh.data=1, and gradient_accumulation=1; see docs/training.md"
     )
 

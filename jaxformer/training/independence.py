@@ -56,7 +56,8 @@ def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> Cal
 
     def with_magnitude(params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
         sums = loss(params, batch, randomness)
-        return {"loss": sums["loss"], "count": sums["count"], "size": jnp.abs(sums["loss"])}
+        loss_sum, count = (jnp.asarray(sums[name], jnp.float32) for name in ("loss", "count"))
+        return {"loss": loss_sum, "count": count, "size": jnp.abs(loss_sum)}
 
     def first_rows(array: Array) -> Array:
         shards = array.reshape(num_batch_shards(mesh), -1, *array.shape[1:])

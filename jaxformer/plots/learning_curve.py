@@ -27,7 +27,7 @@ _TITLES = {
     "tokens_per_second": "Tokens per second",
 }
 _LOSSES = ("loss", "perplexity", "nats_per_character", "bits_per_character")
-_SCORES = ("bleu", "f1", "exact_match")
+_SCORES = ("bleu", "f1", "exact_match", "accuracy")
 # Names in records that are not drawn.
 _NOT_DRAWN = {
     *("step", "reported", "grad_norm", "teraflops_per_second", "mfu"),

@@ -22,4 +22,4 @@ Errors       UserError
 from jaxformer.lazy import attach
 from jaxformer.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = attach(__name__, "__version__", moved={"KVCache": "jaxformer.nn"})  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__, __all__ = attach(__name__, "__version__")  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,25 +1,16 @@
 """Building frozen dataclasses of plain values from dictionaries, and checking them."""
 
-import functools
 import json
 import math
 import reprlib
 import types
 import typing
-import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
 from jaxformer.errors import UserError, did_you_mean
 
 T = TypeVar("T")
-
-# Renamed config fields. The next release drops the old names.
-RENAMED = {
-    "training.accumulation": "gradient_accumulation",
-    "fit.accumulation": "gradient_accumulation",
-    "training.moments": "adam_dtype",
-}
 
 # Fields of a model that a trained model may be used with other values of.
 _MAY_DIFFER = {"compute_dtype"}
@@ -39,35 +30,17 @@ def build(cls: type[T], values: Any, section: str) -> T:
     return cls(**typed_values(typing.get_type_hints(cls), values, f"{section}."))
 
 
-def understand_old_names(cls: type[T]) -> type[T]:
-    """Decorates a dataclass with a ``_section`` to take fields by earlier names, with a warning."""
-    init, section = cls.__init__, vars(cls)["_section"]
-
-    @functools.wraps(init)
-    def initialize(self: Any, **values: Any) -> None:
-        for name in list(values):
-            if new := RENAMED.get(f"{section}.{name}"):
-                warnings.warn(f"{section}.{name} is now {section}.{new}", FutureWarning, 2)
-                values[new] = values.pop(name)
-        init(self, **values)
-
-    cls.__init__ = initialize
-    return cls
-
-
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
-    """Returns values converted to the types of their fields, by the current names of the fields.
+    """Returns values converted to the types of their fields.
 
     Args:
       hints: Types by field name.
-      values: Values by field name; fields may have the name of an earlier release.
+      values: Values by field name.
       prefix: Section in error messages, with a dot.
 
     Raises:
       UserError: A field is unknown, or has the wrong type.
     """
-    if isinstance(values, dict):
-        values = {RENAMED.get(f"{prefix}{name}", name): value for name, value in values.items()}
     check_known(values, hints, prefix)
     return {name: _typed(value, hints[name], f"{prefix}{name}") for name, value in values.items()}
 

@@ -3,21 +3,18 @@
 import ast
 import importlib
 import pkgutil
-import types
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
 def attach(
-    package: str, *others: str, moved: Mapping[str, str] = types.MappingProxyType({})
+    package: str, *others: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its ``__init__.pyi``.
 
     Args:
       package: Name of the package.
       *others: Further names for ``__dir__``, which notebooks complete.
-      moved: New modules of names that the package exported in the previous release.
     """
     stub = pkgutil.get_data(package, "__init__.pyi")
     assert stub is not None  # The stub is package data.
@@ -25,9 +22,6 @@ def attach(
     modules = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def getattr_(name: str) -> Any:
-        if name in moved:
-            warnings.warn(f"{package}.{name} is now {moved[name]}.{name}", FutureWarning, 2)
-            return getattr(importlib.import_module(moved[name]), name)
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(modules[name]), name)

@@ -74,8 +74,7 @@ def _own_checks_of_settings() -> None:
 
         for name in config.__all__:
             kind = getattr(config, name)
-            if not hasattr(kind, "_section"):  # wrapped already: fields.understand_old_names
-                kind.__init__ = kind.__init__.__wrapped__
+            kind.__init__ = kind.__init__.__wrapped__
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -98,13 +98,11 @@ def _add_train(commands) -> None:
         help="address of the first process, or 'auto' to ask the cluster (Cloud TPU, SLURM, GKE); "
         "run the same command on every host",
     )
-    for name, old, meaning in (
-        ("--num_processes", "--processes", "number of processes; not with auto"),
-        ("--process_id", "--process", "number of this process, from 0; not with auto"),
+    for name, meaning in (
+        ("--num_processes", "number of processes; not with auto"),
+        ("--process_id", "number of this process, from 0; not with auto"),
     ):
         hosts.add_argument(name, type=int, metavar="N", help=meaning)
-        # The name of the previous release.
-        hosts.add_argument(old, type=int, dest=name.strip("-"), help=argparse.SUPPRESS)
     command.set_defaults(overrides=[])
 
 

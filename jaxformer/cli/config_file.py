@@ -13,7 +13,6 @@ from ml_collections import config_flags
 from jaxformer.cli.configs import find_config, shipped_configs
 from jaxformer.config import Config
 from jaxformer.errors import UserError, did_you_mean
-from jaxformer.fields import RENAMED
 from jaxformer.files import local_path
 
 # Exceptions that absl, ml_collections and Python raise for a mistake in a flag, a field or a file.
@@ -22,10 +21,6 @@ MISTAKES = (
     *(TypeError, ValueError),
 )
 
-# Names of fields in the previous release.
-_RENAMED_FLAGS = {
-    f"--config.{old}": f"--config.{old.rpartition('.')[0]}.{new}" for old, new in RENAMED.items()
-}
 # Names of our fields and options in other programs.
 _SYNONYMS = {
     "training.steps": "max_steps train_steps max_update max_iters iterations epochs num_epochs",
@@ -33,7 +28,7 @@ _SYNONYMS = {
     "training.schedule": "lr_scheduler lr_scheduler_type scheduler",
     "training.weight_decay": "wd",
     "training.clip_norm": "clip grad_clip max_grad_norm gradient_clip_val",
-    "training.gradient_accumulation": "grad_accum accumulate_grad_batches update_freq",
+    "training.gradient_accumulation": "accumulation grad_accum accumulate_grad_batches update_freq",
     "training.log_every": "log_interval logging_steps",
     "training.eval_every": "eval_interval eval_steps",
     "training.checkpoint_every": "save_every save_steps save_interval",
@@ -71,7 +66,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
-    words = ["jaxformer", f"--config={find_config(path)}", *rename_flags(overrides)]
+    words = ["jaxformer", f"--config={find_config(path)}", *overrides]
     try:
         fields = _load(words)
     except UserError:
@@ -89,18 +84,6 @@ def _load(words: Sequence[str]) -> dict[str, Any]:
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=list(words))
     values(list(words), known_only=True)
     return values.config.to_dict()
-
-
-def rename_flags(words: Sequence[str]) -> list[str]:
-    """Replaces flags and names of config fields from earlier releases, with a warning for each."""
-    renamed = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if new := _RENAMED_FLAGS.get(flag):
-            print(f"warning: {flag} is now {new}", file=sys.stderr)
-            word = f"{new}{equals}{value}"
-        renamed.append(word)
-    return renamed
 
 
 def explain(error: BaseException, words: Sequence[str]) -> str:

@@ -15,7 +15,6 @@ from jaxformer.layout import global_mesh
 from jaxformer.models.transformer import Transformer
 from jaxformer.plots.attention_page import attention_page, in_frame
 from jaxformer.plots.paper_figures import PaperFigure
-from jaxformer.renamed import renamed_method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +56,6 @@ class AttentionView:
         if kind not in kinds:
             raise UserError(f"kind must be one of {', '.join(kinds)}: got {kind!r}")
         return kinds[kind]
-
-    part = renamed_method("AttentionView.part", weights_of)
 
     def page(
         self,

@@ -22,7 +22,6 @@ from jaxformer.inference.weights import load_params, override, prepare_params
 from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
-from jaxformer.renamed import renamed_method
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.numbers import Numbers, join_numbers, split_numbers
 from jaxformer.search.sampling import sentence_keys
@@ -162,8 +161,6 @@ class Generator:
           UserError: A character is not in the vocabulary.
         """
         return self.tokenizer.encode(text or "\n")
-
-    encode = renamed_method("Generator.encode", prompt_ids)
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
         """Checks that a prompt can be continued by this number of tokens.

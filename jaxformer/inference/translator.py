@@ -25,7 +25,6 @@ from jaxformer.errors import UserError
 from jaxformer.files import model_path
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.weights import load_params, override, prepare_params
-from jaxformer.renamed import renamed_method
 from jaxformer.search import BeamSearch, Constraint, Sampling
 from jaxformer.workdir import Workdir, use_compilation_cache
 
@@ -318,11 +317,6 @@ class Translator:
           UserError: An id is out of range.
         """
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
-
-    search = renamed_method("Translator.search", translate_ids)
-    encode = renamed_method("Translator.encode", source_ids)
-    encode_target = renamed_method("Translator.encode_target", target_ids)
-    decode = renamed_method("Translator.decode", detokenize)
 
     def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_text(text, place)

@@ -22,7 +22,6 @@ from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
-from jaxformer.renamed import renamed_arguments
 
 
 class LanguageModel(nn.Module):
@@ -124,7 +123,6 @@ class LanguageModel(nn.Module):
         """
         return unquantized(self.embedding), self.logits_bias
 
-    @renamed_arguments(max_length="capacity", rows="like")
     def start(self, like: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 

@@ -22,7 +22,6 @@ from jaxformer.nn.masks import causal_mask, segment_mask
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import Int8Matrix, activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
-from jaxformer.renamed import renamed_arguments
 
 
 class Transformer(nn.Module):
@@ -168,7 +167,6 @@ class Transformer(nn.Module):
         """
         return unquantized(self.output_table), self.logits_bias
 
-    @renamed_arguments(max_length="capacity")
     def start(
         self,
         src: Int[Array, "B S"],

@@ -19,7 +19,6 @@ from jaxformer.nn.cache import Slots
 from jaxformer.nn.masks import causal_mask
 from jaxformer.nn.projection import PRODUCT
 from jaxformer.nn.sharding import constrain_batch
-from jaxformer.renamed import renamed_arguments
 
 # Rematerialization policy: the backward pass recomputes nothing, all but the results of matmuls
 # with parameters, or all but the inputs of the blocks.
@@ -90,7 +89,6 @@ class Stack(nn.Module):
         x, _ = _scan_layers(layer, self.num_layers, self.remat)(self.layers, x)
         return constrain_batch(self._normalize(x))
 
-    @renamed_arguments(max_length="capacity", rows="like")
     def init_cache(
         self,
         like: Int[Array, " B"],

@@ -18,7 +18,6 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxformer.renamed import renamed_arguments
 from jaxformer.search.settings import BeamSettings, SamplingSettings, SearchSettings
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
     from jaxformer.search.state import BeamResult, MaxLengths, Prefix
     from jaxformer.search.step_loop import PrefillFn, StepFn
-
-
-_renamed = renamed_arguments(limits="max_lengths", max_length="capacity", rows="sentence_ids")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +43,6 @@ class Algorithm(SearchSettings, abc.ABC):
         It is imported lazily, because configs hold algorithms and need no JAX.
         """
 
-    @_renamed
     def start(
         self,
         cache: Any,
@@ -121,7 +116,6 @@ class Algorithm(SearchSettings, abc.ABC):
         """Returns the N hypotheses of each sentence, best first."""
         return self._implementation().finalize(self, state)
 
-    @_renamed
     def __call__(
         self,
         step_fn: "StepFn",
@@ -177,7 +171,6 @@ class Sampling(SamplingSettings, Algorithm):
         return sampling
 
 
-@_renamed
 def beam_search(
     step_fn: "StepFn",
     cache: Any,
@@ -216,7 +209,6 @@ def beam_search(
     return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)
 
 
-@_renamed
 def sample(
     step_fn: "StepFn",
     cache: Any,

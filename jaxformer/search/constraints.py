@@ -30,7 +30,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.layout import rows_like, zeros_beside
-from jaxformer.renamed import warn
 from jaxformer.search.settings import Constraint, SearchSettings, is_set
 from jaxformer.search.state import BeamState, SampleState
 
@@ -56,12 +55,6 @@ class SearchContext(NamedTuple):
     sentence_ids: Int[Array, " B"]
     eos_id: int
     pad_id: int
-
-    @property
-    def rows(self) -> Int[Array, " B"]:
-        """Old name of ``sentence_ids``."""
-        warn("SearchContext.rows", "sentence_ids")
-        return self.sentence_ids
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
 from jaxformer.layout import rows_like
-from jaxformer.renamed import renamed_arguments
 from jaxformer.search.beam_cache import check_cache, gather_beams
 
 # Callers may give lists and NumPy arrays, which become JAX arrays.
@@ -82,7 +81,6 @@ class SampleState:
 State = TypeVar("State", BeamState, SampleState)
 
 
-@renamed_arguments(rows="indices")
 def take_sentences(state: State, indices: Int[Array, " R"]) -> State:
     """Returns the state of some sentences, in the given order; a sentence may occur twice.
 

@@ -13,10 +13,8 @@ from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
 from jaxformer.nn.precision import at_least_float32, matmul_dtype
 from jaxformer.nn.sharding import per_batch_shard, shards_of
-from jaxformer.renamed import renamed_arguments
 
 
-@renamed_arguments(smoothing="label_smoothing")
 def cross_entropy(
     features: Float[Array, "R D"],
     embedding: Float[Array, "V D"],

@@ -12,7 +12,6 @@ from jaxformer.fields import (
     check_fraction,
     check_known,
     check_positive,
-    understand_old_names,
 )
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
@@ -35,7 +34,6 @@ class Settings(Protocol):
         ...
 
 
-@understand_old_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
     """Settings of the training loop of any task.
@@ -124,7 +122,6 @@ class FitConfig:
         return build(cls, values.get(cls._section, {}), cls._section)
 
 
-@understand_old_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig(FitConfig):
     """Settings of the optimizer (sections 5.2 to 5.4), the loop and validation.

@@ -35,8 +35,8 @@ def start_all(folder, count=2, victim=None, fault="none 0", devices=1, others=()
         training_process.start_training(
             folder,
             f"--coordinator={address}",
-            f"--processes={count}",
-            f"--process={process}",
+            f"--num_processes={count}",
+            f"--process_id={process}",
             *(others if process else ()),
             devices=devices,
             script="tests/integration/faulty_training.py",

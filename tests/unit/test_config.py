@@ -275,15 +275,6 @@ def test_fit_config_is_a_subset_of_training_config_with_its_own_name():
         FitConfig(steps=0)
 
 
-def test_fields_are_understood_by_their_old_names():
-    """For one release; workdirs of earlier versions are read without a word."""
-    values = {"training": {"accumulation": 4, "moments": "bfloat16"}}
-    expected = TrainingConfig(gradient_accumulation=4, adam_dtype="bfloat16")
-    assert Config.from_dict(values).training == expected
-    with pytest.warns(FutureWarning, match=r"training\.moments is now training\.adam_dtype"):
-        assert TrainingConfig(gradient_accumulation=4, moments="bfloat16") == expected
-
-
 def test_sizes_are_bounded():
     """Also in time: d_model=10^11 once looked for its divisors."""
     for name in ("d_model", "d_ff", "num_layers", "d_k", "vocab_size", "max_length"):

@@ -1,1 +1,1 @@
-"""Costs of a training step, computed before it runs: operations, memory, communication."""
+"""Costs of a training step, computed before it runs: operations and memory."""

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import json
 import logging
 import os
 import shutil
@@ -208,29 +207,3 @@ def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
     assert files_of(copy) == files_of(run)
     shutil.rmtree(run.path)
     assert fetch(copy, run) == [2]
-
-
-def test_slow_copies_delay_nothing_and_the_newest_comes_first(run, copy, monkeypatch):
-    """Each copy takes the time of five steps, and the run keeps only one checkpoint."""
-    copy_file, copied, saved = mirror_module._copy_file, [], [0]
-
-    def slowly(source, target):
-        step = int(target.relative_to(copy.checkpoints).parts[0])
-        if step not in copied:
-            copied.append(step)
-            deadline = time.monotonic() + 60
-            while saved[0] < min(step + 5, 20):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        copy_file(source, target)
-
-    monkeypatch.setattr(mirror_module, "_copy_file", slowly)
-    with trained(run, copy, keep=1) as save:
-        for saved[0] in range(1, 21):
-            save(saved[0])
-    assert copied == sorted(copied)
-    assert copied[-1] == 20
-    assert 1 < len(copied) < 10
-    # The run left the step that was being copied when it saved the last one.
-    assert Checkpoints(copy.checkpoints).steps() in ([20], [copied[-2], 20])
-    assert json.loads(copy.committed.read_bytes()) == {"step": 20}

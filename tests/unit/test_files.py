@@ -1,7 +1,6 @@
 """Files are written atomically, and a locked folder has one holder."""
 
 import errno
-import fcntl
 import os
 import pathlib
 import secrets
@@ -118,15 +117,6 @@ def test_folder_is_locked_until_its_holder_ends_even_by_kill(tmp_path):
     with lock_folder(folder) as alone:
         assert alone
     assert [path.name for path in folder.iterdir()] == ["lock"]
-
-
-def test_without_locks_every_process_gets_the_folder(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with lock_folder(tmp_path) as first, lock_folder(tmp_path) as second:
-        assert (first, second) == (True, True)
 
 
 def test_locks_of_readers_and_a_writer(tmp_path):

@@ -117,14 +117,3 @@ def test_divergence_is_reported_and_does_not_prevent_the_table(tmp_path, data, t
     with pytest.raises(FloatingPointError, match=r"^C1, seed 9: gradients were NaN$"):
         run(tmp_path, data, "C1", "--seeds=0,9")
     assert "| C1 | N 1 | 4 | 10.00 |" in (tmp_path / "table3.md").read_text()
-
-
-def test_a_row_past_its_last_step_is_refused_before_training(tmp_path, data, trained):
-    """Its perplexity would be missing, or belong to other weights than the translations."""
-    folder = tmp_path / "rows" / "big-0"
-    (folder / "checkpoints" / "14").mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text('{"kind": "valid", "step": 12, "perplexity": 7.0}\n')
-    message = "row big is at step 14, but was to end with step 12 .* above 4,"
-    with pytest.raises(UserError, match=message):
-        run(tmp_path, data, "C1,big")
-    assert trained == []

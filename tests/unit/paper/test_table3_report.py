@@ -1,7 +1,5 @@
 """The table's text and plot, from artificial results."""
 
-import dataclasses
-
 import pytest
 
 from jaxformer.errors import UserError
@@ -79,19 +77,6 @@ def test_duplicate_and_damaged_rows_are_refused(tmp_path):
     path.write_text('{"row": "base"}')
     with pytest.raises(UserError, match=r"expected a finished row of Table 3: .*; delete it"):
         load_results(tmp_path)
-
-
-def test_a_row_with_outdated_settings_is_refused(tmp_path):
-    old = result("C1")
-    for name, then, now in (("model.d_ff", 500, 512), ("model.gone", 1, None)):
-        save(tmp_path, dataclasses.replace(old, settings={**old.settings, name: then}))
-        message = f"was run with {name}={then}, but row C1 at the scale small now has {now};"
-        with pytest.raises(UserError, match=message):
-            load_results(tmp_path)
-    # Missing settings take their defaults.
-    known = {name: value for name, value in old.settings.items() if name != "search.top_p"}
-    save(tmp_path, dataclasses.replace(old, settings=known))
-    assert [found.row for found in load_results(tmp_path)] == ["C1"]
 
 
 def test_plot_shows_differences_to_base(tmp_path, pages):

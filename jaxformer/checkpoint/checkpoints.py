@@ -475,7 +475,9 @@ class Checkpoints:
             restore_args=ocp.checkpoint_utils.construct_restore_args(template),
             partial_restore=partial,
         )
-        return jax.device_put(self._checkpointer.restore(folder, args=args))
+        arrays = self._checkpointer.restore(folder, args=args)
+        # Arrays of several processes cannot be put anywhere else.
+        return jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays)
 
 
 @contextlib.contextmanager

@@ -51,29 +51,33 @@ def map_rows(
       function: Takes replicated arrays and rows.
       replicated: Arrays that every device gets whole; gathered if they are sharded.
       *rows: Arrays whose leading axes are sharded like the first array's, and scalars.
-      total: Sum the results over the devices; otherwise they have the layout of ``rows[0]``.
+      total: Return the sums of the results over the devices, a tuple; otherwise results have the
+        structure and the layout of ``rows[0]``.
     """
-    first = next((jax.typeof(a).sharding for a in jax.tree.leaves(rows) if a.ndim), None)
+    leaves, structure = jax.tree.flatten(rows)
+    first = next((jax.typeof(a).sharding for a in leaves if a.ndim), None)
     if first is None or AxisType.Explicit not in first.mesh.axis_types:
         return function(replicated, *rows)
-    specs = jax.tree.map(lambda a: PartitionSpec(*first.spec[: a.ndim]), rows)
+    specs = [PartitionSpec(*first.spec[: a.ndim]) for a in leaves]
     whole = jax.tree.map(lambda _: PartitionSpec(), replicated)
     axes = tuple(
         a for axis in first.spec if axis for a in (axis if isinstance(axis, tuple) else (axis,))
     )
 
-    def on_own_rows(replicated: PyTree, *rows: PyTree) -> PyTree:
-        result = function(replicated, *rows)
+    def on_own_rows(replicated: PyTree, leaves: list[Array]) -> list[Array]:
+        result = jax.tree.leaves(function(replicated, *jax.tree.unflatten(structure, leaves)))
         # One psum per leaf: jax 0.7 cannot transpose one of several leaves if only some of them
         # have a gradient.
-        return jax.tree.map(lambda a: jax.lax.psum(a, axes), result) if total and axes else result
+        return [jax.lax.psum(a, axes) for a in result] if total and axes else result
 
-    return jax.shard_map(
+    like = jax.tree.structure(rows[0])
+    found = jax.shard_map(
         on_own_rows,
         mesh=first.mesh,
-        in_specs=(whole, *specs),
-        out_specs=PartitionSpec() if total else specs[0],
-    )(*jax.sharding.reshard((replicated, *rows), (whole, *specs)))
+        in_specs=(whole, specs),
+        out_specs=PartitionSpec() if total else specs[: like.num_leaves],
+    )(*jax.sharding.reshard((replicated, leaves), (whole, specs)))
+    return tuple(found) if total else jax.tree.unflatten(like, found)
 
 
 def expand_like(array: Array, like: Array) -> Array:

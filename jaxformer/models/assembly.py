@@ -200,7 +200,8 @@ def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
     if config.positions == "rotary":
         return FixedPositions(no_positions, config.max_length, config.d_model)
     if config.positions == "sinusoidal":
-        return FixedPositions(sinusoidal_positions, config.max_length, config.d_model)
+        encode = functools.partial(sinusoidal_positions, dtype="float64")
+        return FixedPositions(encode, config.max_length, config.d_model)
     initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
     return parameter(module, name, initializer, (config.max_length, config.d_model))
 

@@ -1,5 +1,7 @@
 """Attention masks: boolean, True where a query may attend (section 3.2.3)."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
@@ -23,6 +25,10 @@ def segment_mask(
     return (same & (key_segments != 0)[:, None, :])[:, None]
 
 
-def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
-    """Returns a mask that hides later positions, which preserves the auto-regressive property."""
+def causal_mask(length: Any) -> Bool[Array, "1 1 T T"]:
+    """Returns a mask that hides later positions, which preserves the auto-regressive property.
+
+    Args:
+      length: Number of tokens, T; symbolic in an export for any length.
+    """
     return jnp.tril(jnp.ones((length, length), bool))[None, None]

@@ -44,11 +44,9 @@ def sinusoidal_positions(
     return pairs.reshape(length, d_model).astype(dtype)
 
 
-def no_positions(
-    length: int, d_model: int, dtype: DTypeLike = np.float32
-) -> Float[np.ndarray, "T D"]:
+def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     """Returns zeros, for models whose layers encode positions."""
-    return np.zeros((length, d_model), dtype)
+    return np.zeros((length, d_model), np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,7 @@ class FixedPositions:
       d_model: Width of an encoding.
     """
 
-    encode: Callable[..., np.ndarray]
+    encode: Callable[[int, int], np.ndarray]
     length: int
     d_model: int
 
@@ -72,8 +70,8 @@ class FixedPositions:
         return self.length
 
     def __getitem__(self, positions: slice) -> Float[np.ndarray, "T D"]:
-        """Returns the encodings ``[:stop]``, float64."""
-        return self.encode(len(range(self.length)[positions]), self.d_model, np.float64)
+        """Returns the encodings ``[:stop]``."""
+        return self.encode(len(range(self.length)[positions]), self.d_model)
 
 
 def rotary_positions(

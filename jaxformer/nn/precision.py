@@ -45,9 +45,7 @@ def at_least_float32(*arrays: PyTree) -> str:
 def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     """Returns the dtype of inputs and parameters of a matmul that is not quantized.
 
-    Args:
-      compute_dtype: Compute dtype of the layer; "float32" stands for "float64" with such arrays.
-      *arrays: The inputs and parameters.
+    If one of these arrays is float64, "float32" stands for it.
 
     Raises:
       UserError: There is no such compute dtype.
@@ -59,12 +57,7 @@ def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
 
 
 def activation_dtype(compute_dtype: str, table: PyTree) -> str:
-    """Returns the dtype of activations between layers, and of cached keys and values.
-
-    Args:
-      compute_dtype: Compute dtype of the layers.
-      table: The embedding.
-    """
+    """Returns the dtype of activations between layers, and of cached keys and values."""
     dtype = matmul_dtype(compute_dtype, table)
     return "float32" if backend().float32_activations and dtype == "bfloat16" else dtype
 

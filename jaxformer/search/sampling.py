@@ -56,8 +56,8 @@ def start(
     most = min(capacity, settings.max_length or capacity)
     cache, max_lengths, prefix = prepare(cache, max_lengths, settings.num_samples, most, prefix)
     if keys is None:
-        ids = range(max_lengths.shape[0]) if sentence_ids is None else sentence_ids
-        keys = sentence_keys(settings.seed, jnp.asarray(ids, jnp.int32))
+        ids = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
+        keys = sentence_keys(settings.seed, ids if sentence_ids is None else sentence_ids)
     _check_keys(keys, max_lengths)
     keys = rows_like(keys, max_lengths)
     none = zeros_beside(max_lengths, (settings.num_samples,), jnp.int32)

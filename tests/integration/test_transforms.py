@@ -504,7 +504,7 @@ def test_search_on_an_explicit_mesh(search):
             max_lengths=[6, 5] * 4,
             capacity=6,
             prefix=[[3, 0], [5, 6], [0, 0], [7, 0]] * 2,
-            sentence_ids=list(range(8)),
+            sentence_ids=jnp.arange(8),
         ).tokens
 
     expected, mesh = np.asarray(tokens(params, TOKENS)), mesh_of(AxisType.Explicit)

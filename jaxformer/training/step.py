@@ -5,6 +5,7 @@ count (of target tokens, for instance) once. A step therefore does not depend on
 devices or micro-batches, even if the rows of a batch have different lengths.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -177,7 +178,7 @@ class TrainStep:
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
         """Takes one step. The state is donated."""
         with global_mesh(self._mesh):
-            return self._jit(state)(state, batch, self._seed_on_devices())
+            return self._jit(state)(state, batch, self._seed_on_devices)
 
     def lower(self, state: TrainState, batch: PyTree) -> Any:
         """Lowers the step for these shapes, like ``jax.jit(...).lower``; the seed is an input."""
@@ -190,11 +191,15 @@ class TrainStep:
         """Returns the step compiled for these shapes; under ``jax.disable_jit()``, the step."""
         if jax.config.jax_disable_jit:
             return self
-        program, seed = self.lower(state, batch).compile(), self._seed_on_devices()
+        program, seed = self.lower(state, batch).compile(), self._seed_on_devices
         return lambda state, batch: program(state, batch, seed)
 
-    def _seed_on_devices(self) -> Array:  # Explicitly, as jax.transfer_guard("disallow") wants.
-        return jax.device_put(self._seed, replicated(self._mesh))
+    @functools.cached_property
+    def _seed_on_devices(self) -> Array:
+        """The seed, transferred once."""
+        with jax.transfer_guard_host_to_device("allow"):
+            sharding = replicated(self._mesh)
+            return jax.make_array_from_callback((), sharding, lambda _: self._seed)
 
     def _jit(self, state: TrainState) -> Any:
         if self._jitted is None:

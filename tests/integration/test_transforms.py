@@ -28,7 +28,6 @@ from jaxformer import (
     Residual,
     Sampling,
     Transformer,
-    beam_search,
     causal_mask,
     cross_entropy,
 )
@@ -116,22 +115,18 @@ def of_loss(dtype, tolerance):
     return Subject(loss, params, batch, ("embedding",), tolerance)
 
 
-def of_search():
+def of_search(algorithm=None, **inputs):
+    algorithm = algorithm or BeamSearch(beam_size=2)
     model = Transformer(dataclasses.replace(CONFIG, num_layers=1))
 
     def search(params, sources):
-        variables = {"params": params}
-        cache = model.apply(variables, sources, num_beams=2, capacity=5, method="start")
-        result = beam_search(
+        variables, sizes = {"params": params}, {"num_beams": algorithm.num_hypotheses}
+        cache = model.apply(variables, sources, **sizes, capacity=5, method="start")
+        lengths = {"max_lengths": jnp.full_like(sources[:, 0], 5), "capacity": 5}
+        result = algorithm(
             lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
             cache,
-            max_lengths=jnp.full_like(sources[:, 0], 5),
-            capacity=5,
-            beam_size=2,
-            length_penalty=0.6,
-            bos_id=2,
-            eos_id=1,
-            pad_id=0,
+            **lengths | inputs,
         )
         return result.tokens, result.scores
 
@@ -475,9 +470,14 @@ def test_transformation(name, transformation):
     transformation(build(name))
 
 
+def forbid(tokens, logits, context):
+    return logits.at[:, :, tokens].set(-jnp.inf)
+
+
+FORBIDDEN = jax.tree_util.Partial(forbid, np.array([4, 9]))
 SEARCHES = [
-    BeamSearch(beam_size=4, diversity_groups=2, diversity_penalty=0.5, no_repeat_ngram=2),
-    Sampling(num_samples=2, top_p=0.9, min_length=3),
+    BeamSearch(beam_size=4, diversity_groups=2, no_repeat_ngram=2, constraints=(FORBIDDEN,)),
+    Sampling(num_samples=2, top_p=0.9, min_length=3, constraints=(FORBIDDEN,)),
 ]
 
 
@@ -485,30 +485,5 @@ SEARCHES = [
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
 def test_search_on_an_explicit_mesh(search):
     """Lists, and what is derived from them, take the layout of the cache."""
-    model = Transformer(dataclasses.replace(CONFIG, num_layers=1))
-    params = random_params(model, TOKENS, TOKENS)
-
-    def forbid(tokens, logits, context):
-        return logits.at[:, :, tokens].set(-jnp.inf)
-
-    constraint = jax.tree_util.Partial(forbid, np.array([4, 9]))
-    search = dataclasses.replace(search, bos_id=2, eos_id=1, pad_id=0, constraints=(constraint,))
-
-    @jax.jit
-    def tokens(params, sources):
-        variables, sizes = {"params": params}, {"num_beams": search.num_hypotheses, "capacity": 6}
-        cache = model.apply(variables, sources, **sizes, method="start")
-        return search(
-            lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
-            cache,
-            max_lengths=[6, 5] * 4,
-            capacity=6,
-            prefix=[[3, 0], [5, 6], [0, 0], [7, 0]] * 2,
-            sentence_ids=jnp.arange(8),
-        ).tokens
-
-    expected, mesh = np.asarray(tokens(params, TOKENS)), mesh_of(AxisType.Explicit)
-    with set_mesh(mesh):
-        sources = jax.device_put(TOKENS, NamedSharding(mesh, PartitionSpec("data")))
-        found = tokens(jax.device_put(params, NamedSharding(mesh, PartitionSpec())), sources)
-    np.testing.assert_array_equal(found, expected)
+    inputs = {"max_lengths": [5, 4] * 4, "prefix": [[3, 0], [5, 6], [0, 0], [7, 0]] * 2}
+    explicit_mesh(of_search(search, **inputs, sentence_ids=jnp.arange(8)))

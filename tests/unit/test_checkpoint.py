@@ -249,6 +249,12 @@ class TestBesideATrainer:
             Checkpoints(directory).restore(make_state(0))
 
 
+def test_an_error_that_is_not_damage_keeps_its_name(directory, monkeypatch):
+    monkeypatch.setattr(Checkpoints, "_restore", lambda *_: {}["mesh"])
+    with pytest.raises(UserError, match="is as it was saved, but cannot be restored: KeyError: 'm"):
+        Checkpoints(directory).restore(make_state(0))
+
+
 def test_a_mismatch_is_described(tmp_path):
     good = {"params": {"w": np.ones((2, 3), np.float32)}, "n": np.int32(1)}
     other = np.ones((1, 3), jnp.bfloat16)

@@ -58,7 +58,7 @@ def did_you_mean(
       name: The unknown name.
       known: All names that would be right.
       otherwise: What to say if none of them resembles it.
-      meaning: Returns what to suggest for the name that does.
+      meaning: Returns the suggestion for the name that resembles it.
     """
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {meaning(close[0])}?" if close else otherwise
@@ -124,7 +124,7 @@ def exit_code(command: Callable[[], None]) -> int:
 
 
 def missing_device(error: object = "") -> str | None:
-    """Returns why JAX, if it is imported, can use no device, also if an error says so; or None."""
+    """Returns a message if JAX is imported and has no device, or ``error`` says so; else None."""
     if (jax := sys.modules.get("jax")) is None:
         return None
     try:

@@ -32,7 +32,7 @@ _UNSUPPORTED = {
 
 
 class PathError(UserError, argparse.ArgumentTypeError):
-    """A path that is not on a local disk, or names something that is not to be written.
+    """A path that is not on a local disk, or names a model that must not be changed.
 
     It is also an ``ArgumentTypeError``, so that argparse prints the message unchanged.
     """
@@ -77,7 +77,7 @@ def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the workdir of a run to write.
 
     Raises:
-      PathError: It is "pretrained", which readers would take for another model.
+      PathError: It is "pretrained", the name of the model that comes with jaxformer.
     """
     if workdir == pretrained.NAME:
         raise PathError(

@@ -16,7 +16,7 @@ from jaxtyping import Array, PyTree
 
 @contextlib.contextmanager
 def global_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Replaces the mesh of ``jax.set_mesh``, if the caller has set one, by another or by none."""
+    """Replaces the caller's mesh of ``jax.set_mesh``, if there is one, by another or by none."""
     if jax.sharding.get_abstract_mesh().empty:
         yield
         return
@@ -43,15 +43,15 @@ def _take(table: Array, ids: Array) -> Array:
 def map_rows(
     function: Callable[..., PyTree], replicated: PyTree, *rows: PyTree, total: bool = False
 ) -> PyTree:
-    """Calls ``function(replicated, *rows)``, on each device's own rows on an explicit mesh.
+    """Calls ``function(replicated, *rows)``; on an explicit mesh, with each device's own rows.
 
     JAX cannot look up, scatter or split rows of arrays whose layout is explicit.
 
     Args:
       function: Takes replicated arrays and rows.
       replicated: Arrays that every device gets whole; gathered if they are sharded.
-      *rows: Arrays whose leading axes are sharded like the first array's, and scalars.
-      total: Return the sums of the results over the devices, a tuple; otherwise results have the
+      *rows: Arrays, resharded along their leading axes like the first one, and scalars.
+      total: Return a tuple of the results, summed over the devices; otherwise the result has the
         structure and the layout of ``rows[0]``.
     """
     leaves, structure = jax.tree.flatten(rows)
@@ -81,15 +81,15 @@ def map_rows(
 
 
 def expand_like(array: Array, like: Array) -> Array:
-    """Returns an array with leading axes of size 1, as many axes as ``like`` has.
+    """Returns the array with leading axes of size 1, so that it has the rank of ``like``.
 
-    JAX adds them by itself, except under ``jax_numpy_rank_promotion="raise"``.
+    JAX adds these axes itself, except under ``jax_numpy_rank_promotion="raise"``.
     """
     return jax.lax.expand_dims(array, range(like.ndim - array.ndim))
 
 
 def rows_like(array: Array, *others: Array) -> Array:
-    """Returns an array with rows like the first of the others that an explicit mesh shards."""
+    """Returns the array with rows sharded like the first of ``others`` with explicit sharding."""
     axes = (axis for other in others for axis in jax.typeof(other).sharding.spec[:1])
     axis = next((axis for axis in axes if axis is not None), None)
     return array if axis is None else jax.sharding.reshard(array, PartitionSpec(axis))

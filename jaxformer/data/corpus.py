@@ -38,11 +38,11 @@ class DataConfig:
         that comes with jaxformer. None takes the one of ``training.init_from``, and without that
         learns one from the training text, as "new" does.
       user_defined_symbols: Placeholders, such as "<name>,<url>". Each is one token on both sides,
-        as with the option of spm_train. A tokenizer that is given must have them.
+        as with the option of spm_train. An existing ``tokenizer`` must have them.
       pretokenizer: "moses" normalizes punctuation and separates it from words, as Moses' scripts
         do; see :mod:`jaxformer.data.moses_tokenizer`. "none" leaves text unchanged.
       lowercase: Convert all text to lower case; needs a pretokenizer.
-      detokenize: Join the words of translations to text again; False leaves words and escapes.
+      detokenize: Detokenize translations to plain text; False leaves Moses' words and escapes.
       batching: "buckets" groups pairs of similar length as the paper does; "packing" puts several
         pairs into one row.
       tokens_per_batch: Upper limit of source tokens, and of target tokens, in one global batch,

@@ -142,7 +142,7 @@ class MarianTokenizer(Tokenizer):
 
 
 def load_tokenizer(path: pathlib.Path) -> Tokenizer:
-    """Reads a tokenizer of any kind, distinguished by its first bytes.
+    """Reads a tokenizer of any kind, recognized by its first bytes.
 
     Raises:
       UserError: There is no such file, or it is not a tokenizer.

@@ -1,7 +1,7 @@
-"""SentencePiece on text that is prepared as Moses' scripts do it, as in much published work.
+"""SentencePiece on text preprocessed with Moses' scripts, as in much published work.
 
-The steps are ``lowercase.perl``, ``normalize-punctuation.perl`` and ``tokenizer.perl``, in the
-ports of ``sacremoses``. Apostrophes, quotation marks and others are escaped, as in ``&apos;s``.
+The steps are ``lowercase.perl``, ``normalize-punctuation.perl`` and ``tokenizer.perl``, as ported
+by ``sacremoses``. Apostrophes and some other characters are escaped, as in ``&apos;s``.
 """
 
 import base64
@@ -29,10 +29,10 @@ class Preparation:
     """Options of Moses' scripts.
 
     Attributes:
-      source_language: Language code, which selects the rules.
-      target_language: Language code.
+      source_language: Language code of the source, which selects the rules.
+      target_language: Language code of the target.
       lowercase: Convert to lower case.
-      detokenize: Join the words of outputs to text; otherwise outputs are words with escapes.
+      detokenize: Detokenize outputs to plain text; otherwise they are words with escapes.
     """
 
     source_language: str
@@ -55,7 +55,7 @@ class Preparation:
         return self._words(text, self.target_language)
 
     def output(self, words: str) -> str:
-        """Returns the text of an output."""
+        """Returns the text of an output, detokenized unless ``detokenize`` is False."""
         if not self.detokenize:
             return words
         return _detokenizer(self.target_language).detokenize(words.split())
@@ -81,14 +81,14 @@ class PreparedCorpus:
             yield self._preparation.source(source), self._preparation.target(target)
 
     def fingerprint(self, split: str) -> str:
-        """Returns a hash of the split and of the preparation, with the version of sacremoses."""
+        """Returns a hash of the split, the preparation and the version of sacremoses."""
         version = importlib.metadata.version("sacremoses")
         parts = (self._corpus.fingerprint(split), version, self._preparation)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 class MosesTokenizer(Tokenizer):
-    """A tokenizer for prepared text. It prepares texts itself, and joins the words of outputs.
+    """A tokenizer that prepares text with Moses' scripts before encoding, and detokenizes outputs.
 
     The serialized form is a JSON object with the options and the SentencePiece model.
 

@@ -1,7 +1,7 @@
 """Normalization of text to the characters of a training text, for SentencePiece.
 
-A model knows nothing about other characters, and one of them can spoil a translation. Unicode's
-NFKC would go further, and turn "½" into "1/2" in references, too.
+A model knows nothing about other characters, and a single one can spoil a translation. Unicode's
+NFKC would change too much: it turns "½" into "1/2", also in references.
 """
 
 import functools
@@ -15,17 +15,17 @@ from jaxformer.data.characters import BLANKS, INVISIBLE, KINDS, SHAPING
 
 # Compatibility forms that change the meaning: 10² is not 102.
 _DISTINCT = ("<super>", "<sub>", "<fraction>", "<circle>")
-# Apostrophes, quotation marks and dashes that are typed for each other, the most common first.
+# Apostrophes, quotation marks and dashes used for one another, the most common first.
 _ALIKE = ("'\u2019\u2018\u201b\u02bc\u00b4`", '"”“„‟«»', "-\u2010\u2011\u2012\u2013—―\u2212")
 
 
 def normalization_rules(alphabet: set[str]) -> dict[str, str]:
     r"""Returns the strings to replace, and their replacements.
 
-    Blanks become spaces, and invisible characters are removed, except for joiners and variation
-    selectors of the alphabet. Sequences become the character of the alphabet that they compose, as
-    in NFC. Other characters become a compatible form, as in NFKC, or a similar quotation mark or
-    dash, if the alphabet has it.
+    Whitespace becomes a space, and invisible characters are removed, except for joiners and
+    variation selectors of the alphabet. Sequences become the character of the alphabet that they
+    compose, as in NFC. Characters outside the alphabet become a compatible form, as in NFKC, or a
+    similar quotation mark or dash, if the alphabet has it.
 
     >>> rules = normalization_rules(set("fié?"))
     >>> [rules[text] for text in ("\u00a0", "\u200b", "e\u0301", "ﬁ", "\uff1f")]
@@ -46,14 +46,14 @@ def normalization_rules(alphabet: set[str]) -> dict[str, str]:
 
 
 def visible(text: str) -> str:
-    """Returns what readers see of a text: its NFKD without blanks and invisible characters."""
+    """Returns the visible characters of a text, in the form NFKD, without whitespace."""
     unseen = _unseen()
     return "".join(c for c in unicodedata.normalize("NFKD", text) if c != " " and c not in unseen)
 
 
 @functools.cache
 def _unseen() -> dict[str, str]:
-    """Returns a space for each blank, and nothing for each invisible character except NUL."""
+    """Returns a space for each whitespace character, and "" for each invisible one but NUL."""
     text = "".join(map(chr, range(1, sys.maxunicode + 1)))  # SentencePiece has no rules for NUL.
     return {
         character: " " if kind in BLANKS else ""
@@ -63,7 +63,7 @@ def _unseen() -> dict[str, str]:
 
 
 def _decompositions(character: str) -> Iterator[str]:
-    """Yields canonically equivalent sequences, with marks in any equivalent order."""
+    """Yields the canonically equivalent sequences, with combining marks in every valid order."""
     base, *marks = unicodedata.normalize("NFD", character)
     for order in itertools.permutations(marks):
         for count in range(len(order)):
@@ -75,7 +75,7 @@ def _decompositions(character: str) -> Iterator[str]:
 
 @functools.cache
 def _similar() -> list[tuple[str, str]]:
-    """Returns characters and forms of each that may replace it, the best first."""
+    """Returns pairs of a character and a form that may replace it, the best form first."""
     found = [pair for group in _ALIKE for pair in itertools.permutations(group, 2)]
     for character in map(chr, range(0x80, sys.maxunicode + 1)):
         kind = unicodedata.decomposition(character).partition(" ")[0]

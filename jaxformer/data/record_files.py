@@ -48,7 +48,7 @@ class RecordCorpus:
         """Takes the format of all files, and the languages, which are names of columns."""
         self._languages = (source_language, target_language)
         self._open, self._rows, self._count = _FORMATS[file_format]
-        # No file is both of the other formats, whose fingerprints are as in 0.2.0.
+        # Fingerprints of Parquet and JSONL, which no file can both be, stay as in 0.2.0.
         self._kind = ("tsv",) if file_format == "tsv" else ()
         self._counts: dict[pathlib.Path, int] = {}
 
@@ -80,7 +80,8 @@ class RecordCorpus:
         """
         digests = []
         for path in _paths(split):
-            # Checks the format: the cache may have a store of the same bytes in their own format.
+            # Checks the format, since the cache may have the tokens of the same file from a run
+            # with the right format.
             with self._open(path), readable(path), path.open("rb") as stream:
                 digests.append(hashlib.file_digest(stream, "sha256"))
         identity = (*self._languages, combined(digests), *self._kind)

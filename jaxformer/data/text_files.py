@@ -22,7 +22,7 @@ from jaxformer.files import readable
 
 # A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
 _LONGEST_LINE = 1_000_000
-# Endings of names of files that are decompressed, and the formats.
+# File name endings of compressed text, and the formats.
 COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 # First bytes of files that are not UTF-8 text, and the program that makes text of them.
@@ -133,7 +133,7 @@ def byte_order_notes(paths: Iterable[pathlib.Path]) -> list[str]:
 
 
 def check_format(head: bytes, name: str) -> None:
-    """Checks that a text, which begins with ``head``, is UTF-8 and not in another format.
+    """Checks that a text that begins with ``head`` is UTF-8 and not in another format.
 
     Raises:
       UserError: It is in another format, or none of several lines is UTF-8.
@@ -150,7 +150,7 @@ def check_format(head: bytes, name: str) -> None:
 
 
 def _wide_encoding(head: bytes) -> str | None:
-    """Returns the encoding of text in two or four bytes a character, if this is such a text."""
+    """Returns the encoding of a text in UTF-16 or UTF-32 without byte-order mark, else None."""
 
     def ascii_characters(encoding: str) -> int:
         return sum("\0" < character < "\x80" for character in head.decode(encoding, "replace"))
@@ -206,7 +206,7 @@ def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def open_bytes(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Opens a text file to read bytes, decompressed if its name ends as in ``COMPRESSED``.
+    """Opens a text file to read bytes, decompressed if its suffix is in ``COMPRESSED``.
 
     Raises:
       UserError: The file cannot be opened, cannot be read while it is open, or is not text.
@@ -263,7 +263,7 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
     """Returns the path, or the path of the same file compressed.
 
     Raises:
-      UserError: None exists, or it is not a file.
+      UserError: None of them exists, or one is not a file.
     """
     for suffix in ("", *COMPRESSED):
         if found := regular_file(path.with_name(path.name + suffix)):

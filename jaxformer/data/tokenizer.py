@@ -54,7 +54,8 @@ class Tokenizer:
       target_vocab_size: Number of ids up to the last one that a target can have.
       serialized: The SentencePiece model, as in its file.
       sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
-      language_codes: Codes of target languages, such as ">>deu<<", of imported models with several.
+      language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
+        with several target languages.
     """
 
     language_codes: tuple[str, ...] = ()
@@ -154,7 +155,7 @@ class Tokenizer:
         return [[self._symbols.get(symbol, UNK) for symbol in split_spaces(text)] for text in texts]
 
     def unknown_characters(self, text: str) -> str:
-        """Returns the characters of a sentence that are encoded as bytes or UNK, each once."""
+        """Returns the distinct characters of a sentence that are encoded as bytes or UNK."""
 
         def is_unknown(text: str) -> bool:
             return any(i == UNK or _BYTE.fullmatch(self.piece(i)) for i in self.encode(text))
@@ -224,8 +225,8 @@ def train_tokenizer(
     """Learns a byte-pair encoding. The same lines give the same tokenizer, bit for bit.
 
     The tokenizer normalizes all text, sources and targets alike, to the characters of these lines;
-    see :func:`~jaxformer.data.normalization.normalization_rules`. It merges runs of blanks into one
-    space. Translations therefore have neither U+00A0 nor invisible characters.
+    see :func:`~jaxformer.data.normalization.normalization_rules`. It merges runs of
+    whitespace into one space. Translations therefore have neither U+00A0 nor invisible characters.
 
     Args:
       lines: Sentences of both languages. A fixed sample is used of more than two million.
@@ -258,7 +259,7 @@ def train_tokenizer(
 
 
 def _train_normalized(lines: Sequence[str], vocab_size: int, **options: Any) -> bytes:
-    """Returns the model of :func:`train_byte_pair_model` that normalizes by the rules of the lines.
+    """Calls :func:`train_byte_pair_model` with normalization rules for the characters of the lines.
 
     Raises:
       RuntimeError: SentencePiece refuses the size.
@@ -270,8 +271,8 @@ def _train_normalized(lines: Sequence[str], vocab_size: int, **options: Any) -> 
         file.flush()
         options["normalization_rule_tsv"] = file.name
         model = train_byte_pair_model(iter(lines), vocab_size, **options)
-    # The model must not depend on the file's name. Of a field that occurs twice in a protocol
-    # buffer, the last value is read: normalizer_spec.normalization_rule_tsv is empty.
+    # The model must not depend on the file's name. A protocol buffer keeps the last value of a
+    # field that occurs twice, so this makes normalizer_spec.normalization_rule_tsv empty.
     return open_processor(model + b"\x1a\x02\x32\x00").serialized_model_proto()
 
 
@@ -357,7 +358,7 @@ def _byte_pieces(character: str) -> str:
 
 
 def split_spaces(text: str) -> list[str]:
-    """Returns the words between spaces; other blanks, such as tabs and U+00A0, belong to a word."""
+    """Returns the words between spaces; other whitespace, such as U+00A0, belongs to a word."""
     return [word for word in text.split(" ") if word]
 
 

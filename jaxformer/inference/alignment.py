@@ -48,8 +48,8 @@ def align(
 ) -> list[list[tuple[int, int]]]:
     """Aligns every target word with a source word.
 
-    Words are separated by spaces and numbered from 0; other blanks, such as tabs and U+00A0, belong
-    to a word. An ensemble averages the attention of its models.
+    Words are separated by spaces and numbered from 0; other whitespace, such as tabs and U+00A0,
+    belongs to a word. An ensemble averages the attention of its models.
 
     Args:
       translator: The model or ensemble.

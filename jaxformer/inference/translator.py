@@ -300,7 +300,7 @@ class Translator:
           place: Location of the sentence for error messages.
 
         Raises:
-          UserError: The sentence is too long, no valid Unicode, or has an unknown language code.
+          UserError: The sentence is too long, not valid Unicode, or has an unknown language code.
         """
         if isinstance(self.tokenizer, MarianTokenizer) and isinstance(text, str):
             self.tokenizer.check_language(text, place)

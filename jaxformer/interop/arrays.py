@@ -139,7 +139,7 @@ def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads a state dictionary that ``torch.save`` wrote, such as pytorch_model.bin, as float32.
 
     Such a file has a pickle, which is a program. PyTorch reads it with ``weights_only=True``, which
-    runs none of it.
+    refuses everything but tensors and plain containers.
 
     Raises:
       UserError: The file cannot be read, is damaged or holds something other than tensors of

@@ -14,7 +14,7 @@ from jaxformer.interop.marian_config import read_object
 HUB = "https://huggingface.co"
 _NEEDED = ("config.json", "source.spm", "target.spm", "vocab.json")
 _OPTIONAL = ("generation_config.json", "tokenizer_config.json")
-# The first that the hub has; only the second needs PyTorch.
+# The first of these that the hub has is downloaded; only the second needs PyTorch.
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _MOST_WEIGHTS_BYTES = 8 << 30
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -64,7 +64,7 @@ def embed_tokens(
       tokens: Token ids.
       encodings: Encoding of every position, sinusoidal or learned.
       positions: Position of every token; 0, 1, ... when None. In an export for any length,
-        positions without an encoding give NaN.
+        tokens at positions without an encoding give NaN.
       capacity: Number that all positions are less than; the number of encodings when None.
 
     Raises:

@@ -26,7 +26,7 @@ def sinusoidal_positions(
     Args:
       length: Number of positions, T.
       d_model: Width of the embeddings, even.
-      dtype: Dtype that they are rounded to.
+      dtype: Dtype of the result.
 
     Raises:
       UserError: ``d_model`` is odd or not positive, or ``length`` is negative.

@@ -45,7 +45,7 @@ def at_least_float32(*arrays: PyTree) -> str:
 def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     """Returns the dtype of inputs and parameters of a matmul that is not quantized.
 
-    If one of these arrays is float64, "float32" stands for it.
+    If one of these arrays is float64, "float32" means float64.
 
     Raises:
       UserError: There is no such compute dtype.

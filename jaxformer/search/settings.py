@@ -36,7 +36,8 @@ class SearchSettings:
       penalty: Divisor of the log probability of n tokens: "gnmt" ((5 + n) / 6)^alpha as in the
         paper, "power" n^alpha, "none" 1. See :mod:`jaxformer.search.penalties`.
       max_extra_length: With a source sentence, a hypothesis has at most this many tokens more than
-        the source, or ``min_length`` + 1. Callers pass this to the search as ``max_lengths``.
+        the source, or ``min_length`` + 1 more if that is larger. Callers pass this to the search
+        as ``max_lengths``.
       max_length: Maximum number of tokens of a hypothesis, EOS included; None for the caller's
         ``max_lengths`` only.
       min_length: Minimum number of tokens before EOS. Limits take precedence: a hypothesis with a
@@ -90,7 +91,7 @@ class SearchSettings:
 
     @property
     def extra_length(self) -> int:
-        """Maximum number of tokens more than the source, with room for ``min_length``."""
+        """Maximum number of tokens more than the source, at least ``min_length`` + 1."""
         return max(self.max_extra_length, self.min_length + 1)
 
 

@@ -359,9 +359,9 @@ class Run:
     def evaluate(self, step: int, state: TrainState) -> dict[str, float] | None:
         """Returns the values of a validation, or None if it was stopped.
 
-        A validation that fails ends the run if none succeeded before. A later one is reported, and
-        training continues. With several processes it ends the run: the others wait for the failed
-        one in the middle of a computation.
+        A validation that fails ends the run if none succeeded before. A later failure is reported,
+        and training continues. With several processes, every failure ends the run: the others wait
+        for the failed process in the middle of a computation.
         """
         failures = []
 
@@ -552,7 +552,7 @@ def _log_summary(reporter: Reporter, task: Task, mesh: Mesh, state: TrainState) 
 def _other_hyperparameters(
     optimizer: optax.GradientTransformation, state: TrainState
 ) -> Iterator[str]:
-    """Yields a line for each injected hyperparameter that was given another value than it keeps."""
+    """Yields a line for each injected hyperparameter whose saved value replaces another one."""
 
     def injected(opt_state: PyTree) -> list[dict[str, Any]]:
         nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: hasattr(node, "hyperparams"))

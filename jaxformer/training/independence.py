@@ -12,9 +12,9 @@ from jaxformer.training.mesh import AXES, DATA_AXIS, num_batch_shards, replicate
 from jaxformer.training.step import global_sums, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
-# Relative difference that rounding explains, also of bfloat16.
+# Largest relative difference that rounding explains, also in bfloat16.
 _ROUNDING = 5e-3
-# The program runs once, so that it should be compiled fast.
+# The program runs only once, so compile time matters more than run time.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -23,7 +23,7 @@ def describe_dependence(
 ) -> str:
     """Describes how the loss of a few rows depends on shards and micro-batches; "" if it does not.
 
-    Only one row of each micro-batch of a shard is computed, so that all of them fit into one.
+    Takes only one row of each micro-batch of each shard, so that one batch can hold all of them.
     """
     if mesh.shape[DATA_AXIS] * gradient_accumulation == 1 or jax.config.jax_disable_jit:
         return ""

@@ -206,9 +206,9 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
     """Returns the sharding of every array of an optimizer's state.
 
     An array whose path ends with a parameter's path, and which has the parameter's shape, is
-    sharded like the parameter: Adam's moments, for instance, also of one layer of a stack, whose
-    index in the path takes the place of the layer axis. All others are replicated: counts, and the
-    row and column statistics of Adafactor.
+    sharded like the parameter: Adam's moments, for instance. So is an array of one layer of a
+    stack, which has the layer's index in its path instead of the layer axis. All others are
+    replicated: counts, and the row and column statistics of Adafactor.
 
     Args:
       mesh: Mesh from :func:`make_mesh`.

@@ -1,4 +1,4 @@
-"""Optax transformations that treat every layer of a stack as parameters of its own."""
+"""Optax transformations applied to each layer of a stack separately."""
 
 import operator
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from jaxformer.training.optimizer import path_of
 def per_layer(
     optimizer: optax.GradientTransformation, *stacks: str
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer that treats every layer of a stack as parameters of its own.
+    """Returns an optimizer that is applied to each layer of a stack separately.
 
     A :class:`~jaxformer.Stack` keeps a parameter of all its layers in one array, with a leading
     layer axis. Rules that depend on the rank, norm or mean of an array need this wrapper:
     ``optax.contrib.muon``, LAMB, Adafactor, masks by ``ndim``, and others. The optimizer, its state
-    and functions for masks and labels get a tuple of layers in place of a stack.
+    and its functions for masks and labels have a tuple of layers in place of each stack.
 
     Args:
       optimizer: Any gradient transformation.

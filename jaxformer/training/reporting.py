@@ -60,7 +60,7 @@ class Reporter:
             self._metrics.close()
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """Passes a report to all writers, but for a user's writer that an earlier run passed it."""
+        """Passes a report to all writers, except to user writers that got it before a resume."""
         if not self._record(step, kind, values):
             return
         cut = self._metrics.cut if self._metrics is not None else ()
@@ -69,7 +69,7 @@ class Reporter:
                 self._call(writer, writer.write, step, kind, dict(values))
 
     def failed_validation(self, step: int, error: Exception) -> None:
-        """Reports the error of a validation that failed, with the traceback of a bug."""
+        """Reports the error of a failed validation, with a traceback unless it is a UserError."""
         cause = f"{type(error).__name__}: {error}".split("\n")[0]
         if not self._record(step, "failed_validation", {"error": cause}):
             self._terminal.write(step, "failed_validation", {"error": cause})

@@ -49,8 +49,8 @@ class FitConfig:
       keep_checkpoints: Number of newest checkpoints to keep, for averaging. The best one is kept
         too.
       best_metric: Name of the value of a validation that selects the best checkpoint, such as
-        "bleu" or "loss"; None takes the task's. Values of your own need a direction:
-        "reward:max", "error:min".
+        "bleu" or "loss"; None takes the task's. Metrics of your own need a
+        direction: "reward:max", "error:min".
       patience: Number of validations in a row without a better value after which the run ends; 0
         trains for all steps.
       stall_timeout: Seconds without progress after which a process counts as stuck. A run of

@@ -393,7 +393,7 @@ def local_gradients(
 def global_sums(
     loss: Loss, mesh: Mesh, gradient_accumulation: int
 ) -> Callable[[PyTree, PyTree, Array], Sums]:
-    """Returns a function that sums over all shards and micro-batches, as a step with this key."""
+    """Returns a function that sums a loss over all shards and micro-batches, as a step does."""
 
     def sums_on_shard(params: PyTree, batch: PyTree, key: Array) -> Sums:
         if gradient_accumulation == 1:
@@ -408,7 +408,7 @@ def global_sums(
 
 
 def _micro_batches(rows: PyTree, count: int) -> PyTree:
-    """Stacks micro-batches; strided, so that each has rows of every device."""
+    """Stacks micro-batches; strided, so that each one has rows of every device."""
     return jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), rows)
 
 

@@ -245,8 +245,10 @@ class Poisoned(Translation):
         source, loss = self._data.train[int(place)][0].astype(np.int32), super().loss
 
         def poisoned(params, batch, randomness):
-            sums = loss(params, batch, randomness)
-            found = jnp.all(batch.src[:, : len(source)] == source, axis=1).any()
+            sums, begin = loss(params, batch, randomness), batch.src[:, : len(source)]
+            if begin.shape[1] < len(source):  # Batches of validation can be shorter.
+                return sums
+            found = jnp.all(begin == source, axis=1).any()
             return sums | {"loss": sums["loss"] * jnp.where(found, jnp.nan, 1.0)}
 
         return poisoned

@@ -25,7 +25,7 @@ from jaxformer.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Preparation:
+class Preprocessing:
     """Options of Moses' scripts.
 
     Attributes:
@@ -66,24 +66,24 @@ class Preparation:
         return " ".join(scripts.tokenize(normalizer.normalize(text)))
 
 
-class PreparedCorpus:
-    """The prepared sentence pairs of a corpus, to learn a vocabulary from."""
+class PreprocessedCorpus:
+    """The preprocessed sentence pairs of a corpus, to learn a vocabulary from."""
 
     target_symbols = False
 
-    def __init__(self, corpus: Corpus, preparation: Preparation) -> None:
+    def __init__(self, corpus: Corpus, preprocessing: Preprocessing) -> None:
         self._corpus = corpus
-        self._preparation = preparation
+        self._preprocessing = preprocessing
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Yields the prepared pairs of a split."""
+        """Yields the preprocessed pairs of a split."""
         for source, target in self._corpus.pairs(split):
-            yield self._preparation.source(source), self._preparation.target(target)
+            yield self._preprocessing.source(source), self._preprocessing.target(target)
 
     def fingerprint(self, split: str) -> str:
-        """Returns a hash of the split, the preparation and the version of sacremoses."""
+        """Returns a hash of the split, the preprocessing and the version of sacremoses."""
         version = importlib.metadata.version("sacremoses")
-        parts = (self._corpus.fingerprint(split), version, self._preparation)
+        parts = (self._corpus.fingerprint(split), version, self._preprocessing)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -93,7 +93,7 @@ class MosesTokenizer(Tokenizer):
     The serialized form is a JSON object with the options and the SentencePiece model.
 
     Attributes:
-      preparation: The options.
+      preprocessing: The options.
     """
 
     def __init__(self, serialized: bytes) -> None:
@@ -104,7 +104,7 @@ class MosesTokenizer(Tokenizer):
         """
         try:
             values = json.loads(serialized)
-            self.preparation = Preparation(**values["moses"])
+            self.preprocessing = Preprocessing(**values["moses"])
             super().__init__(base64.b64decode(values["sentencepiece"], validate=True))
         except (LookupError, TypeError, ValueError, RecursionError, binascii.Error) as error:
             raise UserError(f"expected a Moses tokenizer, a JSON object: {error}") from None
@@ -112,27 +112,27 @@ class MosesTokenizer(Tokenizer):
         self.sha256 = hashlib.sha256(serialized).hexdigest()
 
     @classmethod
-    def assemble(cls, preparation: Preparation, model: bytes) -> "MosesTokenizer":
+    def assemble(cls, preprocessing: Preprocessing, model: bytes) -> "MosesTokenizer":
         """Creates a tokenizer from its options and a serialized SentencePiece model."""
         encoded = base64.b64encode(model).decode()
-        values = {"moses": dataclasses.asdict(preparation), "sentencepiece": encoded}
+        values = {"moses": dataclasses.asdict(preprocessing), "sentencepiece": encoded}
         return cls(json.dumps(values).encode())
 
     def encode(self, text: str) -> list[int]:
         check_text(text, "text")
-        return super().encode(self.preparation.source(text))
+        return super().encode(self.preprocessing.source(text))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return super().encode_batch([*map(self.preparation.source, check_texts(texts, "texts"))])
+        return super().encode_batch([*map(self.preprocessing.source, check_texts(texts, "texts"))])
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return super().encode_batch([*map(self.preparation.target, check_texts(texts, "texts"))])
+        return super().encode_batch([*map(self.preprocessing.target, check_texts(texts, "texts"))])
 
     def unknown_characters(self, text: str) -> str:
-        return super().unknown_characters(self.preparation.source(text))
+        return super().unknown_characters(self.preprocessing.source(text))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        return self.preparation.output(super().decode(ids))
+        return self.preprocessing.output(super().decode(ids))
 
 
 @functools.cache

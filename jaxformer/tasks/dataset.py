@@ -99,9 +99,9 @@ def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
     options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
     if data.pretokenizer == "none":
         return cached_tokenizer(corpus, data.train, size, cache, **options)
-    from jaxformer.data.moses_tokenizer import MosesTokenizer, Preparation, PreparedCorpus
+    from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing
 
-    preparation = Preparation(
+    preprocessing = Preprocessing(
         source_language=data.source_language,
         target_language=data.target_language,
         lowercase=data.lowercase,
@@ -109,9 +109,9 @@ def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
     )
     # As in subword-nmt, the pieces of a word may mix letters, digits and punctuation.
     options |= {"split_by_unicode_script": False, "split_by_number": False}
-    prepared = PreparedCorpus(corpus, preparation)
-    learned = cached_tokenizer(prepared, data.train, size, cache, **options)
-    return MosesTokenizer.assemble(preparation, learned.serialized)
+    preprocessed = PreprocessedCorpus(corpus, preprocessing)
+    learned = cached_tokenizer(preprocessed, data.train, size, cache, **options)
+    return MosesTokenizer.assemble(preprocessing, learned.serialized)
 
 
 def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorpus) -> None:

@@ -41,7 +41,7 @@ def describe_dependence(
         f"the loss of the same rows is {whole:.4g} in one batch, but {split:.4g} in the shards and "
         "micro-batches of this run. Return sums over independent rows, with random numbers from "
         "randomness.row_ids. A loss over the whole batch needs jax.lax.all_gather over 'data', or "
-        "mesh.data=1, and gradient_accumulation=1; see docs/training.md"
+        "a mesh with data=1, and gradient_accumulation=1; see docs/training.md"
     )
 
 

@@ -1,11 +1,11 @@
-"""Tokenizers for prepared text, with the words that Moses' Perl scripts make."""
+"""Tokenizers for preprocessed text, with the words that Moses' Perl scripts make."""
 
 import json
 
 import pytest
 
 from jaxformer.data.marian_tokenizer import load_tokenizer
-from jaxformer.data.moses_tokenizer import MosesTokenizer, Preparation, PreparedCorpus
+from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing
 from jaxformer.data.tokenizer import cached_tokenizer
 from jaxformer.errors import UserError
 
@@ -15,7 +15,7 @@ WORDS = [
     ("look !", "schau !"),
 ]
 LANGUAGES = {"source_language": "en", "target_language": "de"}
-LOWERCASE = Preparation(**LANGUAGES, lowercase=True)
+LOWERCASE = Preprocessing(**LANGUAGES, lowercase=True)
 
 
 class Corpus:
@@ -28,15 +28,15 @@ class Corpus:
         return split
 
 
-def test_text_is_prepared_and_words_are_joined(tmp_path):
-    corpus = PreparedCorpus(Corpus(), LOWERCASE)
+def test_text_is_preprocessed_and_words_are_joined(tmp_path):
+    corpus = PreprocessedCorpus(Corpus(), LOWERCASE)
     assert list(corpus.pairs("train")) == WORDS
-    cased = PreparedCorpus(Corpus(), Preparation(**LANGUAGES))
+    cased = PreprocessedCorpus(Corpus(), Preprocessing(**LANGUAGES))
     assert corpus.fingerprint("train") != cased.fingerprint("train")
     learned = cached_tokenizer(corpus, "train", 300, tmp_path, split_by_unicode_script=False)
-    words = Preparation(**LANGUAGES, lowercase=True, detokenize=False)
-    for preparation, output in ((LOWERCASE, 'der "hund" ist nicht hier.'), (words, WORDS[0][1])):
-        MosesTokenizer.assemble(preparation, learned.serialized).save(tmp_path / "tokenizer.model")
+    words = Preprocessing(**LANGUAGES, lowercase=True, detokenize=False)
+    for options, output in ((LOWERCASE, 'der "hund" ist nicht hier.'), (words, WORDS[0][1])):
+        MosesTokenizer.assemble(options, learned.serialized).save(tmp_path / "tokenizer.model")
         tokenizer = load_tokenizer(tmp_path / "tokenizer.model")
         sources, targets = ([pair[side] for pair in PAIRS] for side in (0, 1))
         ids = [learned.encode(source) for source, _ in WORDS]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PyTree
 
 
@@ -80,12 +80,12 @@ def map_rows(
     return tuple(found) if total else jax.tree.unflatten(like, found)
 
 
-def expand_like(array: Array, like: Array) -> Array:
+def expand_like(array: ArrayLike, like: Array) -> Array:
     """Returns the array with leading axes of size 1, so that it has the rank of ``like``.
 
     JAX adds these axes itself, except under ``jax_numpy_rank_promotion="raise"``.
     """
-    return jax.lax.expand_dims(array, range(like.ndim - array.ndim))
+    return jax.lax.expand_dims(array, range(like.ndim - np.ndim(array)))
 
 
 def rows_like(array: Array, *others: Array) -> Array:

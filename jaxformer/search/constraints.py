@@ -61,7 +61,7 @@ class SearchContext(NamedTuple):
 class MinLength:
     """Forbids EOS before a hypothesis has ``n`` tokens."""
 
-    n: int
+    n: int | Int[Array, ""]
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
         end = jnp.where(context.step < self.n, -jnp.inf, logits[:, :, context.eos_id])

@@ -20,7 +20,7 @@ from jaxformer.search.settings import Penalty
 Length = TypeVar("Length", float, np.ndarray, jax.Array, list)
 
 
-def gnmt_penalty(length: Length, alpha: float) -> Length:
+def gnmt_penalty(length: Length, alpha: float | jax.Array) -> Length:
     """Returns the length penalty of Wu et al. (2016), equation 14 (section 6.1 of the paper).
 
     ``((5 + length) / 6) ** alpha``: 1 for a single token, and 1 for any length when alpha is 0.

@@ -1,6 +1,7 @@
 """Meshes over TPUs and GPUs, simulated by objects with their coordinates."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -125,7 +126,8 @@ def test_an_optimizer_state_is_sharded_by_path_and_shape():
 
 def test_the_state_of_a_layer_is_sharded_like_its_stack():
     mesh = mesh_of((1, 2, 4), jax.devices()[:8])
-    params = {"layers": {"inner": np.ones((3, 8, 8)), "bias": np.ones((3, 8))}}
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype="float32")
+    params = {"layers": {"inner": shape((3, 8, 8)), "bias": shape((3, 8))}}
     info = {"layers": {"inner": ParameterInfo((None, "d_model", "d_ff"), "matrix"), "bias": None}}
     state = jax.eval_shape(per_layer(optax.trace(0.9)).init, params)
     found = opt_state_shardings(mesh, state, params, param_shardings(mesh, params, info))

@@ -70,10 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_checks_of_settings() -> None:
     """Leaves invalid settings to the settings' own checks, whose messages the tests read."""
     if CHECKED:
-        from jaxformer import config
+        from jaxformer import config, search
 
-        for name in config.__all__:
-            kind = getattr(config, name)
+        for kind in (*map(config.__dict__.get, config.__all__), search.BeamSearch, search.Sampling):
             kind.__init__ = kind.__init__.__wrapped__
 
 

@@ -36,9 +36,9 @@ from jaxformer import (
 from jaxformer.config import to_config_dict
 from jaxformer.inference.pair_scores import score_pairs
 
-from ..profiles import NIGHTLY
+from ..profiles import CHECKED
 
-pytestmark = pytest.mark.skipif(NIGHTLY, reason="the checks of annotations come first")
+pytestmark = pytest.mark.skipif(CHECKED, reason="the checks of annotations come first")
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "workdir_8c81d1e" / "run"
 MODEL = ModelConfig(vocab_size=300, d_model=8, num_heads=2, max_length=16)

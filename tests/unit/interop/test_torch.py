@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,7 +66,7 @@ def _run(config, params, src, tgt, padding):
         return LayerNorm(1e-5).apply({"params": params[stack]["norm"]}, x)
 
     src_segments = (~padding).astype(np.int32)
-    tgt_segments = np.ones(tgt.shape[:2], np.int32)
+    tgt_segments = jnp.ones(tgt.shape[:2], jnp.int32)
     encoded = apply("encoder", src, None, segment_mask(src_segments, src_segments))
     self_mask = segment_mask(tgt_segments, tgt_segments) & causal_mask(tgt.shape[1])
     cross_mask = segment_mask(tgt_segments, src_segments)

@@ -96,7 +96,9 @@ def exit_code(command: Callable[[], None]) -> int:
     try:
         command()
     except UserError as error:
-        print(f"error: {missing_device(error) or error}", file=sys.stderr)
+        # Only the error of a failed computation can hide a missing device.
+        failed = any(isinstance(e, AssertionError | RuntimeError) for e in _contexts(error))
+        print(f"error: {(failed and missing_device(error)) or error}", file=sys.stderr)
         return 2
     except (AssertionError, RuntimeError) as error:
         if (reason := missing_device(error)) is None:
@@ -121,6 +123,13 @@ def exit_code(command: Callable[[], None]) -> int:
         print(str(stop) or "interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _contexts(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and the errors during whose handling it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__
 
 
 def missing_device(error: object = "") -> str | None:

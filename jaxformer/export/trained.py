@@ -13,7 +13,6 @@ import jax
 
 from jaxformer.config import Config, DataConfig, load_run, model_of
 from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
-from jaxformer.data.moses_tokenizer import MosesTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import model_path, write_file
@@ -136,8 +135,8 @@ class TrainedModel(NamedTuple):
         if isinstance(self.config.data, DataConfig):
             tokenizer = load_tokenizer(self.folder.tokenizer)
             found = "a model whose targets are symbols"
-            if isinstance(tokenizer, MosesTokenizer):
-                found = "a model for text that Moses' scripts prepare"
+            if type(tokenizer) not in (Tokenizer, MarianTokenizer):
+                found = f"a model with a {type(tokenizer).__name__}"
             elif tokenizer.target_vocab_size == tokenizer.vocab_size:
                 pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
                 return TextModel(_sentencepiece_files(tokenizer), pieces)

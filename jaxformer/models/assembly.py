@@ -16,12 +16,7 @@ from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
-from jaxformer.nn.positions import (
-    FixedPositions,
-    no_positions,
-    rotary_positions,
-    sinusoidal_positions,
-)
+from jaxformer.nn.positions import ENCODINGS, FixedPositions
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
@@ -44,8 +39,12 @@ class ModelConfig:
       dropout_rate: Dropout rate of sub-layer outputs and of embedding sums, ``P_drop``.
       attention_dropout_rate: Dropout rate of attention weights; the paper has none.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
-      positions: "sinusoidal" as in section 3.5, "learned" (Table 3, row E), or "rotary", which adds
-        nothing to embeddings, but rotates queries and keys of self-attention.
+      positions: "sinusoidal" as in section 3.5, "learned" (Table 3, row E), or one of three that
+        add nothing to embeddings, and act on self-attention: "rotary" rotates queries and keys,
+        "alibi" lowers scores in proportion to the distance, "relative" learns what to add to the
+        scores for each distance, as T5 does.
+      window: Most distance between a token and those that its self-attention sees, in tokens; None
+        for any. Attention then takes time and memory in proportion to the length.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" or
         "swish".
       biases: Add biases to attention projections and output logits. The paper has none; some other
@@ -75,7 +74,8 @@ class ModelConfig:
     dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.0
     norm_position: Literal["post", "pre"] = "post"
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative"] = "sinusoidal"
+    window: int | None = None
     activation: Literal["relu", "gelu", "swish"] = "relu"
     biases: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
@@ -116,6 +116,8 @@ class ModelConfig:
                     "model.target_vocab_size must be from 1 to model.vocab_size="
                     f"{self.vocab_size}, since targets use its first ids: got {size}"
                 )
+        if self.window is not None:
+            check_positive(self, "model", "window")
         if self.positions == "rotary" and self.key_size % 2:
             raise UserError(
                 "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
@@ -155,15 +157,22 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min(sorted({*small, *(number // n for n in small)}), key=lambda n: abs(n - wanted))
 
 
-def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "none") -> Stack:
+def make_stack(
+    config: ModelConfig,
+    *,
+    causal: bool = False,
+    cross_attention: bool = False,
+    remat: Remat = "none",
+) -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
     Args:
       config: The architecture.
+      causal: Whether tokens see only earlier ones.
       cross_attention: Whether the blocks also attend to a memory.
       remat: Rematerialization policy of the backward pass.
     """
-    c = config
+    c, encoding = config, ENCODINGS[config.positions]
     make_attention = functools.partial(
         MultiHeadAttention,
         num_heads=c.num_heads,
@@ -176,14 +185,20 @@ def make_stack(config: ModelConfig, *, cross_attention: bool, remat: Remat = "no
     make_norm = functools.partial(LayerNorm, c.norm_epsilon)
     make_residual = functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm)
     block = Block(
-        self_attention=make_attention(
-            encode_positions=rotary_positions if c.positions == "rotary" else None
-        ),
+        self_attention=make_attention(encode_positions=encoding.rotate),
         cross_attention=make_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype),
         make_residual=make_residual,
     )
-    return Stack(block, c.num_layers, make_norm if c.norm_position == "pre" else None, remat)
+    make_bias = encoding.make_bias
+    return Stack(
+        block,
+        c.num_layers,
+        final_norm=make_norm if c.norm_position == "pre" else None,
+        window=c.window,
+        make_bias=None if make_bias is None else functools.partial(make_bias, c.num_heads, causal),
+        remat=remat,
+    )
 
 
 def make_table(module: nn.Module, name: str, size: int, d_model: int) -> Any:
@@ -195,13 +210,11 @@ def make_table(module: nn.Module, name: str, size: int, d_model: int) -> Any:
 def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
     """Returns the encodings of ``max_length`` positions, which are added to embeddings.
 
-    They are zeros if positions are rotary.
+    They are zeros if the encoding adds nothing.
     """
-    if config.positions == "rotary":
-        return FixedPositions(no_positions, config.max_length, config.d_model)
-    if config.positions == "sinusoidal":
-        encode = functools.partial(sinusoidal_positions, dtype="float64")
-        return FixedPositions(encode, config.max_length, config.d_model)
+    encoding = ENCODINGS[config.positions]
+    if not encoding.is_learned:
+        return FixedPositions(encoding.table, config.max_length, config.d_model)
     initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
     return parameter(module, name, initializer, (config.max_length, config.d_model))
 

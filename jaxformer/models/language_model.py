@@ -1,7 +1,5 @@
 """A decoder-only language model: the decoder of section 3 without cross-attention."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -16,9 +14,9 @@ from jaxformer.models.assembly import (
     unquantized,
 )
 from jaxformer.nn.arguments import check_length
-from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.embedding import embed_tokens, output_logits
-from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.keys import Keys
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
@@ -63,7 +61,7 @@ class LanguageModel(nn.Module):
         )
         self.positions = make_positions(self, "positions", c)
         self.dropout = Dropout(c.dropout_rate)
-        self.decoder = make_stack(c, cross_attention=False, remat=self.remat)
+        self.decoder = make_stack(c, causal=True, remat=self.remat)
 
     def __call__(
         self,
@@ -104,12 +102,10 @@ class LanguageModel(nn.Module):
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns the output of the stack, the input of :meth:`logits`; see ``__call__``."""
-        x = self.dropout(self._embed(tokens_in, positions), deterministic, row_ids=row_ids)
-        mask = causal_mask(tokens_in.shape[1])
-        if segments is not None:
-            mask = mask & segment_mask(segments, segments)
-        optional: dict[str, Any] = {"positions": positions, "row_ids": row_ids}
-        return self.decoder(x, None, mask, None, deterministic, **optional)
+        dropout = dropout_rows(tokens_in.shape[0], deterministic, row_ids)
+        x = self.dropout(self._embed(tokens_in, positions), dropout)
+        keys = Keys.of_sequence(tokens_in.shape[1], segments, positions, causal=True)
+        return self.decoder(x, keys, dropout=dropout)
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Returns the logits, which use the transposed embedding (section 3.4)."""
@@ -162,7 +158,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Array, "B N V"], StackCache]:
         """Returns float32 logits of the next token of every beam, and the updated cache."""
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        embedded = self._embed(tokens, positions, cache.slots.beam_slots.shape[-1])
+        embedded = self._embed(tokens, positions, cache.slots.longest)
         x, cache = self.decoder.step(embedded, cache)
         return self.logits(x), cache
 

@@ -16,9 +16,9 @@ from jaxformer.models.assembly import (
     unquantized,
 )
 from jaxformer.nn.arguments import check_ids, check_length
-from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.embedding import embed_tokens, output_logits
-from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.keys import Keys, Memory
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import Int8Matrix, activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
@@ -67,8 +67,8 @@ class Transformer(nn.Module):
         self.tgt_positions = make_positions(self, "tgt_positions", c)
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)
-        self.encoder = make_stack(c, cross_attention=False, remat=self.remat)
-        self.decoder = make_stack(c, cross_attention=True, remat=self.remat)
+        self.encoder = make_stack(c, remat=self.remat)
+        self.decoder = make_stack(c, causal=True, cross_attention=True, remat=self.remat)
 
     def __call__(
         self,
@@ -128,11 +128,9 @@ class Transformer(nn.Module):
         """Encodes source sentences. Arguments as for ``__call__``."""
         segments = _segments(src) if segments is None else segments
         x = self._embed(src, positions, self.src_table, self.src_positions)
-        x = self.src_dropout(x, deterministic, row_ids=row_ids)
-        mask = segment_mask(segments, segments)
-        return self.encoder(
-            x, None, mask, None, deterministic, positions=positions, row_ids=row_ids
-        )
+        dropout = dropout_rows(src.shape[0], deterministic, row_ids)
+        keys = Keys.of_sequence(src.shape[1], segments, positions)
+        return self.encoder(self.src_dropout(x, dropout), keys, dropout=dropout)
 
     def decode(
         self,
@@ -147,13 +145,11 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Returns the decoder's output for whole target sequences, the input of :meth:`logits`."""
         segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
-        mask = segment_mask(segments, segments) & causal_mask(tgt_in.shape[1])
-        memory_mask = segment_mask(segments, src_segments)
+        keys = Keys.of_sequence(tgt_in.shape[1], segments, tgt_positions, causal=True)
+        memory = Memory(encoded, Keys.of_memory(segments, src_segments))
         x = self._embed(tgt_in, tgt_positions, self.tgt_table, self.tgt_positions)
-        x = self.tgt_dropout(x, deterministic, row_ids=row_ids)
-        return self.decoder(
-            x, encoded, mask, memory_mask, deterministic, positions=tgt_positions, row_ids=row_ids
-        )
+        dropout = dropout_rows(tgt_in.shape[0], deterministic, row_ids)
+        return self.decoder(self.tgt_dropout(x, dropout), keys, memory, dropout=dropout)
 
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Returns the logits, which use the transposed embedding (section 3.4)."""
@@ -204,8 +200,7 @@ class Transformer(nn.Module):
         The first step takes the beginning-of-sentence token.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        capacity = cache.slots.beam_slots.shape[-1]
-        x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions, capacity)
+        x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions, cache.slots.longest)
         x, cache = self.decoder.step(x, cache)
         return self.logits(x), cache
 

@@ -17,7 +17,7 @@ from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.embedding import embed, output_logits
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.kernels import additive_attention, dot_product_attention
-from jaxformer.nn.masks import causal_mask, segment_mask
+from jaxformer.nn.keys import Keys, Memory, causal_mask, segment_mask
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import ParameterInfo, describe, parameter
 from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
@@ -31,7 +31,9 @@ __all__ = [
     "Dropout",
     "FeedForward",
     "KVCache",
+    "Keys",
     "LayerNorm",
+    "Memory",
     "MemoryCache",
     "MultiHeadAttention",
     "ParameterInfo",

@@ -1,17 +1,18 @@
 """Multi-head attention (section 3.2.2), for whole sequences and for decoding with a cache."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.nn.arguments import check_activations, check_mask, check_sizes
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
-from jaxformer.nn.dropout import Dropout
-from jaxformer.nn.kernels import dot_product_attention, fused_attention, has_fused_kernel
+from jaxformer.nn.dropout import Dropout, dropout_rows
+from jaxformer.nn.kernels import Projected, attend, attention
+from jaxformer.nn.keys import Keys
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix, matmul_dtype
 from jaxformer.nn.projection import project
@@ -74,55 +75,78 @@ class MultiHeadAttention(nn.Module):
         *,
         positions: Int[Array, "#B T"] | None = None,
         row_ids: Int[Array, " B"] | None = None,
-        cache: KVCache | MemoryCache | None = None,
-        slots: Slots | None = None,
-    ) -> Any:
-        """Attends from x to itself, to a memory, or to a cache.
+    ) -> Float[Array, "B T D"]:
+        """Attends from x to itself or to a memory, given plain arrays.
 
         Args:
-          x: Activations of the queries: whole sequences, or new tokens as :class:`Slots` describes.
+          x: Activations of the queries.
           memory: Activations of the keys and values; x when None.
-          mask: True where a query may attend; everywhere when None. With a cache it covers the
-            slots of the cache, or the prompt during prefill.
+          mask: True where a query may attend; everywhere when None.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``.
           positions: Position of every token of x in its sequence; 0, 1, ... when None.
           row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
-          cache: From :meth:`init_cache` or :meth:`cache_memory`, or returned by the previous call;
-            requires a mask and slots.
-          slots: The slots that the new keys and values are written to.
-
-        Returns:
-          Activations, [B, T, D]; with a cache also the updated cache.
 
         Raises:
           UserError: An argument has another shape or dtype.
         """
         check_activations("MultiHeadAttention", "x", x, axes=3)
-        weights, source = self._projections(x.shape[-1]), x
-        if memory is not None:
-            check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
-            source = memory
+        seen = x if memory is None else memory
+        if mask is not None:
+            check_mask("MultiHeadAttention", "mask", mask, (*x.shape[:2], seen.shape[1]))
+        queries = Keys.of_sequence(x.shape[1], positions=positions)
+        keys = dataclasses.replace(Keys.of_sequence(seen.shape[1]), queries=queries.queries)
+        dropout = dropout_rows(x.shape[0], deterministic, row_ids)
+        return self.attend(x, dataclasses.replace(keys, mask=mask), memory, dropout=dropout)[0]
+
+    def attend(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys,
+        memory: Float[Array, "B S D"] | None = None,
+        *,
+        cache: KVCache | MemoryCache | None = None,
+        dropout: Int[Array, " B"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], KVCache | MemoryCache | None]:
+        """Attends from x to itself, to a memory, or to a cache.
+
+        Args:
+          x: Activations of the queries: whole sequences, or new tokens as
+            :class:`~jaxformer.nn.Slots` describes.
+          keys: What each query may see; for a cache, from :meth:`~jaxformer.nn.Slots.keys`.
+          memory: Activations of the keys and values; x when None.
+          cache: From :meth:`init_cache` or :meth:`cache_memory`, or returned by the previous call.
+          dropout: Index of each row in the global batch, which turns dropout on and needs
+            ``rngs={"dropout": key}``; None turns it off.
+
+        Returns:
+          Activations, and the updated cache.
+
+        Raises:
+          UserError: An argument has another shape.
+        """
+        check_activations("MultiHeadAttention", "x", x, axes=3)
+        weights, dtype = self._projections(x.shape[-1]), matmul_dtype(self.compute_dtype)
         queries = self._project(x, weights.query)
+        is_prompt = keys.slots is not None and keys.slots.is_prompt
         if isinstance(cache, MemoryCache):
-            keys = values = cast(Any, None)  # The cache has them.
+            source = cache.projected() if is_prompt else cache
         else:
-            keys, values = self._project(source, weights.key), self._project(source, weights.value)
+            source = self._source(x if memory is None else memory, weights)
             if self.encode_positions is not None and memory is None:
-                if positions is None:
-                    positions = jnp.arange(x.shape[1])[None]
-                queries = self.encode_positions(queries, positions)
-                keys = self.encode_positions(keys, positions)
-        if cache is not None:
-            if mask is None or slots is None:
-                raise UserError("MultiHeadAttention: a cache needs a mask and slots, got None")
-            if isinstance(cache, KVCache):
-                cache = cache.append(keys, values, slots)
-            return self._output(cache.attend(queries, mask, slots), weights), cache
-        if mask is None:
-            mask = jnp.ones((1, 1, 1, source.shape[1]), bool)
-        check_mask("MultiHeadAttention", "mask", mask, (*x.shape[:2], source.shape[1]))
-        attended = self._attend(queries, keys, values, mask, deterministic, row_ids)
-        return self._output(attended, weights)
+                queries = self.encode_positions(queries, keys.queries.positions)
+                new = self.encode_positions(source.keys, keys.queries.positions)
+                source = Projected(new, source.values)
+            if cache is not None:
+                cache = cache.append(source, keys.slots)
+                source = source if is_prompt else cache
+        drop = self.dropout.function(dropout)
+        if isinstance(source, Projected) and not self.is_mutable_collection("intermediates"):
+            attended = attention(queries, source, keys, drop, dtype)
+        else:
+            attended, shown = attend(queries, source, keys, drop, dtype)
+            self.sow("intermediates", "weights", shown)
+        heads = attended.reshape(*attended.shape[:2], attended.shape[2] * attended.shape[3])
+        return self._project(heads, weights.output), cache
 
     def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
         """Returns an empty cache for self-attention.
@@ -136,41 +160,14 @@ class MultiHeadAttention(nn.Module):
 
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
         """Returns the keys and values of a memory, which all decoding steps use."""
-        weights = self._projections(memory.shape[-1])
-        return MemoryCache.of(
-            self._project(memory, weights.key), self._project(memory, weights.value)
-        )
+        return MemoryCache.of(self._source(memory, self._projections(memory.shape[-1])))
 
-    def _attend(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        mask: Array,
-        deterministic: bool,
-        row_ids: Array | None,
-    ) -> Float[Array, "B T H V"]:
-        drops = self.dropout_rate > 0 and not deterministic
-        recorded = self.is_mutable_collection("intermediates")
-        if has_fused_kernel(queries, values) and not drops and not recorded:
-            return fused_attention(queries, keys, values, mask)
-
-        def dropout(weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
-            return self.dropout(weights, deterministic, row_ids=row_ids)
-
-        attended, weights = dot_product_attention(
-            queries, keys, values, mask, dropout, matmul_dtype(self.compute_dtype)
-        )
-        self.sow("intermediates", "weights", weights)
-        return attended
+    def _source(self, x: Array, weights: _Projections) -> Projected:
+        check_activations("MultiHeadAttention", "memory", x, weights.key[0].shape[0], axes=3)
+        return Projected(self._project(x, weights.key), self._project(x, weights.value))
 
     def _project(self, x: Array, weights: _Projection) -> Array:
         return project(x, *weights, self.compute_dtype)
-
-    def _output(self, heads: Float[Array, "B T H V"], weights: _Projections) -> Array:
-        return self._project(
-            heads.reshape(*heads.shape[:2], heads.shape[2] * heads.shape[3]), weights.output
-        )
 
     def _head_sizes(self, d_model: int) -> tuple[int, int]:
         if (self.d_k is None or self.d_v is None) and d_model % self.num_heads:

@@ -27,6 +27,8 @@ class Backend:
       logits_per_chunk: Logits that the loss computes at a time: enough rows to fill the matrix
         units, few enough to fit into caches. GPUs take more, because each chunk reads and writes
         the gradient of the embedding, which exceeds their caches.
+      scores_per_chunk: Scores of a head, queries times keys, beyond which attention computes them
+        for a few queries at a time.
       fused_attention: Use cuDNN's attention where it applies (NVIDIA GPUs from Ampere on).
       compiler_options: XLA options for the training step, by name. On GPUs XLA would merge the
         projections to queries, keys and values into one matmul, and then copy the results apart.
@@ -35,6 +37,7 @@ class Backend:
     float32_activations: bool = False
     unroll_layers: bool = False
     logits_per_chunk: int = 2**23
+    scores_per_chunk: int = 2**22
     fused_attention: bool = False
     compiler_options: tuple[tuple[str, Any], ...] = ()
 

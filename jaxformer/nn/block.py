@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from jaxformer.errors import UserError
 from jaxformer.nn.arguments import check_activations, check_choice
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.keys import Keys, Memory
 from jaxformer.nn.norm import LayerNorm
 
 LayerCache = dict[str, KVCache | MemoryCache]
@@ -36,32 +38,35 @@ class Residual(nn.Module):
         self,
         x: Float[Array, "B T D"],
         sublayer: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]],
-        deterministic: bool = True,
-        *,
-        row_ids: Int[Array, " B"] | None = None,
+        dropout: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Applies ``sublayer`` to x within the residual connection.
+
+        Args:
+          x: Activations.
+          sublayer: Function of activations.
+          dropout: Index of each row in the global batch; None turns dropout off.
 
         Raises:
           UserError: There is no such ``norm_position``.
         """
         check_choice(self, "norm_position", ("post", "pre"))
         norm: Callable = self.make_norm(name="norm")
-        dropout = Dropout(self.dropout_rate)
+        drop = Dropout(self.dropout_rate)
         if self.norm_position == "pre":
-            return x + dropout(sublayer(norm(x)), deterministic, row_ids=row_ids)
-        return norm(x + dropout(sublayer(x), deterministic, row_ids=row_ids))
+            return x + drop(sublayer(norm(x)), dropout)
+        return norm(x + drop(sublayer(x), dropout))
 
 
 class Block(nn.Module):
     """Self-attention, cross-attention if there is a memory, and a feed-forward network.
 
     The encoder's layer is ``Block(MultiHeadAttention(8), FeedForward(2048))``. The decoder's layer
-    also has a ``cross_attention``, and is called with a causal mask.
+    also has a ``cross_attention``, and is called with causal keys.
 
     Attributes:
       self_attention: A :class:`~jaxformer.nn.attention.MultiHeadAttention`, or another module with
-        the same signature.
+        the same ``attend``.
       feed_forward: A :class:`~jaxformer.nn.feed_forward.FeedForward`, or any module of x.
       cross_attention: Attention to a memory; None for a block without one.
       make_residual: Creates the residual connection of each sub-layer.
@@ -81,61 +86,57 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"] | None = None,
-        mask: Bool[Array, "#B #H #T _"] | None = None,
-        memory_mask: Bool[Array, "#B #H #T #S"] | None = None,
-        deterministic: bool = True,
+        keys: Keys | None = None,
+        memory: Memory | None = None,
         *,
-        positions: Int[Array, "#B T"] | None = None,
-        row_ids: Int[Array, " B"] | None = None,
+        dropout: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Runs the block over whole sequences. Arguments as for :meth:`run`."""
+        return self.run(x, keys, memory, dropout=dropout)[0]
+
+    def run(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys | None = None,
+        memory: Memory | None = None,
+        *,
         cache: LayerCache | None = None,
-        slots: Slots | None = None,
-    ) -> Any:
+        dropout: Int[Array, " B"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], LayerCache]:
         """Runs the block over whole sequences, or over new tokens with a cache.
 
         Args:
           x: Activations.
-          memory: Activations that cross-attention attends to; None with a cache, which has its keys
-            and values.
-          mask: True where a token may attend to another; everywhere when None.
-          memory_mask: True where a token may attend to the memory; everywhere when None.
-          deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static: with
-            ``nn.remat`` pass it by position and name it in ``static_argnums``.
-          positions: Position of every token; 0, 1, ... when None.
-          row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
+          keys: What each token may see of the others; everything when None.
+          memory: What cross-attention attends to.
           cache: From :meth:`init_cache`, or returned by the previous call.
-          slots: The slots of the cache that new tokens are written to.
+          dropout: Index of each row in the global batch, which turns dropout on and needs
+            ``rngs={"dropout": key}``; None turns it off.
 
         Returns:
-          Activations; with a cache also the updated cache.
+          Activations, and the updated cache, which is empty without one.
         """
         check_activations("Block", "x", x, axes=3)
+        keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
         new_cache: LayerCache = {}
 
-        def attend(name: str, *args: Any, **kwargs: Any) -> Float[Array, "B T D"]:
-            attention: Callable = getattr(self, name)
-            if cache is None:
-                return attention(*args, deterministic, row_ids=row_ids, **kwargs)
-            attended, new_cache[name] = attention(*args, cache=cache[name], slots=slots, **kwargs)
-            return attended
+        def attend(name: str, x: Array, keys: Keys, memory: Array | None = None) -> Array:
+            own = None if cache is None else cache[name]
+            attention: Any = getattr(self, name)
+            y, new = attention.attend(x, keys, memory, cache=own, dropout=dropout)
+            if new is not None:
+                new_cache[name] = new
+            return y
 
-        def residual(name: str, x: Array, sublayer: Callable[[Array], Array]) -> Array:
-            wrap: Residual = getattr(self, f"{name}_residual")
-            return wrap(x, sublayer, deterministic, row_ids=row_ids)
-
-        x = residual(
-            "self_attention",
-            x,
-            lambda h: attend("self_attention", h, None, mask, positions=positions),
-        )
+        x = self.self_attention_residual(x, lambda h: attend("self_attention", h, keys), dropout)
         if self.cross_attention is not None:
-            x = residual(
-                "cross_attention",
-                x,
-                lambda h: attend("cross_attention", h, memory, memory_mask),
+            if memory is None:
+                raise UserError("Block: cross-attention needs a memory, got None")
+            x = self.cross_attention_residual(
+                x, lambda h: attend("cross_attention", h, memory.keys, memory.activations), dropout
             )
-        x = residual("feed_forward", x, self.feed_forward)
-        return x if cache is None else (x, new_cache)
+        x = self.feed_forward_residual(x, self.feed_forward, dropout)
+        return x, new_cache
 
     def init_cache(
         self, slots: Slots, memory: Float[Array, "B S D"] | None, d_model: int, dtype: str

@@ -1,8 +1,12 @@
 """Caches of keys and values for decoding. Only this module knows their memory layout.
 
-A layer hands its new keys and values to a cache and gets attended values back. Keys and values stay
-in the slot they were written to: a position, and the beam that wrote there. When a search reorders
-hypotheses, only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder.
+A cache is a source of keys and values for :func:`~jaxformer.nn.kernels.attend`. They stay in the
+slot they were written to: a position, and the beam that wrote there. When a search reorders
+hypotheses, only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder. With a
+window, a new position takes the slots of the one that no query sees any more.
+
+On CPUs, scores and sums are elementwise products: a decoding step multiplies little and reads much,
+and they read the cache once, from end to end, in the order of its axes.
 
 By the convention of :mod:`jaxformer.search.beam_cache`, arrays have leading axes [B, N], or [B, 1]
 if the beams of a sentence share them. M is the capacity in positions, P = M * N the number of
@@ -10,15 +14,17 @@ slots.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxformer.layout import expand_like, zeros_beside
-from jaxformer.nn.kernels import cached_attention, dot_product_attention
+from jaxformer.nn.kernels import Projected
+from jaxformer.nn.keys import Bias, Keys, Places
+from jaxformer.nn.precision import at_least_float32
 
 
 def capacity_for(length: int) -> int:
@@ -41,46 +47,78 @@ class Slots:
 
     Attributes:
       beam_slots: Ancestry of each beam: the beam, 0 to N - 1, that wrote its token at every
-        position, int32.
-      length: Number of filled positions, int32.
+        position, int32. Position p is at p modulo M.
+      length: Number of positions before the next tokens, int32; during prefill, number of tokens of
+        the prompt to keep.
       is_prompt: True during prefill, when all beams of a sentence share the tokens: activations are
         then [B, T, D] with T tokens of a prompt, instead of [B, N, D] with one new token per beam.
+      window: Distance beyond which positions are not kept; None keeps all.
     """
 
     beam_slots: Int[Array, "B N M"]
     length: Int[Array, ""]
     is_prompt: bool = flax.struct.field(pytree_node=False, default=False)
+    window: int | None = flax.struct.field(pytree_node=False, default=None)
 
     @classmethod
-    def empty(cls, like: Int[Array, " B"], num_beams: int, length: int) -> "Slots":
+    def empty(
+        cls, like: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
+    ) -> "Slots":
         """Returns slots for ``length`` positions, with the layout of ``like`` on a mesh."""
-        beam_slots = zeros_beside(like, (num_beams, capacity_for(length)), jnp.int32)
-        return cls(beam_slots, jnp.zeros((), jnp.int32))
+        kept = _kept(length, window)
+        beam_slots = zeros_beside(like, (num_beams, capacity_for(kept)), jnp.int32)
+        return cls(beam_slots, jnp.zeros((), jnp.int32), window=window)
 
-    def positions(self, tokens: int) -> Int[Array, "1 T"]:
-        """Returns the positions of new tokens: consecutive in a prompt, otherwise all the same."""
-        steps = jnp.arange(tokens, dtype=jnp.int32) if self.is_prompt else jnp.zeros(tokens, int)
-        return (self.length + steps.astype(jnp.int32))[None]
+    @property
+    def longest(self) -> int | None:
+        """Number that all positions are less than; None with a window, which forgets the first."""
+        return self.beam_slots.shape[2] if self.window is None else None
 
     def add_position(self) -> "Slots":
         """Returns the slots after each beam takes its own slot at the next position."""
         beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[None, :, None]
         own = self.beam_slots[:, :, :1] * 0 + beams
-        beam_slots = jax.lax.dynamic_update_slice_in_dim(self.beam_slots, own, self.length, axis=2)
+        place = self.length % self.beam_slots.shape[2]
+        beam_slots = jax.lax.dynamic_update_slice_in_dim(self.beam_slots, own, place, axis=2)
         return dataclasses.replace(self, beam_slots=beam_slots)
 
-    def visible(self) -> Bool[Array, "B 1 N P"]:
-        """Returns the mask of each beam's own slots, including the slot at ``length``."""
+    def keys(self, tokens: int, bias: Bias | None = None) -> Keys:
+        """Returns what the new tokens may see: the prompt, or each beam's own slots.
+
+        Args:
+          tokens: Number of new tokens: T of a prompt, or one per beam.
+          bias: Added to the scores.
+        """
+        if self.is_prompt:
+            rules = {"causal": True, "window": self.window, "bias": bias, "slots": self}
+            return Keys.of_sequence(tokens, **rules)
         batch, beams, capacity = self.beam_slots.shape
-        filled = jnp.arange(capacity, dtype=jnp.int32) <= self.length
+        held = self.positions_held(self.length)
         slots = self.beam_slots[..., None]
         own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)
-        own &= expand_like(filled[:, None], slots)
-        return own.reshape(batch, beams, -1)[:, None]
+        own &= expand_like((held >= 0)[:, None], slots)
+        return Keys(
+            Places(*2 * (jnp.broadcast_to(self.length, (1, tokens)),)),
+            Places(*2 * (jnp.repeat(held, beams)[None],)),
+            mask=own.reshape(batch, beams, beams * capacity)[:, None],
+            window=self.window,
+            bias=bias,
+            slots=self,
+        )
+
+    def positions_held(self, newest: Int[Array, ""]) -> Int[Array, " M"]:
+        """Returns the position that each place holds once ``newest`` is there; negative if none."""
+        places = jnp.arange(self.beam_slots.shape[2], dtype=jnp.int32)
+        return newest - (newest - places) % len(places)
 
     def grow(self, length: int) -> "Slots":
         """Returns the slots with capacity for at least ``length`` positions."""
-        return dataclasses.replace(self, beam_slots=_grow(self.beam_slots, 2, length))
+        kept = _kept(length, self.window)
+        return dataclasses.replace(self, beam_slots=_grow(self.beam_slots, 2, kept))
+
+
+def _kept(length: int, window: int | None) -> int:
+    return length if window is None else min(length, window + 1)
 
 
 class KVCache(NamedTuple):
@@ -105,42 +143,33 @@ class KVCache(NamedTuple):
             zeros_beside(rows, (1, num_heads, capacity, beams, d_v), dtype),
         )
 
-    def append(
-        self, keys: Float[Array, "B T H K"], values: Float[Array, "B T H V"], slots: Slots
-    ) -> "KVCache":
-        """Returns the cache with keys and values of new tokens written at ``slots.length``."""
-        keys, values = jnp.moveaxis(keys, 1, -1)[:, None], jnp.moveaxis(values, 1, 2)[:, None]
+    def append(self, new: Projected, slots: Slots) -> "KVCache":
+        """Returns the cache with the keys and values of new tokens, which the slots place."""
+        capacity = slots.beam_slots.shape[2]
+        if slots.is_prompt and new.keys.shape[1] > capacity:  # Only its end is kept.
+            last = jnp.maximum(slots.positions_held(slots.length - 1), 0)
+            new = jax.tree.map(lambda a: jnp.take(a, last, axis=1), new)
+        keys, values = MemoryCache.of(new)
         if slots.is_prompt:  # T positions of beam 0.
-            keys, values = keys[..., None], values[..., None, :]
+            keys, values, place = keys[..., None], values[..., None, :], 0
         else:  # One position of T beams.
             keys, values = keys[..., None, :], values[:, :, :, None]
+            place = slots.length % capacity
         update = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
-            update(self.keys, keys, slots.length, axis=4),
-            update(self.values, values, slots.length, axis=3),
+            update(self.keys, keys, place, axis=4), update(self.values, values, place, axis=3)
         )
 
-    def attend(
-        self, queries: Float[Array, "B T H K"], mask: Bool[Array, "#B #H #T _"], slots: Slots
-    ) -> Float[Array, "B T H V"]:
-        """Returns attended values; queries also attend to the tokens just appended.
-
-        Args:
-          queries: Queries of one new token per beam, T = N; during prefill, of the tokens of the
-            prompt.
-          mask: True where a query may attend: over the slots, [B, 1, N, P]; during prefill, which
-            must come first, over the prompt itself, [1 or B, 1, T, T].
-          slots: The slots that the tokens were written to.
-        """
-        if slots.is_prompt:
-            length = queries.shape[1]
-            keys = jnp.moveaxis(self.keys[:, 0, :, :, :length, 0], -1, 1)
-            values = jnp.moveaxis(self.values[:, 0, :, :length, 0], 2, 1)
-            return dot_product_attention(queries, keys, values, mask)[0]
+    def scores(self, queries: Float[Array, "B N H K"], dtype: Any) -> Float[Array, "B H N P"]:
+        """Returns the dot products of one query per beam with the keys of all slots."""
         batch, _, heads, d_k = self.keys.shape[:4]
-        keys = self.keys[:, 0].reshape(batch, heads, d_k, -1)
+        return _scores(queries, self.keys[:, 0].reshape(batch, heads, d_k, -1))
+
+    def weighted_sum(self, weights: Float[Array, "B H N P"], dtype: Any) -> Array:
+        """Returns the values of all slots, summed with weights, [B, N, H, V]."""
+        batch, _, heads = self.values.shape[:3]
         values = self.values[:, 0].reshape(batch, heads, -1, self.values.shape[-1])
-        return cached_attention(queries, keys, values, mask[:, 0])
+        return _weighted_sum(weights, values)
 
     def grow(self, length: int) -> "KVCache":
         """Returns the cache with capacity for at least ``length`` positions."""
@@ -159,20 +188,60 @@ class MemoryCache(NamedTuple):
     values: Float[Array, "B 1 H S V"]
 
     @classmethod
-    def of(cls, keys: Float[Array, "B S H K"], values: Float[Array, "B S H V"]) -> "MemoryCache":
+    def of(cls, memory: Projected) -> "MemoryCache":
         """Returns the cache of projected keys and values."""
-        return cls(jnp.moveaxis(keys, 1, -1)[:, None], jnp.moveaxis(values, 1, 2)[:, None])
+        keys, values = jnp.moveaxis(memory.keys, 1, -1), jnp.moveaxis(memory.values, 1, 2)
+        return cls(keys[:, None], values[:, None])
 
-    def attend(
-        self, queries: Float[Array, "B T H K"], mask: Bool[Array, "#B #H #T _"], slots: Slots
-    ) -> Float[Array, "B T H V"]:
-        """Returns attended values for one new token per beam, or for the tokens of a prompt."""
-        keys, values = self.keys[:, 0], self.values[:, 0]
-        if slots.is_prompt:
-            keys, values = jnp.moveaxis(keys, -1, 1), jnp.moveaxis(values, 2, 1)
-            return dot_product_attention(queries, keys, values, mask)[0]
-        return cached_attention(queries, keys, values, mask[:, 0])
+    def projected(self) -> Projected:
+        """Returns the keys and values in the layout for the tokens of a prompt."""
+        return Projected(
+            jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
+        )
+
+    def scores(self, queries: Float[Array, "B N H K"], dtype: Any) -> Float[Array, "B H N S"]:
+        """Returns the dot products of one query per beam with the keys of the memory."""
+        return _scores(queries, self.keys[:, 0])
+
+    def weighted_sum(self, weights: Float[Array, "B H N S"], dtype: Any) -> Array:
+        """Returns the values of the memory, summed with weights, [B, N, H, V]."""
+        return _weighted_sum(weights, self.values[:, 0])
 
     def grow(self, length: int) -> "MemoryCache":
         """Returns the cache unchanged, because a memory does not grow."""
         return self
+
+
+def _scores(
+    queries: Float[Array, "B N H K"], keys: Float[Array, "B H K S"]
+) -> Float[Array, "B H N S"]:
+    dtype = at_least_float32(queries, keys)
+
+    def sums_of_products(q: Array, k: Array) -> Array:
+        q, k = q.astype(dtype), k.astype(dtype)
+        if q.shape[1] == 1:  # With an axis of size 1, XLA would take ten times as long.
+            return (q[:, 0, :, :, None] * k).sum(axis=2)[:, :, None]
+        return jnp.moveaxis((q[..., None] * k[:, None]).sum(axis=3), 1, 2)
+
+    def matmuls(q: Array, k: Array) -> Array:
+        return jnp.einsum("bnhk,bhks->bhns", q, k, preferred_element_type=dtype)
+
+    return jax.lax.platform_dependent(queries, keys, cpu=sums_of_products, default=matmuls)
+
+
+def _weighted_sum(
+    weights: Float[Array, "B H N S"], values: Float[Array, "B H S V"]
+) -> Float[Array, "B N H V"]:
+    dtype = weights.dtype
+
+    def sums_of_products(w: Array, v: Array) -> Array:
+        v = v.astype(dtype)
+        if w.shape[2] == 1:
+            return (w[:, :, 0, :, None] * v).sum(axis=2)[:, None]
+        return (jnp.moveaxis(w, 2, 1)[..., None] * v[:, None]).sum(axis=3)
+
+    def matmuls(w: Array, v: Array) -> Array:
+        return jnp.einsum("bhns,bhsv->bnhv", w.astype(v.dtype), v, preferred_element_type=dtype)
+
+    summed = jax.lax.platform_dependent(weights, values, cpu=sums_of_products, default=matmuls)
+    return summed.astype(values.dtype)

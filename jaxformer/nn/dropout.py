@@ -7,12 +7,39 @@ multiplication.
 
 import math
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxformer.errors import UserError
+
+
+@flax.struct.dataclass
+class RowDropout:
+    """Dropout as a pure function of a seed and the rows.
+
+    Attributes:
+      seed: Random bits.
+      rows: Index of each row in the global batch.
+      rate: Probability that an element is zeroed.
+    """
+
+    seed: UInt32[Array, "2"]
+    rows: Int[Array, " B"]
+    rate: float = flax.struct.field(pytree_node=False)
+
+    def __call__(self, x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
+        """Zeroes elements of x and scales the rest."""
+        least = jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
+        keep = random_bits(self.seed, self.rows, x.shape[1:]) >= least
+        return jnp.where(keep, x / (1.0 - self.rate), 0).astype(x.dtype)
+
+    def parts(self, parts: int) -> "RowDropout":
+        """Returns the function for rows that are split into parts, [B * parts, ...]."""
+        rows = self.rows[:, None] * parts + jnp.arange(parts, dtype=self.rows.dtype)
+        return self.replace(rows=rows.reshape(-1))
 
 
 class Dropout(nn.Module):
@@ -24,33 +51,41 @@ class Dropout(nn.Module):
 
     rate: float
 
-    @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "B ..."],
-        deterministic: bool = True,
-        *,
-        row_ids: Int[Array, " B"] | None = None,
+        self, x: Float[Array, "B ..."], dropout: Int[Array, " B"] | None = None
     ) -> Float[Array, "B ..."]:
-        """Drops elements of x, using the "dropout" random number stream.
+        """Drops elements of x.
 
         Args:
           x: Activations, or attention weights.
-          deterministic: True returns x unchanged.
-          row_ids: Index of each row in the global batch; 0, 1, ... when None.
+          dropout: Index of each row in the global batch, which turns dropout on and needs
+            ``rngs={"dropout": key}``; None returns x unchanged.
+        """
+        drop = self.function(dropout)
+        return x if drop is None else drop(x)
+
+    @nn.compact
+    def function(self, dropout: Int[Array, " B"] | None) -> RowDropout | None:
+        """Returns the function that :meth:`__call__` applies; None if it changes nothing.
 
         Raises:
           UserError: The rate is not at least 0 and less than 1.
         """
         if not 0 <= self.rate < 1:
             raise UserError(f"Dropout: expected rate to be 0 or more and below 1, got {self.rate}")
-        if deterministic or self.rate == 0.0:
-            return x
+        if dropout is None or self.rate == 0.0:
+            return None
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        row_ids = jnp.arange(x.shape[0]) if row_ids is None else row_ids
-        least = jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
-        keep = random_bits(seed, row_ids, x.shape[1:]) >= least
-        return jnp.where(keep, x / (1.0 - self.rate), 0).astype(x.dtype)
+        return RowDropout(seed, dropout, self.rate)
+
+
+def dropout_rows(
+    batch: int, deterministic: bool, row_ids: Int[Array, " B"] | None
+) -> Int[Array, " B"] | None:
+    """Returns what turns dropout on in layers: the index of each row; None if it is off."""
+    if deterministic:
+        return None
+    return jnp.arange(batch) if row_ids is None else row_ids
 
 
 def random_bits(

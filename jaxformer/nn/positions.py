@@ -1,14 +1,24 @@
-"""Positional encodings: sinusoidal (section 3.5) and rotary."""
+"""Positional encodings: how a model tells positions apart (section 3.5, and later ones).
+
+:data:`ENCODINGS` has one for each value of ``model.positions``.
+"""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
+from jaxformer.layout import take_rows
+from jaxformer.nn.keys import Bias
+from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import at_least_float32
 
 
@@ -102,3 +112,98 @@ def rotary_positions(
     x, y = jnp.split(heads.astype(dtype), 2, axis=-1)
     rotated = jnp.concatenate([x * cosine - y * sine, x * sine + y * cosine], axis=-1)
     return rotated.astype(heads.dtype)
+
+
+class LinearBias(nn.Module):
+    """ALiBi (Press et al. 2022): scores fall in proportion to the distance, at a rate per head.
+
+    The rates of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise they
+    are those of the largest power of two below H, and every other one of twice as many heads.
+
+    Attributes:
+      num_heads: Number of heads, H.
+    """
+
+    num_heads: int
+
+    @nn.nowrap
+    def rates(self) -> Float[np.ndarray, " H"]:
+        """Returns the rate of each head."""
+        power = 2 ** int(math.log2(self.num_heads))
+        first, more = (2.0 ** (-8 * np.arange(1, n + 1) / n) for n in (power, 2 * power))
+        return np.concatenate([first, more[::2]])[: self.num_heads]
+
+    def __call__(self) -> Bias:
+        """Returns the bias, -rate * |position of the query - position of the key|."""
+        rates = self.rates()[:, None, None].astype(np.float32)
+        return lambda queries, keys: -rates * abs(queries[:, None, :, None] - keys[:, None, None])
+
+
+class BucketedBias(nn.Module):
+    """T5's relative positions (Raffel et al. 2020): a learned bias per head and distance.
+
+    Distances have a bucket each up to half of the buckets of a side; longer ones share buckets that
+    grow in proportion to the distance, and those from ``max_distance`` on share the last.
+
+    Attributes:
+      num_heads: Number of heads, H.
+      causal: Gives all buckets to earlier keys; otherwise later keys have half of them.
+      num_buckets: Number of buckets.
+      max_distance: Distance from which all share a bucket.
+    """
+
+    num_heads: int
+    causal: bool
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    @nn.compact
+    def __call__(self) -> Bias:
+        """Returns the bias."""
+        initializer = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        table = parameter(self, "table", initializer, (self.num_buckets, self.num_heads))
+        buckets = self.buckets
+        return lambda queries, keys: jnp.moveaxis(
+            take_rows(table, buckets(keys[:, None] - queries[:, :, None])), -1, 1
+        )
+
+    @nn.nowrap
+    def buckets(self, offsets: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
+        """Returns the bucket of each offset, the position of a key minus that of a query."""
+        count, later = self.num_buckets, 0
+        if self.causal:
+            distances = jnp.maximum(-offsets, 0)
+        else:
+            count //= 2
+            distances, later = abs(offsets), count * (offsets > 0)
+        exact = count // 2
+        growth = jnp.log(jnp.maximum(distances, 1).astype(jnp.float32) / exact)
+        growth *= (count - exact) / math.log(self.max_distance / exact)
+        shared = jnp.minimum(exact + growth.astype(jnp.int32), count - 1)
+        return later + jnp.where(distances < exact, distances, shared)
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionalEncoding:
+    """A positional encoding; whatever it does not have is left out.
+
+    Attributes:
+      table: Function of (length, d_model) that computes what is added to embeddings.
+      is_learned: Whether that is a parameter instead.
+      rotate: Function of queries or keys and their positions, applied before dot products.
+      make_bias: Function of (num_heads, causal) that creates the module of the bias of a stack.
+    """
+
+    table: Callable[[int, int], np.ndarray] = no_positions
+    is_learned: bool = False
+    rotate: Callable[[Array, Array], Array] | None = None
+    make_bias: Callable[[int, bool], Any] | None = None
+
+
+ENCODINGS = {
+    "sinusoidal": PositionalEncoding(functools.partial(sinusoidal_positions, dtype="float64")),
+    "learned": PositionalEncoding(is_learned=True),
+    "rotary": PositionalEncoding(rotate=rotary_positions),
+    "alibi": PositionalEncoding(make_bias=lambda num_heads, causal: LinearBias(num_heads)),
+    "relative": PositionalEncoding(make_bias=BucketedBias),
+}

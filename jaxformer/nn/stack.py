@@ -16,7 +16,7 @@ from jaxformer.nn.arguments import check_choice
 from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache
 from jaxformer.nn.cache import Slots
-from jaxformer.nn.masks import causal_mask
+from jaxformer.nn.keys import Bias, Keys, Memory
 from jaxformer.nn.projection import PRODUCT
 from jaxformer.nn.sharding import constrain_batch
 
@@ -40,8 +40,10 @@ class StackCache(NamedTuple):
 
     def grow(self, length: int) -> "StackCache":
         """Returns the cache with capacity for at least ``length`` positions."""
-        layers = tuple({name: c.grow(length) for name, c in own.items()} for own in self.layers)
-        return self._replace(layers=layers, slots=self.slots.grow(length))
+        slots = self.slots.grow(length)
+        kept = slots.beam_slots.shape[2]
+        layers = tuple({name: c.grow(kept) for name, c in own.items()} for own in self.layers)
+        return self._replace(layers=layers, slots=slots)
 
 
 class Stack(nn.Module):
@@ -51,40 +53,44 @@ class Stack(nn.Module):
       layers: The block that is repeated. Its parameters, stacked, are named "layers".
       num_layers: N.
       final_norm: Creates the norm after the last block, which pre-norm needs.
+      window: Most distance between a token and those that it sees; None for any.
+      make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of all
+        self-attention; None adds nothing to its scores.
       remat: Rematerialization policy of the backward pass.
     """
 
     layers: Block
     num_layers: int
     final_norm: Callable[[], nn.Module] | None = None
+    window: int | None = None
+    make_bias: Callable[[], nn.Module] | None = None
     remat: Remat = "none"
 
     def setup(self) -> None:
         if self.final_norm is not None:
             self.norm = self.final_norm()
+        if self.make_bias is not None:
+            self.bias = self.make_bias()
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"] | None = None,
-        mask: Bool[Array, "#B #H #T _"] | None = None,
-        memory_mask: Bool[Array, "#B #H #T #S"] | None = None,
-        deterministic: bool = True,
+        keys: Keys | None = None,
+        memory: Memory | None = None,
         *,
-        positions: Int[Array, "#B T"] | None = None,
-        row_ids: Int[Array, " B"] | None = None,
+        dropout: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Runs the stack over whole sequences. Arguments as for :class:`~jaxformer.nn.Block`.
+        """Runs the stack over whole sequences. Arguments as for :meth:`Block.run`.
 
         Raises:
           UserError: There is no such ``remat``.
         """
         check_choice(self, "remat", typing.get_args(Remat))
+        keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
+        keys = keys.with_rules(self.window, self._bias())
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
-            x = constrain_batch(x)
-            optional: dict[str, Any] = {"positions": positions, "row_ids": row_ids}
-            return block(x, memory, mask, memory_mask, deterministic, **optional), None
+            return block(constrain_batch(x), keys, memory, dropout=dropout), None
 
         x, _ = _scan_layers(layer, self.num_layers, self.remat)(self.layers, x)
         return constrain_batch(self._normalize(x))
@@ -111,7 +117,7 @@ class Stack(nn.Module):
           memory: Activations that the blocks' cross-attention attends to.
           memory_mask: True where the memory is not padding.
         """
-        slots = Slots.empty(like, num_beams, capacity)
+        slots = Slots.empty(like, num_beams, capacity, self.window)
         layers = tuple(
             block.init_cache(slots, memory, d_model, dtype) for block in self._unstacked()
         )
@@ -130,10 +136,10 @@ class Stack(nn.Module):
           The output for each beam, and the cache including the new tokens. The output is NaN once
           the cache is full.
         """
-        slots, capacity = cache.slots.add_position(), cache.slots.beam_slots.shape[2]
-        # Beyond the capacity, the new token would take the place of another one.
-        x = jnp.where(slots.length < capacity, x, jnp.nan)
-        x, layers = self._run_cached(x, cache, slots, slots.visible())
+        slots = cache.slots.add_position()
+        if self.window is None:  # Beyond the capacity, the token would take another one's place.
+            x = jnp.where(slots.length < slots.beam_slots.shape[2], x, jnp.nan)
+        x, layers = self._run_cached(x, cache, slots)
         return x, cache._replace(
             layers=layers, slots=dataclasses.replace(slots, length=slots.length + 1)
         )
@@ -152,32 +158,30 @@ class Stack(nn.Module):
           UserError: The prompt is longer than the capacity of the cache.
         """
         capacity = cache.slots.beam_slots.shape[2]
-        if x.shape[1] > capacity:
+        if x.shape[1] > capacity and self.window is None:
             raise UserError(
                 f"prompt of {x.shape[1]} tokens: the cache has a capacity of {capacity}; create it "
                 "with a larger one"
             )
-        prompt = dataclasses.replace(cache.slots, is_prompt=True)
-        x, layers = self._run_cached(x, cache, prompt, causal_mask(x.shape[1]))
         slots = dataclasses.replace(cache.slots, length=jnp.asarray(length, jnp.int32))
+        x, layers = self._run_cached(x, cache, dataclasses.replace(slots, is_prompt=True))
         return x, cache._replace(layers=layers, slots=slots)
 
     def _run_cached(
-        self, x: Array, cache: StackCache, slots: Slots, mask: Array
+        self, x: Array, cache: StackCache, slots: Slots
     ) -> tuple[Array, tuple[LayerCache, ...]]:
-        memory_mask = None if cache.memory_mask is None else cache.memory_mask[:, :, None]
+        keys, memory = slots.keys(x.shape[1], self._bias()), None
+        if cache.memory_mask is not None:
+            mask = cache.memory_mask[:, :, None]
+            memory = Memory(None, Keys.of_mask(mask, slots))
         layers: list[LayerCache] = []
         for block, own in zip(self._unstacked(), cache.layers, strict=True):
-            x, new = block(
-                x,
-                mask=mask,
-                memory_mask=memory_mask,
-                positions=slots.positions(x.shape[1]),
-                cache=own,
-                slots=slots,
-            )
+            x, new = block.run(x, keys, memory, cache=own)
             layers.append(new)
         return self._normalize(x), tuple(layers)
+
+    def _bias(self) -> Bias | None:
+        return None if self.make_bias is None else self.bias()
 
     def _normalize(self, x: Array) -> Array:
         return x if self.final_norm is None else self.norm(x)

@@ -1,0 +1,187 @@
+"""What the queries of an attention may see (section 3.2.3), and where queries and keys stand.
+
+:class:`Keys` is a structure and not an array: an attention computes masks from it where it needs
+them, for all scores at once or for a part of them. The constructors make it for a whole sequence, a
+memory, or any mask; :class:`~jaxformer.nn.cache.Slots` makes it for decoding.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+# Maps positions of queries, [B or 1, T], and of keys, [B or 1, S], to what is added to scores,
+# [B or 1, H, T, S].
+Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T S"]]
+
+
+@flax.struct.dataclass
+class Places:
+    """Where tokens stand.
+
+    Attributes:
+      index: Index of each token in its row, which decides what is later and what is near.
+      positions: Position of each token in its sequence, which positional encodings use.
+      segments: n on the n-th sequence of a packed row, 0 on padding; None if each row is one
+        sequence without padding.
+    """
+
+    index: Int[Array, "#B T"]
+    positions: Int[Array, "#B T"]
+    segments: Int[Array, "#B T"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        length: Any,
+        segments: Int[Array, "#B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+    ) -> "Places":
+        """Returns the places of ``length`` tokens, whose positions are 0, 1, ... when None."""
+        index = jnp.arange(length, dtype=jnp.int32)[None]
+        return cls(index, index if positions is None else positions, segments)
+
+
+@flax.struct.dataclass
+class Keys:
+    """The keys of an attention, as its queries see them.
+
+    Attributes:
+      queries: Places of the queries.
+      keys: Places of the keys.
+      mask: True where a query may attend, besides all else; everywhere when None.
+      slots: The slots of a cache that new keys and values are written to; None without a cache.
+      causal: Hides later keys, which preserves the auto-regressive property.
+      window: Hides keys that are further away than this; None hides none.
+      global_tokens: Number of first tokens of a row that see all others, and that all others see,
+        in spite of the window.
+      bias: Added to the scores; None adds nothing.
+    """
+
+    queries: Places
+    keys: Places
+    mask: Bool[Array, "#B #H #T #S"] | None = None
+    slots: Any = None
+    causal: bool = flax.struct.field(pytree_node=False, default=False)
+    window: int | None = flax.struct.field(pytree_node=False, default=None)
+    global_tokens: int = flax.struct.field(pytree_node=False, default=0)
+    bias: Bias | None = flax.struct.field(pytree_node=False, default=None)
+
+    @classmethod
+    def of_sequence(
+        cls,
+        length: Any,
+        segments: Int[Array, "#B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+        **rules: Any,
+    ) -> "Keys":
+        """Returns the keys of self-attention.
+
+        >>> Keys.of_sequence(3, causal=True).allowed()[0, 0].astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+        Longformer's (Beltagy et al. 2020) are ``Keys.of_sequence(n, window=256, global_tokens=1)``.
+
+        Args:
+          length: Number of tokens, T; symbolic in an export for any length.
+          segments: Segments of a packed row; all tokens see each other when None.
+          positions: Position of each token in its sequence; 0, 1, ... when None.
+          **rules: ``causal``, ``window``, ``global_tokens``, ``mask`` and ``bias``; see
+            :class:`Keys`.
+        """
+        places = Places.of(length, segments, positions)
+        return cls(places, places, **rules)
+
+    @classmethod
+    def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
+        """Returns the keys of a memory: queries see the segment of their own number.
+
+        >>> keys = Keys.of_memory(jnp.array([[1, 2]]), jnp.array([[1, 2, 0]]))
+        >>> keys.allowed()[0, 0].astype(int).tolist()
+        [[1, 0, 0], [0, 1, 0]]
+        """
+        return cls(
+            Places.of(segments.shape[1], segments),
+            Places.of(memory_segments.shape[1], memory_segments),
+        )
+
+    @classmethod
+    def of_mask(cls, mask: Bool[Array, "#B #H #T S"], slots: Any = None) -> "Keys":
+        """Returns keys that a mask alone describes."""
+        return cls(Places.of(mask.shape[2]), Places.of(mask.shape[3]), mask, slots)
+
+    def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
+        """Returns the mask, True where a query may attend; None if it may attend everywhere."""
+        query, key = self.queries.index[:, None, :, None], self.keys.index[:, None, None]
+        rules = [] if self.mask is None else [self.mask]
+        if self.queries.segments is not None and self.keys.segments is not None:
+            rules.append(segment_mask(self.queries.segments, self.keys.segments))
+        if self.causal:
+            rules.append(key <= query)
+        if self.window is not None:
+            near = abs(query - key) <= self.window
+            if self.global_tokens:
+                near |= (query < self.global_tokens) | (key < self.global_tokens)
+            rules.append(near)
+        if not rules:
+            return None
+        allowed = rules[0]
+        for rule in rules[1:]:
+            allowed = allowed & rule
+        return allowed
+
+    def added(self) -> Float[Array, "#B #H T S"] | None:
+        """Returns what is added to the scores."""
+        if self.bias is None:
+            return None
+        return self.bias(self.queries.positions, self.keys.positions)
+
+    def with_rules(self, window: int | None, bias: Bias | None) -> "Keys":
+        """Returns the keys with the window and the bias of a stack, where it has any."""
+        if window is not None:
+            self = dataclasses.replace(self, window=window)
+        return self if bias is None else dataclasses.replace(self, bias=bias)
+
+
+def segment_mask(
+    query_segments: Int[Array, "B T"], key_segments: Int[Array, "B S"]
+) -> Bool[Array, "B 1 T S"]:
+    """Returns a mask that lets tokens attend to their own segment only, and not to padding.
+
+    Segment 0 is padding; 1, 2, ... number the sentence pairs packed into one row. With one pair per
+    row this is the usual padding mask.
+
+    >>> segment_mask(jnp.array([[1, 2]]), jnp.array([[1, 2, 0]]))[0, 0].astype(int).tolist()
+    [[1, 0, 0], [0, 1, 0]]
+
+    Args:
+      query_segments: Segment of each query.
+      key_segments: Segment of each key.
+    """
+    same = query_segments[:, :, None] == key_segments[:, None, :]
+    return (same & (key_segments != 0)[:, None, :])[:, None]
+
+
+def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
+    """Returns a mask that hides later positions, which preserves the auto-regressive property.
+
+    Args:
+      length: Number of tokens, T.
+    """
+    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+
+
+@flax.struct.dataclass
+class Memory:
+    """What cross-attention attends to.
+
+    Attributes:
+      activations: The memory; None if a cache has its keys and values.
+      keys: What each query may see of it.
+    """
+
+    activations: Float[Array, "B S D"] | None
+    keys: Keys

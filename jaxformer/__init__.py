@@ -6,8 +6,8 @@ text, checkpoints and plots.
 Config       Config, load_config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout,
-             StackCache, dot_product_attention, sinusoidal_positions, rotary_positions,
-             segment_mask, causal_mask
+             Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
+             rotary_positions, segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,

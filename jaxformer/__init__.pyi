@@ -34,6 +34,8 @@ from jaxformer.nn.block import Residual as Residual
 from jaxformer.nn.dropout import Dropout as Dropout
 from jaxformer.nn.feed_forward import FeedForward as FeedForward
 from jaxformer.nn.kernels import dot_product_attention as dot_product_attention
+from jaxformer.nn.keys import Keys as Keys
+from jaxformer.nn.keys import Memory as Memory
 from jaxformer.nn.keys import causal_mask as causal_mask
 from jaxformer.nn.keys import segment_mask as segment_mask
 from jaxformer.nn.norm import LayerNorm as LayerNorm

@@ -137,11 +137,10 @@ show(Block.__call__, Stack.__call__)
 # $$\mathrm{Attention}(Q, K, V) = \mathrm{softmax}\left(\frac{QK^T}{\sqrt{d_k}}\right)V \tag{1}$$
 
 # %%
-from jaxformer import dot_product_attention
-from jaxformer.nn import matmul
+from jaxformer.nn import kernels, matmul
 
 print("SCORES =", matmul.SCORES, "  WEIGHTED_SUM =", matmul.WEIGHTED_SUM)
-show(dot_product_attention, helpers=["_weighted_sum", "_masked_softmax"])
+show(kernels.attend, kernels.Projected, helpers=["_softmax"])
 
 # %% [markdown]
 # The letters are the axes: b batch, t queries, s keys, h heads, k and v the sizes of a head.
@@ -180,14 +179,13 @@ weights = exponentials / exponentials.sum(axis=1, keepdims=True)
 print(scaled.round(3), weights.round(3), weights.sum(axis=1), sep="\n")
 
 # %% [markdown]
-# Step 4, the weighted sum of the values. Our function gives the same numbers. It takes axes for
-# batch and heads, which have size 1 here.
+# Step 4, the weighted sum of the values. `dot_product_attention`, which gives plain arrays to
+# `attend`, returns the same numbers. It takes axes for batch and heads, which have size 1 here.
 
 # %%
 attended = sum(weights[:, [j]] * v[j] for j in range(3))
-everywhere = np.ones((1, 1, 3, 3), bool)  # every word may attend to every word
-ours, our_weights = dot_product_attention(
-    *(jnp.asarray(a, jnp.float32)[None, :, None] for a in (q, k, v)), everywhere
+ours, our_weights = kernels.dot_product_attention(
+    *(jnp.asarray(a, jnp.float32)[None, :, None] for a in (q, k, v))
 )
 np.testing.assert_allclose(our_weights[0, 0], weights, rtol=1e-5, atol=1e-6)
 np.testing.assert_allclose(ours[0, :, 0], attended, rtol=1e-5)

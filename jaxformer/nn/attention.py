@@ -125,6 +125,8 @@ class MultiHeadAttention(nn.Module):
           UserError: An argument has another shape.
         """
         check_activations("MultiHeadAttention", "x", x, axes=3)
+        if memory is not None:
+            check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
         weights, dtype = self._projections(x.shape[-1]), matmul_dtype(self.compute_dtype)
         queries = self._project(x, weights.query)
         is_prompt = keys.slots is not None and keys.slots.is_prompt
@@ -163,7 +165,6 @@ class MultiHeadAttention(nn.Module):
         return MemoryCache.of(self._source(memory, self._projections(memory.shape[-1])))
 
     def _source(self, x: Array, weights: _Projections) -> Projected:
-        check_activations("MultiHeadAttention", "memory", x, weights.key[0].shape[0], axes=3)
         return Projected(self._project(x, weights.key), self._project(x, weights.value))
 
     def _project(self, x: Array, weights: _Projection) -> Array:

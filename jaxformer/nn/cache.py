@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.layout import expand_like, zeros_beside
 from jaxformer.nn.kernels import Projected
-from jaxformer.nn.keys import Bias, Keys, Places
+from jaxformer.nn.keys import Bias, Keys, Tokens
 from jaxformer.nn.precision import at_least_float32
 
 
@@ -98,8 +98,8 @@ class Slots:
         own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)
         own &= expand_like((held >= 0)[:, None], slots)
         return Keys(
-            Places(*2 * (jnp.broadcast_to(self.length, (1, tokens)),)),
-            Places(*2 * (jnp.repeat(held, beams)[None],)),
+            Tokens(*2 * (jnp.broadcast_to(self.length, (1, tokens)),)),
+            Tokens(*2 * (jnp.repeat(held, beams)[None],)),
             mask=own.reshape(batch, beams, beams * capacity)[:, None],
             window=self.window,
             bias=bias,
@@ -107,9 +107,9 @@ class Slots:
         )
 
     def positions_held(self, newest: Int[Array, ""]) -> Int[Array, " M"]:
-        """Returns the position that each place holds once ``newest`` is there; negative if none."""
-        places = jnp.arange(self.beam_slots.shape[2], dtype=jnp.int32)
-        return newest - (newest - places) % len(places)
+        """Returns the position in each slot of a beam after ``newest``; negative in empty slots."""
+        slots = jnp.arange(self.beam_slots.shape[2], dtype=jnp.int32)
+        return newest - (newest - slots) % len(slots)
 
     def grow(self, length: int) -> "Slots":
         """Returns the slots with capacity for at least ``length`` positions."""

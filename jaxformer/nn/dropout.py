@@ -5,6 +5,7 @@ Here the bits are a hash of (key, row, index in the row), cheap enough to fuse i
 multiplication.
 """
 
+import dataclasses
 import math
 
 import flax.struct
@@ -22,24 +23,24 @@ class RowDropout:
 
     Attributes:
       seed: Random bits.
-      rows: Index of each row in the global batch.
+      row_ids: Index of each row in the global batch.
       rate: Probability that an element is zeroed.
     """
 
     seed: UInt32[Array, "2"]
-    rows: Int[Array, " B"]
+    row_ids: Int[Array, " B"]
     rate: float = flax.struct.field(pytree_node=False)
 
     def __call__(self, x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
         """Zeroes elements of x and scales the rest."""
         least = jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
-        keep = random_bits(self.seed, self.rows, x.shape[1:]) >= least
+        keep = random_bits(self.seed, self.row_ids, x.shape[1:]) >= least
         return jnp.where(keep, x / (1.0 - self.rate), 0).astype(x.dtype)
 
-    def parts(self, parts: int) -> "RowDropout":
+    def split(self, parts: int) -> "RowDropout":
         """Returns the function for rows that are split into parts, [B * parts, ...]."""
-        rows = self.rows[:, None] * parts + jnp.arange(parts, dtype=self.rows.dtype)
-        return self.replace(rows=rows.reshape(-1))
+        row_ids = self.row_ids[:, None] * parts + jnp.arange(parts)
+        return dataclasses.replace(self, row_ids=row_ids.reshape(-1))
 
 
 class Dropout(nn.Module):

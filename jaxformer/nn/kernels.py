@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer.nn.backend import backend
 from jaxformer.nn.dropout import RowDropout
-from jaxformer.nn.keys import Keys, Places
+from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import shards_of
@@ -161,8 +161,8 @@ def windowed_attention(
             parts.insert(0, everywhere)
         return jnp.concatenate(parts, axis=2).reshape(rows * blocks, -1, *x.shape[2:])
 
-    def whole(places: Places) -> Places:
-        return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, length)), places)
+    def whole(tokens: Tokens) -> Tokens:
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, length)), tokens)
 
     there = near(jnp.ones((batch, length), bool))
     blocked = dataclasses.replace(
@@ -175,7 +175,7 @@ def windowed_attention(
         again = (jnp.arange(there.shape[1]) >= first) & (blocked.keys.index < first)
         blocked = dataclasses.replace(blocked, mask=(there & ~again)[:, None, None])
     seen = Projected(near(source.keys), near(source.values))
-    split = None if dropout is None else dropout.parts(blocks)
+    split = None if dropout is None else dropout.split(blocks)
     result = attend(own(queries), seen, blocked, split, dtype)[0]
     result = result.reshape(batch, blocks * size, *result.shape[2:])[:, :length]
     if first:
@@ -208,22 +208,22 @@ def chunked_attention(
         return jnp.moveaxis(x.reshape(*x.shape[:axis], chunks, size, *x.shape[axis + 1 :]), axis, 0)
 
     mask = keys.mask
-    per_query = mask is not None and mask.shape[2] != 1
+    own_rows = None if mask is None or mask.shape[2] == 1 else split(mask, 2)
     parts: dict[str, Any] = {
         "number": jnp.arange(chunks),
         "queries": split(queries),
-        "places": jax.tree.map(split, keys.queries),
-        "mask": split(mask, 2) if per_query else None,
+        "tokens": jax.tree.map(split, keys.queries),
+        "mask": own_rows,
     }
 
     @jax.checkpoint
     def one(part: dict[str, Any]) -> Array:
-        own = dataclasses.replace(
-            keys, queries=part["places"], mask=part["mask"] if per_query else mask
-        )
+        rows = mask if own_rows is None else part["mask"]
+        own = dataclasses.replace(keys, queries=part["tokens"], mask=rows)
         drop = None
         if dropout is not None:
-            drop = dropout.replace(rows=dropout.rows * chunks + part["number"])
+            row_ids = dropout.row_ids * chunks + part["number"]
+            drop = dataclasses.replace(dropout, row_ids=row_ids)
         return attend(part["queries"], source, own, drop, dtype)[0]
 
     result = jnp.moveaxis(jax.lax.map(one, parts), 0, 1)
@@ -289,8 +289,8 @@ def dot_product_attention(
     Returns:
       The attended values in the dtype of ``values``, and the weights, float32 or float64.
     """
-    places = Keys(Places.of(queries.shape[1]), Places.of(keys.shape[1]), mask)
-    return attend(queries, Projected(keys, values), places, dtype=dtype)
+    seen = Keys(Tokens.of(queries.shape[1]), Tokens.of(keys.shape[1]), mask)
+    return attend(queries, Projected(keys, values), seen, dtype=dtype)
 
 
 def additive_attention(

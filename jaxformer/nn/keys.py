@@ -1,4 +1,4 @@
-"""What the queries of an attention may see (section 3.2.3), and where queries and keys stand.
+"""The keys that the queries of an attention may see (section 3.2.3), and the positions of both.
 
 :class:`Keys` is a structure and not an array: an attention computes masks from it where it needs
 them, for all scores at once or for a part of them. The constructors make it for a whole sequence, a
@@ -19,8 +19,8 @@ Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T 
 
 
 @flax.struct.dataclass
-class Places:
-    """Where tokens stand.
+class Tokens:
+    """Indices, positions and segments of the tokens of a row.
 
     Attributes:
       index: Index of each token in its row, which decides what is later and what is near.
@@ -39,8 +39,8 @@ class Places:
         length: Any,
         segments: Int[Array, "#B T"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
-    ) -> "Places":
-        """Returns the places of ``length`` tokens, whose positions are 0, 1, ... when None."""
+    ) -> "Tokens":
+        """Returns ``length`` tokens, whose positions are 0, 1, ... when None."""
         index = jnp.arange(length, dtype=jnp.int32)[None]
         return cls(index, index if positions is None else positions, segments)
 
@@ -50,8 +50,8 @@ class Keys:
     """The keys of an attention, as its queries see them.
 
     Attributes:
-      queries: Places of the queries.
-      keys: Places of the keys.
+      queries: Tokens of the queries.
+      keys: Tokens of the keys.
       mask: True where a query may attend, besides all else; everywhere when None.
       slots: The slots of a cache that new keys and values are written to; None without a cache.
       causal: Hides later keys, which preserves the auto-regressive property.
@@ -61,8 +61,8 @@ class Keys:
       bias: Added to the scores; None adds nothing.
     """
 
-    queries: Places
-    keys: Places
+    queries: Tokens
+    keys: Tokens
     mask: Bool[Array, "#B #H #T #S"] | None = None
     slots: Any = None
     causal: bool = flax.struct.field(pytree_node=False, default=False)
@@ -92,8 +92,8 @@ class Keys:
           **rules: ``causal``, ``window``, ``global_tokens``, ``mask`` and ``bias``; see
             :class:`Keys`.
         """
-        places = Places.of(length, segments, positions)
-        return cls(places, places, **rules)
+        tokens = Tokens.of(length, segments, positions)
+        return cls(tokens, tokens, **rules)
 
     @classmethod
     def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
@@ -104,14 +104,14 @@ class Keys:
         [[1, 0, 0], [0, 1, 0]]
         """
         return cls(
-            Places.of(segments.shape[1], segments),
-            Places.of(memory_segments.shape[1], memory_segments),
+            Tokens.of(segments.shape[1], segments),
+            Tokens.of(memory_segments.shape[1], memory_segments),
         )
 
     @classmethod
     def of_mask(cls, mask: Bool[Array, "#B #H #T S"], slots: Any = None) -> "Keys":
         """Returns keys that a mask alone describes."""
-        return cls(Places.of(mask.shape[2]), Places.of(mask.shape[3]), mask, slots)
+        return cls(Tokens.of(mask.shape[2]), Tokens.of(mask.shape[3]), mask, slots)
 
     def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
         """Returns the mask, True where a query may attend; None if it may attend everywhere."""
@@ -176,7 +176,7 @@ def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
 
 @flax.struct.dataclass
 class Memory:
-    """What cross-attention attends to.
+    """The memory that cross-attention attends to.
 
     Attributes:
       activations: The memory; None if a cache has its keys and values.

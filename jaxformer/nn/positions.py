@@ -117,8 +117,9 @@ def rotary_positions(
 class LinearBias(nn.Module):
     """ALiBi (Press et al. 2022): scores fall in proportion to the distance, at a rate per head.
 
-    The rates of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise they
-    are those of the largest power of two below H, and every other one of twice as many heads.
+    The rates of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise the
+    first heads have the rates of the largest power of two P below H, and the rest every other rate
+    of 2P heads.
 
     Attributes:
       num_heads: Number of heads, H.
@@ -135,15 +136,16 @@ class LinearBias(nn.Module):
 
     def __call__(self) -> Bias:
         """Returns the bias, -rate * |position of the query - position of the key|."""
-        rates = self.rates()[:, None, None].astype(np.float32)
+        rates = jnp.asarray(self.rates()[:, None, None], jnp.float32)
         return lambda queries, keys: -rates * abs(queries[:, None, :, None] - keys[:, None, None])
 
 
 class BucketedBias(nn.Module):
     """T5's relative positions (Raffel et al. 2020): a learned bias per head and distance.
 
-    Distances have a bucket each up to half of the buckets of a side; longer ones share buckets that
-    grow in proportion to the distance, and those from ``max_distance`` on share the last.
+    The shortest distances have a bucket each, for half of the buckets of a side. Longer distances
+    share buckets that grow in proportion to the distance, and distances from ``max_distance`` on
+    share the last.
 
     Attributes:
       num_heads: Number of heads, H.
@@ -169,7 +171,7 @@ class BucketedBias(nn.Module):
 
     @nn.nowrap
     def buckets(self, offsets: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
-        """Returns the bucket of each offset, the position of a key minus that of a query."""
+        """Returns the bucket of each offset, from the position of a query to the position of a key."""
         count, later = self.num_buckets, 0
         if self.causal:
             distances = jnp.maximum(-offsets, 0)
@@ -177,9 +179,10 @@ class BucketedBias(nn.Module):
             count //= 2
             distances, later = abs(offsets), count * (offsets > 0)
         exact = count // 2
-        growth = jnp.log(jnp.maximum(distances, 1).astype(jnp.float32) / exact)
-        growth *= (count - exact) / math.log(self.max_distance / exact)
-        shared = jnp.minimum(exact + growth.astype(jnp.int32), count - 1)
+        growth = (self.max_distance / exact) ** (np.arange(1, count - exact) / (count - exact))
+        # Rounding must not raise a power that is a whole number to the next one.
+        first = np.ceil(exact * growth - 1e-9).astype(np.int32)
+        shared = exact + (distances[..., None] >= first).sum(axis=-1)
         return later + jnp.where(distances < exact, distances, shared)
 
 

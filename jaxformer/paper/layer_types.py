@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.nn.kernels import dot_product_attention
+from jaxformer.nn.kernels import Projected, dot_product_attention, windowed_attention
+from jaxformer.nn.keys import Keys
 
 
 def self_attention(x: Float[Array, "B N D"], *, num_heads: int) -> Float[Array, "B N D"]:
     """Attends from every position to all positions: O(n^2 d)."""
     heads = _split_heads(x, num_heads)
-    mask = jnp.ones((1, 1, 1, x.shape[1]), bool)
-    return dot_product_attention(heads, heads, heads, mask)[0].reshape(x.shape)
+    return dot_product_attention(heads, heads, heads)[0].reshape(x.shape)
 
 
 def restricted_self_attention(
@@ -23,8 +23,8 @@ def restricted_self_attention(
 ) -> Float[Array, "B N D"]:
     """Attends from every position to the ``neighborhood`` positions centered on it: O(r n d).
 
-    The sequence is split into blocks of half a neighborhood. A block attends to itself and its two
-    neighbors, so scores are computed for 1.5 r keys per query.
+    Scores are computed for 1.5 r keys per query, as
+    :func:`~jaxformer.nn.kernels.windowed_attention` describes.
 
     Args:
       x: Input, used as queries, keys and values.
@@ -36,23 +36,8 @@ def restricted_self_attention(
     """
     if neighborhood < 1 or neighborhood % 2 == 0:
         raise ValueError(f"neighborhood must be odd, to have a center: got {neighborhood}")
-    batch, length, width = x.shape
-    half = neighborhood // 2
-    size = max(1, half)
-    blocks = -(-length // size)
-    padded = jnp.pad(x, [(0, 0), (size, blocks * size - length + size), (0, 0)])
-    # [B, blocks + 2, size, D], with an empty block at each end.
-    split = padded.reshape(batch, blocks + 2, size, width)
-    near = jnp.concatenate([split[:, :-2], split[:, 1:-1], split[:, 2:]], axis=2)
-    query = size * jnp.arange(blocks)[:, None] + jnp.arange(size)
-    key = size * (jnp.arange(blocks)[:, None] - 1) + jnp.arange(3 * size)
-    visible = abs(query[:, :, None] - key[:, None]) <= half
-    visible &= ((key >= 0) & (key < length))[:, None]
-    queries = _split_heads(split[:, 1:-1].reshape(-1, size, width), num_heads)
-    keys = _split_heads(near.reshape(-1, 3 * size, width), num_heads)
-    mask = jnp.tile(visible[:, None], (batch, 1, 1, 1))
-    attended = dot_product_attention(queries, keys, keys, mask)[0]
-    return attended.reshape(batch, blocks * size, width)[:, :length]
+    heads, keys = _split_heads(x, num_heads), Keys.of_sequence(x.shape[1], window=neighborhood // 2)
+    return windowed_attention(heads, Projected(heads, heads), keys).reshape(x.shape)
 
 
 def recurrent(

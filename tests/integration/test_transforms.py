@@ -23,12 +23,13 @@ from jaxformer import (
     BeamSearch,
     Block,
     FeedForward,
+    Keys,
+    Memory,
     ModelConfig,
     MultiHeadAttention,
     Residual,
     Sampling,
     Transformer,
-    causal_mask,
     cross_entropy,
 )
 
@@ -143,6 +144,11 @@ def decoder_block(dtype):
     return Block(*layers, cross_attention=attention(dtype), make_residual=residual)
 
 
+def decoder_inputs(x):
+    keys = Keys.of_sequence(LENGTH)
+    return x, dataclasses.replace(keys, causal=True), Memory(x[:, ::-1], keys)
+
+
 SUBJECTS = {
     "attention": lambda: of_module(attention("float32"), ("query",)),
     "attention, bfloat16": lambda: of_module(attention("bfloat16"), ("query",), 0.03),
@@ -151,7 +157,7 @@ SUBJECTS = {
         decoder_block("bfloat16"),
         ("cross_attention", "query"),
         0.03,
-        inputs=lambda x: (x, x[:, ::-1], causal_mask(x.shape[1])),
+        inputs=decoder_inputs,
     ),
     "transformer": lambda: of_module(
         Transformer(CONFIG),
@@ -308,14 +314,15 @@ def checkpoint(subject):
 
 
 def remat(subject):
-    """``nn.remat`` with dropout: ``deterministic`` is a positional, static argument."""
+    """``nn.remat`` with dropout; ``deterministic`` is a positional, static argument."""
     if subject.module is None:
         pytest.skip("only for modules")
     inputs, kind = subject.inputs(subject.closed_over), type(subject.module)
     # Position of the argument, with the module as number 0.
-    static = {MultiHeadAttention: (4,), Block: (5,), Transformer: (3,)}.get(kind, ())
+    static = {MultiHeadAttention: (4,), Transformer: (3,)}.get(kind, ())
     missing = static[0] - 1 - len(inputs) if static else 0
     rest = (None,) * missing + (False,) * len(static)
+    options = {"dropout": np.arange(len(inputs[0]))} if kind is Block else {}
 
     def gradient(kind):
         fields = [field.name for field in dataclasses.fields(subject.module)]
@@ -323,7 +330,10 @@ def remat(subject):
 
         def loss(params):
             rngs = {"dropout": jax.random.key(3)}
-            return jnp.sin(kind(**own).apply({"params": params}, *inputs, *rest, rngs=rngs)).sum()
+            module = kind(**own)
+            return jnp.sin(
+                module.apply({"params": params}, *inputs, *rest, rngs=rngs, **options)
+            ).sum()
 
         return jax.jit(jax.value_and_grad(loss))(subject.params)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer.nn import (
+    Keys,
     MultiHeadAttention,
     additive_attention,
     backend_for,
@@ -67,15 +68,18 @@ def test_fused_kernel_needs_bfloat16_and_even_lengths():
     def heads(length, size, dtype=jnp.bfloat16):
         return jnp.asarray(np.zeros((2, length, 3, size), dtype))
 
-    assert not has_fused_kernel(heads(6, 16), heads(6, 16))  # The tests run on a CPU.
+    def has_fused(queries, values):
+        return has_fused_kernel(queries, values, Keys.of_sequence(6))
+
+    assert not has_fused(heads(6, 16), heads(6, 16))  # The tests run on a CPU.
     with use_backend(backend_for("gpu", "9.0")):
-        assert has_fused_kernel(heads(6, 16), heads(8, 16))
-        assert not has_fused_kernel(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
+        assert has_fused(heads(6, 16), heads(8, 16))
+        assert not has_fused(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
         for queries, keys in [((7, 16), (8, 16)), ((6, 16), (7, 16)), ((6, 12), (8, 12))]:
-            assert not has_fused_kernel(heads(*queries), heads(*keys))
-        assert not has_fused_kernel(heads(6, 16), heads(8, 24))
+            assert not has_fused(heads(*queries), heads(*keys))
+        assert not has_fused(heads(6, 16), heads(8, 24))
     with use_backend(backend_for("gpu", "7.5")):  # An older GPU.
-        assert not has_fused_kernel(heads(6, 16), heads(8, 16))
+        assert not has_fused(heads(6, 16), heads(8, 16))
 
 
 def test_fused_kernel_is_dot_product_attention():
@@ -83,7 +87,7 @@ def test_fused_kernel_is_dot_product_attention():
     rng = np.random.default_rng(0)
     x, cotangent = jnp.asarray(rng.normal(size=(2, 2, 64, 128)), jnp.bfloat16)
     heads = x.reshape(2, 64, 4, 32)
-    if not has_fused_kernel(heads, heads):
+    if not has_fused_kernel(heads, heads, Keys.of_sequence(64)):
         pytest.skip("needs an NVIDIA GPU, Ampere or newer")
     segments = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 2, 2]], 16, axis=1))
     mask = segment_mask(segments, segments) & causal_mask(64)

@@ -1,0 +1,151 @@
+"""Windows, biases and the ways to compute attention, against masked full attention."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.nn import Keys, backend, use_backend
+from jaxformer.nn.dropout import RowDropout
+from jaxformer.nn.kernels import Projected, attend, chunked_attention, windowed_attention
+from jaxformer.nn.positions import BucketedBias, LinearBias
+
+from .weights import random_params
+
+# _relative_position_bucket of transformers 5.24.0 (T5) for 32 buckets and a largest distance of
+# 128: offsets, and the bucket of each and of those up to the next.
+BOTH_SIDES = {
+    **{-90: 14, -63: 13, -45: 12, -31: 11, -22: 10, -15: 9, -11: 8, -7: 7, -1: 1, 0: 0, 1: 17},
+    **{7: 23, 8: 24, 12: 25, 16: 26, 23: 27, 32: 28, 46: 29, 64: 30, 91: 31, 200: 31},
+}
+CAUSAL = {
+    **{-200: 31, -113: 31, -112: 30, -98: 29, -86: 28, -76: 27, -66: 26, -58: 25, -51: 24, -45: 23},
+    **{-39: 22, -34: 21, -30: 20, -26: 19, -23: 18, -20: 17, -18: 16, -15: 15, -1: 1, 0: 0, 9: 0},
+}
+
+
+@pytest.mark.parametrize(("causal", "expected"), [(False, BOTH_SIDES), (True, CAUSAL)])
+def test_buckets_of_t5(causal, expected):
+    buckets = jax.jit(BucketedBias(2, causal=causal).buckets)(np.array(list(expected)))
+    assert buckets.tolist() == list(expected.values())
+
+
+def test_rates_of_alibi():
+    assert LinearBias(8).rates().tolist() == [2.0**-n for n in range(1, 9)]
+    twelve = [2.0**-n for n in range(1, 9)] + [2.0**-n for n in (0.5, 1.5, 2.5, 3.5)]
+    np.testing.assert_allclose(LinearBias(12).rates(), twelve, rtol=1e-12)
+    bias = LinearBias(8).bind({})()(np.array([[0, 5]]), np.array([[3, 4, 5]]))
+    np.testing.assert_array_equal(bias[0, 1], [[-0.75, -1.0, -1.25], [-0.5, -0.25, 0.0]])
+
+
+LENGTH, SEGMENTS = 21, np.array([[1] * 12 + [2] * 9, [1] * 18 + [0] * 3], np.int32)
+RNG = np.random.default_rng(0)
+HEADS = [RNG.normal(size=(2, LENGTH, 3, 4)).astype(np.float32) for _ in range(4)]
+BIAS = LinearBias(3).bind({})()
+
+
+def by_loops(keys):
+    """Returns the mask of the rules, pair by pair."""
+    seen = np.zeros((2, 1, LENGTH, LENGTH), bool)
+    for b, i, j in np.ndindex(2, LENGTH, LENGTH):
+        far = keys.window is not None and abs(i - j) > keys.window
+        near = not far or min(i, j) < keys.global_tokens
+        alike = keys.queries.segments is None or SEGMENTS[b, i] == SEGMENTS[b, j] != 0
+        seen[b, 0, i, j] = near and alike and (not keys.causal or j <= i)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("way", "segments", "rules"),
+    [
+        (windowed_attention, None, {"window": 1}),
+        (windowed_attention, SEGMENTS, {"window": 4, "causal": True, "bias": BIAS}),
+        (windowed_attention, SEGMENTS, {"window": 3, "global_tokens": 2}),
+        (windowed_attention, None, {"window": 5, "global_tokens": 1, "causal": True}),
+        (chunked_attention, SEGMENTS, {"causal": True, "bias": BIAS}),
+        (chunked_attention, None, {"window": 7, "mask": RNG.random((2, 1, LENGTH, LENGTH)) < 0.8}),
+    ],
+)
+def test_values_and_gradients_equal_those_of_masked_full_attention(way, segments, rules):
+    keys = Keys.of_sequence(LENGTH, segments, **rules)
+    mask = rules.get("mask", True)
+    full = dataclasses.replace(
+        keys, mask=by_loops(keys) & mask, causal=False, window=None, global_tokens=0
+    )
+    sees = full.mask.any(axis=-1)[:, 0, :, None, None]  # Padding may have any value.
+
+    def results(compute, keys):
+        def loss(q, k, v):
+            attended = jnp.where(sees, compute(q, Projected(k, v), keys), 0)
+            return (attended * HEADS[3]).sum(), attended
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*HEADS[:3])
+
+    @jax.jit
+    def both():
+        with use_backend(dataclasses.replace(backend(), scores_per_chunk=8 * LENGTH * 4)):
+            return results(way, keys), results(lambda *a: attend(*a)[0], full)
+
+    ours, expected = jax.device_get(both())
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, expected
+    )
+
+
+@pytest.mark.parametrize("way", [windowed_attention, chunked_attention])
+def test_dropout_of_parts_keeps_the_mean_and_depends_on_the_row_id(way):
+    """All values are 1, so a result is the sum of the weights that dropout kept, scaled."""
+    ones = np.ones((3, 64, 4, 8), np.float32)
+    keys = Keys.of_sequence(64, window=None if way is chunked_attention else 32)
+
+    @jax.jit
+    def run(row_ids):
+        drop = RowDropout(np.array([1, 2], np.uint32), row_ids, 0.5)
+        with use_backend(dataclasses.replace(backend(), scores_per_chunk=8 * 64 * 16)):
+            return way(ones, Projected(ones, ones), keys, drop)[..., 0]
+
+    kept = np.asarray(run(np.arange(3)))
+    assert kept.mean() == pytest.approx(1.0, abs=0.02)
+    assert len(np.unique(kept.reshape(-1, 16, 4), axis=0)) == 12  # No two parts have one mask.
+    np.testing.assert_array_equal(run(np.array([2, 0, 1])), kept[[2, 0, 1]])
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
+def test_a_cache_of_a_window_is_that_of_the_full_pass(positions):
+    """The cache keeps 16 positions of 30; beams change their ancestors at every step."""
+    config = ModelConfig(
+        vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=2, max_length=64
+    )
+    model = LanguageModel(dataclasses.replace(config, positions=positions, window=5))
+    rng = np.random.default_rng(0)
+    history = np.repeat(rng.integers(3, 23, (2, 1, 22)).astype(np.int32), 3, axis=1)
+    params = jax.device_put(random_params(model, history[0]))
+    apply = functools.partial(model.apply, {"params": params})
+
+    @jax.jit
+    def full(tokens):
+        return apply(tokens.reshape(6, -1)).reshape(2, 3, -1, 23)
+
+    @jax.jit
+    def step(tokens, cache, parents):
+        ancestry = jnp.take_along_axis(cache.slots.beam_slots, parents[..., None], axis=1)
+        slots = dataclasses.replace(cache.slots, beam_slots=ancestry)
+        return apply(tokens, cache._replace(slots=slots), method="step")
+
+    start = jax.jit(functools.partial(apply, num_beams=3, capacity=30, method="start"))
+    padded = np.pad(history[:, 0], [(0, 0), (0, 2)])
+    prefill = jax.jit(functools.partial(apply, method="prefill"))
+    cache = prefill(padded, start(history[:, 0]), 22)[1]
+    assert cache.slots.beam_slots.shape == (2, 3, 16)
+    for _ in range(8):
+        parents, tokens = rng.integers(0, 3, (2, 3)), rng.integers(3, 23, (2, 3)).astype(np.int32)
+        history = np.take_along_axis(history, parents[..., None], axis=1)
+        history = np.concatenate([history, tokens[..., None]], axis=2)
+        logits, cache = step(tokens, cache, parents)
+    expected = np.asarray(full(history))
+    np.testing.assert_allclose(logits, expected[:, :, -1], rtol=1e-4, atol=1e-4)

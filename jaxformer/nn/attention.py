@@ -129,18 +129,20 @@ class MultiHeadAttention(nn.Module):
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
         weights, dtype = self._projections(x.shape[-1]), matmul_dtype(self.compute_dtype)
         queries = self._project(x, weights.query)
-        is_prompt = keys.slots is not None and keys.slots.is_prompt
+        slots = keys.slots
+        if cache is not None and slots is None:
+            raise UserError("MultiHeadAttention: a cache needs keys of its slots, from Slots.keys")
         if isinstance(cache, MemoryCache):
-            source = cache.projected() if is_prompt else cache
+            source = cache.projected() if slots.is_prompt else cache
         else:
             source = self._source(x if memory is None else memory, weights)
             if self.encode_positions is not None and memory is None:
-                queries = self.encode_positions(queries, keys.queries.positions)
-                new = self.encode_positions(source.keys, keys.queries.positions)
-                source = Projected(new, source.values)
+                rotate, positions = self.encode_positions, keys.queries.positions
+                queries = rotate(queries, positions)
+                source = Projected(rotate(source.keys, positions), source.values)
             if cache is not None:
-                cache = cache.append(source, keys.slots)
-                source = source if is_prompt else cache
+                cache = cache.append(source, slots)
+                source = source if slots.is_prompt else cache
         drop = self.dropout.function(dropout)
         if isinstance(source, Projected) and not self.is_mutable_collection("intermediates"):
             attended = attention(queries, source, keys, drop, dtype)

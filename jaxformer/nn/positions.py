@@ -171,7 +171,7 @@ class BucketedBias(nn.Module):
 
     @nn.nowrap
     def buckets(self, offsets: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
-        """Returns the bucket of each offset, from the position of a query to the position of a key."""
+        """Returns the bucket of each offset, the key's position minus the query's."""
         count, later = self.num_buckets, 0
         if self.causal:
             distances = jnp.maximum(-offsets, 0)

@@ -1,0 +1,187 @@
+"""Time and memory of attention over long sequences, with a window and without, and a plot.
+
+    python benchmarks/long_input.py --output runs/long_input
+
+Float32, causal, one sequence, forward and backward pass. The window is measured beside
+``jax.nn.dot_product_attention(local_window_size=...)``, whole attention in chunks beside all scores
+at once. Time is the fastest round of each, in turns; memory is what XLA allocates besides inputs
+and outputs.
+"""
+
+import argparse
+import dataclasses
+import math
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from jaxformer.nn import Keys
+from jaxformer.nn.kernels import Projected, attend, chunked_attention, windowed_attention
+from jaxformer.paper.command import machine
+from jaxformer.plots import figure
+
+WINDOW, CHUNKS, WHOLE = "window", "all keys, in chunks", "all keys, all scores at once"
+PEER = "jax.nn, local_window_size"
+LOOKS = {
+    WINDOW: (figure.GREEN, "D"),
+    PEER: (figure.ORANGE, "s"),
+    CHUNKS: (figure.BLUE, "o"),
+    WHOLE: (figure.PURPLE, "^"),
+}
+
+
+def ways(window):
+    """Returns functions of queries, keys and values by name."""
+
+    def keys(q, window=None):
+        return Keys.of_sequence(q.shape[1], causal=True, window=window)
+
+    return {
+        WINDOW: lambda q, k, v: windowed_attention(q, Projected(k, v), keys(q, window)),
+        PEER: lambda q, k, v: jax.nn.dot_product_attention(
+            q, k, v, is_causal=True, local_window_size=(window, 0)
+        ),
+        CHUNKS: lambda q, k, v: chunked_attention(q, Projected(k, v), keys(q)),
+        WHOLE: lambda q, k, v: attend(q, Projected(k, v), keys(q))[0],
+    }
+
+
+@dataclasses.dataclass
+class Measured:
+    """A compiled way, its memory in bytes, and its fastest time in seconds."""
+
+    program: object
+    inputs: list
+    memory: int
+    seconds: float = math.inf
+
+
+def compiled(way, n, heads, size):
+    """Compiles the sum of squares of a way and its gradient, for n positions."""
+    rng = np.random.default_rng(n)
+    inputs = [jnp.asarray(rng.normal(size=(1, n, heads, size)), jnp.float32) for _ in range(3)]
+
+    def loss(*inputs):
+        attended = way(*inputs)
+        return (attended**2).sum(), attended
+
+    program = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+    program = program.lower(*inputs).compile()
+    return Measured(program, inputs, program.memory_analysis().temp_size_in_bytes)
+
+
+def measure(options):
+    """Returns what was measured, by way and length."""
+    found = {}
+    for name, way in ways(options.window).items():
+        longest = options.lengths[-1] if name in (WINDOW, CHUNKS) else options.longest_whole
+        for n in (n for n in options.lengths if n <= longest):
+            print(f"compiling {name}, n = {n}", file=sys.stderr)
+            found[name, n] = compiled(way, n, options.heads, options.size)
+    for number in range(options.rounds):
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+        for measured in found.values():
+            began = time.perf_counter()
+            jax.block_until_ready(measured.program(*measured.inputs))
+            measured.seconds = min(measured.seconds, time.perf_counter() - began)
+    return found
+
+
+def difference(found, n):
+    """Returns the largest difference of values and gradients between chunks and the whole."""
+    results = [
+        jax.device_get(found[name, n].program(*found[name, n].inputs)) for name in (CHUNKS, WHOLE)
+    ]
+    pairs = zip(*map(jax.tree.leaves, (results[0][0][1:], results[1][0][1:])), strict=True)
+    gradients = zip(results[0][1], results[1][1], strict=True)
+    return max(
+        float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in [*pairs, *gradients]
+    )
+
+
+def report(options, found):
+    """Formats a table, and the exponents between the first and the last length of each way."""
+    lines = [
+        f"Milliseconds and MB of attention, forward and backward; {options.heads} head(s) of "
+        f"{options.size}, window {options.window}, fastest of {options.rounds} rounds on "
+        f"{machine()}.\n",
+        "| way | " + " | ".join(f"n = {n}" for n in options.lengths) + " | time grows | memory |",
+        "|---|" + "--:|" * (len(options.lengths) + 2),
+    ]
+    for name in LOOKS:
+        row = {n: found[name, n] for n in options.lengths if (name, n) in found}
+        cells = [
+            f"{row[n].seconds * 1e3:,.1f} ms, {row[n].memory / 1e6:,.1f} MB" if n in row else "-"
+            for n in options.lengths
+        ]
+        ends = [n for n in row if n <= options.longest_whole]
+        growth = math.log(ends[-1] / ends[0])
+        exponents = [
+            math.log(getattr(row[ends[-1]], what) / getattr(row[ends[0]], what)) / growth
+            for what in ("seconds", "memory")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} | " + "{:.2f} | {:.2f} |".format(*exponents))
+    n = options.longest_whole
+    lines.append(
+        f"\nExponents of n between {options.lengths[0]} and {n}. At n = {n}, chunks and all scores "
+        f"at once differ by at most {difference(found, n):.1e} of the largest value or gradient."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def draw(found, path):
+    """Plots time and memory against n."""
+    with figure.style():
+        page = Figure(figsize=(7.2, 3.2), layout="constrained")
+        for axes, what, scale, title in zip(
+            page.subplots(1, 2),
+            ("seconds", "memory"),
+            (1e3, 1e-6),
+            ("Milliseconds, forward and backward", "MB besides inputs and outputs"),
+            strict=True,
+        ):
+            for name, (color, marker) in LOOKS.items():
+                points = [
+                    (n, getattr(m, what) * scale) for (way, n), m in found.items() if way == name
+                ]
+                axes.plot(*zip(*points, strict=True), marker + "-", color=color, label=name, ms=4)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.set_xlabel("n, positions")
+            axes.set_title(title)
+            axes.grid(visible=True)
+            axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper left")
+        figure.save(page, path)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--output", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
+    add("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="values of n")
+    add("--longest-whole", type=int, default=8192, metavar="N", help="largest n with n x n scores")
+    add("--window", type=int, default=128, help="keys before a query (default: %(default)s)")
+    add("--heads", type=int, default=4, help="number of heads (default: %(default)s)")
+    add("--size", type=int, default=64, help="size of a head (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="rounds (default: %(default)s)")
+    options = parser.parse_args()
+    found = measure(options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    table = report(options, found)
+    (options.output / "long_input.md").write_text(table)
+    draw(found, options.output / "long_input.png")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -454,9 +454,9 @@ for word, row in zip(words, second):
 
 # %%
 from jaxformer.nn import embed, output_logits
-from jaxformer.nn.embedding import embed_tokens
+from jaxformer.nn.embedding import Embedding
 
-show(embed_tokens, Transformer.logits, output_logits)
+show(Embedding.__call__, Transformer.logits, output_logits)
 
 # %% [markdown]
 # The parameters of a small model: there is a single embedding. Its variance is

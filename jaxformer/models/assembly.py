@@ -13,6 +13,7 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_choices, check_fraction, check_positive
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
+from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
@@ -207,16 +208,28 @@ def make_table(module: nn.Module, name: str, size: int, d_model: int) -> Any:
     return parameter(module, name, initializer, (size, d_model), ("vocab", "d_model"), "table")
 
 
-def make_positions(module: nn.Module, name: str, config: ModelConfig) -> Any:
-    """Returns the encodings of ``max_length`` positions, which are added to embeddings.
+def make_embedding(module: nn.Module, table: Any, positions: str, config: ModelConfig) -> Embedding:
+    """Returns the embedding of a side of a model.
 
-    They are zeros if the encoding adds nothing.
+    Args:
+      module: The model, which owns the parameters.
+      table: From :func:`make_table`.
+      positions: Name of the parameter of learned positions.
+      config: The architecture.
     """
     encoding = ENCODINGS[config.positions]
-    if not encoding.is_learned:
-        return FixedPositions(encoding.table, config.max_length, config.d_model)
-    initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
-    return parameter(module, name, initializer, (config.max_length, config.d_model))
+    encodings: Any = FixedPositions(encoding.table, config.max_length, config.d_model)
+    if encoding.is_learned:
+        initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
+        shape = (config.max_length, config.d_model)
+        encodings = parameter(module, positions, initializer, shape)
+    return Embedding(table, encodings, config.compute_dtype)
+
+
+def make_logits_bias(module: nn.Module, config: ModelConfig) -> Any:
+    """Creates the bias of the output logits; returns None for a model without biases."""
+    zeros = nn.initializers.zeros
+    return parameter(module, "logits_bias", zeros, (config.output_size,)) if config.biases else None
 
 
 def unquantized(table: Any) -> Float[Array, "V D"]:

@@ -8,16 +8,16 @@ from jaxformer.errors import UserError
 from jaxformer.models.assembly import (
     ModelConfig,
     check_model_config,
-    make_positions,
+    make_embedding,
+    make_logits_bias,
     make_stack,
     make_table,
     unquantized,
 )
 from jaxformer.nn.arguments import check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
-from jaxformer.nn.embedding import embed_tokens, output_logits
+from jaxformer.nn.embedding import output_logits
 from jaxformer.nn.keys import Keys
-from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
 
@@ -55,11 +55,8 @@ class LanguageModel(nn.Module):
                 "separate"
             )
         self.embedding = make_table(self, "embedding", c.vocab_size, c.d_model)
-        zeros = nn.initializers.zeros
-        self.logits_bias = (
-            parameter(self, "logits_bias", zeros, (c.vocab_size,)) if c.biases else None
-        )
-        self.positions = make_positions(self, "positions", c)
+        self.embed = make_embedding(self, self.embedding, "positions", c)
+        self.logits_bias = make_logits_bias(self, c)
         self.dropout = Dropout(c.dropout_rate)
         self.decoder = make_stack(c, causal=True, remat=self.remat)
 
@@ -103,7 +100,7 @@ class LanguageModel(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Returns the output of the stack, the input of :meth:`logits`; see ``__call__``."""
         dropout = dropout_rows(tokens_in.shape[0], deterministic, row_ids)
-        x = self.dropout(self._embed(tokens_in, positions), dropout)
+        x = self.dropout(self.embed(tokens_in, positions), dropout)
         keys = Keys.of_sequence(tokens_in.shape[1], segments, positions, causal=True)
         return self.decoder(x, keys, dropout=dropout)
 
@@ -151,19 +148,13 @@ class LanguageModel(nn.Module):
           The stack's output, whose :meth:`logits` at each token predict the next token, and the
           cache.
         """
-        return self.decoder.prefill(self._embed(tokens, None), cache, length)
+        return self.decoder.prefill(self.embed(tokens), cache, length)
 
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
         """Returns float32 logits of the next token of every beam, and the updated cache."""
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        embedded = self._embed(tokens, positions, cache.slots.longest)
+        embedded = self.embed(tokens, positions, cache.slots.longest)
         x, cache = self.decoder.step(embedded, cache)
         return self.logits(x), cache
-
-    def _embed(
-        self, tokens: Array, positions: Array | None, capacity: int | None = None
-    ) -> Float[Array, "B T D"]:
-        embedded = embed_tokens(self.embedding, tokens, self.positions, positions, capacity)
-        return embedded.astype(activation_dtype(self.config.compute_dtype, embedded))

@@ -10,17 +10,16 @@ from jaxformer.errors import UserError
 from jaxformer.models.assembly import (
     ModelConfig,
     check_model_config,
-    make_positions,
+    make_embedding,
+    make_logits_bias,
     make_stack,
     make_table,
     unquantized,
 )
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
-from jaxformer.nn.embedding import embed_tokens, output_logits
+from jaxformer.nn.embedding import output_logits
 from jaxformer.nn.keys import Keys, Memory
-from jaxformer.nn.parameters import parameter
-from jaxformer.nn.precision import Int8Matrix, activation_dtype
 from jaxformer.nn.stack import Remat, StackCache
 
 
@@ -58,13 +57,10 @@ class Transformer(nn.Module):
         names = c.embedding_names
         sizes = dict(zip(names, (c.vocab_size, c.output_size, c.output_size), strict=True))
         tables = {name: make_table(self, name, size, c.d_model) for name, size in sizes.items()}
-        self.src_table, self.tgt_table, self.output_table = (tables[name] for name in names)
-        zeros = nn.initializers.zeros
-        self.logits_bias = (
-            parameter(self, "logits_bias", zeros, (c.output_size,)) if c.biases else None
-        )
-        self.src_positions = make_positions(self, "src_positions", c)
-        self.tgt_positions = make_positions(self, "tgt_positions", c)
+        source, target, self.output_table = (tables[name] for name in names)
+        self.embed_source = make_embedding(self, source, "src_positions", c)
+        self.embed_target = make_embedding(self, target, "tgt_positions", c)
+        self.logits_bias = make_logits_bias(self, c)
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
@@ -127,7 +123,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B S D"]:
         """Encodes source sentences. Arguments as for ``__call__``."""
         segments = _segments(src) if segments is None else segments
-        x = self._embed(src, positions, self.src_table, self.src_positions)
+        x = self.embed_source(src, positions)
         dropout = dropout_rows(src.shape[0], deterministic, row_ids)
         keys = Keys.of_sequence(src.shape[1], segments, positions)
         return self.encoder(self.src_dropout(x, dropout), keys, dropout=dropout)
@@ -147,7 +143,7 @@ class Transformer(nn.Module):
         segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
         keys = Keys.of_sequence(tgt_in.shape[1], segments, tgt_positions, causal=True)
         memory = Memory(encoded, Keys.of_memory(segments, src_segments))
-        x = self._embed(tgt_in, tgt_positions, self.tgt_table, self.tgt_positions)
+        x = self.embed_target(tgt_in, tgt_positions)
         dropout = dropout_rows(tgt_in.shape[0], deterministic, row_ids)
         return self.decoder(self.tgt_dropout(x, dropout), keys, memory, dropout=dropout)
 
@@ -200,7 +196,7 @@ class Transformer(nn.Module):
         The first step takes the beginning-of-sentence token.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        x = self._embed(tokens, positions, self.tgt_table, self.tgt_positions, cache.slots.longest)
+        x = self.embed_target(tokens, positions, cache.slots.longest)
         x, cache = self.decoder.step(x, cache)
         return self.logits(x), cache
 
@@ -218,19 +214,8 @@ class Transformer(nn.Module):
           The decoder's output, whose :meth:`logits` at each token predict the next token, and the
           cache.
         """
-        x = self._embed(tokens, None, self.tgt_table, self.tgt_positions)
+        x = self.embed_target(tokens)
         return self.decoder.prefill(x, cache, length)
-
-    def _embed(
-        self,
-        tokens: Array,
-        positions: Array | None,
-        table: Array | Int8Matrix,
-        encodings: Any,
-        capacity: int | None = None,
-    ) -> Float[Array, "B T D"]:
-        embedded = embed_tokens(table, tokens, encodings, positions, capacity)
-        return embedded.astype(activation_dtype(self.config.compute_dtype, embedded))
 
 
 def _segments(tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -1,5 +1,6 @@
 """Embeddings and output logits (section 3.4)."""
 
+import dataclasses
 import math
 
 import jax
@@ -11,7 +12,13 @@ from jaxformer.layout import expand_like, has_explicit_axes, take_rows
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.matmul import matmul_nt
 from jaxformer.nn.positions import FixedPositions
-from jaxformer.nn.precision import Int8Matrix, at_least_float32, quantize_rows
+from jaxformer.nn.precision import (
+    ComputeDtype,
+    Int8Matrix,
+    activation_dtype,
+    at_least_float32,
+    quantize_rows,
+)
 from jaxformer.nn.sharding import per_batch_shard
 
 
@@ -50,35 +57,47 @@ def output_logits(
     return logits if bias is None else logits + expand_like(bias.astype(logits.dtype), logits)
 
 
-def embed_tokens(
-    table: Float[Array, "V D"] | Int8Matrix,
-    tokens: Int[Array, "B T"],
-    encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"] | FixedPositions,
-    positions: Int[Array, "#B T"] | None = None,
-    capacity: int | None = None,
-) -> Float[Array, "B T D"]:
-    """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5).
+@dataclasses.dataclass(frozen=True, eq=False)
+class Embedding:
+    """An embedding of tokens and of their positions, as a model uses it.
 
-    Args:
+    Attributes:
       table: The embedding.
-      tokens: Token ids.
       encodings: Encoding of every position, sinusoidal or learned.
-      positions: Position of every token; 0, 1, ... when None. In an export for any length,
-        tokens at positions without an encoding give NaN.
-      capacity: Number that all positions are less than; the number of encodings when None.
-
-    Raises:
-      UserError: A sequence is longer than ``encodings``, or an id is not in the table.
+      compute_dtype: Dtype of the inputs of matrix multiplications.
     """
-    check_ids("tokens", tokens, jax.tree.leaves(table)[0].shape[0])
-    embedded, length = embed(table, tokens), tokens.shape[1]
-    if positions is not None:
-        if isinstance(encodings, FixedPositions):
-            encodings = encodings[:capacity]
-        encoding = jnp.asarray(encodings, embedded.dtype)[positions]
-    elif isinstance(length, int):
-        check_length("sequence", length, len(encodings))
-        encoding = jnp.asarray(encodings[:length], embedded.dtype)
-    else:  # In an export for any length, that length is symbolic.
-        encoding = take_rows(jnp.asarray(encodings[:], embedded.dtype), jnp.arange(length))
-    return embedded * math.sqrt(embedded.shape[-1]) + expand_like(encoding, embedded)
+
+    table: Float[Array, "V D"] | Int8Matrix
+    encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"] | FixedPositions
+    compute_dtype: ComputeDtype = "float32"
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "#B T"] | None = None,
+        longest: int | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5).
+
+        Args:
+          tokens: Token ids.
+          positions: Position of every token; 0, 1, ... when None. In an export for any length,
+            tokens at positions without an encoding give NaN.
+          longest: Number that all positions are less than; the number of encodings when None.
+
+        Raises:
+          UserError: A sequence is longer than ``encodings``, or an id is not in the table.
+        """
+        check_ids("tokens", tokens, jax.tree.leaves(self.table)[0].shape[0])
+        embedded, length, encodings = embed(self.table, tokens), tokens.shape[1], self.encodings
+        if positions is not None:
+            if isinstance(encodings, FixedPositions):
+                encodings = encodings[:longest]
+            encoding = jnp.asarray(encodings, embedded.dtype)[positions]
+        elif isinstance(length, int):
+            check_length("sequence", length, len(encodings))
+            encoding = jnp.asarray(encodings[:length], embedded.dtype)
+        else:  # In an export for any length, that length is symbolic.
+            encoding = take_rows(jnp.asarray(encodings[:], embedded.dtype), jnp.arange(length))
+        x = embedded * math.sqrt(embedded.shape[-1]) + expand_like(encoding, embedded)
+        return x.astype(activation_dtype(self.compute_dtype, x))

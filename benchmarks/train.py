@@ -210,7 +210,8 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
 
     from jaxformer.experiment import make_optimizer
     from jaxformer.training.mesh import make_mesh, to_devices
-    from jaxformer.training.step import init_state, make_train_step
+    from jaxformer.training.state import init_state
+    from jaxformer.training.step import make_train_step
 
     dtype, mesh = name.split()[1], make_mesh()
     make_work = our_translation if size["sides"] == 2 else our_language_model
@@ -260,7 +261,8 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
     from jaxformer.models.flops import training_flops
-    from jaxformer.tasks.translation import make_init, make_loss
+    from jaxformer.models.selection import make_init
+    from jaxformer.tasks.translation import TranslationLoss
     from jaxformer.training.mesh import num_batch_shards
 
     config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
@@ -277,7 +279,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
         "flops": training_flops(config.model, rows, length, length),
         "padding_efficiency": plan.efficiency,
     }
-    return config, make_init(config.model), make_loss(config), batches, known
+    return config, make_init(config.model), TranslationLoss.of(config), batches, known
 
 
 def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:

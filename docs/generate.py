@@ -181,7 +181,7 @@ def prepared() -> str:
 
 def table2() -> str:
     """Returns the output of ``python -m jaxformer.paper.table2`` without its title."""
-    return report(length=25).partition("\n\n")[2].strip()
+    return report().partition("\n\n")[2].strip()
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -16,7 +16,6 @@ from jaxformer.data.tokenizer import Tokenizer as Tokenizer
 from jaxformer.errors import UserError as UserError
 from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
-from jaxformer.inference.attention_view import AttentionView as AttentionView
 from jaxformer.inference.attention_view import record_attention as record_attention
 from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.generator import Generator as Generator
@@ -43,6 +42,7 @@ from jaxformer.nn.positions import rotary_positions as rotary_positions
 from jaxformer.nn.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.nn.stack import Stack as Stack
 from jaxformer.nn.stack import StackCache as StackCache
+from jaxformer.plots.attention_page import AttentionView as AttentionView
 from jaxformer.search import BeamResult as BeamResult
 from jaxformer.search import BeamSearch as BeamSearch
 from jaxformer.search import Sampling as Sampling
@@ -60,8 +60,8 @@ from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import muon as muon
 from jaxformer.training.per_layer import per_layer as per_layer
-from jaxformer.training.step import TrainState as TrainState
-from jaxformer.training.step import init_state as init_state
+from jaxformer.training.state import TrainState as TrainState
+from jaxformer.training.state import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step
 from jaxformer.training.task import Randomness as Randomness
 from jaxformer.training.task import Task as Task

@@ -73,8 +73,9 @@ class Config:
         for name, expected in typing.get_type_hints(Config).items():
             section = getattr(self, name)
             if not isinstance(section, expected):
-                kinds = " or ".join(kind.__name__ for kind in _kinds(expected))
-                raise UserError(f"{name} must be a {kinds}: got {type(section).__name__}")
+                kinds = typing.get_args(expected) or (expected,)
+                known = " or ".join(kind.__name__ for kind in kinds)
+                raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
         name = "length" if isinstance(self.data, StreamConfig) else "max_length"
         if getattr(self.data, name) > self.model.max_length:
             raise UserError(
@@ -149,10 +150,6 @@ def text_stream(config: Config) -> StreamConfig:
     return config.data
 
 
-def _kinds(hint: Any) -> tuple[type, ...]:
-    return typing.get_args(hint) or (hint,)
-
-
 def _check_search(search: BeamSearch | Sampling) -> None:
     """Checks that a file can hold the search, and that no setting would go unused."""
     for name in ("bos_id", "eos_id", "pad_id"):
@@ -176,39 +173,16 @@ def check_config(config: Any) -> None:
     Raises:
       UserError: It is something else, such as a ``ConfigDict``.
     """
-    if isinstance(config, Config):
-        return
-    hints = typing.get_type_hints(Config).items()
-    fields = {kind: name for name, hint in hints for kind in _kinds(hint)}
-    advice = "make one of a ConfigDict with Config.from_dict(values.to_dict())"
-    if type(config) in fields:
-        advice = f"put it into one: Config({fields[type(config)]}=...)"
-    raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
+    if not isinstance(config, Config):
+        raise UserError(
+            f"expected a Config, got {type(config).__name__}; put it into one: Config(model=...), "
+            "or make one of a ConfigDict with Config.from_dict(values.to_dict())"
+        )
 
 
 def save(config: Config, path: pathlib.Path) -> None:
     """Writes the config as JSON, atomically."""
     write_file(path, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
-
-
-def load(path: pathlib.Path) -> Config:
-    """Reads a config written by :func:`save`.
-
-    Raises:
-      UserError: The file is missing, is not JSON, or does not fit the schema.
-    """
-    try:
-        values = read_json(path, path.parent, what="a JSON config")
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; expected the config that train.py saves there"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: expected a config to read: {error.strerror}") from None
-    try:
-        return Config.from_dict(values)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def load_run(folder: Workdir) -> Config:
@@ -217,12 +191,20 @@ def load_run(folder: Workdir) -> Config:
     Raises:
       UserError: The folder is not the workdir of a run, or its config is damaged.
     """
-    if not folder.config.exists():
+    path = folder.config
+    try:
+        values = read_json(path, path.parent, what="a JSON config")
+    except FileNotFoundError:
         raise UserError(
-            f"{folder.path}: expected the workdir of a training run, but it has no "
-            f"{folder.config.name}; train one with train.py --workdir={folder.path}"
-        )
-    return load(folder.config)
+            f"{folder.path}: expected the workdir of a training run, but it has no {path.name}; "
+            f"train one with train.py --workdir={folder.path}"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: expected a config to read: {error.strerror}") from None
+    try:
+        return Config.from_dict(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def to_config_dict(config: Config) -> Any:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import optax
-from jaxtyping import PyTree
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import (
@@ -40,7 +39,7 @@ from jaxformer.training.replay import replay as replay_step
 from jaxformer.training.run_directory import begin
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.signals import stop_signals
-from jaxformer.training.step import TrainState
+from jaxformer.training.state import TrainState
 from jaxformer.training.writers import Writer
 from jaxformer.workdir import Workdir, use_compilation_cache
 
@@ -88,18 +87,12 @@ def train(
             "quantize the parameters with jaxformer quantize"
         )
     with watchdog.watch(training.stall_timeout):
-        schedule = None
-        if optimizer is None:
-            optimizer = make_optimizer(config)
-            schedule = configured_schedule(training, config.model.d_model)
-        elif training.freeze is not None:
-            optimizer = freeze(optimizer, training.freeze, _describe(config))
+        optimizer, schedule = _with_schedule(config, optimizer)
         begin(folder, config, training.mirror)
         if not folder.config.exists():
             check_initialization(config)
         if hosts.is_primary():
-            for line in _advice(config, folder):
-                print(line, file=sys.stderr)
+            print("".join(_advice(config, folder)), end="", file=sys.stderr)
         with stop_signals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
         try:
@@ -123,12 +116,24 @@ def train(
             ) from None
 
 
+def _with_schedule(
+    config: Config, optimizer: optax.GradientTransformation | None
+) -> tuple[optax.GradientTransformation, optax.Schedule | None]:
+    """Returns the user's optimizer, or the config's and the schedule of its learning rate."""
+    if optimizer is None:
+        return make_optimizer(config), configured_schedule(config.training, config.model.d_model)
+    if config.training.freeze is not None:
+        info = describe_model(config.model, model_of(config))
+        optimizer = freeze(optimizer, config.training.freeze, info)
+    return optimizer, None
+
+
 def _advice(config: Config, folder: Workdir) -> Iterator[str]:
-    """Yields what a user may not expect of a run that is about to begin or to resume."""
+    """Yields lines with warnings about a run that is about to begin or to resume."""
     if config.model.compute_dtype == "bfloat16" and emulates_bfloat16():
         yield (
             "this CPU has no instructions for bfloat16: a new run is faster with "
-            "--config.model.compute_dtype=float32"
+            "--config.model.compute_dtype=float32\n"
         )
     training = config.training
     if training.schedule in DECAYING and folder.config.exists():
@@ -136,7 +141,7 @@ def _advice(config: Config, folder: Workdir) -> Iterator[str]:
         if steps != training.steps:
             yield (
                 f"training.steps was {steps}: the {training.schedule} schedule now falls to 0 "
-                f"after step {training.steps}, so the learning rate changes at once"
+                f"after step {training.steps}, so the learning rate changes at once\n"
             )
 
 
@@ -182,15 +187,11 @@ def make_task(
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     """Returns the optimizer of a config; by default Adam with the learning rate of equation 3.
 
-    Section 5.3 of the paper: beta1 = 0.9, beta2 = 0.98 and epsilon = 1e-9.
-
-    Args:
-      config: The experiment: the optimizer depends on ``config.training`` and the sizes of
-        ``config.model``.
+    Section 5.3 of the paper: beta1 = 0.9, beta2 = 0.98 and epsilon = 1e-9. The learning rate also
+    depends on the width of the model, so ``config.training`` alone is not enough.
 
     Raises:
-      UserError: The argument is not a ``Config``. ``TrainingConfig`` is not enough, because the
-        learning rate also depends on the width of the model.
+      UserError: The argument is not a ``Config``.
     """
     check_config(config)
     training = config.training
@@ -210,7 +211,3 @@ def _make_optimizer(
     if training.freeze is None:
         return optimizer
     return freeze(optimizer, training.freeze, describe())
-
-
-def _describe(config: Config) -> PyTree:
-    return describe_model(config.model, model_of(config))

@@ -20,14 +20,15 @@ def build(cls: type[T], values: Any, section: str) -> T:
     """Builds a dataclass from a dictionary of its fields.
 
     Args:
-      cls: The dataclass.
+      cls: The dataclass, which checks its fields; see :func:`check_types`.
       values: Values by field name; other fields keep their defaults.
       section: Name of the dataclass in error messages.
 
     Raises:
       UserError: A field is unknown, has the wrong type, or is out of range.
     """
-    return cls(**typed_values(typing.get_type_hints(cls), values, f"{section}."))
+    check_known(values, typing.get_type_hints(cls), f"{section}.")
+    return cls(**values)
 
 
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
@@ -109,24 +110,16 @@ def expected_type(hint: Any) -> type:
 
 
 def check_types(config: Any, section: str) -> None:
-    """Checks the types of all fields; converts NumPy scalars to Python's, which JSON can hold."""
+    """Checks types and choices of all fields; converts NumPy scalars, which JSON cannot hold."""
     for name, hint in typing.get_type_hints(type(config)).items():
-        if typing.get_origin(hint) is Literal:
-            continue
-        value = getattr(config, name)
-        if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
-            value = value.item()
-        object.__setattr__(config, name, _typed(value, hint, f"{section}.{name}"))
-
-
-def check_choices(config: Any, section: str) -> None:
-    """Checks the types of all fields, and that ``Literal`` fields have one of their choices."""
-    check_types(config, section)
-    for name, hint in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
-            choices = ", ".join(map(repr, typing.get_args(hint)))
-            raise UserError(f"{section}.{name} must be one of {choices}: got {reprlib.repr(value)}")
+        value, choices = getattr(config, name), typing.get_args(hint)
+        if typing.get_origin(hint) is not Literal:
+            if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
+                value = value.item()
+            object.__setattr__(config, name, _typed(value, hint, f"{section}.{name}"))
+        elif value not in choices:
+            known = ", ".join(map(repr, choices))
+            raise UserError(f"{section}.{name} must be one of {known}: got {reprlib.repr(value)}")
 
 
 def check_positive(config: Any, section: str, *names: str) -> None:

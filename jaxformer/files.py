@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from jaxformer import pretrained
@@ -22,8 +22,6 @@ from jaxformer.errors import UserError
 MOST_BYTES = 32 << 20
 # JSON of this size takes about a second and 400 MiB if it is made to cost as much as possible.
 MOST_JSON_BYTES = 8 << 20
-# Longest name of a file, in bytes, to which the ending of a temporary name can be added.
-_LONGEST_NAME = 230
 # What file systems report of operations that they do not know.
 _UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
@@ -113,15 +111,15 @@ def data_directory() -> pathlib.Path:
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
     """Opens a file that somebody else may have made, without ever waiting.
 
-    Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of
-    terabytes takes no disk. Links are followed only within ``inside``.
+    Opening a FIFO for reading waits for a writer, and a device may never end. Links are followed
+    only within ``inside``.
 
     Args:
       path: The file.
       inside: Folder that must contain the file once links are resolved; None for any place.
 
     Raises:
-      UserError: This is not a regular file, lies outside of ``inside``, or is mostly a hole.
+      UserError: This is not a regular file, or lies outside of ``inside``.
       OSError: The file cannot be opened.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -130,7 +128,11 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
         flags |= getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags)
     try:
-        _check_regular(path, descriptor)
+        mode = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if mode != stat.S_IFREG:
+            kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
+            found = kinds.get(mode, "a device")
+            raise UserError(f"{path}: expected a regular file, found {found}")
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -163,24 +165,6 @@ def resolve_inside(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
             f"all of {folder} there instead, or mount what the link stands for"
         )
     return pathlib.Path(resolved)
-
-
-def _check_regular(path: pathlib.Path, descriptor: int) -> None:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: expected a regular file, found {_kind(status.st_mode)}")
-    allocated = 512 * getattr(status, "st_blocks", status.st_size)  # Windows has no blocks.
-    if status.st_size > MOST_BYTES and allocated < status.st_size // 4:
-        # File systems that compress or do not count blocks have no holes.
-        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        if hole < status.st_size:
-            raise UserError(f"{path}: expected a file with content, found a sparse one")
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def read_whole(
@@ -217,10 +201,8 @@ def check_output(path: pathlib.Path) -> None:
     """Checks that a file that is yet to be written can have this name.
 
     Raises:
-      UserError: The path is a folder, a link or a device, lies in a file, or is too long.
+      UserError: The path is a folder, a link or a device, or lies in a file.
     """
-    if len(os.fsencode(path.name)) > _LONGEST_NAME:
-        raise UserError(f"expected a name of at most {_LONGEST_NAME} bytes: got {path.name}")
     if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
     for folder in path.parents:
@@ -284,31 +266,24 @@ def check_file_system(folder: pathlib.Path) -> None:
       OSError: The folder cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="probe.", dir=folder) as name:
-        probe, renamed = pathlib.Path(name) / "probe", pathlib.Path(name) / "renamed"
+        probe = pathlib.Path(name, "probe")
         probe.mkdir()
-        with (probe / "file").open("wb") as file:
-            attempts = {
-                "fsync": lambda: os.fsync(file.fileno()),
-                "lock": lambda: _flock(file.fileno(), "LOCK_EX"),
-                "rename": lambda: probe.rename(renamed),
-            }
-            impossible = [name for name, attempt in attempts.items() if _unsupported(attempt)]
-    if impossible:
-        raise UserError(
-            f"{folder}: expected a file system that can {', '.join(attempts)}, but it cannot "
-            f"{', '.join(impossible)}; train in a --workdir on a local disk, and let "
-            f"training.mirror={folder} keep a copy here"
-        )
-
-
-def _unsupported(attempt: Callable[[], object]) -> bool:
-    try:
-        attempt()
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        return True
-    return False
+        try:
+            with (probe / "file").open("wb") as file:
+                operation = "fsync"
+                os.fsync(file.fileno())
+                operation = "lock"
+                _flock(file.fileno(), "LOCK_EX")
+            operation = "rename"
+            probe.rename(pathlib.Path(name, "renamed"))
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            raise UserError(
+                f"{folder}: expected a file system that can fsync, lock and rename, but it cannot "
+                f"{operation}; train in a --workdir on a local disk, and let "
+                f"training.mirror={folder} keep a copy here"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -323,18 +298,12 @@ def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
       UserError: The name "lock" belongs to a folder or a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # A link could create a file anywhere.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        descriptor = os.open(folder / "lock", flags, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-        raise UserError(f"{folder / 'lock'}: expected a file to lock: {error.strerror}") from None
-    try:
-        yield _lock(descriptor, "LOCK_EX")
-    finally:
-        os.close(descriptor)
+    path = folder / "lock"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"{path}: expected a file to lock, found a folder or a link")
+    path.touch()
+    with lock_file(path, shared=False) as alone:
+        yield alone
 
 
 @contextlib.contextmanager

@@ -12,10 +12,12 @@ from jaxformer.config import Config, StreamConfig
 from jaxformer.data.loader import round_up
 from jaxformer.data.stream import CharacterTokenizer, TokenStream
 from jaxformer.experiment import make_optimizer
+from jaxformer.models.selection import make_init
 from jaxformer.tasks.language_modeling import LanguageModeling
-from jaxformer.tasks.translation import abstract_batch, make_init, make_loss
+from jaxformer.tasks.translation import TranslationLoss, abstract_batch
 from jaxformer.training.mesh import BatchShards, make_mesh
-from jaxformer.training.step import abstract_state, make_train_step
+from jaxformer.training.state import abstract_state
+from jaxformer.training.step import make_train_step
 from jaxformer.training.task import Loss
 
 
@@ -71,7 +73,8 @@ def _longest_step(config: Config, mesh: Mesh) -> tuple[Callable[[Any], PyTree], 
         return task.init, task.loss, task.shapes(shards)[0]
     longest = data.max_length
     rows = round_up(data.tokens_per_batch // longest, shards.row_multiple)
-    return make_init(config.model), make_loss(config), abstract_batch(rows, longest, longest)
+    batch = abstract_batch(rows, longest, longest)
+    return make_init(config.model), TranslationLoss.of(config), batch
 
 
 def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:

@@ -1,25 +1,15 @@
 """Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
 import pathlib
-import re
-import sys
+import runpy
 import traceback
 from collections.abc import Sequence
 from typing import Any
-
-from absl import flags
-from ml_collections import config_flags
 
 from jaxformer.cli.configs import find_config, shipped_configs
 from jaxformer.config import Config
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import local_path
-
-# Exceptions that absl, ml_collections and Python raise for a mistake in a flag, a field or a file.
-MISTAKES = (
-    *(flags.Error, AttributeError, ImportError, LookupError, NameError, OSError),
-    *(TypeError, ValueError),
-)
 
 # Names of our fields and options in other programs.
 _SYNONYMS = {
@@ -46,11 +36,18 @@ _SYNONYMS = {
     "mesh.data": "gpus num_gpus devices num_devices",
 }
 _WORKDIR = ("output_dir", "out_dir", "save_dir", "model_dir", "log_dir")
-# Causes in absl's messages about values, and the type that the flag takes.
-_EXPECTED = {
-    "invalid literal for int": "an integer",
-    "could not convert string to float": "a number",
-    "Non-boolean argument": "true or false",
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+
+
+# How the text of an override is read, and what is expected, by the type of the field.
+_READERS = {
+    bool: (_boolean, "true or false"),
+    int: (int, "an integer"),
+    float: (float, "a number"),
+    str: (str, "a text"),
 }
 
 
@@ -66,88 +63,54 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
-    words = ["jaxformer", f"--config={find_config(path)}", *overrides]
+    values = _run(find_config(path))
+    for word in overrides:
+        _override(values, word)
+    return Config.from_dict(values.to_dict())
+
+
+def _run(name: str) -> Any:
+    """Returns the ``ConfigDict`` of a file, which is executed, and its variant."""
+    file, colon, variant = name.partition(":")
+    if not pathlib.Path(file).is_file():
+        raise _no_such_file(pathlib.Path(file))
     try:
-        fields = _load(words)
+        get_config = runpy.run_path(file).get("get_config", lambda *_: None)
+        values = get_config(variant) if colon else get_config()
     except UserError:
         raise
-    except (SyntaxError, *MISTAKES) as error:
-        raise UserError(explain(error, words)) from None
-    return Config.from_dict(fields)
-
-
-def _load(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the sections and fields of the config that a command line names."""
-    # ml_collections would run the file in the namespace of the config that it loaded last.
-    sys.modules.pop("config_config", None)
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=list(words))
-    values(list(words), known_only=True)
-    return values.config.to_dict()
-
-
-def explain(error: BaseException, words: Sequence[str]) -> str:
-    """Returns one line for an exception of absl or ml_collections, which may quote a traceback.
-
-    Args:
-      error: One of ``MISTAKES``, or a ``SyntaxError`` of the config file.
-      words: The command line; its second word is ``--config=PATH``.
-    """
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}: {error.msg}"
-    path = words[1].removeprefix("--config=").partition(":")[0]
-    if mistake := _mistake_in_file(error, path):
-        return mistake
-    if isinstance(error, AttributeError) and error.name in ("get_config", "to_dict"):
-        return f"{path}: expected a function get_config that returns a config; add it or its return"
-    message = str(error.args[0] if error.args else error).replace("\\n", "\n")
-    for cause, expected in _EXPECTED.items():
-        if value := re.match(rf"flag (--[\w.]+)=(.*): {cause}", message, re.DOTALL):
-            return f"{value[1]}: expected {expected}, got {value[2]!r}"
-    if unknown := _unknown_field(words):
-        return unknown
-    lines = [line.strip() for line in message.split("\n") if line.strip(" '\\")]
-    if missing := re.search(r"No such file or directory: '(.+?)'", lines[-1]):
-        return _no_such_file(pathlib.Path(missing[1]))
-    if "Traceback (most recent call last):" in lines:
-        return re.sub(r"^[\w.]*Error: ", "", lines[-1])
-    return " ".join(line.strip("'\\ ") for line in lines)
-
-
-def _mistake_in_file(error: BaseException | None, path: str) -> str | None:
-    """Returns line and cause of an exception that the code of the file raised.
-
-    Returns:
-      None if it did not, or if the cause is a ``UserError``, whose message needs no line.
-    """
-    while error is not None:
+    except SyntaxError as error:
+        raise UserError(f"{error.filename}:{error.lineno}: {error.msg}") from None
+    except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if lines := [frame.lineno for frame in frames if frame.filename == path]:
-            if isinstance(error, UserError):
-                return None
-            cause = " ".join(str(error).split())
-            return f"{path}:{lines[-1]}: {type(error).__name__}: {cause}"
-        error = error.__cause__ or error.__context__
-    return None
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        cause = " ".join(str(error).split())
+        raise UserError(f"{file}:{lines[-1]}: {type(error).__name__}: {cause}") from None
+    if not hasattr(values, "to_dict"):
+        raise UserError(
+            f"{file}: expected a function get_config that returns a config; add it or its return"
+        )
+    return values
 
 
-def _unknown_field(words: Sequence[str]) -> str | None:
-    """Names the first override of a field that the config does not have."""
-    overrides = [word for word in words if word.startswith("--config.")]
+def _override(config: Any, word: str) -> None:
+    """Sets a field of a ``ConfigDict``, such as ``--config.model.num_layers=3``."""
+    path, equals, text = word.removeprefix("--config.").partition("=")
+    section, dot, name = path.rpartition(".")
+    known = config.get(section, {}) if dot else config
+    if not dot and name in config:
+        raise UserError(f"--config.{name}: expected one of its fields: {', '.join(config[name])}")
+    if name not in known:
+        meant = field_names("", config) | {own: f"{section}{dot}{own}" for own in known}
+        otherwise = f"known: {', '.join(known or config)}"
+        hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
+        raise UserError(f"unknown config field {path}; {hint}")
+    kind = known.get_type(name)
+    read, expected = _READERS[kind]
     try:
-        config = _load([word for word in words if word not in overrides])
-        for word in overrides:
-            path = word.removeprefix("--config.").partition("=")[0]
-            section, dot, name = path.rpartition(".")
-            known = config.get(section, {}) if dot else config
-            if name not in known:
-                meant = field_names("", config) | {own: f"{section}{dot}{own}" for own in known}
-                otherwise = f"known: {', '.join(known or config)}"
-                hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
-                return f"unknown config field {path}; {hint}"
-    except MISTAKES:  # The file has a mistake, too.
-        pass
-    return None
+        known[name] = True if kind is bool and not equals else read(text)
+    except (KeyError, ValueError):
+        raise UserError(f"--config.{path}: expected {expected}, got {text!r}") from None
 
 
 def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) -> dict[str, str]:
@@ -167,8 +130,8 @@ def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) ->
     return names | dict.fromkeys(_WORKDIR, "--workdir")
 
 
-def _no_such_file(path: pathlib.Path) -> str:
+def _no_such_file(path: pathlib.Path) -> UserError:
     ours = path.stem in shipped_configs()
     otherwise = f"jaxformer's own is named {path.stem}" if ours else "name another"
     hint = did_you_mean(str(path), map(str, path.parent.glob("*.py")), otherwise)
-    return f"{path}: no such file; {hint}"
+    return UserError(f"{path}: no such file; {hint}")

@@ -7,9 +7,10 @@ from jaxformer import pretrained
 from jaxformer.cli.progress import load
 from jaxformer.errors import UserError
 from jaxformer.files import check_output, write_file
-from jaxformer.inference.attention_view import AttentionView, record_attention
+from jaxformer.inference.attention_view import record_attention
 from jaxformer.plots.attention_lines import attention_lines, figure_panels
 from jaxformer.plots.attention_maps import attention_map
+from jaxformer.plots.attention_page import AttentionView
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 from jaxformer.plots.paper_figures import PaperFigure, paper_figures
 from jaxformer.workdir import Workdir

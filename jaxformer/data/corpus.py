@@ -10,7 +10,7 @@ from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.record_files import RecordCorpus
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.errors import UserError
-from jaxformer.fields import check_choices, check_positive
+from jaxformer.fields import check_positive, check_types
 from jaxformer.files import local_path
 
 
@@ -70,7 +70,7 @@ class DataConfig:
     max_length: int = 256
 
     def __post_init__(self) -> None:
-        check_choices(self, "data")
+        check_types(self, "data")
         for name in ("directory", "train", "valid", "tokenizer"):
             try:
                 local_path(getattr(self, name) or "")

@@ -30,7 +30,7 @@ from jaxformer.data.tokenizer import (
     train_byte_pair_model,
 )
 from jaxformer.errors import UserError
-from jaxformer.fields import check_choices, check_positive
+from jaxformer.fields import check_positive, check_types
 from jaxformer.files import local_path, read_whole, readable
 
 # SentencePiece learns nothing from lines of more bytes.
@@ -64,7 +64,7 @@ class StreamConfig:
     rows: int = 64
 
     def __post_init__(self) -> None:
-        check_choices(self, "data")
+        check_types(self, "data")
         if not self.file:
             raise UserError("data.file must name a text, to train a language model on: got ''")
         try:

@@ -96,6 +96,13 @@ class Measure:
         """Returns a description of the method; sacreBLEU's signature is complete after scoring."""
         return self.steps or f"{self.scorer.get_signature()}{self.note}"
 
+    def is_defined(self, *sides: Sequence[str]) -> bool:
+        """Returns whether prepared lines have a score: for BLEU, if one is as long as an n-gram."""
+        scorer, lines = self.scorer, itertools.chain(*sides)
+        return isinstance(scorer, CHRF) or any(
+            len(scorer.tokenizer(line).split()) >= scorer.max_ngram_order for line in lines
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationReport:
@@ -153,7 +160,7 @@ def corpus_bleu(
       UserError: The numbers of lines differ, or are 0.
     """
     check_lines(hypotheses, references)
-    return _score(sacrebleu(target_language).scorer, hypotheses, references)
+    return _score(sacrebleu(target_language), hypotheses, references)
 
 
 def translation_report(
@@ -173,8 +180,8 @@ def translation_report(
     metrics = {}
     for field, measure in measures(target_language).items():
         sides = measure.prepare(hypotheses), measure.prepare(references)
-        score = _score(measure.scorer, *sides)
-        defined = is_defined(measure, *sides)
+        score = _score(measure, *sides)
+        defined = measure.is_defined(*sides)
         metrics[field] = Metric(measure.name, score if defined else None, measure.method())
     matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return TranslationReport(
@@ -204,7 +211,7 @@ def sacrebleu(language: str) -> Measure:
         note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
     if code == "char":
         note = " (characters, since no tokenizer of sacreBLEU finds this language's words)"
-    return Measure(name="sacreBLEU", prepare=_plain, scorer=scorer, note=note)
+    return Measure(name="sacreBLEU", prepare=list, scorer=scorer, note=note)
 
 
 def measures(language: str) -> dict[str, Measure]:
@@ -215,7 +222,7 @@ def measures(language: str) -> dict[str, Measure]:
     """
     plain = {
         "sacrebleu": sacrebleu(language),
-        "chrf": Measure(name="chrF", prepare=_plain, scorer=CHRF()),
+        "chrf": Measure(name="chrF", prepare=list, scorer=CHRF()),
     }
     return plain if _without_words(language) else plain | _moses_measures(language)
 
@@ -274,29 +281,14 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         raise UserError("expected translations to score: got 0 lines")
 
 
-def _score(scorer: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[str]) -> float:
+def _score(measure: Measure, hypotheses: Sequence[str], references: Sequence[str]) -> float:
     # Perfect translations score 100.00000000000004, a rounding error of the exponential in BLEU.
-    return min(scorer.corpus_score(hypotheses, [references]).score, 100.0)
-
-
-def is_defined(measure: Measure, *sides: Sequence[str]) -> bool:
-    """Returns whether a metric has a value: chrF always, BLEU of lines with four words."""
-    return isinstance(measure.scorer, CHRF) or _has_ngrams(measure.scorer, *sides)
-
-
-def _has_ngrams(scorer: BLEU, *sides: Sequence[str]) -> bool:
-    """Returns whether any line is long enough for the longest n-grams of BLEU."""
-    lines = itertools.chain(*sides)
-    return any(len(scorer.tokenizer(line).split()) >= scorer.max_ngram_order for line in lines)
+    return min(measure.scorer.corpus_score(hypotheses, [references]).score, 100.0)
 
 
 def _multi_bleu() -> BLEU:
     """Returns the metric of ``multi-bleu.perl``, which splits at spaces and does not smooth."""
     return BLEU(tokenize="none", smooth_method="none", force=True)
-
-
-def _plain(lines: Sequence[str]) -> Sequence[str]:
-    return lines
 
 
 def _tokenized(lines: Sequence[str], language: str) -> list[str]:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import jax
 
 from jaxformer.config import DataConfig
-from jaxformer.export.trained import TrainedModel
-from jaxformer.inference.weights import params_sha256
+from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.version import __version__
 from jaxformer.workdir import sha256_of
 
@@ -74,9 +73,6 @@ def model_card(model: TrainedModel, name: str, usage: Usage) -> str:
         "SHA-256 of the parameters": params_sha256(model.params),
         "SHA-256 of the tokenizer": sha256_of(model.folder.tokenizer),
     }
-    notes = usage.notes
-    if model.dequantized:
-        notes = ("The original stores parameters as int8. Here they are float32.", *notes)
     return _CARD.format(
         name=name,
         version=__version__,
@@ -84,6 +80,6 @@ def model_card(model: TrainedModel, name: str, usage: Usage) -> str:
         facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
         requires=usage.requires,
         code=usage.code.strip(),
-        notes="\n".join(f"- {note}" for note in notes),
+        notes="\n".join(f"- {note}" for note in usage.notes),
         config=json.dumps({key: config[key] for key in ("model", "search")}, indent=2),
     )

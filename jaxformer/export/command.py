@@ -1,15 +1,18 @@
 """Writing an export: the files of a format, and a model card, in a new folder."""
 
+import dataclasses
 import os
 import pathlib
 import tempfile
 from typing import Literal
 
+import jax
+
 from jaxformer.errors import UserError
 from jaxformer.export import ctranslate2, marian, safetensors, stablehlo
 from jaxformer.export.card import model_card
-from jaxformer.export.trained import TrainedModel
 from jaxformer.files import local_path, write_file
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.search import BeamSearch, Sampling
 
 Format = Literal["stablehlo", "ctranslate2", "marian", "safetensors"]
@@ -54,7 +57,10 @@ def export_model(
     if compute_dtype is not None and format != "stablehlo":
         raise UserError(f"--dtype is for stablehlo only: {format} stores float32; leave it out")
     _check_unused(target)
-    model = TrainedModel.load(workdir, weights=weights, search=search, compute_dtype=compute_dtype)
+    options = {"search": search, "compute_dtype": compute_dtype, "dequantized": True}
+    model = TrainedModel.load(workdir, weights=weights, **options)
+    model.folder.check_tokenizer()
+    model = dataclasses.replace(model, params=jax.device_get(model.params))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as name:
         folder = pathlib.Path(name) / "export"

@@ -15,7 +15,8 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
-from jaxformer.export.trained import TrainedModel
+from jaxformer.export.trained import check_fields, text_model
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.nn.positions import sinusoidal_positions
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
@@ -40,14 +41,18 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     Raises:
       UserError: The package ctranslate2 is missing, or it cannot express the model.
     """
-    text, config = model.text_model(), model.config.model
-    model.check_fields(
+    text, config = text_model(model), model.config.model
+    check_fields(
+        config,
         "CTranslate2",
         norm_position=["post", "pre"],
         positions=["sinusoidal", "learned"],
         activation=_ACTIVATIONS,
     )
-    specs = _import_specs()
+    with needs_package("ctranslate2", "which writes this format"):
+        import ctranslate2
+    # pyright takes this file for the package.
+    specs: Any = ctranslate2.specs  # pyright: ignore
     spec = specs.TransformerSpec.from_config(
         (config.num_layers, config.num_layers),
         config.num_heads,
@@ -66,12 +71,6 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     text.write(folder)
     code = _CODE.format(model.config.search.num_hypotheses)
     return Usage("CTranslate2", "ctranslate2 sentencepiece", code, _NOTES)
-
-
-def _import_specs() -> Any:
-    with needs_package("ctranslate2", "which writes this format"):
-        from ctranslate2 import specs  # pyright: ignore[reportAttributeAccessIssue]
-    return specs
 
 
 def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:

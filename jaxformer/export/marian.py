@@ -18,8 +18,9 @@ from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.export.card import Usage
 from jaxformer.export.safetensors import save_arrays
-from jaxformer.export.trained import TrainedModel
+from jaxformer.export.trained import beam_search, check_fields, text_model
 from jaxformer.files import write_file
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
@@ -46,16 +47,16 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     Raises:
       UserError: The package safetensors is missing, or Marian cannot express the model.
     """
-    text, config = model.text_model(), model.config.model
-    model.check_fields(
-        "Marian", norm_position=["post"], positions=["sinusoidal"], activation=_ACTIVATIONS
+    text, config = text_model(model), model.config.model
+    check_fields(
+        config, "Marian", norm_position=["post"], positions=["sinusoidal"], activation=_ACTIVATIONS
     )
     if config.norm_epsilon > _NORM_EPSILON:
         raise UserError(
             f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
             f"{config.norm_epsilon:g}; export stablehlo instead"
         )
-    search = model.beam_search("Marian")
+    search = beam_search(model.config, "Marian")
     if search.diversity_groups > 1:
         raise UserError("Marian: expected diversity_groups=1; give --diversity-groups 1")
     # Our id for each of Marian's ids: the end, unknown, the pieces, and padding, which begins.

@@ -8,9 +8,8 @@ import numpy as np
 
 from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
-from jaxformer.export.trained import TrainedModel
 from jaxformer.files import read_whole, write_file
-from jaxformer.inference.weights import named_arrays
+from jaxformer.inference.weights import TrainedModel, named_arrays
 
 _CODE = """
 import safetensors.flax  # or safetensors.numpy, safetensors.torch

@@ -18,9 +18,9 @@ from jaxformer.config import Config
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import needs_package
 from jaxformer.export.card import Usage
-from jaxformer.export.trained import TrainedModel
+from jaxformer.export.trained import beam_search, text_model
 from jaxformer.files import write_file
-from jaxformer.inference.weights import named_arrays, prepare_params
+from jaxformer.inference.weights import TrainedModel, named_arrays, prepare_params
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
@@ -53,8 +53,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """
     with needs_package("flatbuffers", "with which jax writes this format"):
         import flatbuffers  # noqa: F401
-    text, config = model.text_model(), model.config
-    search = model.beam_search("StableHLO")
+    text, config = text_model(model), model.config
+    search = beam_search(model.config, "StableHLO")
     length = min(_SOURCE_LENGTH, config.model.max_length)
     capacity = length + search.extra_length
     capacity = min(capacity, config.model.max_length, search.max_length or capacity)

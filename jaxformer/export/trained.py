@@ -1,4 +1,4 @@
-"""A trained model, with everything that the formats of an export need."""
+"""The parts of a trained model that the formats of an export need."""
 
 import base64
 import dataclasses
@@ -9,17 +9,13 @@ from collections.abc import Collection
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import jax
-
-from jaxformer.config import Config, DataConfig, load_run, model_of
-from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
+from jaxformer.config import Config, ModelConfig, StreamConfig
+from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import model_path, write_file
-from jaxformer.inference.weights import load_params
-from jaxformer.nn.precision import dequantize
-from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir
+from jaxformer.files import write_file
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.search import BeamSearch
 
 # Fields of a model whose every value can be expressed by CTranslate2 and Marian.
 _ANY = re.compile(
@@ -45,105 +41,60 @@ class TextModel(NamedTuple):
             write_file(folder / name, content)
 
 
-class TrainedModel(NamedTuple):
-    """A model read from a workdir.
+def check_fields(config: ModelConfig, system: str, **allowed: Collection[Any]) -> None:
+    """Checks that another system can express the model; unknown fields must have defaults.
 
-    Attributes:
-      folder: The workdir.
-      config: Its config; ``compute_dtype`` and search may be replaced.
-      params: Parameters as float32 numpy arrays.
-      weights: Description of the checkpoint, such as "step 2000".
-      dequantized: Whether the workdir holds int8 parameters.
+    Raises:
+      UserError: A field has a value that is not ``allowed``.
     """
+    head = Fraction(config.d_model, config.num_heads)
+    allowed |= {"d_k": [head, None], "d_v": [head, None], "embeddings": ["tied", "separate"]}
+    allowed |= {"target_vocab_size": [config.vocab_size, None]}
+    for field in dataclasses.fields(config):
+        value, known = getattr(config, field.name), allowed.get(field.name, [field.default])
+        if not _ANY.fullmatch(field.name) and value not in known:
+            expected = f"model.{field.name}={' or '.join(map(str, known))}"
+            raise UserError(f"{system}: expected {expected}, got {value}; export stablehlo instead")
 
-    folder: Workdir
-    config: Config
-    params: dict[str, Any]
-    weights: str
-    dequantized: bool
 
-    @classmethod
-    def load(
-        cls,
-        workdir: str | pathlib.Path,
-        *,
-        weights: str | int = "auto",
-        search: BeamSearch | Sampling | None = None,
-        compute_dtype: str | None = None,
-    ) -> "TrainedModel":
-        """Reads a workdir; int8 parameters become float32.
+def beam_search(config: Config, system: str) -> BeamSearch:
+    """Returns the search of a config.
 
-        Raises:
-          UserError: A file is missing or damaged, or there are no such weights.
-        """
-        folder = Workdir(model_path(workdir))
-        config = load_run(folder)
-        folder.check_tokenizer()
-        params, name = load_params(folder, config.model, str(weights), model_of(config))
-        dequantized = config.model.compute_dtype == "int8"
-        if dequantized:
-            params = dequantize(params)
-        dtype = compute_dtype or ("float32" if dequantized else config.model.compute_dtype)
-        config = dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, compute_dtype=dtype),
-            search=search or config.search,
-        )
-        return cls(folder, config, jax.device_get(params), name, dequantized)
+    Args:
+      config: The config.
+      system: Name of the other system, for the error message.
 
-    def check_fields(self, system: str, **allowed: Collection[Any]) -> None:
-        """Checks that another system can express the model; unknown fields must have defaults.
-
-        Raises:
-          UserError: A field has a value that is not ``allowed``.
-        """
-        config = self.config.model
-        head = Fraction(config.d_model, config.num_heads)
-        allowed |= {"d_k": [head, None], "d_v": [head, None], "embeddings": ["tied", "separate"]}
-        allowed |= {"target_vocab_size": [config.vocab_size, None]}
-        for field in dataclasses.fields(config):
-            value, known = getattr(config, field.name), allowed.get(field.name, [field.default])
-            if not _ANY.fullmatch(field.name) and value not in known:
-                expected = f"model.{field.name}={' or '.join(map(str, known))}"
-                raise UserError(
-                    f"{system}: expected {expected}, got {value}; export stablehlo instead"
-                )
-
-    def beam_search(self, system: str) -> BeamSearch:
-        """Returns the search.
-
-        Args:
-          system: Name of the other system, for the error message.
-
-        Raises:
-          UserError: It samples.
-        """
-        if not isinstance(self.config.search, BeamSearch):
-            raise UserError(
-                f"{system}: expected beam search, got sampling; in Python, give "
-                "jaxformer.export.command.export_model(..., search=BeamSearch())"
-            )
-        return self.config.search
-
-    def text_model(self) -> TextModel:
-        """Returns the SentencePiece models and the pieces of a model that translates text.
-
-        Raises:
-          UserError: It is a language model, or its targets are not text.
-        """
-        found = "a language model"
-        if isinstance(self.config.data, DataConfig):
-            tokenizer = load_tokenizer(self.folder.tokenizer)
-            found = "a model whose targets are symbols"
-            if type(tokenizer) not in (Tokenizer, MarianTokenizer):
-                found = f"a model with a {type(tokenizer).__name__}"
-            elif tokenizer.target_vocab_size == tokenizer.vocab_size:
-                pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-                return TextModel(_sentencepiece_files(tokenizer), pieces)
+    Raises:
+      UserError: It samples.
+    """
+    if not isinstance(config.search, BeamSearch):
         raise UserError(
-            f"{self.folder.path}: expected a model that translates text, got {found}; export "
-            "safetensors instead"
+            f"{system}: expected beam search, got sampling; in Python, give "
+            "jaxformer.export.command.export_model(..., search=BeamSearch())"
         )
+    return config.search
+
+
+def text_model(model: TrainedModel) -> TextModel:
+    """Returns the SentencePiece models and the pieces of a model that translates text.
+
+    Raises:
+      UserError: It is a language model, or its targets are not text.
+    """
+    tokenizer = model.tokenizer
+    if isinstance(model.config.data, StreamConfig):
+        found = "a language model"
+    elif type(tokenizer) not in (Tokenizer, MarianTokenizer):
+        found = f"a model with a {type(tokenizer).__name__}"
+    elif tokenizer.target_vocab_size != tokenizer.vocab_size:
+        found = "a model whose targets are symbols"
+    else:
+        pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+        return TextModel(_sentencepiece_files(tokenizer), pieces)
+    raise UserError(
+        f"{model.folder.path}: expected a model that translates text, got {found}; export "
+        "safetensors instead"
+    )
 
 
 def _sentencepiece_files(tokenizer: Tokenizer) -> dict[str, bytes]:

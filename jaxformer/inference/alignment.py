@@ -44,27 +44,15 @@ def align(
     targets: Sequence[tuple[str, list[int]]],
     *,
     layer: int | None = None,
-    report: Callable[[int], None] = lambda finished: None,
+    report: Callable[[int], object] = lambda finished: None,
 ) -> list[list[tuple[int, int]]]:
     """Aligns every target word with a source word.
 
-    Words are separated by spaces and numbered from 0; other whitespace, such as tabs and U+00A0,
-    belongs to a word. An ensemble averages the attention of its models.
-
-    Args:
-      translator: The model or ensemble.
-      sources: Source sentences.
-      targets: Text and token ids of each translation, as in
-        :class:`~jaxformer.inference.translator.Hypothesis`.
-      layer: Decoder layer, from 1; None: the last but one (or the only one).
-      report: Called with the number of pairs in each finished batch.
+    Takes the arguments of :func:`word_attention` and raises the same errors.
 
     Returns:
       For each sentence, (source word, target word) pairs ordered by target word; empty for a blank
-      sentence.
-
-    Raises:
-      UserError: There is no such layer, or the texts and token ids are malformed.
+      sentence. Words are numbered from 0.
     """
     weights = word_attention(translator, sources, targets, layer=layer, report=report)
     return [most_attended(pair) for pair in weights]
@@ -77,14 +65,18 @@ def word_attention(
     targets: Sequence[tuple[str, list[int]]],
     *,
     layer: int | None = None,
-    report: Callable[[int], None] = lambda finished: None,
+    report: Callable[[int], object] = lambda finished: None,
 ) -> list[Float[np.ndarray, "T S"]]:
     """Computes the attention of target words over source words.
 
+    Words are separated by spaces; other whitespace, such as tabs and U+00A0, belongs to a word. An
+    ensemble averages the attention of its models.
+
     Args:
-      translator: As for :func:`align`, like the other arguments.
+      translator: The model or ensemble.
       sources: Source sentences.
-      targets: Text and token ids of each translation.
+      targets: Text and token ids of each translation, as in
+        :class:`~jaxformer.inference.translator.Hypothesis`.
       layer: Decoder layer, from 1; None: the last but one (or the only one).
       report: Called with the number of pairs in each finished batch.
 
@@ -134,10 +126,6 @@ def _check_targets(targets: Sequence[tuple[str, list[int]]], sources: Sequence[s
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
     """Returns the index, from 0, of the decoder layer that aligns in each model.
 
-    Args:
-      translator: The model or ensemble.
-      layer: Decoder layer, from 1; None: the last but one (or the only one).
-
     Raises:
       UserError: A model has no such layer.
     """
@@ -165,17 +153,16 @@ def between_words(
     target_words: Sequence[int],
     shape: tuple[int, int],
 ) -> Float[np.ndarray, "T S"]:
-    """Reduces attention between pieces to attention between words.
+    """Reduces attention between pieces to attention between words, float64.
+
+    Weights are summed over the pieces of a source word, and averaged over the pieces of a target
+    word. Words without pieces have zeros.
 
     Args:
-      weights: Attention of each target piece over the source pieces, float.
+      weights: Attention of each target piece over the source pieces.
       source_words: The word of each source piece; -1 for none, such as end-of-sentence.
       target_words: The word of each target piece; -1 for none.
       shape: Numbers of target words and of source words.
-
-    Returns:
-      Weights, summed over the pieces of a source word and averaged over the pieces of a target
-      word, float64; zero for words without pieces.
     """
     of_targets, of_sources = (
         np.equal.outer(words, np.arange(count)).astype(np.float64)
@@ -296,17 +283,9 @@ def cross_attention(
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, "B T S"]:
-    """Computes encoder-decoder attention, averaged over the heads of a layer and over models.
+    """Returns the attention of the targets, shifted right, over the sources, float32.
 
-    Args:
-      configs: Architecture of each model.
-      layers: Index of the decoder layer in each model.
-      params: Parameters of each model.
-      src: Source ids.
-      tgt_in: Target ids shifted right.
-
-    Returns:
-      Attention weights, float32.
+    It is averaged over the heads of a layer of each model, and over the models.
     """
     total = jnp.zeros((*tgt_in.shape, src.shape[1]), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)

@@ -1,92 +1,14 @@
 """Attention weights of every layer and head of a trained model on one sentence."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Float
 
 from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
 from jaxformer.models.transformer import Transformer
-from jaxformer.plots.attention_page import attention_page, in_frame
-from jaxformer.plots.paper_figures import PaperFigure
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionView:
-    """A translation and its attention weights; a notebook displays it as an interactive page.
-
-    Attributes:
-      sentence: The source text.
-      translation: The translation, as text.
-      source: S source tokens, end-of-sentence included.
-      target: T decoder input tokens, beginning-of-sentence included.
-      encoder: Encoder self-attention weights, float32.
-      decoder: Decoder self-attention weights, float32.
-      cross: Encoder-decoder attention weights, float32.
-    """
-
-    sentence: str
-    translation: str
-    source: list[str]
-    target: list[str]
-    encoder: Float[np.ndarray, "L H S S"]
-    decoder: Float[np.ndarray, "L H T T"]
-    cross: Float[np.ndarray, "L H T S"]
-
-    def weights_of(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
-        """Returns query tokens, key tokens and weights of one kind of attention.
-
-        Args:
-          kind: "encoder" or "decoder" self-attention, or "cross", encoder-decoder attention.
-
-        Raises:
-          UserError: There is no such kind.
-        """
-        kinds = {
-            "encoder": (self.source, self.source, self.encoder),
-            "decoder": (self.target, self.target, self.decoder),
-            "cross": (self.target, self.source, self.cross),
-        }
-        if kind not in kinds:
-            raise UserError(f"kind must be one of {', '.join(kinds)}: got {kind!r}")
-        return kinds[kind]
-
-    def page(
-        self,
-        *,
-        kind: str = "cross",
-        layer: int | None = None,
-        heads: Sequence[int] | None = None,
-        figures: Mapping[int, PaperFigure] | None = None,
-        figure: int | None = None,
-    ) -> str:
-        """Returns an interactive HTML page.
-
-        See :func:`~jaxformer.plots.attention_page.attention_page` for arguments and errors.
-        """
-        return attention_page(
-            self.source,
-            self.target,
-            self.encoder,
-            self.decoder,
-            self.cross,
-            sentence=self.sentence,
-            translation=self.translation,
-            kind=kind,
-            layer=layer,
-            heads=heads,
-            figures=figures,
-            figure=figure,
-        )
-
-    def _repr_html_(self) -> str:
-        return in_frame(self.page())
+from jaxformer.plots.attention_page import AttentionView
 
 
 @global_mesh(None)

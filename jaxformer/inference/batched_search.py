@@ -8,7 +8,7 @@ few shapes, with two programs each.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def search_batches(
     prefixes: Sequence[Sequence[int]] | None = None,
     *,
     first: int = 0,
-    report: Callable[[int], None] = lambda finished: None,
+    report: Callable[[int], object] = lambda finished: None,
 ) -> list[Decoded]:
     """Decodes every source, in the order given; an empty source has no hypotheses.
 
@@ -337,23 +337,16 @@ def _step_fn(configs: Configs, params: Params) -> Callable:
 
 
 def _prefill_fn(configs: Configs, params: Params) -> PrefillFn:
-    models = [
-        functools.partial(Transformer(config).apply, {"params": own})
-        for config, own in zip(configs, params, strict=True)
-    ]
-
     def prefill(
         inputs: Int[Array, "B P"], targets: Int[Array, "B P"], length: Int[Array, ""], caches: Any
     ) -> tuple[Float[Array, "B P"], Any]:
         features, after = [], []
-        for model, cache in zip(models, caches, strict=True):
-            found, cache = cast(Any, model(inputs, cache, length, method="prefill"))
+        for config, own, cache in zip(configs, params, caches, strict=True):
+            apply: Any = functools.partial(Transformer(config).apply, {"params": own})
+            found, cache = apply(inputs, cache, length, method="prefill")
             features.append(found)
             after.append(cache)
-        logits_fns = [functools.partial(model, method="logits") for model in models]
-        vocab_size = max(config.output_size for config in configs)
-        log_probs = token_log_probs(cast(Any, logits_fns), features, targets, vocab_size)
-        return log_probs, tuple(after)
+        return token_log_probs(configs, params, features, targets), tuple(after)
 
     return prefill
 

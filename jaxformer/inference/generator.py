@@ -13,19 +13,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
-from jaxformer.config import Config, ModelConfig, check_config, load_run, text_stream
-from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
+from jaxformer.config import Config, ModelConfig, check_config, text_stream
+from jaxformer.data.stream import StreamTokenizer
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.files import model_path
-from jaxformer.inference.weights import load_params, override, prepare_params
+from jaxformer.inference.weights import TrainedModel, prepare_params
 from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.numbers import Numbers, join_numbers, split_numbers
 from jaxformer.search.sampling import sentence_keys
-from jaxformer.workdir import Workdir, use_compilation_cache
+from jaxformer.workdir import use_compilation_cache
 
 # Batch sizes. Batches are padded to one of these, so that few programs serve all calls.
 _ROWS = (1, 4, 16, 64)
@@ -78,24 +77,15 @@ class Generator:
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
     ) -> "Generator":
-        """Reads config, tokenizer and parameters from the workdir of a training run.
-
-        Args:
-          workdir: The run directory.
-          weights: Checkpoint; see :func:`~jaxformer.load_model`.
-          search: Replaces the run's search.
-          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
+        """Reads config, tokenizer and parameters; arguments as for ``Translator.load``.
 
         Raises:
           UserError: A file is missing or damaged, or the model is not a language model.
         """
-        folder = Workdir(model_path(workdir))
-        config = load_run(folder)
-        text_stream(config)
-        folder.check_tokenizer()
-        params, name = load_params(folder, config.model, str(weights), LanguageModel)
-        config = override(config, workdir, search, compute_dtype)
-        return cls(config, params, load_stream_tokenizer(folder.tokenizer), name)
+        trained = TrainedModel.load(
+            workdir, weights=weights, search=search, compute_dtype=compute_dtype
+        )
+        return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 500) -> list[str]:
         """Returns one continuation per prompt, without the prompt: the best, or the first sample.

@@ -1,36 +1,38 @@
 """Log probabilities of given tokens, computed in chunks to bound the memory for logits."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.config import ModelConfig
+from jaxformer.models.transformer import Transformer
 
 # Number of logits per chunk, 16 MB in float32.
 _LOGITS_AT_ONCE = 1 << 22
 
 
 def token_log_probs(
-    logits_fns: Sequence[Callable[[Float[Array, "C _"]], Float[Array, "C V"]]],
+    configs: Sequence[ModelConfig],
+    params: Sequence[PyTree],
     features: Sequence[Float[Array, "B T _"]],
     targets: Int[Array, "B T"],
-    vocab_size: int,
 ) -> Float[Array, "B T"]:
     """Returns the log probability of every target under the mean probability of several models.
 
-    Args:
-      logits_fns: The output projection of each model.
-      features: The decoder outputs of each model, at the positions that predict the targets.
-      targets: Token ids.
-      vocab_size: The largest vocabulary size among the models.
+    ``features`` are the decoder outputs of each model, at the positions that predict the targets.
     """
+    vocab_size = max(config.output_size for config in configs)
 
     def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
         rows, targets = chunk
         each = []
-        for logits_fn, row in zip(logits_fns, rows, strict=True):
-            logits = logits_fn(row).astype(jnp.float32)
+        for config, own, row in zip(configs, params, rows, strict=True):
+            logits: Any = Transformer(config).apply({"params": own}, row, method="logits")
+            logits = logits.astype(jnp.float32)
             chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
             each.append(chosen - jax.nn.logsumexp(logits, axis=1))
         return jax.nn.logsumexp(jnp.stack(each), axis=0) - math.log(len(each))

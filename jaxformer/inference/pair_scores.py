@@ -8,7 +8,7 @@ without a cache.
 import functools
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def score_pairs(
     translator: Translator,
     pairs: Sequence[tuple[list[int], list[int]]],
     *,
-    report: Callable[[int], None] = lambda finished: None,
+    report: Callable[[int], object] = lambda finished: None,
 ) -> list[Score]:
     """Returns the score of each target given its source, in the order of ``pairs``.
 
@@ -165,16 +165,11 @@ def log_probabilities(
     The probabilities of several models are averaged, as in :func:`score_pairs`. Decoder outputs
     are projected to the vocabulary in chunks.
     """
-    models = [
-        functools.partial(Transformer(config).apply, {"params": weights})
-        for config, weights in zip(configs, params, strict=True)
-    ]
-    segments = (src != PAD).astype(jnp.int32)
+    segments, targets = (src != PAD).astype(jnp.int32), jnp.asarray(tgt_out)
     features = []
-    for model in models:
-        encoded = model(src, segments, method="encode")
-        features.append(model(tgt_in, encoded, segments, method="decode"))
-    logits_fns = [functools.partial(model, method="logits") for model in models]
-    targets, vocab_size = jnp.asarray(tgt_out), max(c.output_size for c in configs)
-    log_probs = token_log_probs(cast(Any, logits_fns), features, targets, vocab_size)
+    for config, own in zip(configs, params, strict=True):
+        apply: Any = functools.partial(Transformer(config).apply, {"params": own})
+        encoded = apply(src, segments, method="encode")
+        features.append(apply(tgt_in, encoded, segments, method="decode"))
+    log_probs = token_log_probs(configs, params, features, targets)
     return jnp.where(targets != PAD, log_probs, 0.0).sum(axis=1)

@@ -9,8 +9,8 @@ from jaxtyping import PyTree
 from jaxformer import config as config_lib
 from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
-from jaxformer.files import model_path, read_whole, run_path, write_file
-from jaxformer.inference.weights import load_params, prepare_params
+from jaxformer.files import read_whole, run_path, write_file
+from jaxformer.inference.weights import TrainedModel, prepare_params
 from jaxformer.workdir import Workdir, read_object
 
 _COMMAND = "jaxformer quantize"
@@ -37,23 +37,22 @@ def quantize(
       UserError: The run is damaged or quantized already, or ``output`` is a workdir or a file, or
         holds files that this command would overwrite.
     """
-    folder, target = Workdir(model_path(workdir)), Workdir(run_path(output))
-    config = config_lib.load_run(folder)
-    if config.model.compute_dtype == "int8":
-        raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
+    target = Workdir(run_path(output))
     if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
     target.check_unused(_COMMAND)
+    trained = TrainedModel.load(workdir, weights=weights)
+    folder, config, params = trained.folder, trained.config, trained.params
+    if config.model.compute_dtype == "int8":
+        raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
     folder.check_tokenizer()
-    kind = config_lib.model_of(config)
-    params, name = load_params(folder, config.model, str(weights), kind)
     model = dataclasses.replace(config.model, compute_dtype="int8")
-    quantized = prepare_params(model, params, kind)
+    quantized = prepare_params(model, params, config_lib.model_of(config))
     identity = read_object(folder.identity)
     metadata = {
         "tokenizer": identity.get("tokenizer"),
         "model": dataclasses.asdict(model),
-        "rounded_from": name,
+        "rounded_from": trained.weights,
     }
     target.begin(_COMMAND, identity)
     write_single(target.checkpoints, 0, {"params": quantized}, metadata)

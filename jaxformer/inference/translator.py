@@ -18,15 +18,14 @@ from jaxformer.checks import (
     check_tokens,
     check_unicode,
 )
-from jaxformer.config import Config, ModelConfig, check_config, load_run, sentence_pairs
-from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
+from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
+from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import model_path
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
-from jaxformer.inference.weights import load_params, override, prepare_params
+from jaxformer.inference.weights import TrainedModel, prepare_params
 from jaxformer.search import BeamSearch, Constraint, Sampling
-from jaxformer.workdir import Workdir, use_compilation_cache
+from jaxformer.workdir import use_compilation_cache
 
 
 class Hypothesis(NamedTuple):
@@ -117,14 +116,12 @@ class Translator:
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
         """
-        folder = Workdir(model_path(workdir))
-        config = load_run(folder)
-        sentence_pairs(config)
-        folder.check_tokenizer()
-        tokenizer = load_tokenizer(folder.tokenizer)
-        loaded = [load_params(folder, config.model, name) for name in str(weights).split(",")]
-        config = override(config, workdir, search, compute_dtype)
-        members = [cls(config, params, tokenizer, name) for params, name in loaded]
+        members = []
+        for name in str(weights).split(","):
+            trained = TrainedModel.load(
+                workdir, weights=name, search=search, compute_dtype=compute_dtype
+            )
+            members.append(cls(trained.config, trained.params, trained.tokenizer, trained.weights))
         return members[0].ensemble_with(*members[1:])
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
@@ -155,7 +152,7 @@ class Translator:
         constraints: Sequence[Constraint] = (),
         name: str = "sentences",
         first: int = 1,
-        report: Callable[[int], None] = lambda finished: None,
+        report: Callable[[int], object] = lambda finished: None,
     ) -> list[str]:
         """Returns the best translation of every sentence, in the order given.
 
@@ -180,7 +177,7 @@ class Translator:
         constraints: Sequence[Constraint] = (),
         name: str = "sentences",
         first: int = 1,
-        report: Callable[[int], None] = lambda finished: None,
+        report: Callable[[int], object] = lambda finished: None,
     ) -> list[list[Hypothesis]]:
         """Returns the n-best list of every sentence, best first, in the order given.
 
@@ -257,16 +254,9 @@ class Translator:
         *,
         constraints: Sequence[Constraint] = (),
         first: int = 1,
-        report: Callable[[int], None] = lambda finished: None,
+        report: Callable[[int], object] = lambda finished: None,
     ) -> list[Decoded]:
-        """Works as :meth:`hypotheses` does, on token ids instead of text.
-
-        Args:
-          sources: Token ids from :meth:`source_ids`.
-          prefixes: Token ids that each translation must start with.
-          constraints: Constraints in addition to ``config.search.constraints``.
-          first: Number of the first sentence.
-          report: Called with the number of sentences in each finished batch.
+        """Works as :meth:`hypotheses` does, on token ids from :meth:`source_ids` instead of text.
 
         Returns:
           For each source, the lists ``tokens``, ``scores`` and ``log_probs``, best first.
@@ -295,9 +285,7 @@ class Translator:
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with end-of-sentence; none for a sentence without visible characters.
 
-        Args:
-          text: A sentence.
-          place: Location of the sentence for error messages.
+        Error messages begin with ``place``.
 
         Raises:
           UserError: The sentence is too long, not valid Unicode, or has an unknown language code.

@@ -21,15 +21,17 @@ from jaxformer.checkpoint import (
     saved_steps,
     write_single,
 )
-from jaxformer.config import Config, ModelConfig, load_run, model_of
+from jaxformer.config import Config, ModelConfig, StreamConfig, load_run, model_of
+from jaxformer.data.marian_tokenizer import load_tokenizer
+from jaxformer.data.stream import load_stream_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path
 from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.selection import Model, abstract_model_params, describe_model
+from jaxformer.models.selection import Model, describe_model, make_init
 from jaxformer.models.transformer import Transformer
-from jaxformer.nn.precision import cast_params
+from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.workdir import Workdir, read_object
 
@@ -38,7 +40,7 @@ T = TypeVar("T")
 
 def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
     """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
-    params = abstract_model_params(config, model)
+    params = jax.eval_shape(make_init(config, model), jax.random.key(0))
     if config.compute_dtype != "int8":
         return params
     return jax.eval_shape(lambda params: prepare_params(config, params, model), params)
@@ -68,42 +70,75 @@ def named_arrays(params: PyTree) -> dict[str, np.ndarray]:
     return flat
 
 
-def override(
-    config: Config,
-    workdir: str | pathlib.Path,
-    search: BeamSearch | Sampling | None,
-    compute_dtype: str | None,
-) -> Config:
-    """Replaces the search and the compute dtype of a run's config where they are not None.
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A model in a workdir, as :meth:`load` reads it.
 
-    Raises:
-      UserError: The parameters are quantized to int8, and ``compute_dtype`` is not int8.
+    Attributes:
+      folder: The workdir.
+      config: Its config, with the search and the compute dtype that :meth:`load` was given.
+      params: Parameters, float32 or quantized to int8.
+      weights: Description of the checkpoint, such as "step 2000".
     """
-    if compute_dtype is not None:
-        if config.model.compute_dtype == "int8" != compute_dtype:
-            raise UserError(
-                f"{workdir}: its parameters are quantized to int8: expected to compute in int8, "
-                f"got {compute_dtype}; use the workdir that it was made from"
-            )
-        model = dataclasses.replace(config.model, compute_dtype=compute_dtype)
-        config = dataclasses.replace(config, model=model)
-    return config if search is None else dataclasses.replace(config, search=search)
+
+    folder: Workdir
+    config: Config
+    params: PyTree
+    weights: str
+
+    @classmethod
+    def load(
+        cls,
+        workdir: str | pathlib.Path,
+        *,
+        weights: str | int = "auto",
+        search: BeamSearch | Sampling | None = None,
+        compute_dtype: str | None = None,
+        dequantized: bool = False,
+    ) -> "TrainedModel":
+        """Reads config and parameters.
+
+        Args:
+          workdir: The run directory.
+          weights: Checkpoint; see :func:`load_model`.
+          search: Replaces the run's search.
+          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
+          dequantized: Convert int8 parameters to float32.
+
+        Raises:
+          UserError: A file is missing or damaged, there are no such weights, or they are int8 and
+            cannot be used with another compute dtype.
+        """
+        folder = Workdir(model_path(workdir))
+        config = load_run(folder)
+        params, origin = load_params(folder, config.model, str(weights), model_of(config))
+        if config.model.compute_dtype == "int8":
+            if dequantized:
+                params, origin = dequantize(params), f"{origin}, converted from int8"
+                compute_dtype = compute_dtype or "float32"
+            elif compute_dtype not in (None, "int8"):
+                raise UserError(
+                    f"{workdir}: its parameters are quantized to int8: expected to compute in "
+                    f"int8, got {compute_dtype}; use the workdir that it was made from"
+                )
+        dtype = compute_dtype or config.model.compute_dtype
+        model = dataclasses.replace(config.model, compute_dtype=dtype)
+        config = dataclasses.replace(config, model=model, search=search or config.search)
+        return cls(folder, config, params, origin)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, read from the workdir: of sentence pairs or of one text."""
+        self.folder.check_tokenizer()
+        is_stream = isinstance(self.config.data, StreamConfig)
+        return (load_stream_tokenizer if is_stream else load_tokenizer)(self.folder.tokenizer)
 
 
 @global_mesh(None)
 def load_params(
     folder: Workdir, config: ModelConfig, weights: str, model: Model = Transformer
 ) -> tuple[PyTree, str]:
-    """Reads parameters from a workdir.
-
-    Args:
-      folder: The workdir.
-      config: The architecture that the parameters must fit.
-      weights: Checkpoint; see :func:`load_model`. A step is given as text.
-      model: The class of the model.
-
-    Returns:
-      The parameters, and a description of their origin, such as "step 2000".
+    """Reads parameters that fit ``model(config)``, and describes their origin, such as "step 2000".
 
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
@@ -149,10 +184,8 @@ def load_model(
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
     """
-    folder = Workdir(model_path(workdir))
-    config = load_run(folder)
-    model = model_of(config)
-    return model(config.model), load_params(folder, config.model, str(weights), model)[0]
+    trained = TrainedModel.load(workdir, weights=weights)
+    return model_of(trained.config)(trained.config.model), trained.params
 
 
 def _averaged_steps(metadata: dict[str, Any]) -> str:

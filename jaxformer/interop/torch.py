@@ -81,7 +81,8 @@ def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Param
         ours: _attention(arrays, f"{name}.{theirs}", num_heads)
         for ours, theirs in attentions.items()
     }
-    params["feed_forward"] = _feed_forward(arrays, name)
+    inner, outer = arrays.linear(f"{name}.linear1", "FD"), arrays.linear(f"{name}.linear2", "DF")
+    params["feed_forward"] = feed_forward(inner, outer)
     norms = {
         f"{sublayer}_residual": {"norm": arrays.norm(f"{name}.norm{n}")}
         for n, sublayer in enumerate(params, 1)
@@ -95,9 +96,3 @@ def _attention(arrays: NamedArrays, name: str, num_heads: int) -> Params:
     biases = np.split(arrays.array(f"{name}.in_proj_bias", "Q"), 3)
     query, key, value = map(Linear, kernels, biases)
     return attention(query, key, value, arrays.linear(f"{name}.out_proj", "DP"), num_heads)
-
-
-def _feed_forward(arrays: NamedArrays, name: str) -> Params:
-    return feed_forward(
-        arrays.linear(f"{name}.linear1", "FD"), arrays.linear(f"{name}.linear2", "DF")
-    )

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_choices, check_fraction, check_positive
+from jaxformer.fields import check_fraction, check_positive, check_types
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
@@ -86,7 +86,7 @@ class ModelConfig:
     compute_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 
     def __post_init__(self) -> None:
-        check_choices(self, "model")
+        check_types(self, "model")
         check_positive(self, "model", *_SIZES, "norm_epsilon")
         check_fraction(self, "model", "dropout_rate")
         check_fraction(self, "model", "attention_dropout_rate")

@@ -1,11 +1,12 @@
 """The models that a workdir may hold, and the metadata of their parameters."""
 
 import functools
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.language_model import LanguageModel
@@ -18,17 +19,17 @@ _INPUTS: dict[Model, int] = {Transformer: 2, LanguageModel: 1}
 
 
 @functools.lru_cache
-def abstract_model_params(config: ModelConfig, model: Model) -> PyTree:
-    """Returns shapes and dtypes of the float32 parameters, without computing anything."""
-    return jax.eval_shape(*_init(config, model))["params"]
+def make_init(config: ModelConfig, model: Model = Transformer) -> Callable[[Array], PyTree]:
+    """Returns a function that creates the float32 parameters of a model from a key."""
+
+    def init(key: Array) -> PyTree:
+        tokens = jnp.ones((1, 1), jnp.int32)
+        return model(config).init(key, *[tokens] * _INPUTS[model])["params"]
+
+    return init
 
 
 @functools.lru_cache
 def describe_model(config: ModelConfig, model: Model = Transformer) -> PyTree:
     """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
-    return describe(*_init(config, model))
-
-
-def _init(config: ModelConfig, model: Model) -> tuple[Any, ...]:
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return model(config).init, jax.random.key(0), *[tokens] * _INPUTS[model]
+    return describe(make_init(config, model), jax.random.key(0))

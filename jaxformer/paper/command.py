@@ -53,18 +53,13 @@ def machine() -> str:
     """Returns a description of the device that JAX uses, and JAX's version."""
     device = jax.devices()[0]
     if device.platform == "cpu":
-        cores = _usable_cores()
+        # taskset may limit the cores of this process.
+        known = hasattr(os, "sched_getaffinity")  # On Linux.
+        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
         name = f"{cores} core{'s' if cores > 1 else ''} of {processor()}"
     else:
         name = f"{jax.device_count()} x {device.device_kind}"
     return f"{name}, jax {jax.__version__}"
-
-
-def _usable_cores() -> int:
-    """Returns the number of cores available to this process, which taskset may limit."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def processor() -> str:

@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 
 from jaxformer.errors import UserError, exit_code
 from jaxformer.files import local_path, write_file
-from jaxformer.paper import command, complexity, layer_types
+from jaxformer.paper import command, layer_types
 from jaxformer.plots import figure
 
 _EXAMPLE = "python -m jaxformer.paper.table1 --output runs/table1"
+# Operations of a layer, sequential operations and longest path, without constant factors.
 _FORMULAS = {
     "self-attention": ("n² d", "1", "1"),
     "recurrent": ("n d²", "n", "n"),
@@ -51,17 +52,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(options.output / "table1.png")
 
 
-def complexities(options: argparse.Namespace, n: int) -> dict[str, complexity.Complexity]:
-    """Returns the rows of Table 1 for n positions."""
-    d = options.width
+def operations(n: int, d: int, k: int, r: int) -> dict[str, int]:
+    """Returns the operations of each layer by the formulas of Table 1.
+
+    >>> operations(n=100, d=512, k=3, r=65)["self-attention"]
+    5120000
+    """
     return {
-        "self-attention": complexity.self_attention(n, d),
-        "recurrent": complexity.recurrent(n, d),
-        "convolutional": complexity.convolutional(n, d, options.kernel),
-        "restricted self-attention": complexity.restricted_self_attention(
-            n, d, options.neighborhood
-        ),
+        "self-attention": n * n * d,
+        "recurrent": n * d * d,
+        "convolutional": k * n * d * d,
+        "restricted self-attention": r * n * d,
     }
+
+
+def _operations(options: argparse.Namespace, n: int) -> dict[str, int]:
+    return operations(n, options.width, options.kernel, options.neighborhood)
 
 
 def measure(options: argparse.Namespace) -> Times:
@@ -113,10 +119,10 @@ def report(options: argparse.Namespace, times: Times) -> str:
         [[name, *(f"O({cell})" for cell in cells)] for name, cells in _FORMULAS.items()],
     )
     before, last = options.lengths[-2:]
-    expected = [complexities(options, n) for n in (before, last)]
+    expected = [_operations(options, n) for n in (before, last)]
     lines = []
     for name, row in times.items():
-        ratio = expected[1][name].operations / expected[0][name].operations
+        ratio = expected[1][name] / expected[0][name]
         exponent = math.log(ratio) / math.log(last / before)
         cells = [f"{1000 * seconds:,.2f}" for seconds in row.values()]
         lines.append([name, *cells, f"{growth(row):.2f}", f"{exponent:g}"])
@@ -138,17 +144,14 @@ def report(options: argparse.Namespace, times: Times) -> str:
 def draw(options: argparse.Namespace, times: Times, path: pathlib.Path) -> None:
     """Plots time against n, with dashed lines of the formulas' slopes, as a PNG or SVG."""
     last = options.lengths[-1]
-    largest = complexities(options, last)
+    largest = _operations(options, last)
     with figure.style():
         page = Figure(figsize=(5.0, 3.4), layout="constrained")
         axes = page.subplots()
         for name, row in times.items():
             color, marker = _LOOKS[name]
-            slope = [
-                1000 * row[last] * complexities(options, n)[name].operations
-                / largest[name].operations
-                for n in row
-            ]  # fmt: skip
+            scale = 1000 * row[last] / largest[name]
+            slope = [scale * _operations(options, n)[name] for n in row]
             label = f"{name}, O({_FORMULAS[name][0]})"
             milliseconds = [1000 * seconds for seconds in row.values()]
             axes.plot(list(row), milliseconds, marker, color=color, markersize=4.5, label=label)

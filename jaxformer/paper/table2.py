@@ -14,10 +14,11 @@ from jaxformer.models.flops import training_flops
 from jaxformer.paper import command
 from jaxformer.paper.table3_rows import row_config
 
-_EXAMPLE = "python -m jaxformer.paper.table2 --tokens 25 > table2.md"
+_EXAMPLE = "python -m jaxformer.paper.table2 > table2.md"
 GPUS = 8
 SUSTAINED = 9.5e12  # floating-point operations per second of a P100, as the paper estimates
 _TOKENS_PER_BATCH = 25_000  # source tokens, and as many target tokens
+_LENGTH = 25  # tokens per sentence on either side; the result hardly depends on it
 
 
 class PublishedRun(NamedTuple):
@@ -39,23 +40,15 @@ RUNS = (PublishedRun("base", 12, 3.3e18), PublishedRun("big", 3.5 * 24, 2.3e19))
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    parser = command.parser("table2", __doc__, _EXAMPLE)
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        choices=[n for n in range(1, 501) if _TOKENS_PER_BATCH % n == 0],
-        default=25,
-        help="tokens per sentence on either side; the result hardly depends on it "
-        "(default: %(default)s)",
-    )
-    print(report(parser.parse_args(arguments).tokens), end="")
+    command.parser("table2", __doc__, _EXAMPLE).parse_args(arguments)
+    print(report(), end="")
 
 
-def report(length: int) -> str:
-    """Returns the table, for sentences of ``length`` tokens."""
+def report() -> str:
+    """Returns the table."""
     lines = []
     for run in RUNS:
-        counted = run_flops(run.row, length)
+        counted = run_flops(run.row)
         estimated = estimate(run.hours)
         lines.append(
             [
@@ -73,7 +66,7 @@ def report(length: int) -> str:
             "# Training cost of Table 2: floating point operations\n",
             command.markdown_table(header, lines),
             f"Counted: all matrix multiplications, forward and backward, of {_TOKENS_PER_BATCH:,} "
-            f"source and {_TOKENS_PER_BATCH:,} target tokens per step, in sentences of {length}, "
+            f"source and {_TOKENS_PER_BATCH:,} target tokens per step, in sentences of {_LENGTH}, "
             "without padding. "
             f"Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, "
             + " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
@@ -82,10 +75,10 @@ def report(length: int) -> str:
     )
 
 
-def run_flops(row: str, length: int) -> int:
-    """Counts the operations of a training run with sentences of ``length`` tokens per side."""
+def run_flops(row: str) -> int:
+    """Counts the operations of a training run."""
     config = row_config(row)
-    per_step = training_flops(config.model, _TOKENS_PER_BATCH // length, length, length)
+    per_step = training_flops(config.model, _TOKENS_PER_BATCH // _LENGTH, _LENGTH, _LENGTH)
     return config.training.steps * per_step
 
 

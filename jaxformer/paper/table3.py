@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import jax
 from tqdm import tqdm
 
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Config, DataConfig, sentence_pairs
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
@@ -28,7 +27,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import abstract_params
 from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
-from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config, settings
+from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
 from jaxformer.plots.learning_curve import read_metrics
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.workdir import Workdir, read_object
@@ -75,7 +74,6 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
         for seed in options.seeds
         for row in options.rows
     }
-    # All rows are checked before training, so that a mistake in the last row shows at once.
     finished = _check(configs, folder, options.scale)
     failures = []
     for number, ((row, seed), config) in enumerate(configs.items(), 1):
@@ -95,7 +93,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
 def _check(
     configs: dict[tuple[str, int], Config], folder: pathlib.Path, scale: str
 ) -> set[tuple[str, int]]:
-    """Checks that all rows can run, with the same settings and data as the finished rows.
+    """Checks that all rows have the same settings and data as the finished rows.
 
     Returns:
       The finished rows with their seeds.
@@ -104,38 +102,23 @@ def _check(
       UserError: A row has other settings or data than a finished row, or cannot be finished.
     """
     results = load_results(folder)
-    (row, _), config = next(iter(configs.items()))
+    finished = {(result.row, result.seed) for result in results}
+    row, seed = next((job for job in configs if job not in finished), next(iter(configs)))
+    config = configs[row, seed]
     steps = config.training.steps // ROWS[row].longer
     if results and (results[0].scale, results[0].steps) != (scale, steps):
         raise UserError(
             f"{folder}: holds rows of --scale {results[0].scale} --steps {results[0].steps}, but "
             f"{scale} and {steps} were given; give the same, or another --workdir"
         )
-    finished = {(result.row, result.seed) for result in results}
-    waiting = [job for job in configs if job not in finished]
-    for row, seed in waiting:
-        _check_progress(configs[row, seed], _place(folder, row, seed), row)
-    expected = results[0].data if results else None
-    for row, seed in waiting or list(configs)[:1]:
-        data = open_dataset(configs[row, seed], _place(folder, row, seed))
-        expected = expected or data.identity
-        if data.identity != expected:
-            raise UserError(
-                f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
-                f"{expected}, got {data.identity}; give the same --data, or another --workdir"
-            )
-        _check_sentences(configs[row, seed], data.tokenizer)
+    data = open_dataset(config, _place(folder, row, seed))
+    if results and data.identity != results[0].data:
+        raise UserError(
+            f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
+            f"{results[0].data}, got {data.identity}; give the same --data, or another --workdir"
+        )
+    _check_sentences(config, data.tokenizer)
     return finished
-
-
-def _check_progress(config: Config, folder: Workdir, row: str) -> None:
-    """Checks that a row at its last step was validated, or will be."""
-    steps = config.training.steps
-    with Checkpoints(folder.checkpoints) as checkpoints:
-        step = max(checkpoints.steps(), default=0)
-        ended = step > steps or (step == steps and checkpoints.score(step)[0])
-    if ended:
-        _training(config, folder, row, step)
 
 
 def _check_sentences(config: Config, tokenizer: Tokenizer) -> None:
@@ -160,13 +143,7 @@ def _place(folder: pathlib.Path, row: str, seed: int) -> Workdir:
 
 
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
-    """Trains and decodes a row, resuming it if it was interrupted.
-
-    Args:
-      config: Config of the row.
-      folder: Workdir of the row; the result is written to its result.json.
-      row: Name of the row.
-      scale: Name of the scale of ``config``.
+    """Trains and decodes a row, resuming it if it was interrupted, and writes its result.json.
 
     Raises:
       UserError: The folder holds another or a longer experiment, or data is missing or malformed.
@@ -192,7 +169,6 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         decoding_seconds=time.monotonic() - began,
         machine=command.machine(),
         data=read_object(folder.identity),
-        settings=settings(config),
     )
     result.save(folder.path / "result.json")
     print(f"{row}: perplexity {perplexity:.3f}, BLEU {result.bleu:.2f}", file=sys.stderr)
@@ -243,11 +219,7 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
     sources, references = zip(*pairs, strict=True)
     translator = Translator.load(folder.path, weights="latest")
     with tqdm(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
-
-        def report_progress(finished: int) -> None:
-            bar.update(finished)
-
-        translations = translator.translate(sources, name=data.valid, report=report_progress)
+        translations = translator.translate(sources, name=data.valid, report=bar.update)
     language = data.target_language
     text = "".join(f"{translation}\n" for translation in translations)
     write_file(folder.path / f"valid.{language}", text.encode())

@@ -147,14 +147,6 @@ _SMOKE = Config(
     ),
 )
 
-# Fields of a config that do not affect results: the location of data (its contents are compared by
-# hash), memory settings, and intervals of logging, validation and checkpoints.
-_INDIFFERENT = {
-    *("corpus", "builder", "directory", "train", "valid", "gradient_accumulation", "remat"),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "keep_checkpoints"),
-    "stall_timeout",
-}
-
 # The paper's scale, one for a few hours on a CPU, and one for smoke tests.
 SCALES = {
     "paper": Scale(base=_PAPER),
@@ -189,20 +181,6 @@ def row_config(
     return dataclasses.replace(
         base, model=dataclasses.replace(base.model, **model), training=training
     )
-
-
-def settings(config: Config) -> dict[str, Any]:
-    """Returns all fields of a config that affect results, by name.
-
-    >>> settings(row_config("A1"))["model.num_heads"]
-    1
-    """
-    return {
-        f"{section}.{name}": value
-        for section, values in config.to_dict().items()
-        for name, value in values.items()
-        if section != "mesh" and name not in _INDIFFERENT
-    }
 
 
 def describe(row: str, scale: str) -> str:

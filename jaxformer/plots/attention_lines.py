@@ -28,32 +28,16 @@ _LETTER = 0.082  # inches
 _FAINT = 0.01  # smallest weight that is drawn
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """One panel: the attention of some heads, for all queries or for one.
-
-    Attributes:
-      heads: Indices of the heads, from 0.
-      token: Index of the query, from 0; None: all queries.
-    """
-
-    heads: list[int]
-    token: int | None
-
-
-def figure_panels(number: int, choice: PaperFigure) -> list[Panel]:
+def figure_panels(number: int, choice: PaperFigure) -> list[PaperFigure]:
     """Returns the panels of figure 3, 4 or 5 from top to bottom, as the paper arranges them."""
-    if number == 3:
-        return [Panel(choice.heads, choice.token)]
-    if number == 4:
-        return [Panel(choice.heads[:1], None), Panel(choice.heads, choice.token)]
-    return [Panel([head], None) for head in choice.heads]
+    one_head = [dataclasses.replace(choice, heads=[head], token=None) for head in choice.heads]
+    return {3: [choice], 4: [one_head[0], choice], 5: one_head}[number]
 
 
 def attention_lines(
     weights: Float[np.ndarray, "H S S"],
     tokens: Sequence[str],
-    panels: Sequence[Panel],
+    panels: Sequence[PaperFigure],
     path: pathlib.Path,
     title: str,
 ) -> None:
@@ -65,8 +49,8 @@ def attention_lines(
     Args:
       weights: Weights of all heads of the layer, queries before keys.
       tokens: S labels.
-      panels: The panels, from top to bottom.
-      path: The image, an SVG if it ends in ``.svg``, else a PNG; replaced atomically.
+      panels: Heads, and the query or all queries, of each panel, from top to bottom.
+      path: The image; see :func:`~jaxformer.plots.figure.save`.
       title: Title of the figure; may have several lines.
 
     Raises:
@@ -92,7 +76,7 @@ def attention_lines(
 
 
 def _draw(
-    axes: Axes, panel: Panel, weights: Float[np.ndarray, "H S S"], labels: Sequence[str]
+    axes: Axes, panel: PaperFigure, weights: Float[np.ndarray, "H S S"], labels: Sequence[str]
 ) -> None:
     count = len(labels)
     queries = range(count) if panel.token is None else [panel.token]
@@ -119,7 +103,7 @@ def _draw(
     axes.set_ylim(0, 1)
 
 
-def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> None:
+def _write(axes: Axes, panel: PaperFigure, labels: Sequence[str], points: float) -> None:
     """Writes the tokens above and below, and a legend of the heads."""
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -146,6 +130,6 @@ def _write(axes: Axes, panel: Panel, labels: Sequence[str], points: float) -> No
     )
 
 
-def _opacity(weight: float, panel: Panel) -> float:
+def _opacity(weight: float, panel: PaperFigure) -> float:
     """Raises the opacity of small weights for one query; for all, they would hide large ones."""
     return weight if panel.token is None else weight**0.5

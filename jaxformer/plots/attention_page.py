@@ -27,76 +27,99 @@ _SCRIPTS = {
 }
 
 
-def attention_page(
-    source: Sequence[str],
-    target: Sequence[str],
-    encoder: Float[np.ndarray, "L H S S"],
-    decoder: Float[np.ndarray, "L H T T"],
-    cross: Float[np.ndarray, "L H T S"],
-    *,
-    sentence: str,
-    translation: str,
-    kind: str = "cross",
-    layer: int | None = None,
-    heads: Sequence[int] | None = None,
-    figures: Mapping[int, PaperFigure] | None = None,
-    figure: int | None = None,
-) -> str:
-    """Returns the page, to write to a UTF-8 file or to embed with :func:`in_frame`.
+@dataclasses.dataclass(frozen=True)
+class AttentionView:
+    """A translation and its attention weights; a notebook displays it as an interactive page.
 
-    Args:
-      source: The encoder's tokens, end-of-sentence included.
-      target: The decoder's input tokens.
-      encoder: Weights of encoder self-attention.
-      decoder: Weights of decoder self-attention.
-      cross: Weights of encoder-decoder attention.
-      sentence: The source text, for the heading.
-      translation: Its translation, for the heading.
-      kind: Attention shown first: "encoder", "decoder" or "cross".
-      layer: Layer shown first, from 0; None: the last.
-      heads: Heads shown first, from 0; None: all.
-      figures: Presets for the paper's figures; None: chosen by
-        :func:`~jaxformer.plots.paper_figures.paper_figures`.
-      figure: Figure of the paper, 3, 4 or 5, whose counterpart is shown first.
-
-    Raises:
-      UserError: Weights are not finite, or there is no such kind, layer, head or figure.
+    Attributes:
+      sentence: The source text.
+      translation: The translation, as text.
+      source: S source tokens, end-of-sentence included.
+      target: T decoder input tokens, beginning-of-sentence included.
+      encoder: Encoder self-attention weights, float32.
+      decoder: Decoder self-attention weights, float32.
+      cross: Encoder-decoder attention weights, float32.
     """
-    kinds = {"encoder": encoder, "decoder": decoder, "cross": cross}
-    for name, weights in kinds.items():
-        if not np.isfinite(weights).all():
-            raise UserError(
-                f"expected finite weights of {name} attention, got NaN or infinity: training has "
-                "diverged or the checkpoint is damaged; use an earlier one with --weights"
-            )
-    layers, all_heads = encoder.shape[:2]
-    if kind not in kinds:
-        raise UserError(f"expected kind to be {', '.join(map(repr, kinds))}, got {kind!r:.80}")
-    if figure not in (None, 3, 4, 5):
-        raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
-    _check_indices("layer", () if layer is None else (layer,), layers)
-    _check_indices("heads", heads or (), all_heads)
-    figures = paper_figures(encoder, source) if figures is None else figures
-    content = {
-        "source": list(source),
-        "target": list(target),
-        "layers": layers,
-        "heads": all_heads,
-        "weights": {name: _packed(weights) for name, weights in kinds.items()},
-        "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
-        "start": {
-            "kind": kind,
-            "layer": layers - 1 if layer is None else layer,
-            "heads": sorted(range(all_heads) if heads is None else heads),
-            "figure": figure,
-        },
-    }
-    return _filled(
-        title=_text(sentence),
-        sentence=_text(sentence),
-        translation=_text(translation),
-        data=_json(content),
-    )
+
+    sentence: str
+    translation: str
+    source: list[str]
+    target: list[str]
+    encoder: Float[np.ndarray, "L H S S"]
+    decoder: Float[np.ndarray, "L H T T"]
+    cross: Float[np.ndarray, "L H T S"]
+
+    def weights_of(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
+        """Returns query tokens, key tokens and weights of one kind of attention.
+
+        Args:
+          kind: "encoder" or "decoder" self-attention, or "cross", encoder-decoder attention.
+
+        Raises:
+          UserError: There is no such kind.
+        """
+        kinds = {
+            "encoder": (self.source, self.source, self.encoder),
+            "decoder": (self.target, self.target, self.decoder),
+            "cross": (self.target, self.source, self.cross),
+        }
+        if kind not in kinds:
+            raise UserError(f"expected kind to be one of {', '.join(kinds)}, got {kind!r:.80}")
+        return kinds[kind]
+
+    def page(
+        self,
+        *,
+        kind: str = "cross",
+        layer: int | None = None,
+        heads: Sequence[int] | None = None,
+        figures: Mapping[int, PaperFigure] | None = None,
+        figure: int | None = None,
+    ) -> str:
+        """Returns an interactive page, to write to a UTF-8 file or to embed with :func:`in_frame`.
+
+        Args:
+          kind: Attention shown first: "encoder", "decoder" or "cross".
+          layer: Layer shown first, from 0; None: the last.
+          heads: Heads shown first, from 0; None: all.
+          figures: Presets for the paper's figures; None: chosen by
+            :func:`~jaxformer.plots.paper_figures.paper_figures`.
+          figure: Figure of the paper, 3, 4 or 5, whose counterpart is shown first.
+
+        Raises:
+          UserError: Weights are not finite, or there is no such kind, layer, head or figure.
+        """
+        self.weights_of(kind)
+        layers, all_heads = self.encoder.shape[:2]
+        if figure not in (None, 3, 4, 5):
+            raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
+        _check_indices("layer", () if layer is None else (layer,), layers)
+        _check_indices("heads", heads or (), all_heads)
+        figures = paper_figures(self.encoder, self.source) if figures is None else figures
+        names = ("encoder", "decoder", "cross")
+        content = {
+            "source": self.source,
+            "target": self.target,
+            "layers": layers,
+            "heads": all_heads,
+            "weights": {name: _packed(name, self.weights_of(name)[2]) for name in names},
+            "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
+            "start": {
+                "kind": kind,
+                "layer": layers - 1 if layer is None else layer,
+                "heads": sorted(range(all_heads) if heads is None else heads),
+                "figure": figure,
+            },
+        }
+        return _filled(
+            title=_text(self.sentence),
+            sentence=_text(self.sentence),
+            translation=_text(self.translation),
+            data=_json(content),
+        )
+
+    def _repr_html_(self) -> str:
+        return in_frame(self.page())
 
 
 def _check_indices(name: str, indices: Sequence[int], count: int) -> None:
@@ -109,7 +132,7 @@ def in_frame(page: str, height: int = 760) -> str:
     """Embeds the page in a sandboxed frame for notebooks, isolated from the page around it.
 
     Args:
-      page: Result of :func:`attention_page`.
+      page: Result of :meth:`AttentionView.page`.
       height: Height in pixels.
     """
     return (
@@ -140,8 +163,13 @@ def _digest(part: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
 
 
-def _packed(weights: Float[np.ndarray, "L H Q K"]) -> str:
+def _packed(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
     """Encodes the weights as Base64 of little-endian uint16, in C order."""
+    if not np.isfinite(weights).all():
+        raise UserError(
+            f"expected finite weights of {kind} attention, got NaN or infinity: training has "
+            "diverged or the checkpoint is damaged; use an earlier one with --weights"
+        )
     fractions = np.rint(np.clip(weights, 0, 1) * _FINEST).astype("<u2")
     return base64.b64encode(fractions.tobytes()).decode()
 

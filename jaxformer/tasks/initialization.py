@@ -1,31 +1,29 @@
 """Fine-tuning: a new run begins with the parameters and the tokenizer of another model."""
 
+import collections
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Int, PyTree
 
 from jaxformer import pretrained
-from jaxformer.config import Config, ModelConfig, StreamConfig, load_run, model_of
-from jaxformer.data.marian_tokenizer import load_tokenizer
-from jaxformer.data.stream import StreamTokenizer, load_stream_tokenizer
+from jaxformer.config import Config, ModelConfig, load_run, model_of
+from jaxformer.data.stream import StreamTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import model_path, write_file
-from jaxformer.inference.weights import load_params, params_sha256
-from jaxformer.nn.precision import dequantize
+from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.training import hosts
 from jaxformer.training.optimizer import path_of
-from jaxformer.training.step import StartFrom
+from jaxformer.training.state import StartFrom
 from jaxformer.workdir import Workdir, read_object
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
@@ -42,7 +40,6 @@ _NEVER_GENERATED = -100.0
 
 T = TypeVar("T", Tokenizer, StreamTokenizer)
 AnyTokenizer: TypeAlias = Tokenizer | StreamTokenizer
-Kind = Literal["taken", "new", "left out"]
 
 
 def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | None:
@@ -103,22 +100,19 @@ def _start_from(
     Raises:
       UserError: The workdir holds no model, a damaged one, or another one than when the run began.
     """
-    source = load_run(folder)
-    params, origin = load_params(folder, source.model, "auto", model_of(source))
-    if source.model.compute_dtype == "int8":
-        params, origin = dequantize(params), f"{origin}, converted from int8"
-    hosts.check_agreement({"checkpoint in training.init_from": origin})
-    _check_same(folder, run, params_sha256(params))
-    folder.check_tokenizer()
-    is_stream = isinstance(config.data, StreamConfig)
-    theirs = (load_stream_tokenizer if is_stream else load_tokenizer)(folder.tokenizer)
-    merged, entries = merge(
-        hosts.on_this_host(fresh), jax.device_get(params), matching_ids(tokenizer, theirs)
+    source = TrainedModel.load(folder.path, dequantized=True)
+    hosts.check_agreement({"checkpoint in training.init_from": source.weights})
+    _check_same(folder, run, params_sha256(source.params))
+    theirs = source.tokenizer
+    merged, lines = merge(
+        hosts.on_this_host(fresh), jax.device_get(source.params), matching_ids(tokenizer, theirs)
     )
     if hosts.is_primary():
         which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
-        print(f"starts from {folder.path}, {origin}, with {which} tokenizer:", file=sys.stderr)
-        print("\n".join(listed(entries)), file=sys.stderr)
+        print(
+            f"starts from {folder.path}, {source.weights}, with {which} tokenizer:", file=sys.stderr
+        )
+        print("\n".join(lines), file=sys.stderr)
     return merged
 
 
@@ -186,23 +180,7 @@ def matching_ids(ours: AnyTokenizer, theirs: AnyTokenizer) -> Int[np.ndarray, "2
     return np.array([pair for pair in ids if pair[1] is not None], np.int64).T
 
 
-class Entry(NamedTuple):
-    """An array, or rows of one, in the list that is printed.
-
-    Attributes:
-      kind: What became of it.
-      path: Path of the parameter, such as "encoder/layers/norm".
-      shape: Shape of the array, or of the rows.
-      note: Which rows it has; "" for a whole array.
-    """
-
-    kind: Kind
-    path: str
-    shape: tuple[int, ...]
-    note: str = ""
-
-
-def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[PyTree, list[Entry]]:
+def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[PyTree, list[str]]:
     """Returns the saved parameters in the shapes of the fresh ones.
 
     Rows of embeddings are matched by piece, rows of learned positions by position.
@@ -213,69 +191,56 @@ def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[Py
       ids: New ids and saved ids of the pieces that both vocabularies have.
 
     Returns:
-      The parameters, and a list of what was taken, is new, and was left out.
+      The parameters, and lines that list what was taken, is new, and was left out.
     """
     old = {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(saved)}
-    entries: list[Entry] = []
+    # Sizes and descriptions of arrays, or of rows of them, by what became of them and their group.
+    found: dict[tuple[str, str], list[tuple[int, str]]] = collections.defaultdict(list)
+
+    def note(kind: str, path: str, shape: tuple[int, ...], rows: str = "") -> None:
+        entry = f"{path} {list(shape)}{rows and ': '}{rows}"
+        found[kind, path.partition("/")[0]].append((math.prod(shape), entry))
 
     def choose(path: jax.tree_util.KeyPath, leaf: np.ndarray) -> np.ndarray:
         name, leaf = path_of(path), np.asarray(leaf)
         values = old.pop(name, None)
         if values is None:
-            entries.append(Entry("new", name, leaf.shape))
+            note("new", name, leaf.shape)
             return leaf
         if name == "logits_bias":
             values = np.where(np.isneginf(values), np.float32(_NEVER_GENERATED), values)
         if name in _TABLES:
-            known = (ids[0] < len(leaf)) & (ids[1] < len(values))
-            return _with_rows(name, leaf, values, ids[:, known], "pieces", entries)
-        if leaf.shape != values.shape:
-            common = np.arange(min(len(leaf), len(values)))
-            return _with_rows(name, leaf, values, np.stack([common] * 2), "positions", entries)
-        entries.append(Entry("taken", name, leaf.shape))
-        return values
+            rows, what = ids[:, (ids[0] < len(leaf)) & (ids[1] < len(values))], "pieces"
+        elif leaf.shape != values.shape:
+            rows, what = np.stack([np.arange(min(len(leaf), len(values)))] * 2), "positions"
+        else:
+            note("taken", name, leaf.shape)
+            return values
+        result, taken = leaf.copy(), rows.shape[1]
+        result[rows[0]] = values[rows[1]]
+        some = taken < max(len(leaf), len(values))
+        for kind, count, text in (
+            ("taken", taken, f"{taken:,} of {len(leaf):,} rows, of {what} that both have" * some),
+            ("new", len(leaf) - taken, f"rows of new {what}"),
+            ("left out", len(values) - taken, f"rows of {what} that the new model lacks"),
+        ):
+            if count:
+                note(kind, name, (count, *leaf.shape[1:]), text)
+        return result
 
     merged = jax.tree.map_with_path(choose, fresh)
-    entries += [Entry("left out", name, values.shape) for name, values in old.items()]
-    return merged, entries
-
-
-def _with_rows(
-    name: str,
-    leaf: np.ndarray,
-    values: np.ndarray,
-    rows: Int[np.ndarray, "2 N"],
-    what: str,
-    entries: list[Entry],
-) -> np.ndarray:
-    """Replaces rows of an array by rows of another one, and adds entries to the list."""
-    result = leaf.copy()
-    result[rows[0]] = values[rows[1]]
-    taken, width = rows.shape[1], leaf.shape[1:]
-    counts: list[tuple[Kind, int, str]] = [
-        ("taken", taken, f"{taken:,} of {len(leaf):,} rows, of {what} that both have"),
-        ("new", len(leaf) - taken, f"rows of new {what}"),
-        ("left out", len(values) - taken, f"rows of {what} that the new model lacks"),
+    for name, values in old.items():
+        note("left out", name, values.shape)
+    return merged, [
+        f"  {kind:8}  {_described(group, arrays)}"
+        for kind in ("taken", "new", "left out")
+        for (own, group), arrays in found.items()
+        if own == kind
     ]
-    for kind, count, note in counts:
-        if count:
-            whole = kind == "taken" and taken == len(leaf) == len(values)
-            entries.append(Entry(kind, name, (count, *width), "" if whole else note))
-    return result
 
 
-def listed(entries: list[Entry]) -> list[str]:
-    """Returns a line for each kind of entries and top-level name."""
-    order = ("taken", "new", "left out")
-    entries = sorted(entries, key=lambda entry: order.index(entry.kind))
-    lines = []
-    for (kind, name), group in itertools.groupby(
-        entries, lambda entry: (entry.kind, entry.path.partition("/")[0])
-    ):
-        first, *others = group
-        text = f"{first.path} {list(first.shape)}{first.note and ': '}{first.note}"
-        if others:
-            size = sum(math.prod(entry.shape) for entry in (first, *others))
-            text = f"{name}: {size:,} parameters in {1 + len(others)} arrays, such as {text}"
-        lines.append(f"  {kind:8}  {text}")
-    return lines
+def _described(group: str, arrays: list[tuple[int, str]]) -> str:
+    if len(arrays) == 1:
+        return arrays[0][1]
+    size = sum(size for size, _ in arrays)
+    return f"{group}: {size:,} parameters in {len(arrays)} arrays, such as {arrays[0][1]}"

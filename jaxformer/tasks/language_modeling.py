@@ -1,6 +1,5 @@
 """Language modeling: one text, next-token prediction, and perplexity."""
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -11,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
-from jaxformer.config import Config, ModelConfig, text_stream
+from jaxformer.config import Config, text_stream
 from jaxformer.data.findings import listed
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
@@ -28,8 +27,9 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.nn.stack import Remat
+from jaxformer.models.selection import make_init
 from jaxformer.tasks.initialization import given_tokenizer
+from jaxformer.tasks.token_loss import TokenLoss
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
@@ -78,17 +78,14 @@ def _identity(stream: TokenStream) -> dict[str, str]:
     return {"tokenizer": stream.tokenizer.sha256, "text": stream.text_sha256}
 
 
-# Equal arguments give the same function, so that its programs are compiled once in a process.
-@functools.lru_cache
-def _make_init(config: ModelConfig) -> Init:
-    return lambda key: LanguageModel(config).init(key, jnp.ones((1, 1), jnp.int32))["params"]
+class NextTokenLoss(TokenLoss):
+    """Sums the loss of a language model over rows of tokens."""
 
-
-@functools.lru_cache
-def _make_loss(config: ModelConfig, smoothing: float, remat: Remat) -> Loss:
-    def loss(params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None) -> Sums:
+    def __call__(
+        self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None
+    ) -> Sums:
+        model = LanguageModel(self.model, "none" if randomness is None else self.remat)
         dropout, rngs = dropout_of(randomness)
-        model = LanguageModel(config, "none" if randomness is None else remat)
         inputs, targets = batch[:, :-1], batch[:, 1:]
         real = targets != PAD
 
@@ -97,12 +94,11 @@ def _make_loss(config: ModelConfig, smoothing: float, remat: Remat) -> Loss:
 
         features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
         loss, nll = projected_cross_entropy(
-            features, projection, targets, real, smoothing, config.compute_dtype
+            *(features, projection, targets, real),
+            *(self.label_smoothing, self.model.compute_dtype),
         )
         count = real.sum(dtype=jnp.int32)
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
-
-    return loss
 
 
 class LanguageModeling(Task):
@@ -118,13 +114,12 @@ class LanguageModeling(Task):
     @property
     def init(self) -> Init:
         """Creates the parameters from a key."""
-        return _make_init(self.config.model)
+        return make_init(self.config.model, LanguageModel)
 
     @property
     def loss(self) -> Loss:
-        """Sums label-smoothed "loss" and "nll", in nats, and counts tokens ("count", "tokens")."""
-        training = self.config.training
-        return _make_loss(self.config.model, training.label_smoothing, training.remat)
+        """Sums the label-smoothed loss and counts tokens."""
+        return NextTokenLoss.of(self.config)
 
     @property
     def tokenizer(self) -> StreamTokenizer:

@@ -1,6 +1,5 @@
 """Translation: sentence pairs, the label-smoothed loss of section 5.4, and BLEU."""
 
-import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
@@ -11,7 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 from sacrebleu.metrics.bleu import BLEU
 
-from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
+from jaxformer.config import Config, sentence_pairs
 from jaxformer.data.batch import Batch, only_pair
 from jaxformer.data.findings import EMPTY, LONG, Findings, listed
 from jaxformer.data.loader import load_batches, padded_shapes
@@ -19,9 +18,10 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.flops import training_flops
+from jaxformer.models.selection import make_init
 from jaxformer.models.transformer import Transformer
-from jaxformer.nn.stack import Remat
 from jaxformer.tasks.dataset import Dataset
+from jaxformer.tasks.token_loss import TokenLoss
 from jaxformer.training import hosts
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
@@ -39,69 +39,31 @@ _SENTENCES_BETWEEN_STOPS = 64
 _DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"}
 
 
-@functools.lru_cache
-def make_init(config: ModelConfig) -> Callable[[Array], PyTree]:
-    """Returns a function that creates the parameters of a Transformer from a key."""
+class TranslationLoss(TokenLoss):
+    """Sums the loss of a Transformer over a :class:`~jaxformer.data.batch.Batch`."""
 
-    def init(key: Array) -> PyTree:
-        tokens = jnp.ones((1, 1), jnp.int32)
-        return Transformer(config).init(key, tokens, tokens)["params"]
+    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+        model = Transformer(self.model, "none" if randomness is None else self.remat)
+        dropout, rngs = dropout_of(randomness)
 
-    return init
+        def forward(module: Transformer) -> tuple[Array, Any]:
+            encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **dropout)
+            segments = batch.src_segments, batch.tgt_segments
+            features = module.decode(
+                batch.tgt_in, encoded, *segments, batch.tgt_positions, **dropout
+            )
+            return features, module.output_projection()
 
-
-def make_loss(config: Config) -> Loss:
-    """Returns the loss function of a Transformer: sums over a :class:`~jaxformer.data.batch.Batch`.
-
-    The sums are "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
-    "count", the number of target tokens; and "tokens", the number of source and target tokens.
-    Tokens include end-of-sentence but no padding. Equal settings give the same function, so that
-    its programs are compiled once for all runs of a process.
-    """
-    check_config(config)
-    return _make_loss(config.model, config.training.label_smoothing, config.training.remat)
-
-
-@functools.lru_cache
-def _make_loss(config: ModelConfig, smoothing: float, remat: Remat) -> Loss:
-    def loss(params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        model = Transformer(config, "none" if randomness is None else remat)
-        return loss_sums(model, params, batch, smoothing, randomness)
-
-    return loss
-
-
-def loss_sums(
-    model: Transformer,
-    params: PyTree,
-    batch: Batch,
-    smoothing: float,
-    randomness: Randomness | None = None,
-) -> Sums:
-    """Sums the loss and counts of one batch on one device."""
-    dropout, rngs = dropout_of(randomness)
-
-    def forward(module: Transformer) -> tuple[Array, Any]:
-        encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **dropout)
-        features = module.decode(
-            batch.tgt_in,
-            encoded,
-            batch.src_segments,
-            batch.tgt_segments,
-            batch.tgt_positions,
-            **dropout,
+        features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
+        real = batch.tgt_segments != 0
+        loss, nll = projected_cross_entropy(
+            *(features, projection, batch.tgt_out, real),
+            *(self.label_smoothing, self.model.compute_dtype),
         )
-        return features, module.output_projection()
-
-    features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
-    real = batch.tgt_segments != 0
-    loss, nll = projected_cross_entropy(
-        features, projection, batch.tgt_out, real, smoothing, model.config.compute_dtype
-    )
-    source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
-    target_tokens = real.sum(dtype=jnp.int32)
-    tokens = source_tokens + target_tokens
-    return {"loss": loss, "nll": nll, "count": target_tokens, "tokens": tokens}
+        source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
+        target_tokens = real.sum(dtype=jnp.int32)
+        tokens = source_tokens + target_tokens
+        return {"loss": loss, "nll": nll, "count": target_tokens, "tokens": tokens}
 
 
 def abstract_batch(rows: int, src_length: int, tgt_length: int) -> Batch:
@@ -134,13 +96,13 @@ class Translation(Task):
 
     @property
     def init(self) -> Init:
-        """Creates the parameters; see :func:`make_init`."""
+        """Creates the parameters."""
         return make_init(self.config.model)
 
     @property
     def loss(self) -> Loss:
-        """Sums the label-smoothed loss and counts; see :func:`make_loss`."""
-        return make_loss(self.config)
+        """Sums the label-smoothed loss and counts tokens."""
+        return TranslationLoss.of(self.config)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -249,7 +211,7 @@ class Translation(Task):
         sources, references = zip(*self._data.valid_text, strict=True)
 
         def translate(
-            translator: Translator, mine: slice, report: Callable[[int], None]
+            translator: Translator, mine: slice, report: Callable[[int], object]
         ) -> list[str]:
             return translator.translate(sources[mine], name="validation", report=report)
 

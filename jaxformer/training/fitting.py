@@ -39,15 +39,8 @@ from jaxformer.training.run_directory import (
 )
 from jaxformer.training.settings import FitConfig, Settings
 from jaxformer.training.signals import StopSignals, stop_signals
-from jaxformer.training.step import (
-    StartFrom,
-    TrainState,
-    TrainStep,
-    abstract_state,
-    all_finite,
-    init_state,
-    make_train_step,
-)
+from jaxformer.training.state import StartFrom, TrainState, abstract_state, init_state
+from jaxformer.training.step import TrainStep, all_finite, make_train_step
 from jaxformer.training.task import Sums, Task
 from jaxformer.training.writers import Writer
 from jaxformer.workdir import Workdir

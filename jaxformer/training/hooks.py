@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from jaxformer.training.step import TrainState
+from jaxformer.training.state import TrainState
 from jaxformer.training.task import Sums
 
 # Called after a step with the step number, the state and the sums of the step; see fit.

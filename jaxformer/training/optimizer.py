@@ -42,62 +42,27 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
     return schedule
 
 
-def linear_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedule:
-    """Returns a schedule that rises linearly to ``peak``, then falls linearly to 0.
-
-    The rate is ``peak`` at step ``warmup_steps``, and would be 0 at the step after the last one.
-
-    >>> schedule = linear_schedule(1.0, warmup_steps=2, steps=5)
-    >>> [float(schedule(count)) for count in range(5)]
-    [0.5, 1.0, 0.75, 0.5, 0.25]
-    """
-    rise = optax.schedules.linear_schedule(0.0, peak, warmup_steps)
-    fall = optax.schedules.linear_schedule(peak, 0.0, steps + 1 - warmup_steps)
-    schedule = optax.schedules.join_schedules([rise, fall], [warmup_steps])
-    return lambda count: schedule(count + 1)
-
-
-def constant_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
-    """Returns a schedule that rises linearly to ``peak`` at step ``warmup_steps``, and stays there.
-
-    >>> schedule = constant_schedule(1.0, warmup_steps=2)
-    >>> [float(schedule(count)) for count in range(4)]
-    [0.5, 1.0, 1.0, 1.0]
-    """
-    # Optax takes 0 steps for a schedule that stays at 0.
-    schedule = optax.schedules.linear_schedule(0.0, peak, max(warmup_steps, 1))
-    return lambda count: schedule(count + 1)
-
-
-def cosine_schedule(peak: float, warmup_steps: int, steps: int) -> optax.Schedule:
-    """Returns a schedule that rises linearly to ``peak``, then falls to 0 along half a cosine.
-
-    The rate is ``peak`` at step ``warmup_steps``, and would be 0 at the step after the last one.
-
-    >>> schedule = cosine_schedule(1.0, warmup_steps=2, steps=5)
-    >>> [round(float(schedule(count)), 3) for count in range(5)]
-    [0.5, 1.0, 0.854, 0.5, 0.146]
-    """
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, peak, warmup_steps, steps + 1)
-    return lambda count: schedule(count + 1)
-
-
 def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedule:
-    """Returns the schedule of the settings; by default all have the peak of equation 3."""
-    warmup, scale = settings.warmup_steps, settings.learning_rate_scale
-    peak = scale * (d_model * warmup) ** -0.5
+    """Returns the schedule of the settings; by default all have the peak of equation 3.
+
+    The rate rises linearly to its peak at step ``warmup_steps``. "linear" and "cosine" would be 0
+    at the step after the last one.
+    """
+    warmup, steps, scale = settings.warmup_steps, settings.steps, settings.learning_rate_scale
     if settings.learning_rate is not None:
         scale *= settings.learning_rate * (d_model * warmup) ** 0.5
+    if settings.schedule == "inverse_sqrt":
+        return inverse_sqrt_schedule(d_model, warmup, scale)
+    peak = scale * (d_model * warmup) ** -0.5
+    if settings.learning_rate is not None:
         peak = settings.learning_rate_scale * settings.learning_rate
-    match settings.schedule:
-        case "inverse_sqrt":
-            return inverse_sqrt_schedule(d_model, warmup, scale)
-        case "constant":
-            return constant_schedule(peak, warmup)
-        case "linear":
-            return linear_schedule(peak, warmup, settings.steps)
-        case "cosine":
-            return cosine_schedule(peak, warmup, settings.steps)
+    schedule = optax.schedules.linear_schedule(0.0, peak, warmup)
+    if settings.schedule == "linear":
+        fall = optax.schedules.linear_schedule(peak, 0.0, steps + 1 - warmup)
+        schedule = optax.schedules.join_schedules([schedule, fall], [warmup])
+    elif settings.schedule == "cosine":
+        schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, peak, warmup, steps + 1)
+    return lambda count: schedule(count + 1)
 
 
 def configured_optimizer(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jaxformer.training.hooks import Hook
-from jaxformer.training.step import TrainState
+from jaxformer.training.state import TrainState
 from jaxformer.training.task import Sums
 
 

@@ -22,16 +22,8 @@ from jaxformer.training.mesh import (
     to_devices,
 )
 from jaxformer.training.settings import FitConfig
-from jaxformer.training.step import (
-    StartFrom,
-    TrainState,
-    abstract_state,
-    global_norm,
-    init_state,
-    local_gradients,
-    make_train_step,
-    step_key,
-)
+from jaxformer.training.state import StartFrom, TrainState, abstract_state, init_state
+from jaxformer.training.step import global_norm, local_gradients, make_train_step, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, Task
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxformer.errors import UserError
 from jaxformer.fields import (
     build,
-    check_choices,
     check_fraction,
     check_known,
     check_positive,
+    check_types,
 )
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
@@ -79,7 +79,7 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         section = self._section
-        check_choices(self, section)
+        check_types(self, section)
         names = ("steps", "gradient_accumulation", "log_every", "eval_every", "checkpoint_every")
         check_positive(self, section, *names, "keep_checkpoints", "stall_timeout")
         if self.eval_every % self.checkpoint_every:
@@ -142,12 +142,12 @@ class TrainingConfig(FitConfig):
       remat: Rematerialization policy. "none" keeps all activations; "dots" recomputes all but the
         matmuls with parameters; "layer" recomputes all but the inputs of layers. Recomputing is
         slower and saves memory. The result depends on it only by floating-point rounding.
-      optimizer: "adam" as in section 5.3; "adamw", the same with ``weight_decay``, which must be
-        given; or "muon": Muon for the matrices of the layers, with updates of Adam's usual size,
-        and Adam for all other parameters. ``weight_decay`` applies to the matrices only.
+      optimizer: "adam" as in section 5.3, or "muon": Muon for the matrices of the layers, with
+        updates of Adam's usual size, and Adam for all other parameters.
       schedule: Learning rate after warm-up: "inverse_sqrt" as in equation 3, "constant", or
         "linear" or "cosine", to 0 after the last step.
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
+        With Adam, this is AdamW.
       adam_dtype: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
       eval_sentences: Number of validation sentences to translate for BLEU, or to parse for F1; 0
         turns this off.
@@ -161,7 +161,7 @@ class TrainingConfig(FitConfig):
     label_smoothing: float = 0.1
     clip_norm: float | None = None
     remat: Remat = "none"
-    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    optimizer: Literal["adam", "muon"] = "adam"
     schedule: Literal["inverse_sqrt", "constant", "linear", "cosine"] = "inverse_sqrt"
     weight_decay: float = 0.0
     adam_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -170,6 +170,8 @@ class TrainingConfig(FitConfig):
     _section = "training"
 
     def __post_init__(self) -> None:
+        if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.
+            object.__setattr__(self, "optimizer", "adam")
         super().__post_init__()
         check_positive(self, "training", "warmup_steps", "learning_rate_scale")
         check_fraction(self, "training", "label_smoothing")
@@ -185,10 +187,6 @@ class TrainingConfig(FitConfig):
             raise UserError(
                 "training.warmup_steps must be less than training.steps with "
                 f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"
-            )
-        if self.optimizer == "adamw" and not self.weight_decay:
-            raise UserError(
-                "training.optimizer=adamw needs training.weight_decay above 0, such as 0.01: got 0"
             )
         if self.optimizer == "muon" and self.adam_dtype != "float32":
             raise UserError("training.adam_dtype=bfloat16 needs training.optimizer=adam: got muon")

@@ -67,14 +67,15 @@ def read_corpora(root):
 
 
 def read_configs(root):
-    from jaxformer.config import load
+    from jaxformer.config import load_run
     from jaxformer.errors import UserError
+    from jaxformer.workdir import Workdir
 
     config = json.loads((FIXTURE / "config.json").read_bytes())
     for section in config:
         (root / "config.json").write_text(json.dumps(config | {section: {"a": CODE}, CODE: CODE}))
         with contextlib.suppress(UserError):
-            load(root / "config.json")
+            load_run(Workdir(root))
 
 
 def main(folder):

@@ -31,17 +31,16 @@ VALUES = [
 def make_good(folder):
     """Writes a workdir of this version, whose checkpoint records the model."""
     from jaxformer.checkpoint import write_single
-    from jaxformer.config import load
-    from jaxformer.inference.weights import load_model
+    from jaxformer.inference.weights import TrainedModel
 
     folder.mkdir()
     for name in ("config.json", "tokenizer.model", "metrics.jsonl", "identity.json"):
         shutil.copy(FIXTURE / name, folder / name)
-    _, params = load_model(FIXTURE)
+    trained = TrainedModel.load(FIXTURE)
     tokenizer = json.loads((FIXTURE / "identity.json").read_bytes())["tokenizer"]
-    model = dataclasses.asdict(load(FIXTURE / "config.json").model)
+    model = dataclasses.asdict(trained.config.model)
     metadata = {"tokenizer": tokenizer, "model": model}
-    write_single(folder / "checkpoints", STEP, {"params": params}, metadata)
+    write_single(folder / "checkpoints", STEP, {"params": trained.params}, metadata)
     (folder / "committed.json").write_text(json.dumps({"step": STEP}))
 
 

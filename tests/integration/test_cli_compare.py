@@ -64,6 +64,22 @@ def test_figures_equal_those_that_sacrebleu_prints(files, capsys):
         assert [round(second["p_randomization"], 4)] == randomized[2][column]
 
 
+def test_equal_systems_and_lines_without_four_words(files, tmp_path, capsys):
+    copy = shutil.copy(files[1], tmp_path / "copy.de")
+    code, out, _ = compare(capsys, files[0], files[1], copy, "--json")
+    assert code == 0
+    for comparison in json.loads(out)["comparisons"]:
+        first, second = comparison["systems"]
+        assert (first["p_bootstrap"], first["p_randomization"]) == (None, None)
+        assert (second["p_bootstrap"], second["p_randomization"]) == (1.0, 1.0)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.de").write_text("ein Hund\n" * 3)
+    code, out, _ = compare(capsys, str(tmp_path / "one.de"), tmp_path / "two.de")
+    assert code == 0
+    assert out.count(f"{tmp_path / 'two.de'}     n/a  (no line has 4 words)\n") == 4
+    assert re.search(r"chrF: .*\n.*two.de  100.00  100.00 \+- 0.00\n", out)
+
+
 def test_table_and_language(files, tmp_path, capsys):
     code, out, _ = compare(capsys, *files)
     assert code == 0

@@ -12,9 +12,6 @@ import pytest
 import jaxformer
 from jaxformer.cli import main
 
-# ml_collections 1.1 loads config files in a way that Python has deprecated (2026-11).
-pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
-
 PROJECT = pathlib.Path(__file__).parents[2]
 SMALL = [
     f"--config={PROJECT / 'configs' / 'base.py'}:tiny",

@@ -25,9 +25,8 @@ from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.export import ctranslate2, marian
 from jaxformer.export.command import export_model
-from jaxformer.export.trained import TrainedModel
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import abstract_params, load_model
+from jaxformer.inference.weights import TrainedModel, abstract_params, load_model
 from jaxformer.interop.marian import import_marian
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch, Sampling
@@ -257,7 +256,7 @@ def test_features_that_a_format_does_not_know_are_refused(write, learned_workdir
         config = dataclasses.replace(model.config, model=changed)
         [(name, value)] = change.items()
         with pytest.raises(UserError, match=rf": expected model\.{name}=.*, got {value}; export"):
-            write(model._replace(config=config), tmp_path)
+            write(dataclasses.replace(model, config=config), tmp_path)
 
 
 def test_searches_and_options_that_a_format_lacks_are_refused(learned_workdir, tmp_path):

@@ -146,7 +146,7 @@ def test_a_converted_model_is_trained_further(name, tmp_path, capsys):
 def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tmp_path):
     source = shutil.copytree(tiny_workdir, tmp_path / "source")
     options = {"init_from": str(source), "freeze": "encoder, embedding", "warmup_steps": 2}
-    config = tiny_config(**options, optimizer="adamw", weight_decay=0.1, schedule="cosine")
+    config = tiny_config(**options, weight_decay=0.1, schedule="cosine")
     whole = train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "stopped", hooks=[interrupt(3)])
@@ -176,7 +176,7 @@ def test_rows_of_another_vocabulary_are_matched_by_piece():
     """Every saved row holds its own number, so that rows are identified."""
     old, new = (train_tokenizer([text] * 3, 275) for text in ("to be or not to be", "not a bear"))
     saved = {"embedding": np.repeat(np.arange(275.0, dtype=np.float32)[:, None], 2, 1)}
-    merged, entries = merge(
+    merged, lines = merge(
         {"embedding": np.full((275, 2), -1, np.float32)}, saved, matching_ids(new, old)
     )
     old_ids = {old.piece(i): i for i in range(275)}
@@ -186,8 +186,8 @@ def test_rows_of_another_vocabulary_are_matched_by_piece():
     assert 0 < missing < 15  # most pieces are bytes, which both have
     assert expected[:4] == [PAD, EOS, BOS, UNK]
     counts = {"taken": 275 - missing, "new": missing, "left out": missing}
-    assert [entry[:3] for entry in entries] == [
-        (kind, "embedding", (count, 2)) for kind, count in counts.items()
+    assert [line.split(":")[0] for line in lines] == [
+        f"  {kind:8}  embedding [{count}, 2]" for kind, count in counts.items()
     ]
 
 

@@ -18,11 +18,7 @@ from jaxformer.data.numerals import english, german
 from . import pages
 from .test_fine_tuning import FIXTURES, changed
 
-pytestmark = [
-    pytest.mark.ci,
-    # 2026-11-23: ml_collections 1.1.0 imports config files with the deprecated load_module.
-    pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
-]
+pytestmark = pytest.mark.ci
 
 PROJECT = pages.DOCS.parent
 TEXT = (pages.DOCS / "fine_tuning.md").read_text(encoding="utf-8")

@@ -17,8 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer import load_model, quantize
 from jaxformer.cli import main
-from jaxformer.config import load
+from jaxformer.config import load_run
 from jaxformer.experiment import train
+from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
 
@@ -91,7 +92,7 @@ def test_training_resumes_with_the_same_losses(version, tmp_path):
     """
     fixture, step = FIXTURES / version, VERSIONS[version]
     run = shutil.copytree(fixture / "run", tmp_path / "run")
-    config = load(run / "config.json")
+    config = load_run(Workdir(run))
     changes = {"steps": step + 6, "log_every": 1, "eval_every": step + 6, "eval_sentences": 0}
     training = dataclasses.replace(config.training, **changes, checkpoint_every=step + 6)
     assert int(train(dataclasses.replace(config, training=training), run).step) == step + 6

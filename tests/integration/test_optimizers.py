@@ -10,11 +10,12 @@ import pytest
 
 from jaxformer import Config, MeshConfig, ModelConfig, make_mesh, muon, per_layer
 from jaxformer.data.batch import make_batch
-from jaxformer.models.selection import describe_model
+from jaxformer.models.selection import describe_model, make_init
 from jaxformer.nn import ParameterInfo
-from jaxformer.tasks.translation import make_init, make_loss
+from jaxformer.tasks.translation import TranslationLoss
 from jaxformer.training.mesh import batch_sharding
-from jaxformer.training.step import init_state, make_train_step
+from jaxformer.training.state import init_state
+from jaxformer.training.step import make_train_step
 
 from ..profiles import by_profile
 
@@ -23,7 +24,7 @@ CONFIG = Config(
         vocab_size=40, d_model=16, d_ff=24, num_heads=8, num_layers=1, dropout_rate=0.3
     )
 )
-INIT, LOSS = make_init(CONFIG.model), make_loss(CONFIG)
+INIT, LOSS = make_init(CONFIG.model), TranslationLoss.of(CONFIG)
 INFO = describe_model(CONFIG.model)
 OPTIMIZERS = {
     # Factors parameters with two axes of at least 8, which this small model has.

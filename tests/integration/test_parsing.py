@@ -19,15 +19,15 @@ from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.models.selection import make_init
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
 from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
-from jaxformer.tasks.translation import make_init
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.step import abstract_state
+from jaxformer.training.state import abstract_state
 from jaxformer.workdir import Workdir
 
 from . import pages

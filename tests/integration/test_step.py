@@ -14,12 +14,13 @@ from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch, make_batch
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
-from jaxformer.models.selection import describe_model
+from jaxformer.models.selection import describe_model, make_init
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import ParameterInfo
-from jaxformer.tasks.translation import make_init, make_loss
+from jaxformer.tasks.translation import TranslationLoss
 from jaxformer.training.mesh import batch_sharding, make_mesh
-from jaxformer.training.step import abstract_state, init_state, make_eval_step, make_train_step
+from jaxformer.training.state import abstract_state, init_state
+from jaxformer.training.step import make_eval_step, make_train_step
 
 from ..profiles import by_profile
 
@@ -86,7 +87,7 @@ def state_of(config, mesh):
 def compiled(config, sizes, gradient_accumulation):
     mesh = mesh_of(sizes)
     return mesh, make_train_step(
-        make_loss(config), OPTIMIZER, mesh, gradient_accumulation=gradient_accumulation
+        TranslationLoss.of(config), OPTIMIZER, mesh, gradient_accumulation=gradient_accumulation
     )
 
 
@@ -192,7 +193,7 @@ def twenty_steps(sizes):
     config = changed(vocab_size=40, num_heads=8)
     optimizer, mesh = make_optimizer(config), mesh_of(sizes)
     state = init_state(make_init(config.model), optimizer, mesh, seed=0)
-    train_step = make_train_step(make_loss(config), optimizer, mesh)
+    train_step = make_train_step(TranslationLoss.of(config), optimizer, mesh)
     for seed in range(20):
         batch = jax.device_put(ragged_batch(seed), batch_sharding(mesh))
         state, metrics = jax.block_until_ready(train_step(state, batch))
@@ -239,7 +240,7 @@ def test_gradient_equals_autodiff_of_the_mean_over_all_tokens():
 def test_validation_on_eight_devices_has_the_loss_of_the_models_own_logits(changes):
     config, batch = changed(dropout_rate=0.3, **changes), ragged_batch()
     params, model = params_of(config.model), Transformer(config.model)
-    step = make_eval_step(make_loss(config), mesh_of((8, 1, 1)))
+    step = make_eval_step(TranslationLoss.of(config), mesh_of((8, 1, 1)))
     sums = jax.device_get(step(params, batch))
     expected = jax.device_get(jax.jit(functools.partial(smoothed_loss, model))(params, batch))
     assert sums["count"] == 20

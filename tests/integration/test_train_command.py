@@ -38,8 +38,6 @@ def run(*arguments):
     )
 
 
-# 2026-11-23: ml_collections 1.1.0 imports config files with the deprecated load_module.
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
     """In this process: train.py is only a call of this function."""

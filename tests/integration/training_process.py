@@ -13,12 +13,13 @@ import time
 import jax
 import numpy as np
 
-from jaxformer import config as config_lib
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import load_run
 from jaxformer.experiment import make_optimizer
-from jaxformer.tasks.translation import make_init
+from jaxformer.models.selection import make_init
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.step import abstract_state
+from jaxformer.training.state import abstract_state
+from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
 
@@ -114,7 +115,7 @@ def newest_step(folder):
 
 def result(folder):
     """Returns state, metrics without times, steps and best step."""
-    config = config_lib.load(folder / "config.json")
+    config = load_run(Workdir(folder))
     mesh = make_mesh(devices=jax.devices()[:1])
     template = abstract_state(make_init(config.model), make_optimizer(config), mesh)
     checkpoints = Checkpoints(folder / "checkpoints")

@@ -16,7 +16,7 @@ from jaxformer.cli.config_file import load_config
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.data.batch import Batch
 from jaxformer.models.transformer import Transformer
-from jaxformer.tasks.translation import loss_sums
+from jaxformer.tasks.translation import TranslationLoss
 from jaxformer.training.task import Randomness
 
 
@@ -45,8 +45,10 @@ def results_of(config):
     model, key = Transformer(config.model), jax.random.key(0)
     params = jax.jit(model.init)(key, src[:1], tgt_in[:1])["params"]
 
+    loss_of = TranslationLoss(config.model, 0.1)
+
     def loss(params):
-        sums = loss_sums(model, params, batch, 0.1, Randomness(key, np.arange(shape[0])))
+        sums = loss_of(params, batch, Randomness(key, np.arange(shape[0])))
         return sums["loss"] / sums["count"]
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)

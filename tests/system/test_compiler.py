@@ -14,9 +14,6 @@ import pytest
 
 from jaxformer.cli.config_file import load_config
 
-# ml_collections 1.1 loads config files in a way that Python has deprecated (2026-11).
-pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
-
 PROJECT = pathlib.Path(__file__).parents[2]
 FLAG = "--xla_cpu_experimental_ynn_fusion_type="
 # Loss and gradients in float32 agree to seven digits; bfloat16 rounds inputs and reorders sums.

@@ -78,8 +78,6 @@ def run(command, patch):
                 raise AssertionError(f"not a command of ours: {command}")
 
 
-# 2026-11-23: ml_collections 1.1.0 imports config files with the deprecated load_module.
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.ci
 @pytest.mark.timeout(1800)

@@ -35,6 +35,7 @@ FAMILIES = ("exec", "spawn", "posix_spawn", "fork")  # of os
 ALLOWED = {
     ("jaxformer/training/watchdog.py", "ctypes"): "calls a constant function of the C library",
     ("jaxformer/interop/arrays.py", "torch"): "loads with weights_only=True",
+    ("jaxformer/cli/config_file.py", "runpy"): "runs the file of --config, which is code",
     ("jaxformer/cli/__init__.py", "import_module"): "the name is of a table of commands",
     ("jaxformer/data/archives.py", "tarfile"): "reads regular files, and extracts nothing to disk",
     ("jaxformer/data/archives.py", "zipfile"): "reads files, and extracts nothing to disk",

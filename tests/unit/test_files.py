@@ -89,7 +89,6 @@ def test_only_files_are_replaced(tmp_path):
         *((tmp_path / name, "the name of a file to write") for name in ("folder", "link", "pipe")),
         (pathlib.Path(), "the name of a file to write"),
         (tmp_path / "file" / "below" / "it", "/file: expected a folder, found a file"),
-        (tmp_path / ("é" * 120), "expected a name of at most 230 bytes"),
     ):
         with pytest.raises(UserError, match=words):
             write_file(path, b"content")
@@ -137,14 +136,10 @@ def test_only_regular_files_are_opened(tmp_path, monkeypatch):
     pathlib.Path("folder").mkdir()
     os.mkfifo("FIFO")
     pathlib.Path("device").symlink_to("/dev/zero")
-    with open("sparse", "wb") as file:
-        file.truncate(1 << 40)
     before = len(os.listdir("/proc/self/fd"))
     for kind in ("folder", "FIFO", "device"):
         with pytest.raises(UserError, match=f"expected a regular file, found a {kind}"):
             open_file(pathlib.Path(kind))
-    with pytest.raises(UserError, match="expected a file with content, found a sparse one"):
-        open_file(pathlib.Path("sparse"))
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         with pytest.raises(OSError, match="No such device"):

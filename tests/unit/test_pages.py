@@ -82,8 +82,6 @@ def make_targets():
     return set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.M))
 
 
-# 2026-11-21: ml_collections 1.1.0 imports configs with the deprecated load_module.
-@pytest.mark.filterwarnings(r"ignore:the load_module\(\):DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands_are_understood(page, monkeypatch):
     monkeypatch.chdir(PROJECT)

@@ -55,14 +55,7 @@ class Parser:
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
     ) -> "Parser":
-        """Reads a model from a workdir.
-
-        Args:
-          workdir: The run directory.
-          weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
-            an ensemble.
-          search: Replaces the run's search.
-          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
+        """Reads a model from a workdir; arguments as for ``Translator.load``.
 
         Raises:
           UserError: A file is missing or damaged, or the model was not trained on trees.
@@ -78,7 +71,7 @@ class Parser:
         tags: Sequence[Sequence[str] | None] | None = None,
         name: str = "sentences",
         first: int = 1,
-        report: Callable[[int], None] = lambda finished: None,
+        report: Callable[[int], object] = lambda finished: None,
     ) -> list[Tree | None]:
         """Returns the tree over the words of each sentence, in the order given.
 

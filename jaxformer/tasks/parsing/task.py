@@ -27,7 +27,9 @@ class Parsing(Translation):
             for source, target in self._data.valid_text
         ]
 
-        def parse(translator: Translator, mine: slice, report: Callable[[int], None]) -> list[str]:
+        def parse(
+            translator: Translator, mine: slice, report: Callable[[int], object]
+        ) -> list[str]:
             words = [tree.words() for tree in gold[mine]]
             tags = [tree.tags() for tree in gold[mine]]
             parser = Parser(translator)

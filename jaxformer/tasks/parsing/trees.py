@@ -177,12 +177,8 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
     Outermost brackets without a label, as in the Penn Treebank, are a constituent with an empty
     label. A sentence that is a single leaf, such as ``(UH Yes)``, becomes the child of ``TOP``.
 
-    Args:
-      lines: Lines of text.
-      name: Name of the text in error messages.
-
     Raises:
-      UserError: A tree is malformed; the message names the line.
+      UserError: A tree is malformed; the message has the name of the text and the line.
 
     >>> [str(tree) for tree in read_trees(["( (S (NP (PRP It))", "(VP (VBZ works))))"], "example")]
     ['( (S (NP (PRP It)) (VP (VBZ works))))']

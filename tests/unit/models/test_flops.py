@@ -1,7 +1,5 @@
 """The formula against a count of the matmuls that JAX traces."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,23 +10,7 @@ from jaxformer.models.flops import forward_flops, language_model_flops, training
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 
-
-def traced_flops(jaxpr, times=1) -> int:
-    """Counts twice the multiplications of every matmul of a jaxpr, including loops and calls."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            inner = math.prod(shape[axis] for axis in contracted)
-            total += 2 * times * inner * math.prod(equation.outvars[0].aval.shape)
-        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        for value in equation.params.values():
-            inner_jaxpr = getattr(value, "jaxpr", value)
-            if hasattr(inner_jaxpr, "eqns"):
-                total += traced_flops(inner_jaxpr, times * repeats)
-    return total
-
+from ...multiplications import multiplications
 
 CASES = [
     {},
@@ -49,7 +31,7 @@ def test_the_formula_counts_what_is_traced(kind, sizes):
     model, inputs = kind(config), [jnp.asarray(np.ones((2, n), np.int32)) for n in (7, 5)]
     inputs = inputs[: 2 if kind is Transformer else 1]
     variables = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs))
-    traced = traced_flops(jax.make_jaxpr(lambda v: model.apply(v, *inputs))(variables).jaxpr)
+    traced = 2 * multiplications(jax.make_jaxpr(lambda v: model.apply(v, *inputs))(variables).jaxpr)
     if kind is Transformer:
         assert forward_flops(config, 2, 7, 5) == traced
         assert training_flops(config, 2, 7, 5) == 3 * traced

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.paper import complexity, layer_types
+from jaxformer.paper import layer_types
+from jaxformer.paper.table1 import operations
 
+from ...multiplications import multiplications
 from ...profiles import by_profile
 
 
@@ -67,26 +69,6 @@ def test_convolution_is_a_sum_of_shifted_products():
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
-def multiplications(jaxpr, times=1):
-    """Counts the multiplications of matmuls and convolutions in a jaxpr, with loops and calls."""
-    total = 0
-    for equation in jaxpr.eqns:
-        results = math.prod(equation.outvars[0].aval.shape)
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += times * results * math.prod(shape[axis] for axis in contracted)
-        if equation.primitive.name == "conv_general_dilated":
-            width, inputs, _ = equation.invars[1].aval.shape
-            total += times * results * width * inputs
-        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                total += multiplications(inner, times * repeats)
-    return total
-
-
 def cost(layer, n, d, *weights, **settings):
     shapes = (jax.ShapeDtypeStruct(shape, np.float32) for shape in [(1, n, d), *weights])
     return multiplications(jax.make_jaxpr(functools.partial(layer, **settings))(*shapes).jaxpr)
@@ -96,24 +78,14 @@ def cost(layer, n, d, *weights, **settings):
 def test_costs_equal_the_formulas(n, d):
     """Attention and recurrence have two matmuls each: scores and sums, or inputs and states."""
     full = cost(layer_types.self_attention, n, d, num_heads=2)
-    assert full == 2 * complexity.self_attention(n, d).operations
     steps = cost(layer_types.recurrent, n, d, (d, d), (d, d))
-    assert steps == 2 * complexity.recurrent(n, d).operations
     for k in (3, 4):
+        expected = operations(n, d, k, r=1)
         convolution = cost(layer_types.convolutional, n, d, (k, d, d))
-        assert convolution == complexity.convolutional(n, d, k).operations
+        assert convolution == expected["convolutional"]
+        assert full == 2 * expected["self-attention"]
+        assert steps == 2 * expected["recurrent"]
     for r in (9, 17):  # Blocks of (r - 1) / 2 queries attend to 3 / 2 (r - 1) keys.
         restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighborhood=r)
-        formula = complexity.restricted_self_attention(n, d, r - 1).operations
+        formula = operations(n, d, 1, r - 1)["restricted self-attention"]
         assert restricted == 2 * 1.5 * formula
-
-
-def test_path_of_dilated_convolutions():
-    """A layer reaches k positions, k^layer apart; counts the layers from first to last position."""
-    for k in (2, 3, 5):
-        for n in (k, k**2 - 1, k**3, k**3 + 1):
-            reached, layer = {0}, 0
-            while n - 1 not in reached:
-                reached = {i + j * k**layer for i in reached for j in range(k)}
-                layer += 1
-            assert math.ceil(complexity.convolutional(n, 8, k).path - 1e-9) == layer, (k, n)

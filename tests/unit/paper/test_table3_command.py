@@ -12,7 +12,6 @@ from jaxformer.data.numerals import english, german
 from jaxformer.errors import UserError
 from jaxformer.paper import table3
 from jaxformer.paper.table3_report import Result
-from jaxformer.paper.table3_rows import settings
 from jaxformer.tasks.dataset import open_dataset
 
 STEPS = 4
@@ -56,7 +55,6 @@ def trained(monkeypatch):
             decoding_seconds=1.0,
             machine="an abacus",
             data=open_dataset(config, folder).identity,
-            settings=settings(config),
         ).save(folder.path / "result.json")
 
     monkeypatch.setattr(table3, "run_row", run_row)

@@ -4,7 +4,6 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.paper.table3_report import Result, draw, load_results, report
-from jaxformer.paper.table3_rows import row_config, settings
 
 
 def result(row="base", **changes):
@@ -24,8 +23,7 @@ def result(row="base", **changes):
         "data": {"train": "abc"},
         **changes,
     }
-    config = row_config(row, values["scale"], steps=values["steps"], seed=values["seed"])
-    return Result(row=row, **{"settings": settings(config), **values})
+    return Result(row=row, **values)
 
 
 def save(folder, *results):
@@ -67,15 +65,12 @@ def test_rows_of_different_experiments_are_refused(tmp_path, change):
         load_results(tmp_path)
 
 
-def test_duplicate_and_damaged_rows_are_refused(tmp_path):
+def test_damaged_rows_are_refused(tmp_path):
     assert load_results(tmp_path) == []
-    save(tmp_path, result())
-    path = tmp_path / "copy" / "result.json"
-    result(machine="another").save(path)
-    with pytest.raises(UserError, match=r"copy/result.json: the same row and seed as .*base-0/"):
-        load_results(tmp_path)
+    path = tmp_path / "base-0" / "result.json"
+    result().save(path)
     path.write_text('{"row": "base"}')
-    with pytest.raises(UserError, match=r"expected a finished row of Table 3: .*; delete it"):
+    with pytest.raises(UserError, match="expected a finished row of Table 3; delete it"):
         load_results(tmp_path)
 
 
@@ -87,5 +82,3 @@ def test_plot_shows_differences_to_base(tmp_path, pages):
     ours, paper = (line for line in right.lines[1:] if len(line.get_xdata()) == 1)
     assert ours.get_xdata()[0] == pytest.approx(-1.5)
     assert paper.get_xdata()[0] == pytest.approx(24.9 - 25.8)
-    with pytest.raises(UserError, match="expected the row base"):
-        draw(results[1:], tmp_path / "table3.png")

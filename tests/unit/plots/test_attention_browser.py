@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxformer.plots.attention_page import attention_page, in_frame
+from jaxformer.plots.attention_page import AttentionView, in_frame
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no browser: needs playwright")
 
@@ -31,15 +31,15 @@ def causal(weights):
 
 
 CROSS = softmax(LAYERS, HEADS, len(TARGET), len(SOURCE))
-PAGE = attention_page(
+PAGE = AttentionView(
+    'the dog </script><script>document.title = "broken"</script>',
+    "<b>der Hund</b>",
     SOURCE,
     TARGET,
     softmax(LAYERS, HEADS, len(SOURCE), len(SOURCE)),
     causal(softmax(LAYERS, HEADS, len(TARGET), len(TARGET))),
     CROSS,
-    sentence='the dog </script><script>document.title = "broken"</script>',
-    translation="<b>der Hund</b>",
-)
+).page()
 
 
 @pytest.fixture(scope="module")

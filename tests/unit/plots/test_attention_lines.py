@@ -3,7 +3,8 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from jaxformer.plots.attention_lines import Panel, attention_lines
+from jaxformer.plots.attention_lines import attention_lines
+from jaxformer.plots.paper_figures import PaperFigure
 
 WEIGHTS = np.array(
     [
@@ -28,7 +29,7 @@ def drawn(axes):
 
 
 def test_lines_of_all_queries_and_of_one(tmp_path, pages):
-    panels = [Panel([0], None), Panel([0, 1], 0)]
+    panels = [PaperFigure(0, [0], None), PaperFigure(0, [0, 1], 0)]
     attention_lines(WEIGHTS, TOKENS, panels, tmp_path / "a.png", "title")
     above, below = pages[-1].axes
     (head,) = drawn(above)
@@ -42,7 +43,8 @@ def test_lines_of_all_queries_and_of_one(tmp_path, pages):
 
 def test_an_svg_needs_no_font_and_is_the_same_each_time(tmp_path):
     for name in ("a.svg", "b.SVG"):
-        attention_lines(WEIGHTS, TOKENS, [Panel([0], None)], tmp_path / name, "title")
+        panels = [PaperFigure(0, [0], None)]
+        attention_lines(WEIGHTS, TOKENS, panels, tmp_path / name, "title")
     content = (tmp_path / "a.svg").read_bytes()
     assert content == (tmp_path / "b.SVG").read_bytes()
     root = xml.etree.ElementTree.fromstring(content)

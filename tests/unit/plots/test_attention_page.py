@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.plots.attention_page import attention_page, in_frame
+from jaxformer.plots.attention_page import AttentionView, in_frame
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -30,10 +30,9 @@ def softmax(*shape):
 
 def page_of(source, target, **settings):
     s, t = len(source), len(target)
-    given = {"sentence": "a sentence", "translation": "ein Satz", **settings}
-    return attention_page(
-        source, target, softmax(2, 3, s, s), softmax(2, 3, t, t), softmax(2, 3, t, s), **given
-    )
+    texts = settings.pop("sentence", "a sentence"), settings.pop("translation", "ein Satz")
+    weights = softmax(2, 3, s, s), softmax(2, 3, t, t), softmax(2, 3, t, s)
+    return AttentionView(*texts, source, target, *weights).page(**settings)
 
 
 class Reader(html.parser.HTMLParser):
@@ -122,7 +121,7 @@ def test_weights_are_kept_to_16_bits():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "self"}, "expected kind to be 'encoder', 'decoder', 'cross', got 'self'"),
+        ({"kind": "self"}, "expected kind to be one of encoder, decoder, cross, got 'self'"),
         ({"layer": 2}, "expected layer to be from 0 to 1, got 2"),
         ({"heads": [0, 3]}, "expected heads to be from 0 to 2, got 3"),
         ({"figure": 9}, "expected figure to be 3, 4, 5 or None, got 9"),

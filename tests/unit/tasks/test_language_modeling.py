@@ -16,7 +16,8 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.tasks import language_modeling
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
-from jaxformer.training.step import init_state, make_train_step
+from jaxformer.training.state import init_state
+from jaxformer.training.step import make_train_step
 from jaxformer.training.task import Randomness
 from jaxformer.workdir import Workdir
 

@@ -1,6 +1,6 @@
 from jaxformer.config import Config, TrainingConfig
 from jaxformer.nn.backend import backend_for, use_backend
-from jaxformer.tasks.translation import make_loss
+from jaxformer.tasks.translation import TranslationLoss
 from jaxformer.training.task import cached_by_function
 
 
@@ -11,8 +11,11 @@ class Bound:
 
 def test_equal_losses_share_what_is_made_of_them_for_each_backend():
     make = cached_by_function(lambda loss, number: object())
-    loss, equal = make_loss(Config()), make_loss(Config(training=TrainingConfig(steps=7, seed=3)))
-    other = make_loss(Config(training=TrainingConfig(label_smoothing=0.2)))
+    loss, equal = (
+        TranslationLoss.of(Config()),
+        TranslationLoss.of(Config(training=TrainingConfig(steps=7, seed=3))),
+    )
+    other = TranslationLoss.of(Config(training=TrainingConfig(label_smoothing=0.2)))
     made = make(loss, 1)
     assert make(equal, 1) is made
     with use_backend(backend_for("tpu")):

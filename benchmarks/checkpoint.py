@@ -19,7 +19,7 @@ from collections.abc import Callable
 import jax
 from machine import machine
 
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.runs.checkpoints import Checkpoints
 
 
 def main() -> None:

@@ -288,9 +288,9 @@ def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
 
     from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
     from jaxformer.models.flops import language_model_flops
+    from jaxformer.runs.workdir import Workdir
     from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
     from jaxformer.training.mesh import BatchShards
-    from jaxformer.workdir import Workdir
 
     rows, length = size["rows"], size["length"]
     characters = [chr(0x4E00 + i) for i in range(size["vocab_size"] - 4)]

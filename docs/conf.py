@@ -24,7 +24,7 @@ PAGES = {"docs", "jaxformer", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 # Packages that have a list of their names; the first one that has a name documents it.
 PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models"),
-    *("jaxformer.checkpoint", "jaxformer.config"),
+    *("jaxformer.runs.checkpoints", "jaxformer.config"),
 )
 
 os.environ["COLUMNS"] = "88"  # width of --help

@@ -11,7 +11,7 @@ import runpy
 from collections.abc import Callable, Iterator
 
 from jaxformer.config import Config
-from jaxformer.data.catalog import CATALOG, OriginFile
+from jaxformer.data.catalog import CATALOG
 from jaxformer.models.flops import training_flops
 from jaxformer.nn.backend import peak_flops
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
@@ -155,18 +155,11 @@ def origins() -> str:
     """Returns a table of the files to download, with ``*`` for the numbers of a series."""
     rows = ["| address | place below the data folder | hash that is checked |", "|---|---|---|"]
     for corpus in CATALOG.values():
-        for file in corpus.origin:
-            place = f"`{corpus.downloads}/{file.name}`"
-            row = f"| `{file.url}` | {place} | {_hash(file)} |"
+        for name, url in corpus.urls.items():
+            known = f"`{corpus.hashes[name]}`" if name in corpus.hashes else "none"
+            row = f"| `{url}` | `{corpus.downloads}/{name}` | {known} |"
             rows.append(re.sub(r"train-\d{5}", "train-*", row))
     return "\n".join(dict.fromkeys(rows))
-
-
-def _hash(file: OriginFile) -> str:
-    if file.checksum is None:
-        return "none: not known, or changes"
-    name = file.checksum.algorithm.upper().replace("SHA", "SHA-")
-    return f"{name}{' of the content' * file.checksum.unpacked} `{file.checksum.digest}`"
 
 
 def prepared() -> str:

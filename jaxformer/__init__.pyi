@@ -1,6 +1,5 @@
 # The one list of public names: type checkers read it, and __init__.py imports each from where this
 # file does, when it is first used.
-from jaxformer.checkpoint import Checkpoints as Checkpoints
 from jaxformer.cli.config_file import load_config as load_config
 from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
@@ -43,6 +42,8 @@ from jaxformer.nn.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.nn.stack import Stack as Stack
 from jaxformer.nn.stack import StackCache as StackCache
 from jaxformer.plots.attention_page import AttentionView as AttentionView
+from jaxformer.runs.checkpoints import Checkpoints as Checkpoints
+from jaxformer.runs.writers import Writer as Writer
 from jaxformer.search import BeamResult as BeamResult
 from jaxformer.search import BeamSearch as BeamSearch
 from jaxformer.search import Sampling as Sampling
@@ -65,6 +66,5 @@ from jaxformer.training.state import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step
 from jaxformer.training.task import Randomness as Randomness
 from jaxformer.training.task import Task as Task
-from jaxformer.training.writers import Writer as Writer
 
 __version__: str

@@ -31,11 +31,11 @@ from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model
 from jaxformer.models.transformer import Transformer
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import plain
 from jaxformer.search.algorithm import BeamSearch, Sampling
 from jaxformer.training.mesh import MeshConfig
 from jaxformer.training.settings import FitConfig, TrainingConfig
-from jaxformer.workdir import Workdir
 
 __all__ = [  # Users import the sections of a config from here, too.
     "Config",

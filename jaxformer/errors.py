@@ -31,12 +31,13 @@ class UserError(ValueError):
 
 
 @contextlib.contextmanager
-def needs_package(package: str, why: str) -> Iterator[None]:
+def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
     """Explains imports of an optional package that fail within the context.
 
     Args:
       package: Name of the package for pip.
       why: What it does, as in "which reads Parquet".
+      extra: Extra of jaxformer with the package and whatever else it takes.
 
     Raises:
       UserError: The package is missing.
@@ -44,8 +45,9 @@ def needs_package(package: str, why: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
+        name = f"'jaxformer[{extra}]'" if extra else package
         raise UserError(
-            f"expected the package {package}, {why}; install it: pip install {package}"
+            f"expected the package {package}, {why}; install it: pip install {name}"
         ) from None
 
 

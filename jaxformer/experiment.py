@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import optax
 
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import (
     Config,
     ModelConfig,
@@ -23,25 +22,26 @@ from jaxformer.errors import UserError
 from jaxformer.files import model_path, run_path
 from jaxformer.models.selection import Model, describe_model
 from jaxformer.nn.backend import emulates_bfloat16
+from jaxformer.runs import processes, watchdog
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.run_directory import prepare_run
+from jaxformer.runs.signals import stop_signals
+from jaxformer.runs.workdir import Workdir, use_compilation_cache
+from jaxformer.runs.writers import Writer
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.initialization import check_initialization, initialization
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.translation import Translation
-from jaxformer.training import hosts, watchdog
 from jaxformer.training.fitting import fit
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
 from jaxformer.training.replay import Replayed
 from jaxformer.training.replay import replay as replay_step
-from jaxformer.training.run_directory import begin
 from jaxformer.training.settings import DECAYING, FitConfig
-from jaxformer.training.signals import stop_signals
-from jaxformer.training.state import TrainState
-from jaxformer.training.writers import Writer
-from jaxformer.workdir import Workdir, use_compilation_cache
+from jaxformer.training.step import TrainState
 
 
 def train(
@@ -88,10 +88,10 @@ def train(
         )
     with watchdog.watch(training.stall_timeout):
         optimizer, schedule = _with_schedule(config, optimizer)
-        begin(folder, config, training.mirror)
+        prepare_run(folder, config, training.mirror)
         if not folder.config.exists():
             check_initialization(config)
-        if hosts.is_primary():
+        if processes.is_primary():
             print("".join(_advice(config, folder)), end="", file=sys.stderr)
         with stop_signals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
@@ -176,7 +176,7 @@ def make_task(
     Raises:
       UserError: Data is missing or malformed, or differs from the data the run began with.
     """
-    with hosts.first_before_others("data"):
+    with processes.first_before_others("data"):
         if isinstance(config.data, StreamConfig):
             return LanguageModeling(config, open_stream(config, folder))
         if config.data.corpus == "trees":

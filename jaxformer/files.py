@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import glob
+import hashlib
 import io
 import json
 import os
@@ -23,7 +24,7 @@ MOST_BYTES = 32 << 20
 # JSON of this size takes about a second and 400 MiB if it is made to cost as much as possible.
 MOST_JSON_BYTES = 8 << 20
 # What file systems report of operations that they do not know.
-_UNSUPPORTED = {
+UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
     *(errno.EPERM, errno.EXDEV),
 }
@@ -197,6 +198,12 @@ def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: s
         raise UserError(f"{path}: expected {what}: {error}") from None
 
 
+def file_sha256(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def check_output(path: pathlib.Path) -> None:
     """Checks that a file that is yet to be written can have this name.
 
@@ -252,7 +259,7 @@ def flush_to_disk(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise
 
 
@@ -277,7 +284,7 @@ def check_file_system(folder: pathlib.Path) -> None:
             operation = "rename"
             probe.rename(pathlib.Path(name, "renamed"))
         except OSError as error:
-            if error.errno not in _UNSUPPORTED:
+            if error.errno not in UNSUPPORTED:
                 raise
             raise UserError(
                 f"{folder}: expected a file system that can fsync, lock and rename, but it cannot "

@@ -565,8 +565,8 @@ show(*(getattr(complexity, name.replace("-", "_")) for name in ("self-attention"
 # one token, rare words several, and no word is unknown.
 
 # %%
+from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.tokenizer import train_tokenizer
 
 pairs = list(NumeralsCorpus().pairs("train"))
 print(len(pairs), "pairs, such as", pairs[0])
@@ -735,7 +735,7 @@ show(gnmt_penalty, beam.step)
 # %%
 from jaxformer import Translator
 from jaxformer.inference.weights import average
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 translator = Translator.load("runs/annotated")
 for hypothesis in translator.hypotheses(["four hundred and twelve"])[0]:

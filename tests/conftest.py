@@ -83,7 +83,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     All tests share one cache, so that a program is compiled only once.
     """
     from jaxformer.files import data_directory
-    from jaxformer.workdir import use_compilation_cache
+    from jaxformer.runs.workdir import use_compilation_cache
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

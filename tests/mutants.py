@@ -39,6 +39,7 @@ class Area(NamedTuple):
     tests: list[str]
 
 
+_CHECKPOINT_FILES = ("checkpoints", "manifest", "mirror", "single", "step_folders", "untrusted")
 AREAS = {
     "search": Area(
         ["search/*.py"],
@@ -62,10 +63,11 @@ AREAS = {
         ],
     ),
     "checkpoint": Area(
-        ["checkpoint/*.py"],
+        [f"runs/{name}.py" for name in _CHECKPOINT_FILES],
         [
-            *("unit/test_checkpoint.py", "unit/test_mirror.py"),
-            *("unit/test_checkpoint_mutations.py", "integration/test_missing_checkpoints.py"),
+            *("unit/runs/test_checkpoints.py", "unit/runs/test_mirror.py"),
+            "unit/runs/test_checkpoint_mutations.py",
+            "integration/test_missing_checkpoints.py",
             *("integration/test_mirror.py", "integration/test_hostile_files.py"),
         ],
     ),

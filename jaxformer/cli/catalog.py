@@ -1,13 +1,11 @@
 """The command ``data``, which downloads and prepares public corpora."""
 
 import argparse
-import sys
 
 from jaxformer.data.catalog import CATALOG, is_present
-from jaxformer.data.checksum import file_sha256
-from jaxformer.data.fetching import MissingFilesError, fetch
+from jaxformer.data.fetching import fetch
 from jaxformer.errors import UserError, did_you_mean
-from jaxformer.files import data_directory
+from jaxformer.files import data_directory, file_sha256
 
 
 def data(options: argparse.Namespace) -> None:
@@ -31,13 +29,7 @@ def _list() -> None:
 
 def _fetch(name: str) -> None:
     corpus = CATALOG[name]
-    try:
-        folder = fetch(corpus)
-    except MissingFilesError as error:
-        print(f"{name} needs these files in {error.folder}:", file=sys.stderr)
-        for file in error.files:
-            print(f"  {file.name}  from  {file.url}", file=sys.stderr)
-        raise
+    folder = fetch(corpus)
     print(f"{name}: {folder} ({corpus.license})")
     for file, recorded in corpus.files.items():
         path = folder / file

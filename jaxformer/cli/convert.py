@@ -4,7 +4,7 @@ import argparse
 
 from jaxformer.cli import decoding_options
 from jaxformer.inference import quantization, weights
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 
 def average(options: argparse.Namespace) -> None:
@@ -28,7 +28,7 @@ def import_model(options: argparse.Namespace) -> None:
     from jaxformer.interop.hub import marian_folder
     from jaxformer.interop.marian import COMMAND, import_marian
 
-    Workdir(options.workdir).check_unused(COMMAND)  # before a download
+    Workdir(options.workdir).check_writable(COMMAND)  # before a download
     folder = marian_folder(options.directory)
     print(f"{options.workdir}: {import_marian(folder, options.workdir)}")
 

@@ -158,8 +158,8 @@ def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
       UserError: There is no such run; a value is out of range or would have no effect.
     """
     from jaxformer.config import load_run
+    from jaxformer.runs.workdir import Workdir
     from jaxformer.search import plain
-    from jaxformer.workdir import Workdir
 
     config = load_run(Workdir(options.workdir))
     settings = plain.to_dict(config.search)

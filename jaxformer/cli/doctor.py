@@ -1,12 +1,17 @@
 """The command ``doctor``: reports the environment, or the memory that an experiment needs."""
 
 import argparse
+import importlib.metadata
 import os
 import re
+from collections.abc import Iterator
 
-from jaxformer.cli.environment import print_report
 from jaxformer.errors import UserError, missing_device
+from jaxformer.version import __version__
 
+_PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentencepiece")
+# Extras that no feature needs.
+_DEVELOPMENT = ("all", "dev", "docs", "test")
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 
@@ -22,11 +27,47 @@ def doctor(options: argparse.Namespace) -> None:
                 raise UserError(f"--{flag} needs --config FILE, whose training step is measured")
         if options.overrides:
             raise UserError(f"{options.overrides[0]} needs --config FILE, which it overrides")
-        print_report()
+        _print_report()
         if reason := missing_device():
             raise UserError(reason)
     else:
         _measure(options)
+
+
+def _print_report() -> None:
+    """Prints versions, JAX's report on the machine, the cache, and the optional packages."""
+    print(f"jaxformer: {__version__}")
+    for name in _PACKAGES:
+        print(f"{name}: {_version(name)}")
+    # Imported late, since JAX may be slow, or fail to find accelerators.
+    import jax
+
+    from jaxformer.files import cache_directory
+
+    try:
+        jax.print_environment_info()
+    except Exception as error:  # The rest of the report is useful, whatever JAX fails with.
+        print(f"jax {_version('jax')} failed with {missing_device(error) or repr(error)}")
+    folder = cache_directory()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"cache: {folder}, {size / 1e6:.1f} MB")
+    for line in _extras():
+        print(line)
+
+
+def _extras() -> Iterator[str]:
+    """Yields the version of each optional package."""
+    for requirement in importlib.metadata.requires("jaxformer") or ():
+        found = re.match(r"""([\w-]+).* extra == ["'](\w+)["']""", requirement)
+        if found and found[2] not in _DEVELOPMENT:
+            yield f"extra {found[2]}: {found[1]} {_version(found[1])}"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"is not installed: pip install {name}"
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -47,7 +88,7 @@ def _measure(options: argparse.Namespace) -> None:
         jax.config.update("jax_num_cpu_devices", options.devices)
     # Imported late, since the number of devices must be set before JAX initializes them.
     from jaxformer.analysis.memory import savings, step_memory, with_settings
-    from jaxformer.workdir import use_compilation_cache
+    from jaxformer.runs.workdir import use_compilation_cache
 
     use_compilation_cache()
     devices = jax.devices()

@@ -11,9 +11,9 @@ from jaxformer.cli.text import Line, Text, bad_lines, read_in_blocks
 from jaxformer.config import load_run, text_stream
 from jaxformer.errors import UserError
 from jaxformer.inference.generator import Generator
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.search.settings import SearchSettings
-from jaxformer.workdir import Workdir
 
 # Printed between two texts.
 _SEPARATOR = "---"

@@ -13,7 +13,7 @@ from jaxformer.plots.attention_maps import attention_map
 from jaxformer.plots.attention_page import AttentionView
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 from jaxformer.plots.paper_figures import PaperFigure, paper_figures
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 
 def attention(options: argparse.Namespace) -> None:

@@ -42,12 +42,11 @@ def _train(options: argparse.Namespace) -> None:
 
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     config = load_config(options.config, options.overrides)
-    # jax's own limit comes later than ours, since jax does not report stacks and causes.
-    _join_processes(options, heartbeat_timeout=config.training.stall_timeout + 60)
+    _join_processes(options)
     jaxformer.experiment.train(config, options.workdir)
 
 
-def _join_processes(options: argparse.Namespace, heartbeat_timeout: int) -> None:
+def _join_processes(options: argparse.Namespace) -> None:
     """Connects the processes of a run, if the arguments specify several.
 
     Raises:
@@ -70,8 +69,10 @@ def _join_processes(options: argparse.Namespace, heartbeat_timeout: int) -> None
             )
     import jax
 
+    from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
+
     try:
-        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=heartbeat_timeout)
+        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
     except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
         raise UserError(
             f"--coordinator={place}: jax could not join the processes ({error}); give "
@@ -83,8 +84,8 @@ def _leaving_others_free(command: Callable[[], int]) -> None:
     """Runs one process of several, and ends it if it fails, so that the others do not hang.
 
     If all processes fail, they shut down together. If only this one fails, the others are in the
-    middle of a step, and a shutdown would wait for them for minutes. They have been told; see
-    :mod:`jaxformer.training.watchdog`.
+    middle of a step, and a shutdown would wait for them for minutes. jax ends them once this
+    process is gone; see :mod:`jaxformer.runs.watchdog`.
     """
     try:
         code = command()

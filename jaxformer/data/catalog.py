@@ -10,25 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 from jaxformer.data import preparation
-from jaxformer.data.checksum import Checksum
 from jaxformer.files import data_directory
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OriginFile:
-    """A file to download.
-
-    Attributes:
-      name: Name of the file in the folder of downloads.
-      url: Address.
-      largest: Largest plausible size in bytes.
-      checksum: Hash of the file; None if it is not known, or changes over time.
-    """
-
-    name: str
-    url: str
-    largest: int
-    checksum: Checksum | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,17 +23,19 @@ class PublicCorpus:
         "" if it is not known.
       size: Size of the prepared files together.
       license: License of the text.
-      origin: Files to download.
+      urls: Addresses of the files to download, by name.
+      hashes: Their hashes, such as "md5:0123...", where they are known and do not change.
       downloads: Folder of the downloaded files, below the data folder.
       prepare: Returns the prepared files from the folder of the downloaded files. None if the
-        downloaded files are used as they are.
+        downloaded files are used as they are; then both folders are the same.
     """
 
     folder: str
     files: Mapping[str, str]
     size: str
     license: str
-    origin: tuple[OriginFile, ...]
+    urls: Mapping[str, str]
+    hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     downloads: str
     prepare: Callable[[pathlib.Path], preparation.Prepared] | None = None
 
@@ -69,45 +53,36 @@ _MULTI30K = {
 }
 _SHAKESPEARE = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-# The hashes of WMT's archives are from TensorFlow Datasets (dev.tgz) and sacreBLEU.
-_DEV = OriginFile(
-    name="dev.tgz",
-    url="http://data.statmt.org/wmt19/translation-task/dev.tgz",
-    largest=38_654_961,
-    checksum=Checksum("7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7"),
-)
-_WMT_TESTS = {
-    "15": ("https://statmt.org/wmt15/test.tgz", "67e3beca15e69fe3d36de149da0a96df"),
+# Addresses of WMT's archives. The hashes are from TensorFlow Datasets (dev.tgz) and sacreBLEU.
+_WMT_URLS = {
+    "dev.tgz": "http://data.statmt.org/wmt19/translation-task/dev.tgz",
+    "wmt15-test.tgz": "https://statmt.org/wmt15/test.tgz",
     **{
-        year: (f"https://data.statmt.org/wmt{year}/translation-task/test.tgz", digest)
-        for year, digest in {
-            "16": "3d809cd0c2c86adb2c67034d15c4e446",
-            "17": "86a1724c276004aa25455ae2a04cef26",
-            "18": "f996c245ecffea23d0006fa4c34e9064",
-            "19": "84de7162d158e28403103b01aeefc39a",
-            "20": "3b1f777cfd2fb15ccf66e9bfdb2b1699",
-        }.items()
+        f"wmt{year}-test.tgz": f"https://data.statmt.org/wmt{year}/translation-task/test.tgz"
+        for year in range(16, 21)
     },
+}
+_WMT_HASHES = {
+    "dev.tgz": "sha256:7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
+    "wmt15-test.tgz": "md5:67e3beca15e69fe3d36de149da0a96df",
+    "wmt16-test.tgz": "md5:3d809cd0c2c86adb2c67034d15c4e446",
+    "wmt17-test.tgz": "md5:86a1724c276004aa25455ae2a04cef26",
+    "wmt18-test.tgz": "md5:f996c245ecffea23d0006fa4c34e9064",
+    "wmt19-test.tgz": "md5:84de7162d158e28403103b01aeefc39a",
+    "wmt20-test.tgz": "md5:3b1f777cfd2fb15ccf66e9bfdb2b1699",
 }
 
 
 def _newstest(target: str, sets: tuple[str, ...], digests: Mapping[str, str], size: str):
     """Returns the corpus of WMT's test sets between English and a language."""
-    tests = [
-        OriginFile(
-            name=f"wmt{year}-test.tgz",
-            url=_WMT_TESTS[year][0],
-            largest=200_000_000,
-            checksum=Checksum(_WMT_TESTS[year][1], "md5"),
-        )
-        for year in dict.fromkeys(name.split()[0] for name in sets)
-    ]
+    names = ["dev.tgz", *dict.fromkeys(f"wmt{name.split()[0]}-test.tgz" for name in sets)]
     return PublicCorpus(
         folder=f"newstest-en-{target}",
         files=digests,
         size=size,
         license="none stated; for research",
-        origin=(_DEV, *tests),
+        urls={name: _WMT_URLS[name] for name in names},
+        hashes=_WMT_HASHES,
         downloads="downloads/newstest",
         prepare=functools.partial(preparation.newstest, target=target, sets=sets),
     )
@@ -115,23 +90,16 @@ def _newstest(target: str, sets: tuple[str, ...], digests: Mapping[str, str], si
 
 def _wmt14(pair: str, shards: int, size: str):
     """Returns the corpus of WMT14 for a pair of languages, in the order of its address."""
+    address = f"https://huggingface.co/datasets/wmt/wmt14/resolve/main/{pair}"
     names = [f"train-{shard:05}-of-{shards:05}.parquet" for shard in range(shards)]
     names += ["validation-00000-of-00001.parquet", "test-00000-of-00001.parquet"]
-    origin = [
-        OriginFile(
-            name=name,
-            url=f"https://huggingface.co/datasets/wmt/wmt14/resolve/main/{pair}/{name}",
-            largest=2_000_000_000,
-        )
-        for name in names
-    ]
     return PublicCorpus(
         folder=f"wmt14-{pair}",
         files=dict.fromkeys(names, ""),
         size=size,
         license="none stated; for research",
-        origin=tuple(origin),
-        downloads=f"downloads/wmt14-{pair}",
+        urls={name: f"{address}/{name}" for name in names},
+        downloads=f"wmt14-{pair}",
     )
 
 
@@ -141,30 +109,19 @@ CATALOG = {
         files=_MULTI30K,
         size="6.4 MB",
         license="none stated",
-        origin=tuple(
-            OriginFile(
-                name=f"{name}.gz",
-                url=f"https://github.com/multi30k/dataset/raw/master/data/task1/raw/{name}.gz",
-                largest=4_000_000,
-                checksum=Checksum(digest, unpacked=True),
-            )
-            for name, digest in _MULTI30K.items()
-        ),
+        urls={
+            f"{name}.gz": f"https://github.com/multi30k/dataset/raw/master/data/task1/raw/{name}.gz"
+            for name in _MULTI30K
+        },
         downloads="downloads/multi30k",
-        prepare=functools.partial(preparation.unpack, names=tuple(_MULTI30K)),
+        prepare=functools.partial(preparation.unpack, digests=_MULTI30K),
     ),
     "tatoeba": PublicCorpus(
         folder="tatoeba-en-de",
         files=dict.fromkeys(("train.en", "train.de", "valid.en", "valid.de"), ""),
         size="about 20 MB",
         license="CC BY 2.0 FR",
-        origin=(
-            OriginFile(
-                name="deu-eng.zip",
-                url="http://www.manythings.org/anki/deu-eng.zip",
-                largest=200_000_000,
-            ),
-        ),
+        urls={"deu-eng.zip": "http://www.manythings.org/anki/deu-eng.zip"},
         downloads="downloads/tatoeba",
         prepare=preparation.tatoeba,
     ),
@@ -203,13 +160,10 @@ CATALOG = {
         },
         size="9.2 MB",
         license="CC BY 3.0",
-        origin=(
-            OriginFile(
-                name="craft-v5.0.2.tar.gz",
-                url="https://github.com/UCDenver-ccp/CRAFT/archive/refs/tags/v5.0.2.tar.gz",
-                largest=2_000_000_000,
-            ),
-        ),
+        urls={
+            "craft-v5.0.2.tar.gz": "https://github.com/UCDenver-ccp/CRAFT/archive/refs/tags/"
+            "v5.0.2.tar.gz"
+        },
         downloads="downloads/craft",
         prepare=preparation.craft,
     ),
@@ -221,16 +175,12 @@ CATALOG = {
         },
         size="1.5 MB",
         license="LDC fragment, non-commercial",
-        # Size and hash are from the index of NLTK's data.
-        origin=(
-            OriginFile(
-                name="treebank.zip",
-                url="https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/"
-                "treebank.zip",
-                largest=1_740_034,
-                checksum=Checksum("78c24a97940c2504d0ad35dd3f8a560b", "md5"),
-            ),
-        ),
+        urls={
+            "treebank.zip": "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/"
+            "corpora/treebank.zip"
+        },
+        # From the index of NLTK's data.
+        hashes={"treebank.zip": "md5:78c24a97940c2504d0ad35dd3f8a560b"},
         downloads="downloads/wsj-sample",
         prepare=preparation.wsj_sample,
     ),
@@ -241,16 +191,12 @@ CATALOG = {
         files={"input.txt": _SHAKESPEARE},
         size="1.1 MB",
         license="public domain",
-        origin=(
-            OriginFile(
-                name="input.txt",
-                url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-                "tinyshakespeare/input.txt",
-                largest=1_115_394,
-                checksum=Checksum(_SHAKESPEARE),
-            ),
-        ),
-        downloads="downloads/shakespeare",
+        urls={
+            "input.txt": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
+            "tinyshakespeare/input.txt"
+        },
+        hashes={"input.txt": f"sha256:{_SHAKESPEARE}"},
+        downloads="tinyshakespeare",
     ),
 }
 

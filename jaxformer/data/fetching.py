@@ -1,94 +1,72 @@
 """Downloads and prepares the public corpora of the catalog."""
 
-import errno
+import os
 import pathlib
-import shutil
+import sys
+from typing import Any
 
-from jaxformer.data.catalog import OriginFile, PublicCorpus, is_present
-from jaxformer.data.download import DownloadError, download
-from jaxformer.errors import UserError
-from jaxformer.files import data_directory, lock_folder, write_file
+from jaxformer.data.catalog import PublicCorpus, is_present
+from jaxformer.errors import UserError, needs_package
+from jaxformer.files import data_directory, write_file
+from jaxformer.version import __version__
 
-
-class MissingFilesError(UserError):
-    """Files of a corpus that could not be downloaded.
-
-    Attributes:
-      folder: Folder into which the files belong.
-      files: The files.
-    """
-
-    def __init__(self, message: str, folder: pathlib.Path, files: list[OriginFile]) -> None:
-        super().__init__(message)
-        self.folder, self.files = folder, files
+_RETRIES = 2
+_CHUNK = 1 << 20
 
 
 def fetch(corpus: PublicCorpus) -> pathlib.Path:
     """Returns the folder of a corpus, which is downloaded and prepared if it is not there.
 
-    Files that are in the folder of downloads already are used, once their hashes are right.
+    Files that are in the folder of downloads already are used, if their hashes are right.
 
     Raises:
-      MissingFilesError: A file cannot be downloaded.
-      UserError: A file is not what is expected, or another process is fetching the same corpus.
+      UserError: A file cannot be downloaded, or is not what is expected; or pooch is missing.
       OSError: A file cannot be written.
     """
     folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
     if is_present(corpus):
         return folder
-    with lock_folder(downloads) as alone:
-        if not alone:
-            raise UserError(f"{downloads}: another process is writing here; wait for its end")
-        # Files that are used as they are may have been moved there before an interruption.
-        as_they_are = corpus.prepare is None
-        missing = [
-            file for file in corpus.origin if not (as_they_are and (folder / file.name).exists())
-        ]
-        for number, file in enumerate(missing):
-            _fetch_file(downloads, file, missing[number:])
-        if corpus.prepare is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in missing:
-                _move(downloads / file.name, folder / file.name)
-        else:
-            try:
-                prepared = corpus.prepare(downloads)
-            except UserError as error:
-                hint = "delete this file and run the same command again"
-                raise UserError(f"{error}; {hint}") from None
-            for name, content in prepared.items():
-                write_file(folder / name, content)
+    _download(corpus, downloads)
+    if corpus.prepare is not None:
+        try:
+            prepared = corpus.prepare(downloads)
+        except UserError as error:
+            raise UserError(f"{error}; delete this file and run the same command again") from None
+        for name, content in prepared.items():
+            write_file(folder / name, content)
     return folder
 
 
-def _move(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Renames a file, or copies it if the target is on another disk."""
-    try:
-        source.replace(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        partial = target.with_name(f"{target.name}.partial")
-        shutil.copyfile(source, partial)
-        partial.replace(target)
-        source.unlink()
+def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
+    """Downloads the files that are missing; each gets its name once its hash is right."""
+    with needs_package("pooch", "which downloads corpora", extra="download"):
+        import pooch
+        import requests
+    repository = pooch.create(
+        downloads,
+        base_url="",
+        registry={name: corpus.hashes.get(name) for name in corpus.urls},
+        urls=dict(corpus.urls),
+        retry_if_failed=_RETRIES,
+    )
+    downloader: Any = pooch.HTTPDownloader(
+        progressbar=sys.stderr.isatty(),
+        chunk_size=_CHUNK,
+        headers={"User-Agent": f"jaxformer/{__version__}"},
+    )
+    for name, url in corpus.urls.items():
+        try:
+            repository.fetch(name, _share, downloader)
+        except (requests.RequestException, ValueError) as error:
+            known = f", whose hash is {corpus.hashes[name]}" if name in corpus.hashes else ""
+            raise UserError(
+                f"{url}: cannot be downloaded; run the same command again when there is a network, "
+                f"or put the file there yourself as {downloads / name}{known}: {error}"
+            ) from None
 
 
-def _fetch_file(folder: pathlib.Path, file: OriginFile, left: list[OriginFile]) -> None:
-    path = folder / file.name
-    try:
-        if not path.exists():
-            download(file.url, path, largest=file.largest, checksum=file.checksum)
-        elif file.checksum is not None:
-            file.checksum.check(path)
-    except DownloadError as error:
-        missing = [file for file in left if not (folder / file.name).exists()]
-        raise MissingFilesError(
-            f"{error}; run the same command again when there is a network, or put the files into "
-            f"{folder} and run it then",
-            folder,
-            missing,
-        ) from None
-    except UserError as error:
-        hint = f"; delete it and get it again from {file.url}" if path.exists() else ""
-        raise UserError(f"{error}{hint}") from None
+def _share(path: str, action: str, _: object) -> str:
+    """Makes a downloaded file readable for others, which pooch's temporary files are not."""
+    if action != "fetch":
+        os.chmod(path, 0o644)
+    return path

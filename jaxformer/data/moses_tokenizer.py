@@ -5,20 +5,18 @@ by ``sacremoses``. Apostrophes and some other characters are escaped, as in ``&a
 """
 
 import base64
-import binascii
 import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import SupportsIndex
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer
 from sacremoses import MosesTokenizer as Scripts
 
-from jaxformer.checks import check_text, check_texts
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
@@ -106,7 +104,7 @@ class MosesTokenizer(Tokenizer):
             values = json.loads(serialized)
             self.preprocessing = Preprocessing(**values["moses"])
             super().__init__(base64.b64decode(values["sentencepiece"], validate=True))
-        except (LookupError, TypeError, ValueError, RecursionError, binascii.Error) as error:
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"expected a Moses tokenizer, a JSON object: {error}") from None
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
@@ -118,15 +116,9 @@ class MosesTokenizer(Tokenizer):
         values = {"moses": dataclasses.asdict(preprocessing), "sentencepiece": encoded}
         return cls(json.dumps(values).encode())
 
-    def encode(self, text: str) -> list[int]:
-        check_text(text, "text")
-        return super().encode(self.preprocessing.source(text))
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return super().encode_batch([*map(self.preprocessing.source, check_texts(texts, "texts"))])
-
-    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return super().encode_batch([*map(self.preprocessing.target, check_texts(texts, "texts"))])
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
+        prepare = self.preprocessing.target if target else self.preprocessing.source
+        return super()._encode([*map(prepare, texts)], target=target)
 
     def unknown_characters(self, text: str) -> str:
         return super().unknown_characters(self.preprocessing.source(text))

@@ -1,20 +1,24 @@
 """Preparation of public corpora: from the files of their origin to the files that configs read.
 
 Each function takes the folder of the downloaded files, and returns the contents of the prepared
-files by name.
+files by name. Archives are read, and nothing of them is extracted to disk.
 """
 
 import gzip
 import hashlib
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 
-from jaxformer.data.archives import read_tar, read_zip
 from jaxformer.errors import UserError
 
 Prepared = dict[str, bytes]
 
+# Largest file that is read from an archive.
+_MOST_BYTES = 64 << 20
 # One English sentence in so many, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
 # The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".
@@ -23,9 +27,26 @@ _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&
 _WSJ_SPLITS = {"train": slice(0, 3262), "dev": slice(3262, 3501)}
 
 
-def unpack(downloads: pathlib.Path, names: Iterable[str]) -> Prepared:
-    """Unpacks files whose names, without ``.gz``, are given."""
-    return {name: gzip.decompress((downloads / f"{name}.gz").read_bytes()) for name in names}
+def unpack(downloads: pathlib.Path, digests: Mapping[str, str]) -> Prepared:
+    """Unpacks gzip files.
+
+    Args:
+      downloads: Their folder.
+      digests: SHA-256 of their contents by name, without ``.gz``.
+
+    Raises:
+      UserError: A file is damaged, or its content has another hash.
+    """
+    prepared = {}
+    for name, digest in digests.items():
+        path = downloads / f"{name}.gz"
+        try:
+            prepared[name] = gzip.decompress(path.read_bytes())
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{path}: expected a whole gzip file: {error}") from None
+        if (found := hashlib.sha256(prepared[name]).hexdigest()) != digest:
+            raise UserError(f"{path}: expected SHA-256 of the content {digest}, got {found}")
+    return prepared
 
 
 def tatoeba(downloads: pathlib.Path) -> Prepared:
@@ -38,7 +59,7 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
       UserError: The archive does not have the pairs.
     """
     path = downloads / "deu-eng.zip"
-    (content,) = _members(path, read_zip(path, "deu.txt".__eq__), ["deu.txt"])
+    (content,) = _read_all(path, ["deu.txt"])
     fields = (line.split("\t") for line in _text(path, content).split("\n"))
     pairs = sorted({(row[0], row[1]) for row in fields if len(row) > 1 and row[0] and row[1]})
     valid = [pair for pair in pairs if _hash(pair[0]) % _TATOEBA_SHARE == 0]
@@ -70,7 +91,7 @@ def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Pre
     names = [f"dev/{year}.{language}" for year in years for language in languages]
     texts = [
         _blanks(_text(path, content)).removesuffix("\n").split("\n")
-        for content in _members(path, read_tar(path, set(names).__contains__), names)
+        for content in _read_all(path, names)
     ]
     parts = [_aligned(path, *sides) for sides in zip(texts[::2], texts[1::2], strict=True)]
     *train, valid = parts
@@ -90,10 +111,9 @@ def craft(downloads: pathlib.Path) -> Prepared:
     """
     path = downloads / "craft-v5.0.2.tar.gz"
     ids, trees = "articles/ids/craft-ids-", "structural-annotation/treebank/penn/"
-    wanted = re.compile(rf"[^/]+/(LICENSE\.txt|{ids}(train|dev)\.txt|{trees}\d+\.tree)").fullmatch
+    wanted = rf"[^/]+/(LICENSE\.txt|{ids}(train|dev)\.txt|{trees}\d+\.tree)"
     found = {
-        name.partition("/")[2]: content
-        for name, content in read_tar(path, lambda name: wanted(name) is not None).items()
+        name.partition("/")[2]: content for name, content in _read_archive(path, wanted).items()
     }
     (license_text,) = _members(path, found, ["LICENSE.txt"])
     prepared = {"LICENSE.txt": license_text}
@@ -112,8 +132,7 @@ def wsj_sample(downloads: pathlib.Path) -> Prepared:
       UserError: The archive does not have the trees.
     """
     path = downloads / "treebank.zip"
-    wanted = re.compile(r"treebank/combined/wsj_\d{4}\.mrg").fullmatch
-    found = read_zip(path, lambda name: wanted(name) is not None)
+    found = _read_archive(path, r"treebank/combined/wsj_\d{4}\.mrg")
     trees = [tree for name in sorted(found) for tree in _trees(_text(path, found[name]))]
     most = max(part.stop for part in _WSJ_SPLITS.values())
     if len(trees) < most:
@@ -130,8 +149,7 @@ def _sgml_set(
     source, *_ = languages = ("en", target) if name.endswith(f"-en{target}") else (target, "en")
     kinds = {language: "src" if language == source else "ref" for language in languages}
     names = [f"{folder}/{name}-{kinds[lang]}.{lang}.sgm" for lang in ("en", target)]
-    contents = _members(path, read_tar(path, set(names).__contains__), names)
-    return _aligned(path, *(_segments(_text(path, content)) for content in contents))
+    return _aligned(path, *(_segments(_text(path, content)) for content in _read_all(path, names)))
 
 
 def _segments(text: str) -> list[str]:
@@ -166,6 +184,37 @@ def _aligned(
     return source, target
 
 
+def _read_archive(path: pathlib.Path, pattern: str) -> dict[str, bytes]:
+    """Returns the contents of files of a zip or tar archive by name, for names that match.
+
+    Links are left out, and so are files that are implausibly large.
+
+    Raises:
+      UserError: The archive is damaged.
+    """
+    wanted = re.compile(pattern).fullmatch
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                return {
+                    member.filename: archive.read(member)
+                    for member in archive.infolist()
+                    if wanted(member.filename) and member.file_size <= _MOST_BYTES
+                }
+        with tarfile.open(path, "r:gz") as archive:
+            return {
+                member.name: archive.extractfile(member).read()  # type: ignore
+                for member in archive
+                if wanted(member.name) and member.isreg() and member.size <= _MOST_BYTES
+            }
+    except Exception as error:  # of many classes: what a damaged archive raises is not documented
+        raise UserError(f"{path}: expected a whole archive: {error}") from None
+
+
+def _read_all(path: pathlib.Path, names: list[str]) -> list[bytes]:
+    return _members(path, _read_archive(path, "|".join(map(re.escape, names))), names)
+
+
 def _members(path: pathlib.Path, found: dict[str, bytes], names: list[str]) -> list[bytes]:
     """Returns the contents of all names.
 
@@ -174,7 +223,10 @@ def _members(path: pathlib.Path, found: dict[str, bytes], names: list[str]) -> l
     """
     missing = [name for name in names if name not in found]
     if missing:
-        raise UserError(f"{path}: expected a file {missing[0]} in the archive, found none")
+        raise UserError(
+            f"{path}: expected a file {missing[0]} of at most {_MOST_BYTES:,} bytes in the "
+            "archive, found none"
+        )
     return [found[name] for name in names]
 
 

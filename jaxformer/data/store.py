@@ -15,12 +15,11 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformer.data.characters import is_blank
-from jaxformer.data.checksum import file_sha256
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, verified
 from jaxformer.data.findings import EMPTY, LONG, Findings
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import lock_folder
+from jaxformer.files import file_sha256, lock_folder
 
 # The key of every store includes it, so that stores in another format are built again.
 _FORMAT = 2

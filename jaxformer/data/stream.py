@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
+from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.findings import Findings
 from jaxformer.data.text_files import find_file, open_bytes
@@ -25,9 +26,8 @@ from jaxformer.data.tokenizer import (
     SPACE_SYMBOL,
     SPECIAL_PIECES,
     UNK,
-    check_special_ids,
-    open_processor,
-    train_byte_pair_model,
+    Tokenizer,
+    Vocabulary,
 )
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
@@ -127,14 +127,8 @@ class CharacterTokenizer:
         return [*SPECIAL_PIECES, *self._characters][index]
 
 
-class ByteFallbackTokenizer:
-    """Converts text to BPE tokens and back, without loss, by a SentencePiece model.
-
-    Attributes:
-      vocab_size: Number of ids.
-      serialized: The SentencePiece model, as in its file.
-      sha256: Hash of ``serialized``, hexadecimal.
-    """
+class ByteFallbackTokenizer(Tokenizer):
+    """Converts text to BPE tokens and back, without loss, by a SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`.
@@ -142,15 +136,10 @@ class ByteFallbackTokenizer:
         Raises:
           UserError: This is no such model; others merge spaces, for instance.
         """
-        self._processor = open_processor(model)
-        check_special_ids(self._processor)
-        self.vocab_size: int = self._processor.vocab_size()
-        self.serialized = model
-        self.sha256 = hashlib.sha256(model).hexdigest()
-        # SentencePiece writes a space as this character; the character itself is encoded as bytes.
+        super().__init__(model)
         piece_of = self._processor.piece_to_id
-        self._escaped = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
-        if UNK in self._escaped or self.decode(self.encode(_PROBE)) != _PROBE:
+        self._space_symbol = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
+        if self.decode(self.encode(_PROBE)) != _PROBE:
             raise UserError(
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
                 "or line breaks"
@@ -164,28 +153,9 @@ class ByteFallbackTokenizer:
         """
         check_text(text, "text")
         check_unicode(text, "text")
+        # Unlike sentences, whose outer spaces are removed, a text can be split.
         first, *others = (self._processor.encode(part) for part in text.split(SPACE_SYMBOL))
-        return first + [i for part in others for i in (*self._escaped, *part)]
-
-    def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Returns the text of token ids, without special tokens.
-
-        Raises:
-          UserError: An id is out of range.
-        """
-        found = check_tokens(ids, self.vocab_size, "token ids")
-        return self._processor.decode([i for i in found if i > UNK])
-
-    def piece(self, token: SupportsIndex) -> str:
-        """Returns the piece of a token; "▁" stands for a space.
-
-        Raises:
-          UserError: The id is out of range.
-        """
-        return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
-
-
-StreamTokenizer = CharacterTokenizer | ByteFallbackTokenizer
+        return first + [i for part in others for i in (*self._space_symbol, *part)]
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
@@ -220,7 +190,7 @@ def _short_parts(line: str) -> list[str]:
     return re.findall(rf".{{1,{most}}}(?= |$)|.{{1,{most}}}", line, flags=re.DOTALL)
 
 
-def load_stream_tokenizer(path: pathlib.Path) -> StreamTokenizer:
+def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
     """Reads a tokenizer of either kind, distinguished by its first byte.
 
     Raises:
@@ -291,7 +261,7 @@ class TokenStream:
       findings: Lines of the text with unusual characters.
     """
 
-    tokenizer: StreamTokenizer
+    tokenizer: Vocabulary
     train: Int[np.ndarray, " N"]
     valid: Int[np.ndarray, " M"]
     valid_characters: int
@@ -299,7 +269,7 @@ class TokenStream:
     findings: Findings = dataclasses.field(default_factory=Findings)
 
     @classmethod
-    def of(cls, text: str, tokenizer: StreamTokenizer) -> "TokenStream":
+    def of(cls, text: str, tokenizer: Vocabulary) -> "TokenStream":
         """Encodes a text, each split separately."""
         train, valid = split_text(text)
         ids = [np.asarray(tokenizer.encode(part), np.int32) for part in (train, valid)]

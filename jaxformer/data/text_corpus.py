@@ -4,14 +4,7 @@ import hashlib
 import pathlib
 from collections.abc import Iterator
 
-from jaxformer.data.text_files import (
-    byte_order_notes,
-    combined,
-    find_file,
-    fingerprint_files,
-    paired,
-    read_file,
-)
+from jaxformer.data.text_files import combined, find_file, fingerprint_files, paired, read_file
 from jaxformer.files import local_path
 
 
@@ -46,10 +39,6 @@ class TextCorpus:
     def place(self, split: str, number: int, side: int) -> str:
         """Returns file and line of a side of a pair; see :class:`~jaxformer.Corpus`."""
         return f"{split}.{self._languages[side]}:{number + 1}"
-
-    def notes(self, split: str) -> list[str]:
-        """Returns what the log says about the files; see :class:`~jaxformer.Corpus`."""
-        return byte_order_notes(self._paths(split))
 
     def fingerprint(self, split: str) -> str:
         """Returns the SHA-256 of the uncompressed bytes of both files, as they were last read.

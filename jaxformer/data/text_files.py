@@ -123,15 +123,6 @@ def read_file(path: pathlib.Path, digest: Any = None) -> Iterator[str]:
         yield decode_line(line, f"{path}:{number}")
 
 
-def byte_order_notes(paths: Iterable[pathlib.Path]) -> list[str]:
-    """Returns a note for each file whose byte-order mark :func:`read_file` leaves out."""
-    return [
-        f"{path}:1: the byte-order mark at the beginning of the file is left out"
-        for path in paths
-        if next(read_bytes(path), b"").startswith(BOM_UTF8)
-    ]
-
-
 def check_format(head: bytes, name: str) -> None:
     """Checks that a text that begins with ``head`` is UTF-8 and not in another format.
 

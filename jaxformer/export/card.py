@@ -7,8 +7,8 @@ import jax
 
 from jaxformer.config import DataConfig
 from jaxformer.inference.weights import TrainedModel, params_sha256
+from jaxformer.runs.workdir import sha256_of
 from jaxformer.version import __version__
-from jaxformer.workdir import sha256_of
 
 _CARD = """# {name}
 

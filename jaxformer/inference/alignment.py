@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.checks import check_same_length, check_texts
 from jaxformer.config import ModelConfig
-from jaxformer.data.normalization import visible
+from jaxformer.data.characters import visible
 from jaxformer.data.tokenizer import PAD, UNK, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.pair_scores import check_pairs, pair_batches

@@ -14,17 +14,16 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
 from jaxformer.config import Config, ModelConfig, check_config, text_stream
-from jaxformer.data.stream import StreamTokenizer
-from jaxformer.data.tokenizer import EOS, PAD, UNK
+from jaxformer.data.tokenizer import EOS, PAD, UNK, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, prepare_params
 from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
+from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.numbers import Numbers, join_numbers, split_numbers
 from jaxformer.search.sampling import sentence_keys
-from jaxformer.workdir import use_compilation_cache
 
 # Batch sizes. Batches are padded to one of these, so that few programs serve all calls.
 _ROWS = (1, 4, 16, 64)
@@ -50,7 +49,7 @@ class Generator:
     """
 
     def __init__(
-        self, config: Config, params: PyTree, tokenizer: StreamTokenizer, weights: str = "given"
+        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
     ) -> None:
         """Initializes a generator; :meth:`load` reads all arguments from a workdir.
 

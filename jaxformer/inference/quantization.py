@@ -7,11 +7,11 @@ import jax
 from jaxtyping import PyTree
 
 from jaxformer import config as config_lib
-from jaxformer.checkpoint import write_single
 from jaxformer.errors import UserError
 from jaxformer.files import read_whole, run_path, write_file
 from jaxformer.inference.weights import TrainedModel, prepare_params
-from jaxformer.workdir import Workdir, read_object
+from jaxformer.runs.single import write_single
+from jaxformer.runs.workdir import Workdir, read_object
 
 _COMMAND = "jaxformer quantize"
 
@@ -40,7 +40,7 @@ def quantize(
     target = Workdir(run_path(output))
     if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
         raise UserError(f"{output}: expected the name of a new folder, but it exists")
-    target.check_unused(_COMMAND)
+    target.check_writable(_COMMAND)
     trained = TrainedModel.load(workdir, weights=weights)
     folder, config, params = trained.folder, trained.config, trained.params
     if config.model.compute_dtype == "int8":

@@ -19,13 +19,12 @@ from jaxformer.checks import (
     check_unicode,
 )
 from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
-from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import BeamSearch, Constraint, Sampling
-from jaxformer.workdir import use_compilation_cache
 
 
 class Hypothesis(NamedTuple):
@@ -290,9 +289,9 @@ class Translator:
         Raises:
           UserError: The sentence is too long, not valid Unicode, or has an unknown language code.
         """
-        if isinstance(self.tokenizer, MarianTokenizer) and isinstance(text, str):
-            self.tokenizer.check_language(text, place)
-        return self._checked(text, self.tokenizer.encode, place)
+        ids = self._checked(text, self.tokenizer.encode, place)
+        self.tokenizer.check_language(text, place)
+        return ids
 
     def target_ids(self, text: str, place: str = "translation") -> list[int]:
         """Works as :meth:`source_ids` does, for a translation."""

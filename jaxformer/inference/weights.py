@@ -14,16 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint import (
-    Checkpoints,
-    MissingStepError,
-    RestoredParams,
-    saved_steps,
-    write_single,
-)
 from jaxformer.config import Config, ModelConfig, StreamConfig, load_run, model_of
-from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.stream import load_stream_tokenizer
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path
@@ -32,8 +25,11 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model, describe_model, make_init
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import cast_params, dequantize
+from jaxformer.runs.checkpoints import Checkpoints, MissingStepError, RestoredParams
+from jaxformer.runs.single import write_single
+from jaxformer.runs.step_folders import saved_steps
+from jaxformer.runs.workdir import Workdir, read_object
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir, read_object
 
 T = TypeVar("T")
 
@@ -131,7 +127,7 @@ class TrainedModel:
         """The tokenizer, read from the workdir: of sentence pairs or of one text."""
         self.folder.check_tokenizer()
         is_stream = isinstance(self.config.data, StreamConfig)
-        return (load_stream_tokenizer if is_stream else load_tokenizer)(self.folder.tokenizer)
+        return (load_stream_tokenizer if is_stream else Tokenizer.load)(self.folder.tokenizer)
 
 
 @global_mesh(None)

@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer import config as config_lib
-from jaxformer.checkpoint import write_single
 from jaxformer.checks import is_unicode
 from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
@@ -31,7 +30,8 @@ from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
 from jaxformer.interop.marian_config import MarianConfig, read_object
 from jaxformer.nn.positions import sinusoidal_positions
-from jaxformer.workdir import Workdir
+from jaxformer.runs.single import write_single
+from jaxformer.runs.workdir import Workdir
 
 _SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 _SHARED, _OUTPUT = "model.shared.weight", "lm_head.weight"
@@ -54,7 +54,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
         workdir holds a run or files that this command would overwrite.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
-    folder.check_unused(COMMAND)
+    folder.check_writable(COMMAND)
     marian = MarianConfig(directory)
     config = marian.config(_languages(directory / "tokenizer_config.json"))
     pieces, order = _vocabulary(directory / "vocab.json", marian)

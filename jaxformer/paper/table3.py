@@ -29,8 +29,8 @@ from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
 from jaxformer.plots.learning_curve import read_metrics
+from jaxformer.runs.workdir import Workdir, read_object
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.workdir import Workdir, read_object
 
 _EXAMPLE = """\
 jaxformer data tatoeba

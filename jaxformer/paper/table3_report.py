@@ -17,8 +17,8 @@ from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
 from jaxformer.paper.table3_rows import ROWS, describe, row_config
 from jaxformer.plots import figure
+from jaxformer.runs.workdir import read_object
 from jaxformer.training.optimizer import inverse_sqrt_schedule
-from jaxformer.workdir import read_object
 
 # The paper's claims about pairs of rows, the worse row first.
 _CLAIMS = (

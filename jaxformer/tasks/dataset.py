@@ -6,17 +6,17 @@ import itertools
 from typing import Any
 
 from jaxformer.config import Config, sentence_pairs
+from jaxformer.data.bpe import cached_tokenizer
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus
-from jaxformer.data.marian_tokenizer import load_tokenizer
 from jaxformer.data.mixture import MixedCorpus, parse_mixture
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
-from jaxformer.data.tokenizer import UNK, Tokenizer, cached_tokenizer
+from jaxformer.data.tokenizer import UNK, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import cache_directory
+from jaxformer.runs.run_directory import check_identity
+from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import given_tokenizer
-from jaxformer.training.run_directory import check_identity
-from jaxformer.workdir import Workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,9 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     cache = cache_directory()
     if folder.config.exists():
         folder.check_tokenizer()
-        tokenizer = load_tokenizer(folder.tokenizer)
+        tokenizer = Tokenizer.load(folder.tokenizer)
     else:
-        tokenizer = given_tokenizer(config, load_tokenizer) or _learn_tokenizer(config, corpus)
+        tokenizer = given_tokenizer(config, Tokenizer.load) or _learn_tokenizer(config, corpus)
     _check_vocabulary(config, tokenizer, corpus)
     identity = {
         "tokenizer": tokenizer.sha256,

@@ -8,7 +8,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -16,15 +16,14 @@ from jaxtyping import Int, PyTree
 
 from jaxformer import pretrained
 from jaxformer.config import Config, ModelConfig, load_run, model_of
-from jaxformer.data.stream import StreamTokenizer
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
-from jaxformer.training import hosts
+from jaxformer.runs import processes
+from jaxformer.runs.workdir import Workdir, read_object
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.state import StartFrom
-from jaxformer.workdir import Workdir, read_object
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"
@@ -38,8 +37,7 @@ _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "l
 # parameters are infinite. XLA flushes the exponential of this number to 0 in float32.
 _NEVER_GENERATED = -100.0
 
-T = TypeVar("T", Tokenizer, StreamTokenizer)
-AnyTokenizer: TypeAlias = Tokenizer | StreamTokenizer
+T = TypeVar("T", bound=Vocabulary)
 
 
 def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | None:
@@ -76,7 +74,7 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
     return tokenizer
 
 
-def initialization(config: Config, tokenizer: AnyTokenizer, run: Workdir) -> StartFrom | None:
+def initialization(config: Config, tokenizer: Vocabulary, run: Workdir) -> StartFrom | None:
     """Returns how a new run gets its parameters from ``training.init_from``, or None.
 
     Args:
@@ -91,7 +89,7 @@ def initialization(config: Config, tokenizer: AnyTokenizer, run: Workdir) -> Sta
 
 
 def _start_from(
-    folder: Workdir, config: Config, tokenizer: AnyTokenizer, run: Workdir, fresh: PyTree
+    folder: Workdir, config: Config, tokenizer: Vocabulary, run: Workdir, fresh: PyTree
 ) -> PyTree:
     """Returns the parameters of a workdir where they fit, and the fresh ones elsewhere.
 
@@ -101,13 +99,15 @@ def _start_from(
       UserError: The workdir holds no model, a damaged one, or another one than when the run began.
     """
     source = TrainedModel.load(folder.path, dequantized=True)
-    hosts.check_agreement({"checkpoint in training.init_from": source.weights})
+    processes.check_agreement({"checkpoint in training.init_from": source.weights})
     _check_same(folder, run, params_sha256(source.params))
     theirs = source.tokenizer
     merged, lines = merge(
-        hosts.on_this_host(fresh), jax.device_get(source.params), matching_ids(tokenizer, theirs)
+        processes.on_this_host(fresh),
+        jax.device_get(source.params),
+        matching_ids(tokenizer, theirs),
     )
-    if hosts.is_primary():
+    if processes.is_primary():
         which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
         print(
             f"starts from {folder.path}, {source.weights}, with {which} tokenizer:", file=sys.stderr
@@ -123,7 +123,7 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
     """
     record = run.initial_parameters
     if not run.config.exists():
-        if hosts.is_primary():
+        if processes.is_primary():
             write_file(record, (json.dumps({"sha256": digest}) + "\n").encode())
     elif record.exists() and read_object(record).get("sha256") != digest:
         raise UserError(
@@ -170,7 +170,7 @@ def _layers_of(model: ModelConfig) -> dict[str, object]:
     return {name: value for name, value in values.items() if name not in _MAY_DIFFER}
 
 
-def matching_ids(ours: AnyTokenizer, theirs: AnyTokenizer) -> Int[np.ndarray, "2 N"]:
+def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]:
     """Returns our ids and their ids of the pieces that two tokenizers have in common."""
     if ours.sha256 == theirs.sha256:
         return np.tile(np.arange(ours.vocab_size), (2, 1))

@@ -15,27 +15,26 @@ from jaxformer.data.findings import listed
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
     CharacterTokenizer,
-    StreamTokenizer,
     TokenStream,
     load_stream_tokenizer,
     read_text,
     split_text,
     train_byte_pairs,
 )
-from jaxformer.data.tokenizer import PAD
+from jaxformer.data.tokenizer import PAD, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import make_init
+from jaxformer.runs.run_directory import check_identity
+from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import given_tokenizer
 from jaxformer.tasks.token_loss import TokenLoss
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.run_directory import check_identity
 from jaxformer.training.task import Example, Init, Loss, Randomness, Sums, Task, dropout_of
-from jaxformer.workdir import Workdir
 
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
@@ -122,7 +121,7 @@ class LanguageModeling(Task):
         return NextTokenLoss.of(self.config)
 
     @property
-    def tokenizer(self) -> StreamTokenizer:
+    def tokenizer(self) -> Vocabulary:
         """Vocabulary of the text."""
         return self._stream.tokenizer
 

@@ -20,14 +20,14 @@ from jaxformer.inference.translator import Translator
 from jaxformer.models.flops import training_flops
 from jaxformer.models.selection import make_init
 from jaxformer.models.transformer import Transformer
+from jaxformer.runs import processes
+from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.tasks.token_loss import TokenLoss
-from jaxformer.training import hosts
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Init, Loss, Randomness, Sums, Task, dropout_of
-from jaxformer.workdir import Workdir
 
 # Decodes a slice of the validation sentences; calls its last argument after each batch.
 Decode: TypeAlias = Callable[[Translator, slice, Callable[[int], None]], list[str]]
@@ -227,7 +227,7 @@ class Translation(Task):
     ) -> list[str]:
         """Decodes a share of the sentences on one device of each process."""
         if mesh.size > 1:
-            params = hosts.on_this_host(params)
+            params = processes.on_this_host(params)
         translator = Translator(self.config, params, self._data.tokenizer)
         if jax.process_count() == 1:
             return decode(translator, slice(None), lambda _: check_stop())
@@ -239,7 +239,7 @@ class Translation(Task):
             check_stop()
             block = slice(start, min(start + _SENTENCES_BETWEEN_STOPS, end))
             mine += decode(translator, block, lambda _: None)
-        return [text for texts in hosts.all_gather(mine) for text in texts]
+        return [text for texts in processes.all_gather(mine) for text in texts]
 
 
 def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:

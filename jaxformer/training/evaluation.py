@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.nn.backend import Backend, backend
+from jaxformer.runs.reporting import mean_values
 from jaxformer.training.mesh import to_devices
-from jaxformer.training.reporting import mean_values
 from jaxformer.training.step import make_eval_step
 from jaxformer.training.task import Loss, Sums
 

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 from tqdm import tqdm
 
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
+from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training.mesh import (
     DATA_AXIS,
     BatchShards,

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from jaxformer.errors import UserError
 from jaxformer.fields import (
@@ -18,20 +18,6 @@ from jaxformer.nn.stack import Remat
 
 # Schedules that depend on the number of steps.
 DECAYING = ("linear", "cosine")
-
-
-@runtime_checkable
-class Settings(Protocol):
-    """Settings of an experiment that a workdir keeps as JSON: sections of named values."""
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns sections of plain values."""
-        ...
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Settings":
-        """Builds and validates the settings; the inverse of :meth:`to_dict`."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,10 +61,10 @@ class FitConfig:
     mirror: str | None = None
     profile: str | None = None
 
-    _section = "fit"  # name of the section in the config, not a field
+    section = "fit"  # its name in the config, not a field
 
     def __post_init__(self) -> None:
-        section = self._section
+        section = self.section
         check_types(self, section)
         names = ("steps", "gradient_accumulation", "log_every", "eval_every", "checkpoint_every")
         check_positive(self, section, *names, "keep_checkpoints", "stall_timeout")
@@ -109,7 +95,7 @@ class FitConfig:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the fields as one section."""
-        return {self._section: dataclasses.asdict(self)}
+        return {self.section: dataclasses.asdict(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "FitConfig":
@@ -118,8 +104,8 @@ class FitConfig:
         Raises:
           UserError: A field is unknown, of the wrong type, or out of range.
         """
-        check_known(values, [cls._section], "")
-        return build(cls, values.get(cls._section, {}), cls._section)
+        check_known(values, [cls.section], "")
+        return build(cls, values.get(cls.section, {}), cls.section)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,7 +153,7 @@ class TrainingConfig(FitConfig):
     adam_dtype: Literal["float32", "bfloat16"] = "float32"
     eval_sentences: int = 500
 
-    _section = "training"
+    section = "training"
 
     def __post_init__(self) -> None:
         if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.

@@ -10,10 +10,11 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
+from jaxformer.errors import UserError
 from jaxformer.nn.backend import Backend, backend
 from jaxformer.nn.parameters import describe_variables
+from jaxformer.runs.workdir import Workdir
 from jaxformer.training.mesh import BatchShards
-from jaxformer.workdir import Workdir
 
 # Sums over the rows of a batch, by name. "loss" over "count" is minimized, after both have been
 # summed over all devices and micro-batches. All others are only reported, divided by "count". A sum
@@ -241,3 +242,21 @@ class Task(Protocol):
         They are written if the update was not finite.
         """
         return ()
+
+
+def check_task(task: Any) -> None:
+    """Checks that this is a task.
+
+    Raises:
+      UserError: It is a class, or lacks methods.
+    """
+    if isinstance(task, type):
+        raise UserError(
+            f"expected a Task, got the class {task.__name__}; give {task.__name__}(...)"
+        )
+    if not isinstance(task, Task):
+        names = [name for name in dir(Task) if not name.startswith("_") and not hasattr(task, name)]
+        raise UserError(
+            f"expected a Task, got {type(task).__name__}, which has no {', '.join(names)}; derive "
+            "it from jaxformer.Task"
+        )

@@ -22,8 +22,8 @@ def use_workdir(root):
     from jaxformer.inference.translator import Translator
     from jaxformer.inference.weights import average, load_model
     from jaxformer.plots.learning_curve import learning_curve, read_metrics
+    from jaxformer.runs.workdir import Workdir
     from jaxformer.search import BeamSearch
-    from jaxformer.workdir import Workdir
 
     run = shutil.copytree(FIXTURE, root / "run", dirs_exist_ok=True)
     translator = Translator.load(run, search=BeamSearch(beam_size=1, max_length=16))
@@ -69,7 +69,7 @@ def read_corpora(root):
 def read_configs(root):
     from jaxformer.config import load_run
     from jaxformer.errors import UserError
-    from jaxformer.workdir import Workdir
+    from jaxformer.runs.workdir import Workdir
 
     config = json.loads((FIXTURE / "config.json").read_bytes())
     for section in config:

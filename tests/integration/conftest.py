@@ -11,9 +11,7 @@ import pytest
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 
 # Programs that tests run in processes of their own.
-collect_ignore = [
-    *("audited_use.py", "exactly_once_run.py", "faulty_training.py"),
-]
+collect_ignore = ["audited_use.py", "faulty_training.py"]
 
 # With packing, all batches have one shape, so there is one program to compile.
 TINY = Config(

@@ -30,8 +30,8 @@ VALUES = [
 
 def make_good(folder):
     """Writes a workdir of this version, whose checkpoint records the model."""
-    from jaxformer.checkpoint import write_single
     from jaxformer.inference.weights import TrainedModel
+    from jaxformer.runs.single import write_single
 
     folder.mkdir()
     for name in ("config.json", "tokenizer.model", "metrics.jsonl", "identity.json"):
@@ -246,7 +246,7 @@ def load(run):
     """Uses a workdir as the commands do; returns its parameters."""
     from jaxformer.inference.translator import Translator
     from jaxformer.plots.learning_curve import read_metrics
-    from jaxformer.workdir import Workdir
+    from jaxformer.runs.workdir import Workdir
 
     translator = Translator.load(run)
     Workdir(run).committed_step()

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -20,30 +19,24 @@ SMALL = [
 ]
 
 
-def test_a_bug_report_has_no_secrets_and_survives_failing_sections(capsys, monkeypatch, tmp_path):
+def test_a_bug_report_survives_a_failing_jax(capsys, monkeypatch, tmp_path):
+    (tmp_path / "program").write_bytes(bytes(200_000))
+    monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path))
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"jaxformer: {jaxformer.__version__}"
+    for name in ("flax", "orbax-checkpoint"):
+        assert f"{name}: {importlib.metadata.version(name)}" in lines
+    assert any(line.startswith("device info: cpu-") for line in lines)
+    assert f"cache: {tmp_path}, 0.2 MB" in lines
+    assert f"extra plots: matplotlib {importlib.metadata.version('matplotlib')}" in lines
+
     def broken():
         raise RuntimeError("no TPU")
 
-    monkeypatch.setattr(jax, "local_devices", broken)
-    for name, value in (
-        *(("JAX_ENABLE_X64", "0"), ("JAXFORMER_CACHE", str(tmp_path)), ("AWS_SECRET", "xyz")),
-        *(("MY_JAX_KEY", "k"), ("JAXFORMER_NOTE", "not UTF-8: \udcf6")),
-    ):
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(jax, "print_environment_info", broken)
     assert main(["doctor"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    sections = re.findall(r"^(\S.*):\n((?:  .*\n)+)", out, re.MULTILINE)
-    assert "".join(f"{title}:\n{lines}" for title, lines in sections) == out
-    found = {title: text.splitlines() for title, text in sections}
-    assert found["versions"][0].startswith(f"  jaxformer {jaxformer.__version__} in ")
-    for name in ("jax", "flax", "orbax-checkpoint", "numpy"):
-        assert f"  {name} {importlib.metadata.version(name)}" in found["versions"]
-    assert found["machine"][-1] == "  failed with RuntimeError: no TPU"
-    variables = dict(line[2:].split("=", 1) for line in found["environment variables"])
-    assert variables["JAX_ENABLE_X64"] == "0"
-    assert variables["JAXFORMER_NOTE"] == r"not UTF-8: \udcf6"
-    assert not {"AWS_SECRET", "MY_JAX_KEY", "PATH", "HOME"} & variables.keys()
+    assert "failed with RuntimeError('no TPU')" in capsys.readouterr().out
 
 
 def test_the_package_is_a_command_and_has_a_version():

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.config import ModelConfig
 from jaxformer.data.numerals import english
 from jaxformer.errors import UserError
@@ -18,8 +17,9 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
+from jaxformer.runs.manifest import Manifest
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
 from ..unit.nn.weights import random_params
@@ -221,7 +221,7 @@ def test_quantized_parameters_translate_like_exact_ones(learned_workdir, quantiz
 def test_quantized_runs_are_refused_where_exact_ones_are_needed(
     learned_workdir, quantized_workdir, tmp_path
 ):
-    with pytest.raises(UserError, match="expected the name of a new folder, but it exists"):
+    with pytest.raises(UserError, match="expected a new workdir, but it has a run"):
         quantize(learned_workdir, quantized_workdir)
     with pytest.raises(UserError, match="but it is int8 already"):
         quantize(quantized_workdir, tmp_path / "again")

@@ -11,7 +11,7 @@ from jaxformer.experiment import train
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, load_model
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 # Options that no parameter shows, with another value.
 EDITS = {

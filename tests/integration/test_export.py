@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformer.checkpoint import write_single
 from jaxformer.cli import main
 from jaxformer.config import Config, ModelConfig, load_run, save
 from jaxformer.data.numerals import NumeralsCorpus
@@ -29,8 +28,9 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel, abstract_params, load_model
 from jaxformer.interop.marian import import_marian
 from jaxformer.models.transformer import Transformer
+from jaxformer.runs.single import write_single
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
 

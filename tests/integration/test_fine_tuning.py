@@ -19,13 +19,14 @@ from jaxformer import (
     train,
 )
 from jaxformer.config import load_run
+from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, train_tokenizer
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.experiment import make_task
 from jaxformer.interop.marian import import_marian
+from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import matching_ids, merge
 from jaxformer.training.optimizer import path_of
-from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
 from .test_user_corpus import CONFIG as COUNTING

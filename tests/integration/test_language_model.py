@@ -22,8 +22,8 @@ from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir
 
 from . import pages
 

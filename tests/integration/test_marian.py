@@ -24,8 +24,8 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, load_params
 from jaxformer.interop.marian import import_marian
 from jaxformer.models.transformer import Transformer
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import beam_search
-from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
-from jaxformer.workdir import Workdir
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.workdir import Workdir
 
 from . import test_user_task
 from .test_user_task import assert_equal
@@ -102,10 +102,10 @@ def test_unsuitable_folders_are_refused(train, run, copy, tmp_path, uninterrupte
 
 
 def test_a_first_copy_that_was_cut_off_is_made_anew(train, run, copy, uninterrupted):
-    """The machine disappeared before a step was copied, in the middle of a small file."""
+    """The machine disappeared after the first file."""
     shutil.copytree(uninterrupted[1].path, run.path)
     copy.path.mkdir(parents=True)
-    copy.config.write_bytes(b"")
+    shutil.copy(run.config, copy.config)
     train()
     assert Checkpoints(copy.checkpoints).steps() == [4, 8, 12]
     assert copy.identity.read_bytes() == run.identity.read_bytes()

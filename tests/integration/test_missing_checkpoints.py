@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
-from jaxformer.workdir import Workdir
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.workdir import Workdir
 
 from .test_user_task import run
 

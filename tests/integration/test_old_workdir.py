@@ -19,7 +19,7 @@ from jaxformer import load_model, quantize
 from jaxformer.cli import main
 from jaxformer.config import load_run
 from jaxformer.experiment import train
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 from ..profiles import by_profile
 

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from jaxformer import config as config_lib
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.cli import main
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.models.selection import make_init
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
@@ -28,7 +29,6 @@ from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.state import abstract_state
-from jaxformer.workdir import Workdir
 
 from . import pages
 

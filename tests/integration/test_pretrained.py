@@ -15,7 +15,7 @@ from jaxformer import Config, Task, UserError, fit, load_model, pretrained, quan
 from jaxformer.config import load_run
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.inference.translator import Translator
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 
 def test_it_is_small_and_names_no_place_of_the_machine_that_trained_it():

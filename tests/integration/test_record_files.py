@@ -19,8 +19,8 @@ from jaxformer.data.corpus import open_corpus
 from jaxformer.data.findings import EMPTY
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.errors import UserError
+from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.workdir import Workdir
 
 PROJECT = pathlib.Path(__file__).parents[2]
 MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)

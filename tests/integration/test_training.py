@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 
 from jaxformer import experiment
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
 from jaxformer.models.flops import training_flops
-from jaxformer.tasks import translation
-from jaxformer.training import fitting
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.training import run as run_module
 
 # Compiles the shared programs first, in any order of the tests, so that they do not count here.
 pytestmark = pytest.mark.usefixtures("tiny_workdir")
@@ -109,32 +108,6 @@ def test_divergence_names_the_rate_that_is_set(tiny_config, tmp_path, monkeypatc
             train(tiny_config(learning_rate=rate), tmp_path)
 
 
-def test_a_signal_ends_a_validation(tiny_config, tmp_path, uninterrupted, monkeypatch):
-    """It ends between two batches; the checkpoint has no score."""
-    load_batches = translation.load_batches
-
-    def interrupted_batches(*arguments, start=None, **rest):
-        if start is not None:  # batches to train on
-            yield from load_batches(*arguments, start=start, **rest)
-        for batch in load_batches(*arguments, **rest):
-            yield batch
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(translation, "load_batches", interrupted_batches)
-        with pytest.raises(KeyboardInterrupt, match="SIGTERM: step 2 is saved"):
-            train(tiny_config(eval_every=2, eval_sentences=0), tmp_path)
-    assert [r["kind"] for r in read_metrics(tmp_path)] == ["train"]
-    assert Checkpoints(tmp_path / "checkpoints").best_step() is None
-    state = train(tiny_config(eval_every=2, eval_sentences=0), tmp_path)
-    assert_equal_states(state, uninterrupted[0])
-    # A resumed run begins with the interrupted validation.
-    reports = [r for r in read_metrics(tmp_path) if r["kind"] == "valid"]
-    assert [r["step"] for r in reports] == [2, 4, 6]
-    best = min(reports, key=lambda r: r["loss"])["step"]
-    assert Checkpoints(tmp_path / "checkpoints").best_step() == best
-
-
 @pytest.mark.ci
 def test_a_failing_validation_costs_only_its_score(
     tiny_config, tmp_path, uninterrupted, monkeypatch, capsys
@@ -216,7 +189,7 @@ def short_run(tiny_config, tmp_path_factory):
         wait(self)
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(log):
-        patch.setattr(fitting, "peak_flops", lambda kind: 5e11 if kind == "cpu" else None)
+        patch.setattr(run_module, "peak_flops", lambda kind: 5e11 if kind == "cpu" else None)
         patch.setattr(Checkpoints, "wait", interrupted)
         state = train(tiny_config(steps=2, eval_sentences=0), folder)
     return folder, state, log.getvalue()

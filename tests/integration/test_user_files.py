@@ -17,7 +17,7 @@ from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average
 from jaxformer.interop.marian import import_marian
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 from .test_user_corpus import CONFIG, Counting
 

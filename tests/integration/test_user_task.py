@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxformer
 from jaxformer import Checkpoints, Config, FitConfig, MeshConfig, Task, UserError, every, fit
-from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.nn import ParameterInfo
+from jaxformer.runs.manifest import Manifest
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from the angry bear " * 8
 SETTINGS = {"steps": 12, "log_every": 2, "checkpoint_every": 4, "eval_every": 4}

@@ -13,13 +13,13 @@ import time
 import jax
 import numpy as np
 
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import load_run
 from jaxformer.experiment import make_optimizer
 from jaxformer.models.selection import make_init
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.workdir import Workdir
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.state import abstract_state
-from jaxformer.workdir import Workdir
 
 from ..profiles import by_profile
 

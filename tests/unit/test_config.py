@@ -18,8 +18,8 @@ from jaxformer.config import (
     to_config_dict,
 )
 from jaxformer.errors import UserError
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.workdir import Workdir
 
 SECTIONS = {
     "model": ModelConfig,

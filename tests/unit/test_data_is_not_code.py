@@ -33,12 +33,12 @@ FAMILIES = ("exec", "spawn", "posix_spawn", "fork")  # of os
 
 # The places where it is done all the same, and why no data gets there.
 ALLOWED = {
-    ("jaxformer/training/watchdog.py", "ctypes"): "calls a constant function of the C library",
+    ("jaxformer/runs/watchdog.py", "ctypes"): "handles SIGABRT",
     ("jaxformer/interop/arrays.py", "torch"): "loads with weights_only=True",
     ("jaxformer/cli/config_file.py", "runpy"): "runs the file of --config, which is code",
     ("jaxformer/cli/__init__.py", "import_module"): "the name is of a table of commands",
-    ("jaxformer/data/archives.py", "tarfile"): "reads regular files, and extracts nothing to disk",
-    ("jaxformer/data/archives.py", "zipfile"): "reads files, and extracts nothing to disk",
+    ("jaxformer/data/preparation.py", "tarfile"): "reads files, and extracts nothing to disk",
+    ("jaxformer/data/preparation.py", "zipfile"): "reads files, and extracts nothing to disk",
     ("jaxformer/lazy.py", "import_module"): "the name is of the package's own stub",
 }
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.runs.checkpoints import Checkpoints
 
 
 @pytest.mark.smoke

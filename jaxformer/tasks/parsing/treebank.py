@@ -4,13 +4,7 @@ import hashlib
 import pathlib
 from collections.abc import Iterator
 
-from jaxformer.data.text_files import (
-    byte_order_notes,
-    combined,
-    find_file,
-    fingerprint_files,
-    read_file,
-)
+from jaxformer.data.text_files import combined, find_file, fingerprint_files, read_file
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.tasks.parsing.linearization import linearize
@@ -57,10 +51,6 @@ class TreesCorpus:
             for _ in self.pairs(split):
                 pass
         return self._places[split][number]
-
-    def notes(self, split: str) -> list[str]:
-        """Returns what the log says about the files; see :class:`~jaxformer.Corpus`."""
-        return byte_order_notes(_paths(split))
 
     def fingerprint(self, split: str) -> str:
         """Returns the SHA-256 of the files' uncompressed bytes, as they were last read.

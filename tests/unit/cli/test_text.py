@@ -22,7 +22,7 @@ from jaxformer.cli.text import (
     report_unknown,
     writing,
 )
-from jaxformer.data.tokenizer import train_tokenizer
+from jaxformer.data.bpe import train_tokenizer
 from jaxformer.errors import SomeLinesError, UserError
 
 

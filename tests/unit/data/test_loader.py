@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from jaxformer.data.batch import make_batch
+from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.loader import load_batches, padded_shapes
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.plan import bucket_plan, packing_plan
 from jaxformer.data.store import TokenStore, build_store
-from jaxformer.data.tokenizer import train_tokenizer
 
 CORPUS = NumeralsCorpus()
 

@@ -8,8 +8,8 @@ import pathlib
 
 import pytest
 
-from jaxformer.data.marian_tokenizer import MarianTokenizer, load_tokenizer
-from jaxformer.data.tokenizer import EOS, PAD, UNK, Tokenizer, train_tokenizer
+from jaxformer.data.marian_tokenizer import MarianTokenizer
+from jaxformer.data.tokenizer import EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "marian"
@@ -42,21 +42,15 @@ def texts():
     return json.loads((FIXTURES / "texts.json").read_text())
 
 
-def test_encodes_as_transformers_does(tokenizer, ours, texts):
-    for entry in texts["encode"]:
-        assert [*tokenizer.encode(entry["text"]), EOS] == [ours[i] for i in entry["ids"]], entry
-    batch = tokenizer.encode_batch([entry["text"] for entry in texts["encode"]])
-    assert batch == [tokenizer.encode(entry["text"]) for entry in texts["encode"]]
-
-
-def test_encodes_targets_as_transformers_does(tokenizer, ours, texts):
-    for entry in texts["encode_target"]:
-        found = [*tokenizer.encode_target(entry["text"]), EOS]
-        assert found == [ours[i] for i in entry["ids"]], entry
-    assert any(
-        tokenizer.encode(entry["text"]) != tokenizer.encode_target(entry["text"])
-        for entry in texts["encode_target"]
-    )
+@pytest.mark.parametrize("side", ["encode", "encode_target"])
+def test_encodes_as_transformers_does(side, tokenizer, ours, texts):
+    encode = getattr(tokenizer, side)
+    rows = [encode(entry["text"]) for entry in texts[side]]
+    for row, entry in zip(rows, texts[side], strict=True):
+        assert [*row, EOS] == [ours[i] for i in entry["ids"]], entry
+    lines = [entry["text"] for entry in texts[side]]
+    assert getattr(tokenizer, f"{side}_batch")(lines) == rows
+    assert tokenizer.encode_batch(lines) != tokenizer.encode_target_batch(lines)
 
 
 def test_decodes_as_transformers_does(tokenizer, ours, texts):
@@ -85,32 +79,20 @@ def test_a_language_code_is_one_token_only_at_the_beginning(tokenizer):
 def test_a_file_keeps_everything(tokenizer, tmp_path):
     path = tmp_path / "tokenizer.model"
     tokenizer.save(path)
-    loaded = load_tokenizer(path)
+    loaded = Tokenizer.load(path)
     assert isinstance(loaded, MarianTokenizer)
     assert loaded.sha256 == tokenizer.sha256
     text = ">>deu<< the cat sees a dog"
     assert loaded.encode(text) == tokenizer.encode(text)
-    train_tokenizer(["a few words"], 270).save(path)
-    assert type(load_tokenizer(path)) is Tokenizer
 
 
-def test_hostile_values_are_refused(tokenizer):
-    for change, message in (
-        ({"source": 3}, "a SentencePiece model as source: found none"),
-        ({"target": "???"}, "a SentencePiece model as target: found none"),
-        ({"pieces": ["a", 1]}, "a list of strings as pieces"),
-        ({"pieces": ["a", "a"]}, "different pieces"),
-    ):
-        values = json.loads(tokenizer.serialized) | change
-        with pytest.raises(UserError, match=message):
-            MarianTokenizer(json.dumps(values).encode())
-
-
-def test_files_that_are_not_tokenizers_are_refused(tmp_path):
-    path = tmp_path / "tokenizer.model"
+def test_files_that_are_not_tokenizers_are_refused(tokenizer, tmp_path):
+    path, values = tmp_path / "tokenizer.model", json.loads(tokenizer.serialized)
     with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read: No such file"):
-        load_tokenizer(path)
-    for content in (b"{}", b'{"a": \xff}', b'{"a":' * 100_000, b""):
+        Tokenizer.load(path)
+    changes = ({"source": 3}, {"target": "???"}, {"pieces": ["a", 1]}, {"pieces": ["a", "a"]})
+    contents = [json.dumps(values | change).encode() for change in changes]
+    for content in (*contents, b"{}", b'{"a": \xff}', b'{"a":' * 100_000, b""):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"tokenizer\.model: expected a (Marian|Sentence)"):
-            load_tokenizer(path)
+            Tokenizer.load(path)

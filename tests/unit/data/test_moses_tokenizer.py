@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from jaxformer.data.marian_tokenizer import load_tokenizer
+from jaxformer.data.bpe import cached_tokenizer
 from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing
-from jaxformer.data.tokenizer import cached_tokenizer
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 
 PAIRS = [("A man's dog isn't here.", "Der „Hund“ ist nicht hier."), ("Look!", "Schau!")]
@@ -37,7 +37,7 @@ def test_text_is_preprocessed_and_words_are_joined(tmp_path):
     words = Preprocessing(**LANGUAGES, lowercase=True, detokenize=False)
     for options, output in ((LOWERCASE, 'der "hund" ist nicht hier.'), (words, WORDS[0][1])):
         MosesTokenizer.assemble(options, learned.serialized).save(tmp_path / "tokenizer.model")
-        tokenizer = load_tokenizer(tmp_path / "tokenizer.model")
+        tokenizer = Tokenizer.load(tmp_path / "tokenizer.model")
         sources, targets = ([pair[side] for pair in PAIRS] for side in (0, 1))
         ids = [learned.encode(source) for source, _ in WORDS]
         assert [tokenizer.encode(text) for text in sources] == ids

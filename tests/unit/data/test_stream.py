@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.stream import (
     ByteFallbackTokenizer,
     CharacterTokenizer,
@@ -13,7 +14,6 @@ from jaxformer.data.stream import (
     read_text,
     train_byte_pairs,
 )
-from jaxformer.data.tokenizer import train_tokenizer
 from jaxformer.errors import UserError
 
 from ...profiles import by_profile

@@ -6,17 +6,10 @@ import unicodedata
 
 import pytest
 
-from jaxformer.data import tokenizer as tokenizer_lib
+from jaxformer.data import bpe
+from jaxformer.data.bpe import cached_tokenizer, train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.tokenizer import (
-    BOS,
-    EOS,
-    PAD,
-    UNK,
-    Tokenizer,
-    cached_tokenizer,
-    train_tokenizer,
-)
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
 
 from ...profiles import by_profile
@@ -126,7 +119,7 @@ def test_impossible_sizes_name_the_possible_one():
 
 def test_large_corpora_are_sampled():
     numbers = [str(i) for i in range(10_000)]
-    sample = tokenizer_lib._sample(iter(numbers), 1000)
+    sample = bpe._sample(iter(numbers), 1000)
     assert len(set(sample)) == 1000
     # A uniform sample has about 100 of 1000 lines from each tenth, standard deviation 9.5.
     tenths = [sum(int(line) // 1000 == tenth for line in sample) for tenth in range(10)]

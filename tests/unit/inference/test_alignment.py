@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
-from jaxformer.data.tokenizer import BOS, train_tokenizer
+from jaxformer.data.bpe import train_tokenizer
+from jaxformer.data.tokenizer import BOS
 from jaxformer.inference.alignment import (
     align_in_order,
     between_words,

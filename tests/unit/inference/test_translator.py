@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig
+from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.tokenizer import train_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import align
 from jaxformer.inference.attention_view import record_attention

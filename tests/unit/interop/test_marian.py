@@ -11,7 +11,7 @@ import safetensors.numpy
 from jaxformer.errors import UserError
 from jaxformer.interop.marian import import_marian
 from jaxformer.interop.marian_config import MarianConfig
-from jaxformer.workdir import Workdir
+from jaxformer.runs.workdir import Workdir
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "marian"
 

@@ -13,13 +13,13 @@ from jaxformer.config import Config, MeshConfig, ModelConfig, StreamConfig, Trai
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks import language_modeling
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
 from jaxformer.training.state import init_state
 from jaxformer.training.step import make_train_step
 from jaxformer.training.task import Randomness
-from jaxformer.workdir import Workdir
 
 from ...profiles import by_profile
 

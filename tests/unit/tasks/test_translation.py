@@ -7,11 +7,11 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config
+from jaxformer.runs.writers import Terminal
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.translation import Translation
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.writers import Terminal
 
 REFERENCES = ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
 TRANSLATIONS = ["我喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from jaxformer.data.bpe import cached_tokenizer
 from jaxformer.data.corpus import Corpus
-from jaxformer.data.tokenizer import cached_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 

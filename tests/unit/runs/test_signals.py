@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from jaxformer.errors import StoppedError
-from jaxformer.training.signals import stop_signals
+from jaxformer.runs.signals import stop_signals
 
 
 @pytest.fixture(autouse=True)

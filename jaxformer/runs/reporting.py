@@ -14,10 +14,9 @@ import optax
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.training.hosts import is_primary
-from jaxformer.training.task import Sums
-from jaxformer.training.writers import MetricsFile, TensorBoard, Terminal, Writer
-from jaxformer.workdir import Workdir
+from jaxformer.runs.processes import is_primary
+from jaxformer.runs.workdir import Workdir
+from jaxformer.runs.writers import MetricsFile, TensorBoard, Terminal, Writer
 
 # Steps dispatched ahead of the device. It must not run idle, but a run that is asked to stop waits
 # for all of them, and a preempted machine leaves it only seconds.
@@ -166,7 +165,7 @@ class Window:
     def _clear(self, totals: Totals) -> None:
         self._totals = totals
         self._steps: list[int] = []
-        self._metrics: list[Sums] = []
+        self._metrics: list[Mapping[str, Any]] = []
         self._began = time.monotonic() - totals.seconds
 
     def timed(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
@@ -179,7 +178,7 @@ class Window:
                 return
             yield batch
 
-    def add(self, step: int, metrics: Sums, flops: int = 0) -> None:
+    def add(self, step: int, metrics: Mapping[str, Any], flops: int = 0) -> None:
         """Adds one step; blocks only if the device is far behind."""
         self._totals.flops += flops
         self._steps.append(step)

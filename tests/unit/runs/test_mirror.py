@@ -12,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.checkpoint import Checkpoints, Mirror, fetch
-from jaxformer.checkpoint import mirror as mirror_module
 from jaxformer.errors import UserError
-from jaxformer.workdir import Workdir
+from jaxformer.runs import mirror as mirror_module
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.mirror import Mirror, fetch
+from jaxformer.runs.workdir import Workdir
 
 TEMPLATE = {"params": {"w": jax.ShapeDtypeStruct((1000,), np.float32)}}
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import UserError
+from jaxformer.runs.checkpoints import Checkpoints
 
-from ..profiles import by_profile
+from ...profiles import by_profile
 
 STEPS = (1, 2, 3)
 KINDS = ["flip", "zeros", "truncate", "delete", "swap", "mix", "rename step", "other JSON", "add"]

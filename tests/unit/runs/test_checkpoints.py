@@ -16,11 +16,12 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxformer.checkpoint import Checkpoints, write_single
-from jaxformer.checkpoint import checkpoints as checkpoints_module
-from jaxformer.checkpoint import manifest as manifest_module
-from jaxformer.checkpoint.manifest import Manifest
 from jaxformer.errors import UserError
+from jaxformer.runs import checkpoints as checkpoints_module
+from jaxformer.runs import manifest as manifest_module
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.manifest import Manifest
+from jaxformer.runs.single import write_single
 
 SMALL = {"params": {"w": np.arange(3, dtype=np.float32)}}
 

@@ -5,22 +5,6 @@ import shutil
 
 import orbax.checkpoint as ocp
 
-from jaxformer.errors import UserError
-
-
-def check_directory(directory: pathlib.Path) -> None:
-    """Checks that checkpoints can be written below a folder.
-
-    Raises:
-      UserError: Its absolute path has characters that orbax takes for a pattern of names.
-    """
-    path = directory.absolute().as_posix()
-    if found := "".join(sorted(set(path) & set("*?[\\"))):
-        raise UserError(
-            f"{path}: expected a path without the characters {found}, since checkpoints cannot be "
-            "written there; rename the folder"
-        )
-
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """Returns the complete steps in a folder, ascending; none if there is no folder."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from tqdm import tqdm
 
 from jaxformer.files import open_file, write_file
-from jaxformer.training.hosts import is_primary
-from jaxformer.workdir import Workdir
+from jaxformer.runs.processes import is_primary
+from jaxformer.runs.workdir import Workdir
 
 Values = Mapping[str, Any]
 

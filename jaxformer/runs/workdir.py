@@ -1,9 +1,11 @@
 """The directory of a run (workdir). Nothing in it is ever executed or unpickled."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import (
     cache_directory,
     local_path,
+    lock_folder,
     read_whole,
     readable,
     remove_partial,
@@ -109,48 +112,53 @@ class Workdir:
             raise UserError(f"{self.committed}: expected the number of a step: got {step!r:.50}")
         return step
 
-    def check_unused(self, made_by: str) -> None:
-        """Checks that a command may create this workdir without overwriting anything of others.
+    def check_writable(self, command: str | None = None) -> None:
+        """Checks that training, or a command that makes a new workdir, may write here.
 
         Args:
-          made_by: The command. It may overwrite an unfinished workdir of its own.
+          command: The command, which may overwrite an unfinished workdir of its own; None for
+            training, which may also resume the run that is here.
 
         Raises:
-          UserError: The folder holds a run, or files that the command would overwrite.
+          UserError: This is a file, has a name that orbax cannot use, holds a run or files that the
+            command would overwrite, or another command has begun to write here.
         """
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path}: expected the name of a new folder, but it exists")
+            raise UserError(f"{self.path}: expected a folder for a workdir, this is a file")
+        check_directory(self.path)
         if self.config.exists():
+            if command is None:
+                return
             raise UserError(f"{self.path}: expected a new workdir, but it has a run; name another")
+        author = read_object(self.identity).get("made_by") if self.identity.exists() else None
+        if author not in (None, command):
+            raise UserError(
+                f"{self.path}: expected a new folder, but {author} has begun to write a workdir "
+                "here; run it again, or name another folder"
+            )
         names = (self.identity, self.tokenizer, self.checkpoints)
         found = [path.name for path in names if path.is_symlink() or path.exists()]
-        if found and not self._begun_by(made_by):
+        if command is not None and author is None and found:
             raise UserError(
                 f"{self.path}: expected a new or empty folder, but it holds {', '.join(found)}, "
-                f"which {made_by} did not write; name another folder"
+                f"which {command} did not write; name another folder"
             )
 
-    def begin(self, made_by: str, identity: dict[str, Any]) -> None:
+    def begin(self, command: str, identity: dict[str, Any]) -> None:
         """Creates the folder, and first of all records which command is writing it.
 
         Args:
-          made_by: The command.
+          command: The command.
           identity: Sources of the model, the content of ``identity.json``.
 
         Raises:
-          UserError: As for :meth:`check_unused`.
+          UserError: As for :meth:`check_writable`.
         """
-        self.check_unused(made_by)
+        self.check_writable(command)
         for path in (self.identity, self.tokenizer, self.config):
             remove_partial(path)
-        identity = {**identity, "made_by": made_by}
+        identity = {**identity, "made_by": command}
         write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
-
-    def _begun_by(self, made_by: str) -> bool:
-        try:
-            return read_object(self.identity).get("made_by") == made_by
-        except (OSError, UserError):
-            return False
 
     def check_tokenizer(self) -> None:
         """Compares the tokenizer with the hash recorded when training began.
@@ -181,6 +189,37 @@ class Workdir:
                 "move it away, or give another --workdir"
             )
         write_file(self.tokenizer, serialized)
+
+
+def check_directory(directory: pathlib.Path) -> None:
+    """Checks that checkpoints can be written below a folder.
+
+    Raises:
+      UserError: Its absolute path has characters that orbax takes for a pattern of names.
+    """
+    path = directory.absolute().as_posix()
+    if found := "".join(sorted(set(path) & set("*?[\\"))):
+        raise UserError(
+            f"{path}: expected a path without the characters {found}, since checkpoints cannot be "
+            "written there; rename the folder"
+        )
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path, doing: str) -> Iterator[None]:
+    """Creates a folder if needed, and locks it.
+
+    Args:
+      folder: The folder.
+      doing: What a process that has the lock is doing, and what to do about it.
+
+    Raises:
+      UserError: Another process has the lock.
+    """
+    with lock_folder(folder) as alone:
+        if not alone:
+            raise UserError(f"{folder}: another process is {doing}")
+        yield
 
 
 def sha256_of(path: pathlib.Path) -> str:
@@ -219,7 +258,7 @@ def use_compilation_cache() -> None:
 
 def code_digest() -> str:
     """Returns the SHA-256 of this package's source, which all hosts of a run must share."""
-    package = pathlib.Path(__file__).parent
+    package = pathlib.Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())

@@ -5,7 +5,7 @@ With a single process, nothing is communicated.
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -47,6 +47,19 @@ def all_gather(value: Any) -> list[Any]:
     padded[: mine.size] = mine
     texts = multihost_utils.process_allgather(padded)
     return [json.loads(text[:n].tobytes()) for text, n in zip(texts, lengths, strict=True)]
+
+
+def on_primary(action: Callable[[], None]) -> None:
+    """Acts on process 0 while the others wait; every process raises its error as a UserError."""
+    failure = None
+    if is_primary():
+        try:
+            action()
+        except (UserError, OSError) as error:
+            failure = str(error)
+    failure = all_gather(failure)[0]
+    if failure is not None:
+        raise UserError(failure)
 
 
 def check_agreement(facts: dict[str, str]) -> None:

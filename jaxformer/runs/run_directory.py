@@ -5,20 +5,22 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from jaxformer.checkpoint import Mirror, fetch, saved_steps
-from jaxformer.checkpoint.manifest import is_step
-from jaxformer.checkpoint.mirror import finish_writes
-from jaxformer.checkpoint.step_folders import check_directory
-from jaxformer.errors import UserError
+from jaxformer.errors import StoppedError, UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
+from jaxformer.runs import processes, watchdog
+from jaxformer.runs.mirror import Mirror, fetch
+from jaxformer.runs.step_folders import saved_steps
+from jaxformer.runs.workdir import (
+    Workdir,
+    code_digest,
+    locked,
+    read_object,
+    use_compilation_cache,
+)
 from jaxformer.search.plain import search_fields
-from jaxformer.training import hosts, watchdog
-from jaxformer.training.settings import Settings
-from jaxformer.training.task import Task
-from jaxformer.workdir import Workdir, code_digest, read_object, use_compilation_cache
 
 _logger = logging.getLogger("jaxformer")
 
@@ -38,7 +40,21 @@ _MAY_CHANGE = {
 _MAY_MOVE = {"training.init_from", "data.tokenizer"}
 
 
-def begin(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
+@runtime_checkable
+class Settings(Protocol):
+    """Settings of an experiment that a workdir keeps as JSON: sections of named values."""
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns sections of plain values."""
+        ...
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Settings":
+        """Builds and validates the settings; the inverse of :meth:`to_dict`."""
+        ...
+
+
+def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
     """Prepares a run before it reads its data, which can take long.
 
     Brings back what only the mirror has.
@@ -48,28 +64,15 @@ def begin(folder: Workdir, settings: Settings, mirror: str | None = None) -> Non
         another host runs another config or version.
     """
     use_compilation_cache()
-    hosts.check_agreement({"config": _digest(settings), "jaxformer": code_digest()})
-    _check_unclaimed(folder)
+    processes.check_agreement({"config": _digest(settings), "jaxformer": code_digest()})
+    folder.check_writable()
     if mirror is not None:
         copy = Workdir(local_path(mirror))
-        _on_primary(lambda: _check_mirror(copy, folder, settings))
+        processes.on_primary(lambda: _check_mirror(copy, folder, settings))
         if folder.config.exists():
             _check_fields(folder, settings)
-        _on_primary(lambda: _fetch(copy, folder))
+        processes.on_primary(lambda: _fetch(copy, folder))
     check_workdir(folder, settings)
-
-
-def _on_primary(action: Callable[[], None]) -> None:
-    """Acts on process 0 while the others wait; every process raises its error as a UserError."""
-    failure = None
-    if hosts.is_primary():
-        try:
-            action()
-        except (UserError, OSError) as error:
-            failure = str(error)
-    failure = hosts.all_gather(failure)[0]
-    if failure is not None:
-        raise UserError(failure)
 
 
 def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
@@ -84,12 +87,10 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
             f"training.mirror={copy.path}: expected a folder, or the name of a new one in the "
             f"existing folder {copy.path.parent}; mount its drive first"
         )
-    finish_writes(copy)
     if copy.config.exists():
-        if not _was_cut_off(copy):
-            _check_fields(copy, settings)
-            if folder.identity.exists():
-                check_identity(copy, read_object(folder.identity))
+        _check_fields(copy, settings)
+        if folder.identity.exists():
+            _check_copied_identity(copy, read_object(folder.identity))
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
     found = [path.name for path in foreign if path.exists()]
@@ -100,19 +101,9 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
         )
 
 
-def _was_cut_off(copy: Workdir) -> bool:
-    """Returns whether the first copy of a run ended early, so that there is nothing to lose in it.
-
-    It has no whole step, and no whole config or identity.
-    """
-    if any(is_step(copy.checkpoints / str(step)) for step in saved_steps(copy.checkpoints)):
-        return False
-    try:
-        for path in (copy.config, copy.identity):
-            read_object(path)
-    except UserError:
-        return True
-    return False
+def _check_copied_identity(copy: Workdir, identity: dict[str, str]) -> None:
+    if copy.identity.exists():  # else the first copy ended early
+        check_identity(copy, identity)
 
 
 def _fetch(copy: Workdir, folder: Workdir) -> None:
@@ -134,12 +125,10 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
     move, since it is identified by its SHA-256. The rest of the experiment may not change.
 
     Raises:
-      UserError: The workdir is a file, has a name that orbax cannot use, holds another experiment
-        or an unfinished workdir of a command, or lacks its checkpoints or its config.
+      UserError: As for :meth:`Workdir.check_writable`, or the workdir holds another experiment or
+        lacks its checkpoints or its config.
     """
-    if folder.path.exists() and not folder.path.is_dir():
-        raise UserError(f"{folder.path}: expected a folder for --workdir, this is a file")
-    check_directory(folder.path)
+    folder.check_writable()
     if folder.config.exists():
         _check_fields(folder, settings)
         _check_checkpoints(folder)
@@ -147,18 +136,6 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
         raise UserError(
             f"{folder.path}: expected a new folder, or the {folder.config.name} of the run whose "
             f"checkpoint of step {steps[-1]} is there; bring it back, or give another --workdir"
-        )
-
-
-def _check_unclaimed(folder: Workdir) -> None:
-    """Checks that no command has begun to write another workdir here."""
-    if folder.config.exists() or not folder.identity.exists():
-        return
-    command = read_object(folder.identity).get("made_by")
-    if command is not None:
-        raise UserError(
-            f"{folder.path}: expected a new folder for --workdir, but {command} has begun to write "
-            "a workdir here; run it again, or give another --workdir"
         )
 
 
@@ -227,14 +204,17 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
       UserError: Another run holds the lock, or the file system is not good enough for a run. Every
         process of this run raises it.
     """
-    lock = lock_folder(folder.path) if hosts.is_primary() else contextlib.nullcontext(True)
-    with lock as alone:
-        if not all(hosts.all_gather(alone)):
-            raise UserError(
-                f"{folder.path}: another process is training in this folder; stop it or let it "
-                "end (a stopped one saves its state first), or give another --workdir"
-            )
-        _on_primary(lambda: check_file_system(folder.path))
+    doing = (
+        "training in this folder; stop it or let it end (a stopped one saves its state first), or "
+        "give another --workdir"
+    )
+
+    def lock() -> None:
+        held.enter_context(locked(folder.path, doing))
+        check_file_system(folder.path)
+
+    with contextlib.ExitStack() as held:
+        processes.on_primary(lock)
         yield
 
 
@@ -270,13 +250,19 @@ def mirrored(
         yield lambda: None
         return
     copy = Workdir(local_path(mirror))
-    _on_primary(lambda: None if _was_cut_off(copy) else check_identity(copy, identity))
-    thread = Mirror(folder, copy)
+    processes.on_primary(lambda: _check_copied_identity(copy, identity))
+    thread, together = Mirror(folder, copy), False
     try:
         yield thread.update
+        together = True
+    except StoppedError:  # raised by all of several processes, or by none
+        together = True
+        raise
     finally:
-        with watchdog.unlimited("the end of training"):
-            thread.close()
+        watchdog.progress("the end of training", limited=False)
+        thread.close()
+        if together:
+            processes.all_gather(None)  # Process 0 does not survive the end of the others.
 
 
 def describe_run(identity: dict[str, str], settings: Settings) -> dict[str, Any]:
@@ -312,15 +298,22 @@ def check_metadata(folder: Workdir, expected: dict[str, Any], metadata: dict[str
             )
 
 
-def initialize_workdir(folder: Workdir, settings: Settings, task: Task) -> None:
-    """Writes identity and config. The config comes last, since it makes the folder a workdir.
+def initialize_workdir(
+    folder: Workdir,
+    settings: Settings,
+    identity: dict[str, str],
+    save: Callable[[Workdir], None],
+) -> None:
+    """Writes the task's own files with ``save``, then its identity, and the settings.
+
+    They come last, since ``config.json`` makes the folder a workdir.
 
     Raises:
       UserError: The folder has a file that would be overwritten.
     """
     if not folder.config.exists():
-        task.save(folder)
-        write_file(folder.identity, json.dumps(task.identity(), indent=2).encode())
+        save(folder)
+        write_file(folder.identity, json.dumps(identity, indent=2).encode())
     write_file(folder.config, (json.dumps(settings.to_dict(), indent=2) + "\n").encode())
 
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import jax
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint.step_folders import is_step_name
-from jaxformer.checkpoint.untrusted import ESSENTIAL, DamagedError, check_listing
 from jaxformer.errors import UserError
 from jaxformer.files import MOST_JSON_BYTES, lock_file, open_file, read_json, write_file
+from jaxformer.runs.step_folders import is_step_name
+from jaxformer.runs.untrusted import ESSENTIAL, DamagedError, check_listing
 
 _NAME = "manifest.json"
 _SCORE = "score.json"

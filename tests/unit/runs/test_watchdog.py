@@ -2,7 +2,7 @@
 
 import time
 
-from jaxformer.training import watchdog
+from jaxformer.runs import watchdog
 
 
 def test_a_stuck_process_prints_its_stacks_once_and_continues(capfd, monkeypatch):

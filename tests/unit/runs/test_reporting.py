@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.training import reporting
-from jaxformer.training.reporting import Reporter
-from jaxformer.workdir import Workdir
+from jaxformer.runs import reporting
+from jaxformer.runs.reporting import Reporter
+from jaxformer.runs.workdir import Workdir
 
 VALUES = {
     "loss": 2.5,

@@ -8,13 +8,10 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint.checkpoints import Checkpoints
-from jaxformer.checkpoint.manifest import is_step
 from jaxformer.errors import UserError
-from jaxformer.files import lock_folder
-
-# A folder with this file was created here, and may be removed.
-_MARK = "unfinished"
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.manifest import is_step
+from jaxformer.runs.workdir import locked
 
 
 def write_single(
@@ -59,26 +56,21 @@ def _work_folder(work: pathlib.Path) -> Iterator[pathlib.Path]:
         raise UserError(
             f"{work}: expected nothing by this name, which is needed for a moment; move it away"
         )
-    with lock_folder(work) as alone:
-        if not alone:
-            raise UserError(f"{work}: another process is writing here; wait for its end")
+    with locked(work, "writing here; wait for its end"):
         _clear(work)
-        (work / _MARK).write_text("jaxformer writes a checkpoint here\n")
         try:
             yield work
         finally:
             _clear(work)
             with contextlib.suppress(OSError):  # Windows cannot remove an open file
-                for name in (_MARK, "lock"):
-                    (work / name).unlink()
+                (work / "lock").unlink()
                 work.rmdir()
 
 
 def _is_ours(work: pathlib.Path) -> bool:
-    """Returns whether this is a folder with the marker file, or nothing but the lock."""
-    if not work.is_dir():
-        return False
-    return (work / _MARK).is_file() or {path.name for path in work.iterdir()} <= {"lock"}
+    """Returns whether this is a folder that another call has locked, or an empty one."""
+    names = {path.name for path in work.iterdir()} if work.is_dir() else {"no folder"}
+    return not names or ("lock" in names and names <= {"lock", "new", "old"})
 
 
 def _clear(work: pathlib.Path) -> None:

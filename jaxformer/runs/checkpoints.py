@@ -23,7 +23,10 @@ import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-from jaxformer.checkpoint.manifest import (
+from jaxformer.errors import UserError
+from jaxformer.files import local_path
+from jaxformer.layout import global_mesh
+from jaxformer.runs.manifest import (
     Manifest,
     UnreadableError,
     describe_leaves,
@@ -32,16 +35,15 @@ from jaxformer.checkpoint.manifest import (
     versions,
     write_score,
 )
-from jaxformer.checkpoint.step_folders import (
-    check_directory,
+from jaxformer.runs.step_folders import (
     saved_steps,
     set_aside,
     temporary_folder,
 )
-from jaxformer.checkpoint.untrusted import DamagedError, check_sizes
-from jaxformer.errors import UserError
-from jaxformer.files import local_path
-from jaxformer.layout import global_mesh
+from jaxformer.runs.untrusted import DamagedError, check_sizes
+from jaxformer.runs.workdir import check_directory
+
+__all__ = ["Checkpoints", "MissingStepError", "Restored", "RestoredParams"]
 
 _logger = logging.getLogger("jaxformer")
 

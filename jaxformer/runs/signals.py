@@ -6,13 +6,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from jaxformer.errors import StoppedError
-from jaxformer.training import hosts
+from jaxformer.runs import processes
 
 # A terminal that closes sends SIGHUP, often twice; Windows has no such signal.
 _HANG_UP = getattr(signal, "SIGHUP", None)
@@ -50,7 +51,7 @@ class StopSignals:
         """
         if jax.process_count() == 1:
             return stopped
-        calls, reached = zip(*hosts.all_gather((self._calls, self._reached)), strict=True)
+        calls, reached = zip(*processes.all_gather((self._calls, self._reached)), strict=True)
         self._calls, self._reached = max(calls), any(reached)
         return self._reached
 
@@ -67,6 +68,12 @@ class StopSignals:
             raise StoppedError(
                 f"{self.received[0].name}: nothing to save; the same command resumes the run"
             )
+
+    def end_run(self, step: int) -> NoReturn:
+        """Ends a run whose state has been saved, on all processes."""
+        name = self.received[0].name if self.received else "SIGTERM"
+        saved = f"step {step} is saved" if step else "no step was taken"
+        raise StoppedError(f"{name}: {saved}; the same command resumes there")
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:

@@ -1,19 +1,20 @@
 """A second copy of a run in another folder, such as a mounted bucket or drive.
 
-The file system of the copy need not know rename or locks. The manifest of a step is written last,
-after all other files have been read back and compared with their hashes. A step without its
-manifest is therefore incomplete, and not used.
+The manifest of a step is written last, after all other files have been read back and compared with
+their hashes. A step without its manifest is therefore incomplete, and not used. The file system of
+the copy need not know rename or locks.
 """
 
 import contextlib
-import hashlib
 import logging
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Container
 
-from jaxformer.checkpoint.manifest import (
+from jaxformer.errors import UserError
+from jaxformer.files import UNSUPPORTED, flush_to_disk, write_file
+from jaxformer.runs.manifest import (
     DamagedError,
     Manifest,
     UnreadableError,
@@ -24,10 +25,8 @@ from jaxformer.checkpoint.manifest import (
     score_of,
     verify_copy,
 )
-from jaxformer.checkpoint.step_folders import saved_steps, set_aside, temporary_folder
-from jaxformer.errors import UserError
-from jaxformer.files import flush_to_disk, write_file
-from jaxformer.workdir import Workdir
+from jaxformer.runs.step_folders import saved_steps, set_aside, temporary_folder
+from jaxformer.runs.workdir import Workdir
 
 _logger = logging.getLogger("jaxformer")
 
@@ -35,10 +34,6 @@ _logger = logging.getLogger("jaxformer")
 _RETRY_SECONDS = 60.0
 # The end of a run waits for its last copy for at most this time.
 _LAST_COPY_SECONDS = 600.0
-# Files of the workdir that belong to one machine.
-_NOT_COPIED = {"lock"}
-# Ending of the name of new content for a file of the copy, with its SHA-256 before it.
-_BESIDE = ".next"
 
 
 class Mirror:
@@ -54,7 +49,6 @@ class Mirror:
         self._changed = threading.Event()
         self._closing = False
         self._failure: str | None = None
-        self._copied: dict[str, str] = {}  # SHA-256 of the files beside the checkpoints
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Mirror":
@@ -107,7 +101,6 @@ class Mirror:
                     error,
                 )
             self._failure = str(error)
-            self._copied.clear()
             return
         if self._failure is not None:
             _logger.warning(
@@ -118,80 +111,62 @@ class Mirror:
         self._failure = None
 
     def _copy_changes(self) -> None:
+        """Copies all that is new; then raises an error of the run's own files, if there is one."""
         self._copy.path.mkdir(exist_ok=True)  # not its parents: the drive may be unmounted
         self._remove_old()  # makes space
-        unreadable = self._copy_files()
-        damaged: dict[int, DamagedError] = {}
-        while (step := self._newest_missing(damaged)) is not None:
+        errors: dict[int | str, Exception] = {}
+        while True:
+            step = self._newest_missing(errors)
+            self._copy_files(errors)  # After the choice of the step: they have all its reports.
+            if step is None:
+                break
             source = self._run.checkpoints / str(step)
             try:
-                target = self._copy.checkpoints / source.name
-                copy_step(source, target, before_score=self._copy_files)
+                copy_step(source, self._copy.checkpoints / source.name)
             except DamagedError as error:
-                damaged[step] = error
+                errors[step] = error
             except OSError:
                 if source.exists():  # the run has not just removed it
                     raise
-            unreadable = self._copy_files()
-        self._copy_scores()
         self._remove_old()
-        for step, error in damaged.items():
-            if (self._run.checkpoints / str(step)).exists():
-                raise error
-        if unreadable is not None:
-            raise unreadable
+        for error in errors.values():
+            raise error
 
-    def _newest_missing(self, damaged: Container[int]) -> int | None:
+    def _newest_missing(self, errors: Container[int | str]) -> int | None:
         """Returns the newest step that has not been copied, but for damaged ones."""
         for step in reversed(saved_steps(self._run.checkpoints)):
-            if step in damaged:
-                continue
             ours, theirs = (f.checkpoints / str(step) for f in (self._run, self._copy))
-            try:
-                if not _holds(manifest_of(theirs), manifest_of(ours).read_bytes()):
+            with contextlib.suppress(FileNotFoundError):  # the run has just removed the step
+                manifest = manifest_of(ours).read_bytes()
+                if step not in errors and not _holds(manifest_of(theirs), manifest):
                     return step
-            except FileNotFoundError:  # the run has just removed the step
-                continue
         return None
 
-    def _copy_files(self) -> OSError | None:
-        """Copies the files beside the checkpoints that have changed, first the config.
+    def _copy_files(self, errors: dict[int | str, Exception]) -> None:
+        """Copies the config, the files beside it, and then the scores.
 
-        Returns:
-          The error of a file that cannot be read. It may be no file of the run.
+        A run with the score of a validation does not report the validation again.
         """
-        unreadable = None
-        paths = [path for path in sorted(self._run.path.iterdir()) if _is_copied(path)]
-        for path in sorted(paths, key=lambda path: path != self._run.config):
-            if path == self._run.committed and not self._has_committed():
-                continue
+        scores = {}
+        for step in saved_steps(self._run.checkpoints):
+            with contextlib.suppress(FileNotFoundError):  # not scored, or just removed
+                scores[step] = score_of(self._run.checkpoints / str(step)).read_bytes()
+        paths = [path for path in self._run.path.iterdir() if _is_copied(path)]
+        for path in sorted(paths, key=lambda path: (path != self._run.config, path)):
             try:
                 content = path.read_bytes()
-            except OSError as error:
-                unreadable = error
+            except OSError as error:  # It may be no file of the run.
+                errors[path.name] = error
                 continue
-            digest = hashlib.sha256(content).hexdigest()
-            if self._copied.get(path.name) != digest:
-                target = self._copy.path / path.name
-                # A write may be cut off: what is there already is left alone.
-                if not _holds(target, content):
-                    write_and_verify(target, content)
-                self._copied[path.name] = digest
-        return unreadable
+            if path != self._run.committed or self._has_committed():
+                write_and_verify(self._copy.path / path.name, content)
+        for step, content in scores.items():
+            if is_step(target := self._copy.checkpoints / str(step)):
+                write_and_verify(score_of(target), content)
 
     def _has_committed(self) -> bool:
         """Returns whether the step that ``committed.json`` names has been copied."""
         return is_step(self._copy.checkpoints / str(self._run.committed_step()))
-
-    def _copy_scores(self) -> None:
-        for step in saved_steps(self._run.checkpoints):
-            ours, theirs = (score_of(f.checkpoints / str(step)) for f in (self._run, self._copy))
-            if not ours.exists() or not theirs.parent.exists():
-                continue
-            content = ours.read_bytes()
-            if not _holds(theirs, content):
-                self._copy_files()
-                write_and_verify(theirs, content)
 
     def _remove_old(self) -> None:
         """Removes steps that the run has removed and that are older than another complete copy.
@@ -206,10 +181,6 @@ class Mirror:
                 _remove(self._copy.checkpoints / str(step))
 
 
-def _holds(path: pathlib.Path, content: bytes) -> bool:
-    return path.exists() and path.read_bytes() == content
-
-
 def _remove(step: pathlib.Path) -> None:
     """Removes a step, first its manifest: what a killed process leaves is incomplete."""
     manifest_of(step).unlink(missing_ok=True)
@@ -217,26 +188,13 @@ def _remove(step: pathlib.Path) -> None:
 
 
 def _is_copied(path: pathlib.Path) -> bool:
-    return (
-        path.is_file() and path.name not in _NOT_COPIED and path.suffix not in (".partial", _BESIDE)
-    )
+    return path.is_file() and path.name != "lock" and path.suffix != ".partial"
 
 
-def copy_step(
-    source: pathlib.Path,
-    target: pathlib.Path,
-    *,
-    before_score: Callable[[], object] = lambda: None,
-) -> None:
-    """Copies a step, verifies the copy, and writes its manifest last.
+def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies a step without its score, verifies the copy, and writes its manifest last.
 
     Nothing is copied if the run removes the step at that moment.
-
-    Args:
-      source: The step.
-      target: Its copy.
-      before_score: Called before a score is written. It copies the report of the validation, which
-        a run with the score does not make again.
 
     Raises:
       DamagedError: The step is damaged, or the copy is not what was saved.
@@ -257,9 +215,6 @@ def copy_step(
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 _copy_file(path, copy)
         verify_copy(target, content)
-        if score_of(source).exists():
-            before_score()
-            write_and_verify(score_of(target), score_of(source).read_bytes())
         write_and_verify(manifest_of(target), content)
 
 
@@ -271,44 +226,28 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def write_and_verify(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file without a rename, and reads it back.
-
-    New content that replaces older content is first written beside it, so that it is not lost if
-    this is cut off: :func:`finish_writes`.
+    """Writes a file unless it has this content, and reads it back.
 
     Raises:
       OSError: It cannot be written, or has other content afterwards.
     """
-    if not path.exists():
-        _write_and_verify(path, content)
+    if _holds(path, content):
         return
-    beside = path.with_name(path.name + _BESIDE)
-    _write_and_verify(beside, hashlib.sha256(content).digest() + content)
-    _write_and_verify(path, content)
-    beside.unlink()
-
-
-def finish_writes(copy: Workdir) -> None:
-    """Completes what :func:`write_and_verify` has not, because its process or machine went away.
-
-    Raises:
-      OSError: A file cannot be read or written.
-    """
-    for beside in sorted(copy.path.glob(f"*{_BESIDE}")):
-        stored = beside.read_bytes()
-        digest, content = stored[:32], stored[32:]
-        if hashlib.sha256(content).digest() == digest:  # else the file itself was not touched yet
-            _write_and_verify(beside.with_name(beside.name.removesuffix(_BESIDE)), content)
-        beside.unlink()
-
-
-def _write_and_verify(path: pathlib.Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        flush_to_disk(file.fileno())
-    if path.read_bytes() != content:
+    try:
+        write_file(path, content)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        with path.open("wb") as file:  # a drive that cannot rename
+            file.write(content)
+            file.flush()
+            flush_to_disk(file.fileno())
+    if not _holds(path, content):
         raise OSError(f"{path} has other content than was written")
+
+
+def _holds(path: pathlib.Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content
 
 
 def fetch(copy: Workdir, run: Workdir) -> list[int]:
@@ -325,22 +264,25 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
       OSError: A file cannot be read or written.
     """
     newest = _newest_good(run.checkpoints)
-    newer = [step for step in saved_steps(copy.checkpoints) if step > newest]
     fetched, damaged = [], []
-    for step in newer:
+    for step in saved_steps(copy.checkpoints):
+        ours, theirs = (folder.checkpoints / str(step) for folder in (run, copy))
         try:
-            _fetch_step(copy.checkpoints / str(step), run.checkpoints)
-            fetched.append(step)
+            if step > newest:
+                _fetch_step(theirs, run.checkpoints)
+                fetched.append(step)
+            # Another machine may have validated a step after this one ended.
+            if ours.exists() and read_score(theirs)[0] and not read_score(ours)[0]:
+                write_file(score_of(ours), score_of(theirs).read_bytes())
         except (DamagedError, UnreadableError) as error:
             _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
-            damaged.append(str(copy.checkpoints / str(step)))
+            damaged.append(str(theirs))
     if damaged and not fetched and newest < 0 and copy.committed.exists():
         raise UserError(
             f"expected a good copy of a checkpoint, but {', '.join(damaged)} are damaged; repair "
             f"{copy.path}, or move it away to start from the beginning"
         )
     if fetched or newest >= 0:
-        _fetch_scores(copy, run)
         _fetch_files(copy, run)
     return fetched
 
@@ -365,20 +307,6 @@ def _fetch_step(source: pathlib.Path, checkpoints: pathlib.Path) -> None:
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _fetch_scores(copy: Workdir, run: Workdir) -> None:
-    """Brings back scores of steps that another machine has validated after this one ended.
-
-    That machine may have saved such a step itself, with the same arrays in files of other names.
-    """
-    for step in saved_steps(run.checkpoints):
-        ours, theirs = (folder.checkpoints / str(step) for folder in (run, copy))
-        try:
-            if not read_score(ours)[0] and read_score(theirs)[0]:
-                write_file(score_of(ours), score_of(theirs).read_bytes())
-        except UnreadableError as error:
-            _logger.warning("score of step %d not brought back: %s", step, error)
 
 
 def _fetch_files(copy: Workdir, run: Workdir) -> None:

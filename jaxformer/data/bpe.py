@@ -1,0 +1,190 @@
+"""Learning of byte-pair encodings with SentencePiece (section 5.1).
+
+Departs from the paper: BPE tokens are learned from plain text, spaces included, of two million
+sentences at most, and every byte is a token, so that nothing is unknown.
+"""
+
+import hashlib
+import io
+import itertools
+import pathlib
+import random
+import re
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jaxformer.data.characters import is_blank, normalization_rules
+from jaxformer.data.corpus import Corpus, verified
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, open_processor, split_spaces
+from jaxformer.errors import UserError
+from jaxformer.files import write_file
+
+# Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
+_MOST_LINES = 2_000_000
+_DIGEST_BYTES = 32
+# The key of every cached tokenizer includes it; increase it when the same files give other pairs.
+_FORMAT = 3
+
+
+def train_tokenizer(
+    lines: Iterable[str], vocab_size: int, symbols: Sequence[str] = (), **options: Any
+) -> Tokenizer:
+    """Learns a byte-pair encoding. The same lines give the same tokenizer, bit for bit.
+
+    The tokenizer normalizes all text, sources and targets alike, to the characters of these lines;
+    see :func:`~jaxformer.data.characters.normalization_rules`. It merges runs of
+    whitespace into one space. Translations therefore have neither U+00A0 nor invisible characters.
+
+    Args:
+      lines: Sentences of both languages. A fixed sample is used of more than two million.
+      vocab_size: Number of ids, including special ids, bytes and symbols.
+      symbols: Symbols of the target side, if it is not text.
+      **options: More options of SentencePiece's trainer, such as ``user_defined_symbols``.
+
+    Raises:
+      UserError: The text is too small, or too varied, for a vocabulary of this size.
+    """
+    placeholders = options.get("user_defined_symbols", ())
+    smallest = UNK + 1 + 256 + len(symbols) + len(placeholders)
+    if vocab_size < smallest:
+        raise UserError(
+            f"model.vocab_size must be at least {smallest}, for the special ids, the bytes and "
+            f"the symbols: got {vocab_size}"
+        )
+    sample = _sample(itertools.filterfalse(is_blank, lines), _MOST_LINES)
+    if not sample:
+        raise UserError("expected text to learn a vocabulary from: all lines are empty")
+    try:
+        model = _train_normalized(sample, vocab_size, control_symbols=list(symbols), **options)
+    except RuntimeError as error:
+        raise _size_error(vocab_size, str(error)) from None
+    return Tokenizer(model)
+
+
+def _train_normalized(lines: Sequence[str], vocab_size: int, **options: Any) -> bytes:
+    """Calls :func:`train_byte_pair_model` with normalization rules for the characters of the lines.
+
+    Raises:
+      RuntimeError: SentencePiece refuses the size.
+    """
+    with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
+        for rule in normalization_rules(set().union(*lines)).items():
+            codes = (" ".join(f"{ord(character):X}" for character in text) for text in rule)
+            file.write("\t".join(codes) + "\n")
+        file.flush()
+        options["normalization_rule_tsv"] = file.name
+        model = train_byte_pair_model(iter(lines), vocab_size, **options)
+    # The model must not depend on the file's name. A protocol buffer keeps the last value of a
+    # field that occurs twice, so this makes normalizer_spec.normalization_rule_tsv empty.
+    return open_processor(model + b"\x1a\x02\x32\x00").serialized_model_proto()
+
+
+def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
+    """Returns a serialized SentencePiece model of byte pairs, with all bytes and our special ids.
+
+    Args:
+      lines: Text to learn from.
+      vocab_size: Number of ids.
+      **options: More options of SentencePiece's trainer.
+
+    Raises:
+      RuntimeError: SentencePiece refuses the size.
+    """
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines,
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        pad_id=PAD,
+        eos_id=EOS,
+        bos_id=BOS,
+        unk_id=UNK,
+        num_threads=1,  # more threads would divide the work differently each time
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
+
+
+def cached_tokenizer(
+    corpus: Corpus, split: str, vocab_size: int, cache_directory: pathlib.Path, **options: Any
+) -> Tokenizer:
+    """Returns the tokenizer learned from all text of a split, from the cache if it is there.
+
+    The file's name is a hash of all inputs, and the file begins with the hash of its content, so
+    that a damaged file is detected and replaced.
+
+    Raises:
+      UserError: The corpus cannot be read, changes meanwhile, or does not suit the size of the
+        vocabulary.
+    """
+    import sentencepiece
+
+    corpus = verified(corpus)
+    version = f"{sentencepiece.__version__} {unicodedata.unidata_version}"
+    trained = (vocab_size, version, _MOST_LINES, sorted(options.items()))
+    inputs = (_FORMAT, corpus.fingerprint(split), *trained)
+    key = hashlib.sha256(repr(inputs).encode()).hexdigest()
+    path = cache_directory / f"tokenizer-{key[:32]}"
+    if path.is_file():
+        content = path.read_bytes()
+        digest, model = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(model).digest() == digest:
+            return Tokenizer(model)
+    if corpus.target_symbols:
+        symbols = sorted({s for _, target in corpus.pairs(split) for s in split_spaces(target)})
+        lines = (source for source, _ in corpus.pairs(split))
+    else:
+        symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
+    lines = itertools.filterfalse(is_blank, lines)
+    if not (first := list(itertools.islice(lines, 1))):
+        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
+    tokenizer = train_tokenizer(itertools.chain(first, lines), vocab_size, symbols, **options)
+    model = tokenizer.serialized
+    write_file(path, hashlib.sha256(model).digest() + model)
+    return tokenizer
+
+
+def _sample(lines: Iterable[str], size: int) -> list[str]:
+    """Returns all lines, or a uniform sample of ``size``: reservoir sampling with a fixed seed.
+
+    SentencePiece's own sampling uses one random generator per process, so that its result would
+    depend on earlier calls.
+    """
+    stream = iter(lines)
+    sample = list(itertools.islice(stream, size))
+    generator = random.Random(0)
+    for seen, line in enumerate(stream, size + 1):
+        place = int(generator.random() * seen)
+        if place < size:
+            sample[place] = line
+    return sample
+
+
+def _size_error(vocab_size: int, message: str) -> UserError:
+    """Explains why SentencePiece refused the size; its message has a size that would work."""
+    if found := re.search(r"set it to a value <= (\d+)", message):
+        return UserError(
+            f"model.vocab_size is too large for the training text: got {vocab_size}, at most "
+            f"{found[1]} is possible; set --config.model.vocab_size={found[1]} or less"
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return UserError(
+            f"model.vocab_size is too small for the training text, which has many characters: got "
+            f"{vocab_size}, at least {found[1]} is needed; set --config.model.vocab_size="
+            f"{found[1]} or more"
+        )
+    if "sentences_.empty()" in message:
+        return UserError(
+            "expected lines of at most 4,192 bytes to learn a vocabulary from: all lines are "
+            "longer; write one sentence on each line"
+        )
+    return UserError(f"SentencePiece cannot learn {vocab_size} pieces from the text: {message}")

@@ -1,0 +1,1 @@
+"""Runs, whatever they train: files, checkpoints, processes, signals and reports."""

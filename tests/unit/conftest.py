@@ -1,0 +1,49 @@
+"""A web server on this machine."""
+
+import hashlib
+import http.server
+import threading
+
+import pytest
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers with the contents in ``server.files``, with the headers of the Hugging Face Hub.
+
+    ``server.error`` is the Hub's reason why a file is missing, and ``server.sent`` the share of a
+    file after which the connection is cut.
+    """
+
+    def do_GET(self):
+        path = self.path.partition("?")[0]
+        self.server.requests.append(path)
+        content = self.server.files.get(path)
+        self.send_response(404 if content is None else 200)
+        if content is None:
+            self.send_header("X-Error-Code", self.server.error)
+        content = content or b""
+        self.send_header("ETag", hashlib.sha256(content).hexdigest())
+        self.send_header("X-Repo-Commit", self.server.commit)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[: int(len(content) * self.server.sent)])
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        server.files, server.requests, server.commit = {}, [], "0123456789" * 4
+        server.error, server.sent = "RepoNotFound", 1
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -32,8 +32,7 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.selection import Model
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs.workdir import Workdir
-from jaxformer.search import plain
-from jaxformer.search.algorithm import BeamSearch, Sampling
+from jaxformer.search import BeamSearch, Sampling, plain
 from jaxformer.training.mesh import MeshConfig
 from jaxformer.training.settings import FitConfig, TrainingConfig
 

@@ -728,9 +728,9 @@ state = train(config, "runs/annotated")
 
 # %%
 from jaxformer import gnmt_penalty
-from jaxformer.search import beam
+from jaxformer.search import BeamSearch
 
-show(gnmt_penalty, beam.step)
+show(gnmt_penalty, BeamSearch.extend)
 
 # %%
 from jaxformer import Translator

@@ -3,10 +3,13 @@
 import argparse
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, model_path
-from jaxformer.search import BeamSearch, Sampling
+
+if TYPE_CHECKING:
+    from jaxformer.search import BeamSearch, Sampling
 
 _RUN = "(default: the run's config)"
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
@@ -151,7 +154,7 @@ def add_sampling_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def search_settings(options: argparse.Namespace) -> BeamSearch | Sampling:
+def search_settings(options: argparse.Namespace) -> "BeamSearch | Sampling":
     """Returns the run's search settings, overridden by the options.
 
     Raises:

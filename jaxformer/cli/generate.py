@@ -12,8 +12,7 @@ from jaxformer.config import load_run, text_stream
 from jaxformer.errors import UserError
 from jaxformer.inference.generator import Generator
 from jaxformer.runs.workdir import Workdir
-from jaxformer.search import BeamSearch, Sampling
-from jaxformer.search.settings import SearchSettings
+from jaxformer.search import Algorithm, BeamSearch, Sampling
 
 # Printed between two texts.
 _SEPARATOR = "---"
@@ -81,7 +80,7 @@ def _with(
     """Returns a search with the given values, and the run's settings where they apply."""
     if isinstance(run, kind):
         return dataclasses.replace(run, **given)
-    common = [field.name for field in dataclasses.fields(SearchSettings)]
+    common = [field.name for field in dataclasses.fields(Algorithm)]
     values: dict[str, Any] = {name: getattr(run, name) for name in common}
     if kind is Sampling:
         values["num_samples"] = 1

@@ -23,14 +23,8 @@ from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.stack import StackCache
-from jaxformer.search import (
-    Algorithm,
-    BeamResult,
-    ensemble,
-    take_sentences,
-)
-from jaxformer.search.numbers import Numbers, join_numbers, split_numbers
-from jaxformer.search.step_loop import PrefillFn
+from jaxformer.search import Algorithm, BeamResult, PrefillFn, ensemble, take_sentences
+from jaxformer.search.algorithm import Numbers
 
 Configs: TypeAlias = tuple[ModelConfig, ...]
 Params: TypeAlias = tuple[PyTree, ...]
@@ -214,7 +208,7 @@ def compile_programs(
     configs: Configs, search: Algorithm, params: Params, shape: BatchShape, *, prefixes: bool
 ) -> None:
     """Compiles the programs of a shape by running them on an empty batch."""
-    search, numbers = split_numbers(search, shape.capacity)
+    search, numbers = search.split_numbers(shape.capacity)
     for width in _widths(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
         batch = SourceBatch(
@@ -247,7 +241,7 @@ def _search(
     configs: Configs, search: Algorithm, params: Params, shape: BatchShape, batch: SourceBatch
 ) -> Iterator[tuple[int, Decoded]]:
     """Yields the rows of a batch with their hypotheses, as they finish."""
-    search, numbers = split_numbers(search, shape.capacity)
+    search, numbers = search.split_numbers(shape.capacity)
     # Most translations end before this length; the others continue in smaller batches. If the
     # first stage has the full capacity already, a second stage would only cost a compilation.
     longest = int((batch.src != PAD).sum(axis=1).max())
@@ -286,7 +280,7 @@ def _first_stage(
     Returns:
       The search state, a mask of the finished sentences, and the hypotheses.
     """
-    search = join_numbers(search, numbers)
+    search = search.join_numbers(numbers)
     models = [Transformer(config) for config in configs]
     segments = (batch.src != PAD).astype(jnp.int32)
     caches, half = [], max(1, shape.first // 2)
@@ -319,7 +313,7 @@ def _second_stage(
     rows: Int[Array, " R"],
 ) -> BeamResult:
     """Decodes the selected sentences of a batch until they finish."""
-    search = join_numbers(search, numbers)
+    search = search.join_numbers(numbers)
     state, step_fn = take_sentences(state, rows), _step_fn(configs, params)
     for capacity in shape.later_capacities:
         state = search.advance(step_fn, _grow(state, capacity), capacity)

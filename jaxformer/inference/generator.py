@@ -22,7 +22,7 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
 from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
-from jaxformer.search.numbers import Numbers, join_numbers, split_numbers
+from jaxformer.search.algorithm import Numbers
 from jaxformer.search.sampling import sentence_keys
 
 # Batch sizes. Batches are padded to one of these, so that few programs serve all calls.
@@ -210,7 +210,7 @@ class Generator:
         """Generates ``count`` tokens after a context and yields all tokens after each chunk."""
         config, length = self.config.model, context.shape[1]
         capacity = _capacity(length - 1 + count, config.max_length)
-        search, numbers = split_numbers(self._search, capacity + 1)
+        search, numbers = self._search.split_numbers(capacity + 1)
         padded = np.zeros((len(context), _capacity(length, config.max_length)), np.int32)
         padded[:, :length] = context
         state = _read(config, search, capacity, self.params, numbers, padded, length, count, keys)
@@ -258,7 +258,7 @@ def _read(
     cache = model.apply(variables, context, **sizes, method="start")
     # The first step feeds the last token.
     _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
-    search = join_numbers(search, numbers)
+    search = search.join_numbers(numbers)
     max_lengths = jnp.broadcast_to(count, context.shape[:1])
     last = context[:, length - 1]
     return search.start(cache, max_lengths, capacity + 1, keys=keys, first_tokens=last)
@@ -275,7 +275,7 @@ def _advance(
     until: Int[Array, ""],
 ) -> tuple[Any, Int[Array, "B N T"]]:
     """Generates until hypotheses have ``until`` tokens; returns the state and the tokens."""
-    search = join_numbers(search, numbers)
+    search = search.join_numbers(numbers)
     state = search.advance(step_fn(LanguageModel(config), params), state, until)
     return state, search.finalize(state).tokens
 

@@ -8,7 +8,7 @@ window, a new position takes the slots of the one that no query sees any more.
 On CPUs, scores and sums are elementwise products: a decoding step multiplies little and reads much,
 and they read the cache once, from end to end, in the order of its axes.
 
-By the convention of :mod:`jaxformer.search.beam_cache`, arrays have leading axes [B, N], or [B, 1]
+By the convention of :mod:`jaxformer.search.state`, arrays have leading axes [B, N], or [B, 1]
 if the beams of a sentence share them. M is the capacity in positions, P = M * N the number of
 slots.
 """

@@ -1,58 +1,173 @@
-"""Search algorithms: settings, and methods that run them over any step function.
+"""The base of all searches: their common fields and methods.
 
 ``start`` creates a state, ``advance`` takes steps, ``finalize`` returns the hypotheses; calling an
 algorithm does all three. ``prefill``, optional, reads forced tokens in one pass. Call the methods
 yourself for more control: between two calls of ``advance`` you may grow ``state.cache``, or drop
 sentences that are ``done``.
 
->>> import jax.numpy as jnp
->>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
->>> step_fn = lambda tokens, cache: (log_probs[tokens], cache)  # a Markov chain; 1 is EOS
->>> search = BeamSearch(beam_size=2, length_penalty=0.0, bos_id=0)
->>> result = search(step_fn, (), max_lengths=[4], capacity=4)
->>> result.tokens[0].tolist()
-[[1, 0, 0, 0], [2, 1, 0, 0]]
+Algorithms are frozen and hashable, so they can be static arguments of ``jax.jit``. They never
+change a log probability: the log probability of a returned hypothesis is always the step
+function's.
 """
 
 import abc
+import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import numbers
+import typing
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-from jaxformer.search.settings import BeamSettings, SamplingSettings, SearchSettings
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, Int, Key
+from jaxformer.errors import UserError
+from jaxformer.layout import map_rows, rows_like, zeros_beside
+from jaxformer.search.constraints import (
+    Constraint,
+    ForcedPrefix,
+    MinLength,
+    NoRepeatNgram,
+    SearchContext,
+    as_pytrees,
+)
+from jaxformer.search.penalties import Penalty, length_penalties
+from jaxformer.search.state import BeamResult, MaxLengths, Prefix, prepare
+from jaxformer.search.step_loop import (
+    PrefillFn,
+    StepFn,
+    call_step_fn,
+    check_prefix,
+    run_until_done,
+)
 
-    from jaxformer.search.state import BeamResult, MaxLengths, Prefix
-    from jaxformer.search.step_loop import PrefillFn, StepFn
+# Fields of a search by name: arrays, and constraints as pytrees.
+Numbers: TypeAlias = dict[str, Any]
+
+MAX_HYPOTHESES = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Algorithm(SearchSettings, abc.ABC):
-    """A search algorithm. Its attributes are its settings."""
+class Algorithm(abc.ABC):
+    """A search algorithm.
+
+    Attributes:
+      length_penalty: alpha of the length penalty, 0 to 10.
+      penalty: Divisor of the log probability of n tokens: "gnmt" ((5 + n) / 6)^alpha as in the
+        paper, "power" n^alpha, "none" 1. See :mod:`jaxformer.search.penalties`.
+      max_extra_length: With a source sentence, a hypothesis has at most this many tokens more than
+        the source, or ``min_length`` + 1 more if that is larger. Callers pass this to the search
+        as ``max_lengths``.
+      max_length: Maximum number of tokens of a hypothesis, EOS included; None for the caller's
+        ``max_lengths`` only.
+      min_length: Minimum number of tokens before EOS. Limits take precedence: a hypothesis with a
+        lower limit is cut off unfinished.
+      no_repeat_ngram: Forbids hypotheses to repeat an n-gram of this size; 0 allows it. A sentence
+        for which this forbids every continuation has no hypothesis.
+      constraints: Callables that forbid tokens: see :mod:`jaxformer.search.constraints`. They apply
+        after ``min_length`` and ``no_repeat_ngram``. Not part of a config file.
+      bos_id: Token that starts every hypothesis; not part of the result. The defaults of the three
+        ids are the ids in jaxformer's vocabularies.
+      eos_id: Token that ends a hypothesis.
+      pad_id: Padding of results after EOS; also the step function's input for finished sentences.
+
+    Raises:
+      UserError: A value is out of range, or two contradict each other; the message names them.
+    """
+
+    length_penalty: float = 0.6
+    penalty: Penalty = "gnmt"
+    max_extra_length: int = 50
+    max_length: int | None = None
+    min_length: int = 0
+    no_repeat_ngram: int = 0
+    constraints: tuple[Constraint, ...] = ()
+    bos_id: int = 2
+    eos_id: int = 1
+    pad_id: int = 0
+
+    # Numbers that jitted functions trace: always, or unless they have their default, which needs no
+    # computation.
+    _traced: ClassVar[tuple[str, ...]] = ()
+    _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length",)
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check("length_penalty", 0 <= self.length_penalty <= 10, "be 0 to 10")
+        self._check("max_extra_length", self.max_extra_length > 0, "be greater than 0")
+        self._check("min_length", self.min_length >= 0, "be 0 or more")
+        self._check("no_repeat_ngram", self.no_repeat_ngram >= 0, "be 0 or more")
+        if self.max_length is not None and self.max_length <= self.min_length:
+            raise UserError(
+                "max_length must exceed min_length, since end-of-sentence counts: got "
+                f"{self.max_length} and {self.min_length}"
+            )
+        several = isinstance(self.constraints, tuple | list)
+        if not several or not all(map(callable, self.constraints)):
+            raise UserError(
+                "constraints must be a tuple of callables, (logits, context) -> logits: got "
+                f"{self.constraints!r}"
+            )
+        object.__setattr__(self, "constraints", tuple(self.constraints))
 
     @property
     @abc.abstractmethod
     def num_hypotheses(self) -> int:
         """Number of hypotheses per sentence, N."""
 
-    @abc.abstractmethod
-    def _implementation(self) -> Any:
-        """Returns the module that implements the methods as functions of the settings.
+    @property
+    def extra_length(self) -> int:
+        """Maximum number of tokens more than the source, at least ``min_length`` + 1."""
+        return max(self.max_extra_length, self.min_length + 1)
 
-        It is imported lazily, because configs hold algorithms and need no JAX.
+    @abc.abstractmethod
+    def initial_state(
+        self,
+        shared: dict[str, Any],
+        newest: Int[Array, "B N"],
+        *,
+        keys: Key[Array, "..."] | None,
+        sentence_ids: Int[Array, " B"] | None,
+    ) -> Any:
+        """Returns the state before the first step.
+
+        Args:
+          shared: Fields of :class:`~jaxformer.search.state.SearchState`; the hypotheses are empty.
+          newest: Inputs of the first step.
+          keys: As given to :meth:`start`.
+          sentence_ids: As given to :meth:`start`.
         """
+
+    @abc.abstractmethod
+    def append_prefix(
+        self, state: Any, newest: Int[Array, "B N"], log_probs: Float[Array, "B 1"]
+    ) -> Any:
+        """Returns a state of empty hypotheses after a prefill of their first tokens.
+
+        Args:
+          state: The state, which is complete in the fields of ``SearchState``.
+          newest: The next inputs of the step function.
+          log_probs: Log probabilities of the tokens.
+        """
+
+    @abc.abstractmethod
+    def extend(self, state: Any, logits: Float[Array, "B N V"]) -> Any:
+        """Returns the state, which has no cache here, with one more token, given float32 logits."""
+
+    @abc.abstractmethod
+    def finalize(self, state: Any) -> BeamResult:
+        """Returns the N hypotheses of each sentence, best first."""
 
     def start(
         self,
         cache: Any,
-        max_lengths: "MaxLengths",
+        max_lengths: MaxLengths,
         capacity: int,
-        prefix: "Prefix | None" = None,
+        prefix: Prefix | None = None,
         *,
-        keys: "Key[Array, ' B'] | None" = None,
-        sentence_ids: "Int[Array, ' B'] | None" = None,
-        first_tokens: "Int[Array, ' B'] | None" = None,
+        keys: Key[Array, "..."] | None = None,
+        sentence_ids: Int[Array, " B"] | None = None,
+        first_tokens: Int[Array, " B"] | None = None,
     ) -> Any:
         """Returns the state before the first step, a pytree.
 
@@ -77,11 +192,21 @@ class Algorithm(SearchSettings, abc.ABC):
         Raises:
           UserError: An argument is out of range, or the cache has other axes.
         """
-        return self._implementation().start(
-            self, cache, max_lengths, capacity, prefix, keys, sentence_ids, first_tokens
-        )
+        size, most = self.num_hypotheses, min(capacity, self.max_length or capacity)
+        shared = prepare(cache, max_lengths, size, most, prefix)
+        rows = shared["max_lengths"]
+        if self._active_constraints(shared["prefix"]):
+            if sentence_ids is None:
+                indices = jnp.arange(rows.shape[0], dtype=jnp.int32)
+                shared["sentence_ids"] = zeros_beside(rows, (), jnp.int32) + indices
+            else:
+                shared["sentence_ids"] = rows_like(jnp.asarray(sentence_ids, jnp.int32), rows)
+        first = self.bos_id if first_tokens is None else first_tokens[:, None]
+        newest = zeros_beside(rows, (size,), jnp.int32) + first
+        shared["tokens"] = zeros_beside(rows, (size, capacity), jnp.int32) + self.pad_id
+        return self.initial_state(shared, newest, keys=keys, sentence_ids=sentence_ids)
 
-    def prefill(self, prefill_fn: "PrefillFn", state: Any) -> Any:
+    def prefill(self, prefill_fn: PrefillFn, state: Any) -> Any:
         """Returns the state after reading forced tokens in one pass instead of one by one.
 
         It reads the tokens that are forced for all sentences that are not done; :meth:`advance`
@@ -94,9 +219,30 @@ class Algorithm(SearchSettings, abc.ABC):
             first step.
           state: From :meth:`start`.
         """
-        return self._implementation().prefill(self, prefill_fn, state)
+        prefix, newest = state.prefix, state.newest[:, :1]
+        width = prefix.shape[1]
+        if not width:
+            return state
+        # The pass ends where the first sentence that is not done has fewer forced tokens, an EOS or
+        # its limit. The loop handles hypotheses at their limit, which are unfinished.
+        stops = (prefix == self.pad_id) | (prefix == self.eos_id)
+        positions = jnp.arange(width, dtype=jnp.int32)[None]
+        forced = jnp.where(stops, positions, width).min(axis=1)
+        forced = jnp.minimum(forced, jnp.maximum(state.max_lengths - 1, 0))
+        length = jnp.where(state.done, width, forced).min().astype(jnp.int32)
+        inputs = jnp.concatenate([newest, prefix[:, :-1]], axis=1)
+        log_probs, cache = prefill_fn(inputs, prefix, length, state.cache)
+        is_read = (positions < length) & ~state.done[:, None]
+        newest = jnp.take(jnp.concatenate([newest, prefix], axis=1), length, axis=1)
+        tokens = jnp.where(is_read, prefix, self.pad_id)[:, None, : state.tokens.shape[2]]
+        tokens = state.tokens.at[:, :, : tokens.shape[2]].set(tokens)
+        return self.append_prefix(
+            dataclasses.replace(state, step=length, tokens=tokens, cache=cache),
+            jnp.broadcast_to(newest[:, None], state.newest.shape),
+            jnp.where(is_read, log_probs, 0.0).sum(axis=1)[:, None],
+        )
 
-    def advance(self, step_fn: "StepFn", state: Any, until: "int | Int[Array, '']") -> Any:
+    def advance(self, step_fn: StepFn, state: Any, until: int | Int[Array, ""]) -> Any:
         """Returns the state after ``until`` tokens, or when every sentence is done.
 
         Args:
@@ -110,24 +256,28 @@ class Algorithm(SearchSettings, abc.ABC):
           UserError: The logits have other axes than expected, or EOS or a token of the prefix is
             not in the vocabulary.
         """
-        return self._implementation().advance(self, step_fn, state, until)
 
-    def finalize(self, state: Any) -> "BeamResult":
-        """Returns the N hypotheses of each sentence, best first."""
-        return self._implementation().finalize(self, state)
+        def step(state: Any) -> Any:
+            logits, cache = call_step_fn(step_fn, state.newest, state.cache, self.eos_id)
+            state = dataclasses.replace(state, cache=())
+            state = map_rows(lambda _, *rows: self.extend(*rows), (), state, logits)
+            return dataclasses.replace(state, cache=state.reorder(cache))
+
+        check_prefix(step_fn, state, self.eos_id, self.pad_id)
+        return run_until_done(step, state, until)
 
     def __call__(
         self,
-        step_fn: "StepFn",
+        step_fn: StepFn,
         cache: Any,
         *,
-        max_lengths: "MaxLengths",
+        max_lengths: MaxLengths,
         capacity: int,
-        prefix: "Prefix | None" = None,
-        keys: "Key[Array, ' B'] | None" = None,
-        sentence_ids: "Int[Array, ' B'] | None" = None,
-        prefill_fn: "PrefillFn | None" = None,
-    ) -> "BeamResult":
+        prefix: Prefix | None = None,
+        keys: Key[Array, "..."] | None = None,
+        sentence_ids: Int[Array, " B"] | None = None,
+        prefill_fn: PrefillFn | None = None,
+    ) -> BeamResult:
         """Runs the whole search. The methods that it calls describe the arguments and errors.
 
         It works inside the caller's ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to
@@ -140,111 +290,97 @@ class Algorithm(SearchSettings, abc.ABC):
             state = self.prefill(prefill_fn, state)
         return self.finalize(self.advance(step_fn, state, capacity))
 
+    def split_numbers(self, capacity: int) -> tuple["Algorithm", Numbers]:
+        """Returns the static part of a search, hashable, and its numbers, a pytree.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BeamSearch(BeamSettings, Algorithm):
-    """Beam search (section 6.1 of the paper); greedy search with ``beam_size=1``.
+        A jitted function takes both and joins them by :meth:`join_numbers`. Searches that differ
+        only in numbers then share a program: a sweep over the length penalty or the temperature
+        compiles once. The static part has no ``max_length``: the caller limits the capacity.
 
-    ``BeamSearch(beam_size=4, length_penalty=0.6)`` is the paper's, and the default. It has
-    the attributes of :class:`~jaxformer.search.settings.BeamSettings` and the methods of
-    :class:`Algorithm`. :mod:`jaxformer.search.beam` describes the search.
-    """
+        Args:
+          capacity: Capacity of the state in tokens.
 
-    def _implementation(self) -> Any:
-        from jaxformer.search import beam
+        Raises:
+          UserError: A constraint is neither hashable nor a pytree.
+        """
+        names = (*self._traced, *filter(self._is_set, self._traced_unless_default))
+        values: Numbers = {}
+        for name in names:
+            value = getattr(self, name)
+            values[name] = np.int32(value) if isinstance(value, int) else np.float32(value)
+        values["max_extra_length"] = np.int32(self.extra_length)
+        values["length_penalty"] = length_penalties(self.penalty, self.length_penalty, capacity)
+        values["constraints"] = as_pytrees(self.constraints)
+        return self.join_numbers(dict.fromkeys(values) | {"max_length": None}), values
 
-        return beam
+    def join_numbers(self, values: Numbers) -> "Algorithm":
+        """Returns the search with its numbers, which may be traced; undoes the split."""
+        search = copy.copy(self)
+        for name, value in values.items():
+            object.__setattr__(search, name, value)  # not checked: traced values are not known
+        return search
 
+    def _is_set(self, name: str) -> bool:
+        """Returns whether a number differs from its default; a traced number counts as set."""
+        value = getattr(self, name)
+        return not isinstance(value, int | float) or value != getattr(type(self), name)
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling(SamplingSettings, Algorithm):
-    """Random sampling of hypotheses from the distribution that the step function defines.
+    def _penalties(self, capacity: int) -> Float[Array, " L"]:
+        """Returns the penalty of every length from 0 to the capacity."""
+        alpha = self.length_penalty
+        if isinstance(alpha, int | float):
+            return jnp.asarray(length_penalties(self.penalty, alpha, capacity))
+        return jnp.asarray(alpha)[: capacity + 1]  # the table from ``split_numbers``
 
-    ``Sampling(num_samples=4, temperature=0.8, top_k=20)``, for instance. It has the
-    attributes of :class:`~jaxformer.search.settings.SamplingSettings` and the methods of
-    :class:`Algorithm`. :mod:`jaxformer.search.sampling` describes the sampling.
-    """
+    def _active_constraints(self, prefix: Int[Array, "B P"]) -> list[Constraint]:
+        """Returns the constraints in the order in which they apply."""
+        constraints: list[Constraint] = []
+        if self._is_set("min_length"):
+            constraints.append(MinLength(self.min_length))
+        if self.no_repeat_ngram:
+            constraints.append(NoRepeatNgram(self.no_repeat_ngram))
+        constraints += self.constraints
+        if prefix.shape[1]:
+            constraints.append(ForcedPrefix())
+        return constraints
 
-    def _implementation(self) -> Any:
-        from jaxformer.search import sampling
+    def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
+        """Returns the logits with -inf for forbidden tokens; the same array without constraints."""
+        allowed = logits
+        for constraint in self._active_constraints(state.prefix):
+            context = SearchContext(
+                logits=logits,
+                tokens=state.tokens,
+                step=state.step,
+                prefix=state.prefix,
+                sentence_ids=state.sentence_ids,
+                eos_id=self.eos_id,
+                pad_id=self.pad_id,
+            )
+            allowed = constraint(allowed, context)
+            if getattr(allowed, "shape", None) != logits.shape:
+                raise UserError(
+                    f"a constraint must return logits [batch, beams, vocabulary] = {logits.shape}: "
+                    f"got {getattr(allowed, 'shape', type(allowed).__name__)} of {constraint}"
+                )
+            allowed = allowed.astype(jnp.float32)
+        return allowed
 
-        return sampling
+    def _check(self, name: str, is_valid: bool, must: str) -> None:
+        if not is_valid:
+            raise UserError(f"{name} must {must}: got {getattr(self, name)}")
 
-
-def beam_search(
-    step_fn: "StepFn",
-    cache: Any,
-    *,
-    max_lengths: "MaxLengths",
-    capacity: int,
-    prefix: "Prefix | None" = None,
-    prefill_fn: "PrefillFn | None" = None,
-    **settings: Any,
-) -> "BeamResult":
-    """Returns the best hypotheses that beam search finds: ``BeamSearch(**settings)`` in one call.
-
-    Args:
-      step_fn: ``(tokens [B, N], cache) -> (logits [B, N, V], cache)``; see
-        :meth:`Algorithm.advance`.
-      cache: The cache of the step function; see :meth:`Algorithm.start`.
-      max_lengths: Maximum number of tokens of each sentence, EOS included.
-      capacity: Size of the result in tokens, T.
-      prefix: Tokens that every hypothesis of a sentence starts with, [B, P].
-      prefill_fn: Reads the prefix in one pass; see :meth:`Algorithm.prefill`.
-      **settings: Attributes of :class:`~jaxformer.search.settings.BeamSettings`, such as
-        ``beam_size``, ``length_penalty``, ``min_length``, ``no_repeat_ngram``, ``constraints`` and
-        ``eos_id``.
-
-    Raises:
-      UserError: An argument is out of range, or has other axes than expected.
-
-    >>> import jax.numpy as jnp
-    >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
-    >>> step_fn = lambda tokens, cache: (log_probs[tokens], cache)  # a Markov chain; 1 is EOS
-    >>> beam_search(step_fn, (), max_lengths=[4], capacity=4, beam_size=1, bos_id=0).tokens.tolist()
-    [[[2, 1, 0, 0]]]
-    """
-    options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn}
-    search = BeamSearch(**settings)
-    return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)
-
-
-def sample(
-    step_fn: "StepFn",
-    cache: Any,
-    *,
-    max_lengths: "MaxLengths",
-    capacity: int,
-    prefix: "Prefix | None" = None,
-    keys: "Key[Array, ' B'] | None" = None,
-    prefill_fn: "PrefillFn | None" = None,
-    length_penalty: float = 0.0,
-    **settings: Any,
-) -> "BeamResult":
-    """Returns samples, best score first: ``Sampling(**settings)`` in one call.
-
-    Takes the arguments of :func:`beam_search` and raises the same errors.
-
-    Args:
-      step_fn: The step function.
-      cache: Its cache.
-      max_lengths: Maximum number of tokens of each sentence, EOS included.
-      capacity: Size of the result in tokens, T.
-      prefix: Tokens that every sample of a sentence starts with, [B, P].
-      keys: One typed PRNG key per sentence; derived from the setting ``seed`` when None.
-      prefill_fn: Reads the prefix in one pass.
-      length_penalty: alpha of the length penalty; 0 makes scores log probabilities.
-      **settings: Attributes of :class:`~jaxformer.search.settings.SamplingSettings`, such as
-        ``num_samples``, ``temperature``, ``top_k``, ``top_p`` and ``seed``.
-
-    >>> import jax.numpy as jnp
-    >>> logits = jnp.log(jnp.array([0.0, 0.1, 0.9]))  # 1 is EOS
-    >>> step_fn = lambda tokens, cache: (jnp.broadcast_to(logits, (*tokens.shape, 3)), cache)
-    >>> result = sample(
-    ...     step_fn, (), max_lengths=[4], capacity=4, num_samples=2, bos_id=0, top_k=1)
-    >>> result.tokens[0].tolist()
-    [[2, 2, 2, 2], [2, 2, 2, 2]]
-    """
-    options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn, "keys": keys}
-    search = Sampling(length_penalty=length_penalty, **settings)
-    return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)
+    def _check_types(self) -> None:
+        """Checks names and numbers, and makes numbers Python's, since JSON cannot hold NumPy's."""
+        for field in dataclasses.fields(self):
+            name, value, kind = field.name, getattr(self, field.name), field.type
+            if typing.get_origin(kind) is Literal:
+                choices = typing.get_args(kind)
+                self._check(name, value in choices, f"be one of {', '.join(choices)}")
+            elif kind is float or kind is int or (kind == int | None and value is not None):
+                convert, number, words = int, numbers.Integral, "a whole number"
+                if kind is float:
+                    convert, number, words = float, numbers.Real, "a number"
+                if isinstance(value, bool) or not isinstance(value, number):
+                    raise UserError(f"{name} must be {words}: got {value!r}")
+                object.__setattr__(self, name, cast(Any, convert)(value))

@@ -20,8 +20,8 @@ array)``. Then its arrays are traced, and other arrays of the same shapes need n
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.layout import rows_like, zeros_beside
-from jaxformer.search.settings import Constraint, SearchSettings, is_set
-from jaxformer.search.state import BeamState, SampleState
+
+# (logits [B, N, V], SearchContext) -> logits [B, N, V]
+Constraint: TypeAlias = Callable[[Any, Any], Any]
 
 
 class SearchContext(NamedTuple):
@@ -89,73 +89,6 @@ class ForcedPrefix:
         is_it = token == jnp.arange(logits.shape[2], dtype=jnp.int32)[None]
         only_it = jnp.where(is_it[:, None], context.logits, -jnp.inf)
         return jnp.where(forced[:, None], only_it, logits)
-
-
-def active(settings: SearchSettings, prefix: Int[Array, "B P"]) -> tuple[Constraint, ...]:
-    """Returns the constraints of a search in the order in which they apply."""
-    constraints: list[Constraint] = []
-    if is_set(settings.min_length, 0):
-        constraints.append(MinLength(settings.min_length))
-    if settings.no_repeat_ngram:
-        constraints.append(NoRepeatNgram(settings.no_repeat_ngram))
-    constraints += settings.constraints
-    if prefix.shape[1]:
-        constraints.append(ForcedPrefix())
-    return tuple(constraints)
-
-
-def number_sentences(
-    settings: SearchSettings,
-    prefix: Int[Array, "B P"],
-    max_lengths: Int[Array, " B"],
-    sentence_ids: Int[Array, " B"] | None,
-) -> Int[Array, " B"] | None:
-    """Returns the ids of the sentences; None if there are no constraints."""
-    if not active(settings, prefix):
-        return None
-    if sentence_ids is None:
-        indices = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
-        return zeros_beside(max_lengths, (), jnp.int32) + indices
-    return rows_like(jnp.asarray(sentence_ids, jnp.int32), max_lengths)
-
-
-def constrain(
-    settings: SearchSettings,
-    logits: Float[Array, "B N V"],
-    tokens: Int[Array, "B N T"],
-    state: BeamState | SampleState,
-) -> Float[Array, "B N V"]:
-    """Returns the logits with -inf for forbidden tokens; the same array without constraints.
-
-    Args:
-      settings: Minimum length, n-grams that may not repeat, and the caller's constraints.
-      logits: Scores of the next token of each hypothesis.
-      tokens: Tokens of the hypotheses so far.
-      state: The state, whose step, prefix and sentence ids are passed to constraints.
-
-    Raises:
-      UserError: A constraint does not return logits of this shape.
-    """
-    allowed = logits
-    for constraint in active(settings, state.prefix):
-        assert state.sentence_ids is not None  # ``start`` sets the ids if there are constraints.
-        context = SearchContext(
-            logits=logits,
-            tokens=tokens,
-            step=state.step,
-            prefix=state.prefix,
-            sentence_ids=state.sentence_ids,
-            eos_id=settings.eos_id,
-            pad_id=settings.pad_id,
-        )
-        allowed = constraint(allowed, context)
-        if getattr(allowed, "shape", None) != logits.shape:
-            raise UserError(
-                f"a constraint must return logits [batch, beams, vocabulary] = {logits.shape}: got "
-                f"{getattr(allowed, 'shape', type(allowed).__name__)} of {constraint}"
-            )
-        allowed = allowed.astype(jnp.float32)
-    return allowed
 
 
 def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:

@@ -10,13 +10,13 @@ The penalty of ``n`` tokens, end of sentence included, is:
 No penalty decreases with the length, which makes early stopping exact.
 """
 
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
-from jaxformer.search.settings import Penalty
-
+Penalty: TypeAlias = Literal["gnmt", "power", "none"]
 Length = TypeVar("Length", float, np.ndarray, jax.Array, list)
 
 
@@ -42,20 +42,14 @@ def gnmt_penalty(length: Length, alpha: float | jax.Array) -> Length:
     return cast(Length, ((5.0 + values) / 6.0) ** alpha)
 
 
-def length_penalties(
-    penalty: Penalty, alpha: float | np.ndarray | jax.Array, max_length: int
-) -> np.ndarray | jax.Array:
+def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> Float[np.ndarray, " L"]:
     """Returns the penalty of every length from 0 to ``max_length``, float32.
 
     It is computed in float64 on the host, so that rounding never makes it decrease with the length.
-    ``alpha`` may be the result of an earlier call, for the same or a larger ``max_length``; it may
-    be traced.
 
     >>> length_penalties("power", 2.0, 3).tolist()
     [1.0, 1.0, 4.0, 9.0]
     """
-    if not isinstance(alpha, int | float):
-        return alpha[: max_length + 1]
     lengths = np.arange(max_length + 1, dtype=np.float64)
     if penalty == "none":
         values = np.ones_like(lengths)

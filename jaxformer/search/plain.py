@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxformer.errors import UserError
 from jaxformer.fields import typed_values
-from jaxformer.search.algorithm import BeamSearch, Sampling
+from jaxformer.search.beam import BeamSearch
+from jaxformer.search.sampling import Sampling
 
 # Search algorithms by the "method" of a config file. A file has the fields of all methods, so that
 # the command line can change the method.
@@ -28,7 +29,7 @@ def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
             "the Translator"
         )
     method = next(name for name, kind in SEARCHES.items() if isinstance(search, kind))
-    defaults = {name: hint[1] for name, hint in search_fields().items()}
+    defaults = {name: default for name, (_, default) in search_fields().items()}
     own = {name: getattr(search, name) for name in _file_fields(type(search))}
     return {**defaults, "method": method, **own}
 
@@ -42,7 +43,7 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
     fields = search_fields()
     values = typed_values({name: hint for name, (hint, _) in fields.items()}, values, "search.")
     values = {name: default for name, (_, default) in fields.items()} | values
-    if (method := values["method"]) not in SEARCHES:
+    if (method := values.pop("method")) not in SEARCHES:
         raise UserError(
             f"search.method must be one of {', '.join(map(repr, SEARCHES))}: got {method!r}"
         )
@@ -51,22 +52,19 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
         samples, values["beam_size"] = values["beam_size"], fields["beam_size"][1]
         if values["num_samples"] is None:
             values["num_samples"] = samples
-    searches = {}
-    for name, kind in SEARCHES.items():
-        try:
-            own = {f: values[f] for f in _file_fields(kind) if values[f] is not None}
-            searches[name] = kind(**own)
-        except UserError as error:
-            names = "|".join(fields)
-            raise UserError(re.sub(rf"\b({names})\b", r"search.\1", str(error))) from None
-    for other, kind in SEARCHES.items():
-        for name in _file_fields(kind):
-            if name not in _file_fields(SEARCHES[method]) and values[name] != fields[name][1]:
-                raise UserError(
-                    f"search.{name} needs search.method={other}: got {values[name]} with "
-                    f"search.method={method}"
-                )
-    return searches[method]
+    own = _file_fields(SEARCHES[method])
+    for name, value in values.items():
+        if name not in own and value != fields[name][1]:
+            other = next(m for m, kind in SEARCHES.items() if name in _file_fields(kind))
+            raise UserError(
+                f"search.{name} needs search.method={other}: got {value} with "
+                f"search.method={method}"
+            )
+    try:
+        return SEARCHES[method](**{name: values[name] for name in own if values[name] is not None})
+    except UserError as error:
+        names = "|".join(fields)
+        raise UserError(re.sub(rf"\b({names})\b", r"search.\1", str(error))) from None
 
 
 def _file_fields(kind: type[BeamSearch | Sampling]) -> list[str]:

@@ -1,81 +1,242 @@
 """Sampling over any step function: hypotheses drawn token by token, as one XLA program.
 
-Every token is drawn from the softmax of the allowed logits divided by the temperature, truncated to
-the ``top_k`` most probable tokens and then to the nucleus of ``top_p`` (Holtzman et al. 2020), and
-renormalized. Log probabilities are still the step function's.
+Every token is drawn from the softmax of the allowed logits divided by the temperature, after these
+filters, in this order, as in Hugging Face. Each filter sees renormalized probabilities:
+
+1. ``top_k``: the most probable tokens (Fan et al. 2018).
+2. ``top_p``: the nucleus (Holtzman et al. 2020).
+3. ``min_p``: tokens not much less probable than the most probable one (Nguyen et al. 2024).
+4. ``typical_p``: tokens with typical information content (Meister et al. 2023).
+
+Log probabilities are still the step function's.
 
 Samples are independent. A draw depends on the key of the sentence, the index of the sample and the
 step, but not on the batch or the number of samples. To reproduce a sentence in another batch, give
 it the same key, for instance ``jax.random.fold_in(key, number)``.
-
-:class:`~jaxformer.search.algorithm.Sampling` has the functions :func:`start`, :func:`prefill`,
-:func:`advance` and :func:`finalize` as methods, which describe the arguments.
 """
 
 import dataclasses
 import functools
+import math
 import reprlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.layout import map_rows, rows_like, take_rows, zeros_beside
-from jaxformer.search import step_loop
-from jaxformer.search.constraints import constrain, number_sentences
-from jaxformer.search.penalties import length_penalties
-from jaxformer.search.settings import SamplingSettings, is_set
-from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, best_first, prepare
-from jaxformer.search.step_loop import (
-    PrefillFn,
-    StepFn,
-    append,
-    call,
-    check_prefix,
-    first,
-    log_probs_of,
-    repeat,
+from jaxformer.layout import rows_like, take_rows
+from jaxformer.search.algorithm import MAX_HYPOTHESES, Algorithm
+from jaxformer.search.state import (
+    BeamResult,
+    MaxLengths,
+    Prefix,
+    SampleState,
+    best_first,
 )
+from jaxformer.search.step_loop import PrefillFn, StepFn, append_token, log_probs_of
+
+Number: TypeAlias = float | Float[Array, ""]
 
 
-def start(
-    settings: SamplingSettings,
-    cache: Any,
-    max_lengths: MaxLengths,
-    capacity: int,
-    prefix: Prefix | None = None,
-    keys: Key[Array, "..."] | None = None,
-    sentence_ids: Int[Array, " B"] | None = None,
-    first_tokens: Int[Array, " B"] | None = None,
-) -> SampleState:
-    """Returns the state with N empty samples per sentence."""
-    most = min(capacity, settings.max_length or capacity)
-    cache, max_lengths, prefix = prepare(cache, max_lengths, settings.num_samples, most, prefix)
-    if keys is None:
-        ids = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
-        keys = sentence_keys(settings.seed, ids if sentence_ids is None else sentence_ids)
-    _check_keys(keys, max_lengths)
-    keys = rows_like(keys, max_lengths)
-    none = zeros_beside(max_lengths, (settings.num_samples,), jnp.int32)
-    return SampleState(
-        step=jnp.zeros((), jnp.int32),
-        max_lengths=max_lengths,
-        prefix=prefix,
-        sentence_ids=number_sentences(settings, prefix, max_lengths, sentence_ids),
-        done=max_lengths == 0,
-        keys=keys,
-        newest=none + first(settings, first_tokens),
-        tokens=zeros_beside(max_lengths, (settings.num_samples, capacity), jnp.int32)
-        + settings.pad_id,
-        lengths=none,
-        finished=none != 0,
-        log_probs=none.astype(jnp.float32),
-        cache=cache,
-    )
+def in_nucleus(logits: Float[Array, "B N K"], top_p: Number) -> Bool[Array, "B N K"]:
+    """Returns the mask of the fewest tokens with this total probability; logits are descending."""
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    more_probable = jnp.cumsum(probabilities, axis=-1) - probabilities
+    return more_probable < top_p
+
+
+def is_probable(logits: Float[Array, "B N K"], min_p: Number) -> Bool[Array, "B N K"]:
+    """Returns the mask of tokens with at least ``min_p`` times the largest probability."""
+    return logits >= logits.max(axis=-1, keepdims=True) + jnp.log(min_p)
+
+
+def is_typical(logits: Float[Array, "B N K"], typical_p: Number) -> Bool[Array, "B N K"]:
+    """Returns the mask of the fewest tokens with this total probability, the most typical first.
+
+    A token is typical if its information content, -log p, is close to the entropy. Equally typical
+    tokens are kept or filtered out together.
+    """
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    probabilities = jnp.exp(log_probs)
+    entropy = jax.scipy.special.entr(probabilities).sum(axis=-1, keepdims=True)
+    distance = jnp.abs(-log_probs - entropy)
+    ascending, masses = lax.sort((distance, probabilities))
+    needed = jnp.cumsum(masses, axis=-1) - masses < typical_p
+    return distance <= jnp.where(needed, ascending, -jnp.inf).max(axis=-1, keepdims=True)
+
+
+# Filters by the field that has their argument, in the order in which they apply, after ``top_k``: a
+# filter returns the mask of the tokens that it keeps. The default of the field disables it.
+FILTERS: dict[str, Callable[[Array, Number], Array]] = {
+    "top_p": in_nucleus,
+    "min_p": is_probable,
+    "typical_p": is_typical,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling(Algorithm):
+    """Random sampling of hypotheses from the distribution that the step function defines.
+
+    ``Sampling(num_samples=4, temperature=0.8, top_k=20)``, for instance; the defaults sample from
+    the unmodified distribution. It also has the attributes and methods of :class:`Algorithm`.
+    Filters apply after the temperature, in this order: ``top_k``, ``top_p``, ``min_p``,
+    ``typical_p``. :mod:`jaxformer.search.sampling` describes the sampling.
+
+    Attributes:
+      num_samples: Number of samples per sentence, N, at most 1000.
+      temperature: Divisor of the logits, greater than 0.
+      top_k: Samples only from this many most probable tokens; 0 for all. Of equally probable
+        tokens, those with smaller ids come first.
+      top_p: Samples only from the smallest set of most probable tokens with at least this total
+        probability; 1 for all.
+      min_p: Samples only from tokens with at least this fraction of the largest probability; 0 for
+        all.
+      typical_p: Samples only from the smallest set of most typical tokens with at least this total
+        probability; 1 for all. The information content of a typical token is close to the entropy.
+      seed: Seed of the random keys if no keys are given; 0 to 2^31 - 1.
+    """
+
+    num_samples: int = 4
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int = 0
+
+    _traced: ClassVar[tuple[str, ...]] = ("temperature", "seed")
+    _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length", *FILTERS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("num_samples", self.num_samples > 0, "be greater than 0")
+        few = self.num_samples <= MAX_HYPOTHESES
+        self._check("num_samples", few, f"be at most {MAX_HYPOTHESES}")
+        if not 0 < self.temperature < math.inf:
+            raise UserError(
+                f"temperature must be greater than 0: got {self.temperature}; for the most "
+                "probable tokens use beam search with beam_size 1"
+            )
+        self._check("top_k", self.top_k >= 0, "be 0 or more")
+        self._check("top_p", 0 < self.top_p <= 1, "be above 0 and at most 1")
+        self._check("min_p", 0 <= self.min_p <= 1, "be from 0 to 1")
+        self._check("typical_p", 0 < self.typical_p <= 1, "be above 0 and at most 1")
+        self._check("seed", 0 <= self.seed < 2**31, f"be from 0 to {2**31 - 1}")
+
+    @property
+    def num_hypotheses(self) -> int:
+        return self.num_samples
+
+    def initial_state(
+        self,
+        shared: dict[str, Any],
+        newest: Int[Array, "B N"],
+        *,
+        keys: Key[Array, "..."] | None,
+        sentence_ids: Int[Array, " B"] | None,
+    ) -> SampleState:
+        """Returns the state with N empty samples per sentence."""
+        max_lengths = shared["max_lengths"]
+        if keys is None:
+            ids = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
+            keys = sentence_keys(self.seed, ids if sentence_ids is None else sentence_ids)
+        _check_keys(keys, max_lengths)
+        none = newest * 0  # with its layout
+        return SampleState(
+            **shared,
+            keys=rows_like(keys, max_lengths),
+            newest=newest,
+            lengths=none,
+            finished=none != 0,
+            log_probs=none.astype(jnp.float32),
+        )
+
+    def append_prefix(
+        self, state: SampleState, newest: Int[Array, "B N"], log_probs: Float[Array, "B 1"]
+    ) -> SampleState:
+        log_probs = state.log_probs + log_probs
+        finished = state.finished | (log_probs == -jnp.inf)
+        return dataclasses.replace(
+            state,
+            done=state.done | finished.all(axis=1),
+            newest=newest,
+            lengths=jnp.where(state.done[:, None], state.lengths, state.step),
+            finished=finished,
+            log_probs=log_probs,
+        )
+
+    def extend(self, state: SampleState, logits: Float[Array, "B N V"]) -> SampleState:
+        """Returns the state, without its cache, with one more token."""
+        allowed = self._constrain(logits, state)
+        tokens = self.draw(allowed, state.keys, state.step)
+        before = state.finished | state.done[:, None]
+        tokens = jnp.where(before, self.pad_id, tokens)
+        drawn = jnp.take_along_axis(allowed, tokens[:, :, None], axis=2)
+        if self.constraints:  # They may return logits other than -inf and the step function's.
+            own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
+            drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
+        log_probs = state.log_probs + jnp.where(before, 0.0, log_probs_of(drawn, logits)[:, :, 0])
+        finished = before | (tokens == self.eos_id) | (log_probs == -jnp.inf)
+        length = state.step + 1
+        return dataclasses.replace(
+            state,
+            step=length,
+            done=state.done | (length >= state.max_lengths) | finished.all(axis=1),
+            newest=tokens,
+            tokens=append_token(state.tokens, tokens, state.step),
+            lengths=jnp.where(before, state.lengths, length),
+            finished=finished,
+            log_probs=log_probs,
+        )
+
+    def draw(
+        self, logits: Float[Array, "B N V"], keys: Key[Array, " B"], step: Int[Array, ""]
+    ) -> Int[Array, "B N"]:
+        """Returns one token per sample, int32; an impossible token (-inf) only if all are."""
+        logits, tokens = self.truncate(logits / self.temperature)
+        samples = jnp.arange(logits.shape[1], dtype=jnp.int32)
+
+        def one(key: Array, number: Array, logits: Array) -> Array:
+            key = jax.random.fold_in(jax.random.fold_in(key, number), step)
+            return jax.random.categorical(key, logits)
+
+        sentence = jax.vmap(one, in_axes=(None, 0, 0))
+        index = jax.vmap(sentence, in_axes=(0, None, 0))(keys, samples, logits)
+        index = index[:, :, None].astype(jnp.int32)
+        return (index if tokens is None else jnp.take_along_axis(tokens, index, axis=2))[:, :, 0]
+
+    def truncate(
+        self, logits: Float[Array, "B N V"]
+    ) -> tuple[Float[Array, "B N K"], Int[Array, "B N K"] | None]:
+        """Applies the filters.
+
+        Returns:
+          Logits, -inf for tokens that are filtered out, and their token ids; None for 0 to V - 1.
+        """
+        filters = [name for name in FILTERS if self._is_set(name)]
+        vocabulary, tokens = logits.shape[2], None
+        if self.top_k or "top_p" in filters:
+            logits, tokens = lax.top_k(logits, min(self.top_k or vocabulary, vocabulary))
+        for name in filters:
+            logits = jnp.where(FILTERS[name](logits, getattr(self, name)), logits, -jnp.inf)
+        return logits, tokens
+
+    def finalize(self, state: SampleState) -> BeamResult:
+        """Returns the samples, best score first; samples that reached a dead end do not exist."""
+        result = BeamResult(
+            tokens=state.tokens,
+            lengths=state.lengths,
+            scores=state.log_probs
+            / take_rows(self._penalties(state.tokens.shape[2]), state.lengths),
+            log_probs=state.log_probs,
+        )
+        return best_first(result, self.pad_id)
 
 
 def sentence_keys(
@@ -102,114 +263,30 @@ def _check_keys(keys: Any, max_lengths: Int[Array, " B"]) -> None:
         )
 
 
-def prefill(settings: SamplingSettings, prefill_fn: PrefillFn, state: SampleState) -> SampleState:
-    """Returns the state after reading forced tokens in one pass."""
-    if not state.prefix.shape[1]:
-        return state
-    read = step_loop.prefill(settings, prefill_fn, state, state.newest[:, :1])
-    width = min(state.prefix.shape[1], state.tokens.shape[2])
-    log_probs = state.log_probs + read.log_probs[:, None]
-    finished = state.finished | (log_probs == -jnp.inf)
-    return dataclasses.replace(
-        state,
-        step=read.length,
-        done=state.done | finished.all(axis=1),
-        newest=jnp.broadcast_to(read.newest[:, None], state.newest.shape),
-        tokens=state.tokens.at[:, :, :width].set(read.tokens[:, None, :width]),
-        lengths=jnp.where(state.done[:, None], state.lengths, read.length),
-        finished=finished,
-        log_probs=log_probs,
-        cache=read.cache,
-    )
+def sample(
+    step_fn: StepFn,
+    cache: Any,
+    *,
+    max_lengths: MaxLengths,
+    capacity: int,
+    prefix: Prefix | None = None,
+    keys: Key[Array, "..."] | None = None,
+    prefill_fn: PrefillFn | None = None,
+    length_penalty: float = 0.0,
+    **fields: Any,
+) -> BeamResult:
+    """Returns samples, best score first: ``Sampling(**fields)`` in one call.
 
+    Takes the arguments of :func:`~jaxformer.search.beam_search`, and ``keys``, one typed PRNG key
+    per sentence. By default, scores are log probabilities, without a length penalty.
 
-def advance(
-    settings: SamplingSettings, step_fn: StepFn, state: SampleState, until: int | Int[Array, ""]
-) -> SampleState:
-    """Returns the state after ``until`` tokens, or when all samples are finished."""
-    check_prefix(step_fn, state.newest, state.cache, state.prefix, settings)
-    return repeat(lambda state: step(settings, step_fn, state), state, until)
-
-
-def step(settings: SamplingSettings, step_fn: StepFn, state: SampleState) -> SampleState:
-    """Takes one step: samples that are not finished get one more token."""
-    logits, cache = call(step_fn, state.newest, state.cache, settings.eos_id)
-    state = dataclasses.replace(state, cache=())
-    state = map_rows(lambda _, *rows: _extend(settings, *rows), (), state, logits)
-    return dataclasses.replace(state, cache=cache)
-
-
-def _extend(
-    settings: SamplingSettings, state: SampleState, logits: Float[Array, "B N V"]
-) -> SampleState:
-    """Returns the state, without its cache, with one more token."""
-    allowed = constrain(settings, logits, state.tokens, state)
-    tokens = draw(settings, allowed, state.keys, state.step)
-    before = state.finished | state.done[:, None]
-    tokens = jnp.where(before, settings.pad_id, tokens)
-    drawn = jnp.take_along_axis(allowed, tokens[:, :, None], axis=2)
-    if settings.constraints:  # They may return logits other than -inf and the step function's.
-        own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
-        drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
-    log_probs = state.log_probs + jnp.where(before, 0.0, log_probs_of(drawn, logits)[:, :, 0])
-    finished = before | (tokens == settings.eos_id) | (log_probs == -jnp.inf)
-    length = state.step + 1
-    return dataclasses.replace(
-        state,
-        step=length,
-        done=state.done | (length >= state.max_lengths) | finished.all(axis=1),
-        newest=tokens,
-        tokens=append(state.tokens, tokens, state.step),
-        lengths=jnp.where(before, state.lengths, length),
-        finished=finished,
-        log_probs=log_probs,
-    )
-
-
-def draw(
-    settings: SamplingSettings,
-    logits: Float[Array, "B N V"],
-    keys: Key[Array, " B"],
-    step: Int[Array, ""],
-) -> Int[Array, "B N"]:
-    """Returns one token per sample, int32; an impossible token (-inf) only if all are."""
-    logits, tokens = truncate(settings, logits / settings.temperature)
-    samples = jnp.arange(logits.shape[1], dtype=jnp.int32)
-
-    def one(key: Array, number: Array, logits: Array) -> Array:
-        key = jax.random.fold_in(jax.random.fold_in(key, number), step)
-        return jax.random.categorical(key, logits)
-
-    sentence = jax.vmap(one, in_axes=(None, 0, 0))
-    index = jax.vmap(sentence, in_axes=(0, None, 0))(keys, samples, logits)
-    index = index[:, :, None].astype(jnp.int32)
-    return (index if tokens is None else jnp.take_along_axis(tokens, index, axis=2))[:, :, 0]
-
-
-def truncate(
-    settings: SamplingSettings, logits: Float[Array, "B N V"]
-) -> tuple[Float[Array, "B N K"], Int[Array, "B N K"] | None]:
-    """Returns the logits, -inf for truncated tokens, and their token ids; None means 0 to V - 1."""
-    vocabulary = logits.shape[2]
-    nucleus = is_set(settings.top_p, 1.0)
-    if not settings.top_k and not nucleus:
-        return logits, None
-    logits, tokens = lax.top_k(logits, min(settings.top_k or vocabulary, vocabulary))
-    if nucleus:
-        probabilities = jax.nn.softmax(logits, axis=-1)
-        more_probable = jnp.cumsum(probabilities, axis=-1) - probabilities
-        logits = jnp.where(more_probable < settings.top_p, logits, -jnp.inf)
-    return logits, tokens
-
-
-def finalize(settings: SamplingSettings, state: SampleState) -> BeamResult:
-    """Returns the samples, best score first; samples that reached a dead end do not exist."""
-    capacity = state.tokens.shape[2]
-    penalties = jnp.asarray(length_penalties(settings.penalty, settings.length_penalty, capacity))
-    result = BeamResult(
-        tokens=state.tokens,
-        lengths=state.lengths,
-        scores=state.log_probs / take_rows(penalties, state.lengths),
-        log_probs=state.log_probs,
-    )
-    return best_first(result, settings.pad_id)
+    >>> logits = jnp.log(jnp.array([0.0, 0.1, 0.9]))  # 1 is EOS
+    >>> step_fn = lambda tokens, cache: (jnp.broadcast_to(logits, (*tokens.shape, 3)), cache)
+    >>> result = sample(
+    ...     step_fn, (), max_lengths=[4], capacity=4, num_samples=2, bos_id=0, top_k=1)
+    >>> result.tokens[0].tolist()
+    [[2, 2, 2, 2], [2, 2, 2, 2]]
+    """
+    options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn, "keys": keys}
+    search = Sampling(length_penalty=length_penalty, **fields)
+    return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)

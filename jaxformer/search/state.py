@@ -1,7 +1,12 @@
-"""States of a search between two steps, and results.
+"""States of a search between two steps, their caches, and results.
 
 Axes: B sentences, N hypotheses per sentence, M candidates per sentence, P prefix tokens, T capacity
 in tokens. Every array of a state has the leading axis B, or is a scalar.
+
+The cache of a step function is any pytree. Arrays with leading axes ``[B, N]`` belong to the N
+hypotheses of each of B sentences and are reordered with them. Arrays with leading axes ``[B, 1]``,
+such as cross-attention keys, are shared by the hypotheses of a sentence, and scalars by all
+hypotheses. Neither is ever copied or reordered.
 """
 
 import reprlib
@@ -17,7 +22,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
 from jaxformer.layout import rows_like
-from jaxformer.search.beam_cache import check_cache, gather_beams
 
 # Callers may give lists and NumPy arrays, which become JAX arrays.
 MaxLengths: TypeAlias = Int[Array, " B"] | Int[np.ndarray, " B"] | Sequence[int]
@@ -46,39 +50,59 @@ class Candidates:
 
 
 @flax.struct.dataclass
-class BeamState:
-    """State of beam search between two steps."""
+class SearchState:
+    """The part of a state that all searches share."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
     max_lengths: Int[Array, " B"]  # int32; maximum number of tokens, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
     sentence_ids: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
     done: Bool[Array, " B"]  # the sentence no longer changes
-    alive: Candidates  # [B, N]; the newest token of each alive hypothesis
-    alive_tokens: Int[Array, "B N T"]  # int32; all tokens of alive hypotheses, padded on the right
-    finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
+    tokens: Int[Array, "B N T"]  # int32; of all samples or alive hypotheses, padded on the right
     cache: Any  # the step function's cache
+
+    def reorder(self, cache: Any) -> Any:
+        """Returns a cache with the arrays of each hypothesis taken from the one that it extends."""
+        return cache
 
 
 @flax.struct.dataclass
-class SampleState:
+class BeamState(SearchState):
+    """State of beam search between two steps."""
+
+    alive: Candidates  # [B, N]; the newest token of each alive hypothesis
+    finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
+
+    @property
+    def newest(self) -> Int[Array, "B N"]:
+        """The next input of the step function, int32."""
+        return self.alive.tokens
+
+    def reorder(self, cache: Any) -> Any:
+        """Returns a cache with the arrays of each hypothesis taken from its parent.
+
+        Arrays that the hypotheses of a sentence share stay in place; with one hypothesis, all do.
+        """
+
+        def reorder(leaf: Array) -> Array:
+            shared = leaf.ndim == 0 or leaf.shape[1] == 1
+            return leaf if shared else gather_beams(leaf, self.alive.parents)
+
+        return jax.tree.map(reorder, cache)
+
+
+@flax.struct.dataclass
+class SampleState(SearchState):
     """State of sampling between two steps."""
 
-    step: Int[Array, ""]  # int32; tokens decoded so far
-    max_lengths: Int[Array, " B"]  # int32; maximum number of tokens, at most T
-    prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
-    sentence_ids: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
-    done: Bool[Array, " B"]  # the sentence no longer changes
     keys: Key[Array, " B"]  # one per sentence, the same at every step
     newest: Int[Array, "B N"]  # int32; the next input of the step function
-    tokens: Int[Array, "B N T"]  # int32; without BOS, padded on the right
     lengths: Int[Array, "B N"]  # int32; number of tokens
     finished: Bool[Array, "B N"]  # with EOS, or because no token is possible
     log_probs: Float[Array, "B N"]  # float32; -inf if the sample does not exist
-    cache: Any  # the step function's cache
 
 
-State = TypeVar("State", BeamState, SampleState)
+State = TypeVar("State", bound=SearchState)
 
 
 def take_sentences(state: State, indices: Int[Array, " R"]) -> State:
@@ -97,8 +121,8 @@ def prepare(
     hypotheses: int,
     capacity: int,
     prefix: Prefix | Array | None,
-) -> tuple[Any, Int[Array, " B"], Int[Array, "B P"]]:
-    """Returns the cache, maximum lengths and prefix of a new state, checked and converted.
+) -> dict[str, Any]:
+    """Returns the fields of :class:`SearchState`, from checked and converted arguments.
 
     Raises:
       UserError: An argument is out of range or has other axes than the others.
@@ -118,10 +142,23 @@ def prepare(
             f"prefix must hold one row per sentence, shape [{batch}, tokens]: got {prefix.shape}"
         )
     cache = jax.tree.map(jnp.asarray, cache)
-    check_cache(cache, batch, hypotheses)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
+        if leaf.ndim and leaf.shape[:2] not in [(batch, hypotheses), (batch, 1)]:
+            raise UserError(
+                f"cache{jax.tree_util.keystr(path)} must lead with axes [batch, beams] = "
+                f"[{batch}, {hypotheses}], with [{batch}, 1] if the beams share it, or be a "
+                f"scalar: got shape {leaf.shape}"
+            )
     max_lengths = jnp.clip(max_lengths, 0, capacity).astype(jnp.int32)
     max_lengths = rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))
-    return cache, max_lengths, rows_like(prefix.astype(jnp.int32), max_lengths)
+    return {
+        "step": jnp.zeros((), jnp.int32),
+        "max_lengths": max_lengths,
+        "prefix": rows_like(prefix.astype(jnp.int32), max_lengths),
+        "sentence_ids": None,
+        "done": max_lengths == 0,
+        "cache": cache,
+    }
 
 
 def _integers(values: MaxLengths | Prefix | Array, name: str) -> Array:
@@ -146,3 +183,8 @@ def best_first(result: BeamResult, pad_id: int) -> BeamResult:
         tokens=jnp.where(exists[:, :, None], result.tokens, pad_id),
         lengths=jnp.where(exists, result.lengths, 0),
     )
+
+
+def gather_beams(array: Array, beams: Int[Array, "B M"]) -> Array:
+    """Returns ``array[b, beams[b, m]]`` for every b and m: [B, N, ...] to [B, M, ...]."""
+    return jax.vmap(lambda rows, index: rows.at[index].get(mode="promise_in_bounds"))(array, beams)

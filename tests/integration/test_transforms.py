@@ -487,7 +487,7 @@ def forbid(tokens, logits, context):
 FORBIDDEN = jax.tree_util.Partial(forbid, np.array([4, 9]))
 SEARCHES = [
     BeamSearch(beam_size=4, diversity_groups=2, no_repeat_ngram=2, constraints=(FORBIDDEN,)),
-    Sampling(num_samples=2, top_p=0.9, min_length=3, constraints=(FORBIDDEN,)),
+    Sampling(top_p=0.9, min_p=0.01, typical_p=0.95, min_length=3, constraints=(FORBIDDEN,)),
 ]
 
 

@@ -60,7 +60,8 @@ UNUSUAL = Config.from_dict(
         "search": {
             **{"method": "sampling", "num_samples": 1, "length_penalty": 0.0, "penalty": "power"},
             **{"max_extra_length": 5, "max_length": 40, "min_length": 2, "no_repeat_ngram": 3},
-            **{"temperature": 0.7, "top_k": 10, "top_p": 0.9, "seed": 5},
+            **{"temperature": 0.7, "top_k": 10, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8},
+            **{"seed": 5},
         },
     }
 )

@@ -206,7 +206,7 @@ class Group:
 
 
 def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> list[Hypothesis]:
-    """Runs beam search as the docstrings of beam.py and settings.py describe it."""
+    """Runs beam search as the docstrings of beam.py describe it."""
     size = settings.beam_size // settings.diversity_groups
     groups = [Group() for _ in range(settings.diversity_groups)]
     length = 0

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.search.numbers import join_numbers, split_numbers
 
 CAPACITY = 6
 LOGITS = np.random.default_rng(0).normal(0, 1, (7, 7)).astype(np.float32)
@@ -30,13 +29,13 @@ def counted():
     @functools.partial(jax.jit, static_argnums=0)
     def run(static, numbers):
         traces.append(static)
-        return find(join_numbers(static, numbers))
+        return find(static.join_numbers(numbers))
 
     return run, traces
 
 
 BEAM = BeamSearch(beam_size=4, diversity_groups=2, diversity_penalty=0.5, min_length=1)
-SAMPLING = Sampling(num_samples=4, top_p=0.9, min_length=1, seed=3)
+SAMPLING = Sampling(num_samples=4, top_p=0.9, min_p=0.05, typical_p=0.9, min_length=1, seed=3)
 
 
 @pytest.mark.smoke
@@ -50,7 +49,15 @@ SAMPLING = Sampling(num_samples=4, top_p=0.9, min_length=1, seed=3)
                 {"diversity_penalty": 3.0, "min_length": 3},
             ],
         ),
-        (SAMPLING, [{"temperature": 0.3}, {"top_p": 0.2, "length_penalty": 1.0}, {"seed": 8}]),
+        (
+            SAMPLING,
+            [
+                {"temperature": 0.3},
+                {"top_p": 0.2, "length_penalty": 1.0},
+                {"min_p": 0.9, "seed": 8},
+                {"typical_p": 0.2},
+            ],
+        ),
     ],
     ids=["beam", "sampling"],
 )
@@ -59,7 +66,7 @@ def test_a_sweep_is_traced_once_and_finds_the_same(search, changes):
     results, before = [], len(traces)
     for change in [{}, *changes]:
         changed = dataclasses.replace(search, **change)
-        found = jax.device_get(run(*split_numbers(changed, CAPACITY)))
+        found = jax.device_get(run(*changed.split_numbers(CAPACITY)))
         expected = jax.device_get(jax.jit(functools.partial(find, changed))())
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
@@ -70,7 +77,7 @@ def test_a_sweep_is_traced_once_and_finds_the_same(search, changes):
 
 
 def test_structure_stays_static():
-    static = split_numbers(BEAM, CAPACITY)[0]
+    static, _ = BEAM.split_numbers(CAPACITY)
     for change in (
         {"beam_size": 6},
         {"min_length": 0},
@@ -78,8 +85,7 @@ def test_structure_stays_static():
         {"no_repeat_ngram": 2},
         {"early_stop": "never"},
     ):
-        assert split_numbers(dataclasses.replace(BEAM, **change), CAPACITY)[0] != static
-    assert (
-        split_numbers(dataclasses.replace(SAMPLING, top_p=1.0), CAPACITY)[0]
-        != (split_numbers(SAMPLING, CAPACITY)[0])
-    )
+        assert dataclasses.replace(BEAM, **change).split_numbers(CAPACITY)[0] != static
+    static, _ = SAMPLING.split_numbers(CAPACITY)
+    for change in ({"top_k": 3}, {"top_p": 1.0}, {"min_p": 0.0}, {"typical_p": 1.0}):
+        assert dataclasses.replace(SAMPLING, **change).split_numbers(CAPACITY)[0] != static

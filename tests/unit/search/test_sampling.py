@@ -12,7 +12,6 @@ import scipy.special
 import scipy.stats
 
 from jaxformer.search import BeamResult, Sampling
-from jaxformer.search.sampling import draw, truncate
 
 from .oracles import (
     CAPACITY,
@@ -52,30 +51,44 @@ def sample_tree(settings: Sampling, *arguments) -> BeamResult:
     return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 
-# Takes p^(1/temperature), keeps the k most probable tokens, renormalizes, keeps the fewest tokens
-# that together have top_p, renormalizes; in NumPy, float64.
-def expected_distribution(p, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+# The filters one by one, each with its definition, in NumPy, float64.
+def expected_distribution(
+    p, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0
+) -> np.ndarray:
     p = np.asarray(p, np.float64) ** (1 / temperature)
-    order = np.argsort(-p, kind="stable")
-    kept = order[: top_k or len(p)]
-    p = np.where(np.isin(np.arange(len(p)), kept), p, 0.0)
-    p /= p.sum()
-    for n in range(1, len(kept) + 1):
-        if p[order[:n]].sum() >= top_p - 1e-9:
-            break
-    p = np.where(np.isin(np.arange(len(p)), order[:n]), p, 0.0)
-    return p / p.sum()
+
+    def keep(p, tokens):
+        kept = np.where(np.isin(np.arange(len(p)), tokens), p, 0.0)
+        return kept / kept.sum()
+
+    def fewest(p, order, mass):
+        count = next(n for n in range(1, len(p) + 1) if p[order[:n]].sum() >= mass - 1e-9)
+        return keep(p, order[:count])
+
+    p = keep(p, np.argsort(-p, kind="stable")[: top_k or len(p)])
+    p = fewest(p, np.argsort(-p, kind="stable"), top_p)
+    p = keep(p, np.flatnonzero(p >= min_p * max(p)))
+    with np.errstate(divide="ignore"):
+        information = -np.log(p)
+    entropy = sum(q * i for q, i in zip(p, information, strict=True) if q > 0)
+    return fewest(p, np.argsort(abs(information - entropy), kind="stable"), typical_p)
 
 
 PROBABILITIES = [0.05, 0.3, 0.2, 0.02, 0.25, 0.0, 0.08, 0.1]
-CUTS = [
-    {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
-    {"temperature": 0.5, "top_k": 0, "top_p": 1.0},
-    {"temperature": 2.0, "top_k": 3, "top_p": 1.0},
-    {"temperature": 1.0, "top_k": 0, "top_p": 0.7},  # 0.3 + 0.25 < 0.7 <= 0.3 + 0.25 + 0.2
+FILTERS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0, "top_k": 3},
+    {"top_p": 0.7},  # 0.3 + 0.25 < 0.7 <= 0.3 + 0.25 + 0.2
     {"temperature": 1.5, "top_k": 5, "top_p": 0.6},
-    {"temperature": 1.0, "top_k": 0, "top_p": 0.01},  # At least one token is kept.
-    {"temperature": 1.0, "top_k": 99, "top_p": 1.0},  # More than the vocabulary.
+    {"top_p": 0.01},  # At least one token is kept.
+    {"top_k": 99},  # More than the vocabulary.
+    {"min_p": 0.5},  # At least 0.15: 0.3, 0.25 and 0.2.
+    {"min_p": 1.0},
+    # The entropy is 1.69; -log 0.2 = 1.61, -log 0.25 = 1.39, -log 0.3 = 1.20.
+    {"typical_p": 0.4},  # 0.2 and 0.25, not the most probable token.
+    {"typical_p": 0.01},
+    {"temperature": 2.0, "top_k": 6, "top_p": 0.95, "min_p": 0.6, "typical_p": 0.5},
 ]
 
 
@@ -84,15 +97,19 @@ def test_truncation_keeps_the_right_tokens():
 
     @jax.jit
     def truncated(logits):
-        scaled = [logits / cut["temperature"] + 3.0 for cut in CUTS]
-        found = [truncate(sampling(**cut), one) for cut, one in zip(CUTS, scaled, strict=True)]
-        equal = jnp.zeros((1, 1, 4))
-        return found, truncate(sampling(top_k=2), equal), truncate(sampling(top_p=0.5), equal)
+        scaled = [logits / cut.get("temperature", 1.0) + 3.0 for cut in FILTERS]
+        found = [sampling(**cut).truncate(z) for cut, z in zip(FILTERS, scaled, strict=True)]
+        ties = [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 1.0}, {"typical_p": 0.5}]
+        equal = [sampling(**cut).truncate(jnp.zeros((1, 1, 4))) for cut in ties]
+        impossible = [sampling(**c).truncate(jnp.full((1, 1, 4), -jnp.inf))[0] for c in FILTERS]
+        return found, equal, impossible
 
-    found, (_, top_2), (kept_half, tokens) = jax.device_get(truncated(log(shuffled)))
-    assert top_2.tolist() == [[[0, 1]]]  # Ties are broken by id.
-    assert tokens[kept_half > -INFINITY].tolist() == [0, 1]
-    for cut, (kept, tokens) in zip(CUTS, found, strict=True):
+    found, equal, impossible = jax.device_get(truncated(log(shuffled)))
+    assert equal[0][1].tolist() == [[[0, 1]]]  # Ties are broken by id.
+    assert equal[1][1][equal[1][0] > -INFINITY].tolist() == [0, 1]
+    assert all((kept == 0).all() for kept, _ in equal[2:])  # Or they are kept together.
+    assert all((kept == -INFINITY).all() for kept in impossible)
+    for cut, (kept, tokens) in zip(FILTERS, found, strict=True):
         probabilities = np.zeros(shuffled.shape)
         tokens = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
         np.put_along_axis(probabilities, tokens, scipy.special.softmax(kept, axis=2), axis=2)
@@ -101,12 +118,12 @@ def test_truncation_keeps_the_right_tokens():
 
 
 def test_draws_have_the_exact_distribution_and_are_independent():
-    draws, cuts = 20_000, [CUTS[0], CUTS[4]]
+    draws, cuts = 20_000, [FILTERS[0], FILTERS[4]]
     logits = np.broadcast_to(log(PROBABILITIES) + 3.0, (draws // 10, 10, 8))
 
     @jax.jit
     def drawn(logits, keys):
-        return [draw(sampling(num_samples=10, **cut), logits, keys, jnp.array(4)) for cut in cuts]
+        return [sampling(num_samples=10, **cut).draw(logits, keys, jnp.array(4)) for cut in cuts]
 
     # The seeds are fixed, so the test is deterministic.
     for cut, tokens in zip(cuts, jax.device_get(drawn(logits, keys(draws // 10))), strict=True):

@@ -1,9 +1,12 @@
-"""Settings that no search could use are refused with a clear message."""
+"""Settings and arguments that no search could use are refused with a clear message."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
+from jaxformer.search.state import prepare
 
 from .oracles import beam, sampling
 
@@ -32,6 +35,8 @@ def check(make, **changes):
         (beam, {"early_stop": "full"}, "early_stop=full needs ends_within=N, .*: got 2N"),
         (sampling, {"temperature": 0.0}, "temperature must be greater than 0: .* beam_size 1"),
         (sampling, {"top_p": 0.0}, "top_p must be above 0 and at most 1: got 0.0"),
+        (sampling, {"min_p": 1.1}, "min_p must be from 0 to 1: got 1.1"),
+        (sampling, {"typical_p": NAN}, "typical_p must be above 0 and at most 1: got nan"),
         (sampling, {"seed": 2**31}, "seed must be from 0 to 2147483647: got 2147483648"),
     ],
 )
@@ -50,3 +55,18 @@ def test_only_numbers_are_accepted_and_kept_as_those_of_python(make, name, kind)
         with pytest.raises(UserError, match=f"{name} must be {words}: got {wrong!r}"):
             check(make, **{name: wrong})
     assert type(getattr(check(make, **{name: np.int32(1)}), name)) is kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0}, "capacity must be at least 1: got 0"),
+        ({"max_lengths": jnp.array([[1]])}, r"max_lengths must hold one number .* shape \(1, 1\)"),
+        ({"prefix": jnp.ones((2, 3), int)}, r"prefix must hold .* \[1, tokens\]: got \(2, 3\)"),
+        ({"cache": {"keys": [np.ones((1, 3))]}}, r"cache\['keys'\]\[0\] must lead .*= \[1, 2\]"),
+    ],
+)
+def test_mismatched_arguments_are_refused(arguments, message):
+    right = {"cache": (), "max_lengths": jnp.array([3]), "capacity": 6, "prefix": None}
+    with pytest.raises(UserError, match=message):
+        jax.eval_shape(lambda: prepare(**{**right, **arguments}, hypotheses=2))

@@ -260,8 +260,8 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.config import Config, ModelConfig
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
+    from jaxformer.kinds import make_init
     from jaxformer.models.flops import training_flops
-    from jaxformer.models.selection import make_init
     from jaxformer.tasks.translation import TranslationLoss
     from jaxformer.training.mesh import num_batch_shards
 

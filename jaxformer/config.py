@@ -20,17 +20,16 @@ import functools
 import json
 import pathlib
 import typing
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxformer.data.corpus import DataConfig
+from jaxformer.data.section import DataSection
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.fields import build, check_known, expected_type
 from jaxformer.files import read_json, write_file
+from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.assembly import ModelConfig
-from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.selection import Model
-from jaxformer.models.transformer import Transformer
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling, plain
 from jaxformer.training.mesh import MeshConfig
@@ -47,13 +46,16 @@ __all__ = [  # Users import the sections of a config from here, too.
 ]
 
 
+Section = TypeVar("Section", bound=DataSection)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """An experiment; by default the paper's base model on WMT14 English-German.
 
     Attributes:
       model: Architecture.
-      data: Sentence pairs, or one text for a language model.
+      data: Sentence pairs, or the data of another kind of experiment; ``corpus`` selects the kind.
       training: Optimizer, length of the run, reports.
       mesh: Distribution over devices.
       search: Search of validation and of all later commands.
@@ -63,7 +65,7 @@ class Config:
     """
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    data: DataConfig | StreamConfig = dataclasses.field(default_factory=DataConfig)
+    data: DataSection = dataclasses.field(default_factory=DataConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     search: BeamSearch | Sampling = dataclasses.field(default_factory=BeamSearch)
@@ -75,13 +77,25 @@ class Config:
                 kinds = typing.get_args(expected) or (expected,)
                 known = " or ".join(kind.__name__ for kind in kinds)
                 raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
-        name = "length" if isinstance(self.data, StreamConfig) else "max_length"
-        if getattr(self.data, name) > self.model.max_length:
+        for name, expected in (("data", self.kind.data), ("model", self.kind.model)):
+            if not isinstance(getattr(self, name), expected):
+                found = type(getattr(self, name)).__name__
+                raise UserError(
+                    f"{name} must be a {expected.__name__} with data.corpus={self.data.corpus}: "
+                    f"got {found}"
+                )
+        name, longest = self.data.longest
+        if longest > self.model.max_length:
             raise UserError(
                 f"data.{name} must not exceed model.max_length: got "
-                f"{getattr(self.data, name)} > {self.model.max_length}"
+                f"{longest} > {self.model.max_length}"
             )
         _check_search(self.search)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the experiment, which ``data.corpus`` selects."""
+        return kind_of(self.data.corpus)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the sections as dictionaries of plain values.
@@ -100,9 +114,11 @@ class Config:
         Raises:
           UserError: A field is unknown, has the wrong type, or is out of range.
         """
+        data = values.get("data") if isinstance(values, dict) else None
+        kind = kind_of(data.get("corpus") if isinstance(data, dict) else None)
         builders = {
-            "model": functools.partial(build, ModelConfig, section="model"),
-            "data": _data_from_dict,
+            "model": functools.partial(build, kind.model, section="model"),
+            "data": functools.partial(build, kind.data, section="data"),
             "training": functools.partial(build, TrainingConfig, section="training"),
             "mesh": functools.partial(build, MeshConfig, section="mesh"),
             "search": plain.from_dict,
@@ -111,40 +127,17 @@ class Config:
         return cls(**{name: builders[name](section) for name, section in values.items()})
 
 
-def _data_from_dict(values: Any) -> DataConfig | StreamConfig:
-    is_stream = isinstance(values, dict) and values.get("corpus") == "stream"
-    return build(StreamConfig if is_stream else DataConfig, values, "data")
-
-
-def model_of(config: Config) -> Model:
-    """Returns the model class of a config, which depends on the kind of data."""
-    return LanguageModel if isinstance(config.data, StreamConfig) else Transformer
-
-
-def sentence_pairs(config: Config) -> DataConfig:
-    """Returns ``config.data`` of an experiment on sentence pairs.
+def data_of(config: Config, section: type[Section]) -> Section:
+    """Returns ``config.data`` of an experiment whose data is of a certain class.
 
     Raises:
-      UserError: The experiment is a language model.
+      UserError: The experiment is of another kind.
     """
-    if isinstance(config.data, StreamConfig):
+    if not isinstance(config.data, section):
+        wanted = " or ".join(kind.description for kind in KINDS if kind.data is section)
         raise UserError(
-            "expected a model of sentence pairs, got a language model, of data.corpus=stream; "
-            "jaxformer generate is for it"
-        )
-    return config.data
-
-
-def text_stream(config: Config) -> StreamConfig:
-    """Returns ``config.data`` of a language model.
-
-    Raises:
-      UserError: The experiment is a model of sentence pairs.
-    """
-    if not isinstance(config.data, StreamConfig):
-        raise UserError(
-            "expected a language model, of data.corpus=stream, got a model of sentence pairs, of "
-            f"data.corpus={config.data.corpus}; jaxformer translate and parse are for those"
+            f"expected {wanted}, got {config.kind.description}, of "
+            f"data.corpus={config.data.corpus}; {config.kind.commands} is for it"
         )
     return config.data
 

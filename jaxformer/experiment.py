@@ -5,22 +5,21 @@ import functools
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import optax
 
 from jaxformer.config import (
     Config,
     ModelConfig,
-    StreamConfig,
     TrainingConfig,
     check_config,
     load_run,
-    model_of,
 )
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import model_path, run_path
-from jaxformer.models.selection import Model, describe_model
+from jaxformer.kinds import Kind, describe_model
 from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
@@ -28,12 +27,7 @@ from jaxformer.runs.run_directory import prepare_run
 from jaxformer.runs.signals import stop_signals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
-from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.initialization import check_initialization, initialization
-from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
-from jaxformer.tasks.parsing.task import Parsing
-from jaxformer.tasks.parsing.treebank import TreesCorpus
-from jaxformer.tasks.translation import Translation
 from jaxformer.training.fitting import fit
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
@@ -123,7 +117,7 @@ def _with_schedule(
     if optimizer is None:
         return make_optimizer(config), configured_schedule(config.training, config.model.d_model)
     if config.training.freeze is not None:
-        info = describe_model(config.model, model_of(config))
+        info = describe_model(config.model, config.kind)
         optimizer = freeze(optimizer, config.training.freeze, info)
     return optimizer, None
 
@@ -168,20 +162,14 @@ def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
         )
 
 
-def make_task(
-    config: Config, folder: Workdir, corpus: Corpus | None = None
-) -> Translation | LanguageModeling:
-    """Opens the data of a config and returns its task: language modeling, parsing or translation.
+def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Any:
+    """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
 
     Raises:
       UserError: Data is missing or malformed, or differs from the data the run began with.
     """
     with processes.first_before_others("data"):
-        if isinstance(config.data, StreamConfig):
-            return LanguageModeling(config, open_stream(config, folder))
-        if config.data.corpus == "trees":
-            return Parsing(config, open_dataset(config, folder, corpus or TreesCorpus()))
-        return Translation(config, open_dataset(config, folder, corpus))
+        return config.kind.task_class.open(config, folder, corpus)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
@@ -199,12 +187,12 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     loop = {field.name: field.default for field in dataclasses.fields(FitConfig)}
     if training.schedule in DECAYING:
         loop["steps"] = training.steps
-    return _make_optimizer(dataclasses.replace(training, **loop), config.model, model_of(config))
+    return _make_optimizer(dataclasses.replace(training, **loop), config.model, config.kind)
 
 
 @functools.lru_cache
 def _make_optimizer(
-    training: TrainingConfig, model: ModelConfig, kind: Model
+    training: TrainingConfig, model: ModelConfig, kind: Kind
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
     optimizer = configured_optimizer(training, model.d_model, describe)

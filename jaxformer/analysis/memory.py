@@ -1,24 +1,14 @@
 """Memory of a training step on each device, computed before anything runs."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import PyTree
-
-from jaxformer.config import Config, StreamConfig
-from jaxformer.data.loader import round_up
-from jaxformer.data.stream import CharacterTokenizer, TokenStream
+from jaxformer.config import Config
 from jaxformer.experiment import make_optimizer
-from jaxformer.models.selection import make_init
-from jaxformer.tasks.language_modeling import LanguageModeling
-from jaxformer.tasks.translation import TranslationLoss, abstract_batch
 from jaxformer.training.mesh import BatchShards, make_mesh
 from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_train_step
-from jaxformer.training.task import Loss
 
 
 class StepMemory(NamedTuple):
@@ -54,27 +44,14 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     gradient_accumulation = config.training.gradient_accumulation
-    init, loss, batch = _longest_step(config, mesh)
+    shards = BatchShards.of(mesh, gradient_accumulation)
+    init, loss, batch = config.kind.task_class.longest_step(config, shards)
     state = abstract_state(init, optimizer, mesh)
     step = make_train_step(loss, optimizer, mesh, gradient_accumulation=gradient_accumulation)
     program = step.lower(state, batch).compile()
     reserved = program.memory_analysis()
     new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
     return StepMemory(reserved.argument_size_in_bytes, reserved.temp_size_in_bytes + new)
-
-
-def _longest_step(config: Config, mesh: Mesh) -> tuple[Callable[[Any], PyTree], Loss, PyTree]:
-    """Returns the initialization, the loss, and the shape of the longest batch."""
-    shards, data = BatchShards.of(mesh, config.training.gradient_accumulation), config.data
-    if isinstance(data, StreamConfig):
-        # The methods used here do not read the text, so it may be empty.
-        none = np.zeros(0, np.int32)
-        task = LanguageModeling(config, TokenStream(CharacterTokenizer(""), none, none, 0, ""))
-        return task.init, task.loss, task.shapes(shards)[0]
-    longest = data.max_length
-    rows = round_up(data.tokens_per_batch // longest, shards.row_multiple)
-    batch = abstract_batch(rows, longest, longest)
-    return make_init(config.model), TranslationLoss.of(config), batch
 
 
 def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:

@@ -74,10 +74,8 @@ def _measure(options: argparse.Namespace) -> None:
     """Prints the memory per device for settings that save more and more, until a step fits."""
     # Imported late, so that the report works even if a library that these need is broken.
     from jaxformer.cli.config_file import load_config
-    from jaxformer.config import StreamConfig
 
     config = load_config(options.config, options.overrides)
-    data = config.data
     limit = None if options.memory is None else _bytes(options.memory)
     if options.devices is not None and options.devices < 1:
         raise UserError(f"--devices must be at least 1: got {options.devices}")
@@ -93,11 +91,7 @@ def _measure(options: argparse.Namespace) -> None:
     use_compilation_cache()
     devices = jax.devices()
     limit = _memory(devices[0]) if limit is None else limit
-    if isinstance(data, StreamConfig):
-        batch, fields = f"{data.rows:,} rows of {data.length:,} tokens", "data.rows or data.length"
-    else:
-        batch = f"{data.tokens_per_batch:,} tokens per side in sentences of {data.max_length}"
-        fields = "data.tokens_per_batch or data.max_length"
+    batch, fields = config.data.batch
     print(
         f"A step of {batch}, on {len(devices)} {devices[0].device_kind} device(s). "
         f"Each has {limit / 1e9:.2f} GB and needs:",

@@ -13,7 +13,7 @@ from jaxformer.cli.text import (
     report_unknown,
     writing,
 )
-from jaxformer.config import sentence_pairs
+from jaxformer.config import DataConfig, data_of
 from jaxformer.data.text_files import paired
 from jaxformer.evaluation.bleu_report import translation_report
 
@@ -45,6 +45,6 @@ def evaluate(options: argparse.Namespace) -> None:
         )
         if write is not None:
             write(translations)
-    language = options.language or sentence_pairs(translator.config).target_language
+    language = options.language or data_of(translator.config, DataConfig).target_language
     report = translation_report(translations, references, target_language=language)
     print(report.to_json() if options.json else report.table())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.cli.text import Line, Text, bad_lines, read_in_blocks
-from jaxformer.config import load_run, text_stream
+from jaxformer.config import StreamConfig, data_of, load_run
 from jaxformer.errors import UserError
 from jaxformer.inference.generator import Generator
 from jaxformer.runs.workdir import Workdir
@@ -32,7 +32,7 @@ def generate(options: argparse.Namespace) -> None:
     if options.tokens < 1:
         raise UserError(f"--tokens must be at least 1: got {options.tokens}")
     config = load_run(Workdir(options.workdir))
-    text_stream(config)
+    data_of(config, StreamConfig)
     search = search_settings(options, config.search)
     if sys.stdout is None:
         raise UserError("standard output is closed: expected a place to write the text to")

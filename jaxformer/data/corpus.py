@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.record_files import RecordCorpus
+from jaxformer.data.section import DataSection
 from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
@@ -15,7 +16,7 @@ from jaxformer.files import local_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(DataSection):
     """Source of sentence pairs, and how they form batches (section 5.1).
 
     Attributes:
@@ -91,6 +92,19 @@ class DataConfig:
                 "data.tokens_per_batch must hold at least one sentence of data.max_length: got "
                 f"tokens_per_batch={self.tokens_per_batch}, max_length={self.max_length}"
             )
+
+    @property
+    def longest(self) -> tuple[str, int]:
+        """Name and value of ``max_length``."""
+        return "max_length", self.max_length
+
+    @property
+    def batch(self) -> tuple[str, str]:
+        """The size of a batch in words, and the fields to lower for a smaller one."""
+        return (
+            f"{self.tokens_per_batch:,} tokens per side in sentences of {self.max_length}",
+            "data.tokens_per_batch or data.max_length",
+        )
 
     def symbols(self) -> list[str]:
         """Returns ``user_defined_symbols`` as a list."""

@@ -20,6 +20,7 @@ from jaxformer.checks import check_text, check_tokens, check_unicode
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.findings import Findings
+from jaxformer.data.section import DataSection
 from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import (
     PAD,
@@ -40,7 +41,7 @@ _PROBE = f"  a  b\n\n\tc {SPACE_SYMBOL}é "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamConfig:
+class StreamConfig(DataSection):
     """One text as a stream of tokens, to train a language model on.
 
     The last tenth of the characters is for validation. Training rows begin anywhere in the rest.
@@ -74,6 +75,16 @@ class StreamConfig:
         if self.tokenizer is not None:
             local_path(self.tokenizer)
         check_positive(self, "data", "length", "rows")
+
+    @property
+    def longest(self) -> tuple[str, int]:
+        """Name and value of ``length``."""
+        return "length", self.length
+
+    @property
+    def batch(self) -> tuple[str, str]:
+        """The size of a batch in words, and the fields to lower for a smaller one."""
+        return f"{self.rows:,} rows of {self.length:,} tokens", "data.rows or data.length"
 
 
 class CharacterTokenizer:

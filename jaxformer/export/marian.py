@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxformer.config import ModelConfig, sentence_pairs
+from jaxformer.config import DataConfig, ModelConfig, data_of
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.export.card import Usage
@@ -64,7 +64,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     names = ["</s>", "<unk>", *text.pieces[UNK + 1 :], "<pad>"]
     params = rescaled(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
     save_arrays(_arrays(config, params, order), folder / "model.safetensors")
-    data = sentence_pairs(model.config)
+    data = data_of(model.config, DataConfig)
     tokenizer = {
         "tokenizer_class": "MarianTokenizer",
         "source_lang": data.source_language,

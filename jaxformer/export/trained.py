@@ -9,7 +9,7 @@ from collections.abc import Collection
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jaxformer.config import Config, ModelConfig, StreamConfig
+from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
@@ -82,8 +82,8 @@ def text_model(model: TrainedModel) -> TextModel:
       UserError: It is a language model, or its targets are not text.
     """
     tokenizer = model.tokenizer
-    if isinstance(model.config.data, StreamConfig):
-        found = "a language model"
+    if not isinstance(model.config.data, DataConfig):
+        found = model.config.kind.description
     elif type(tokenizer) not in (Tokenizer, MarianTokenizer):
         found = f"a model with a {type(tokenizer).__name__}"
     elif tokenizer.target_vocab_size != tokenizer.vocab_size:

@@ -47,7 +47,7 @@ def quantize(
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
     folder.check_tokenizer()
     model = dataclasses.replace(config.model, compute_dtype="int8")
-    quantized = prepare_params(model, params, config_lib.model_of(config))
+    quantized = prepare_params(model, params, config.kind)
     identity = read_object(folder.identity)
     metadata = {
         "tokenizer": identity.get("tokenizer"),

@@ -18,7 +18,7 @@ from jaxformer.checks import (
     check_tokens,
     check_unicode,
 )
-from jaxformer.config import Config, ModelConfig, check_config, sentence_pairs
+from jaxformer.config import Config, DataConfig, ModelConfig, check_config, data_of
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
@@ -69,7 +69,7 @@ class Translator:
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
         check_config(config)
-        sentence_pairs(config)
+        data_of(config, DataConfig)
         if not hasattr(tokenizer, "vocab_size"):
             raise UserError(
                 f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "

@@ -12,18 +12,15 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, StreamConfig, load_run, model_of
-from jaxformer.data.stream import load_stream_tokenizer
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.config import Config, ModelConfig, load_run
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path
+from jaxformer.kinds import TRANSLATION, Kind, describe_model, make_init
 from jaxformer.layout import global_mesh
-from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.selection import Model, describe_model, make_init
-from jaxformer.models.transformer import Transformer
 from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, MissingStepError, RestoredParams
 from jaxformer.runs.single import write_single
@@ -34,22 +31,22 @@ from jaxformer.search import BeamSearch, Sampling
 T = TypeVar("T")
 
 
-def abstract_params(config: ModelConfig, model: Model = Transformer) -> PyTree:
+def abstract_params(config: ModelConfig, kind: Kind = TRANSLATION) -> PyTree:
     """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
-    params = jax.eval_shape(make_init(config, model), jax.random.key(0))
+    params = jax.eval_shape(make_init(config, kind), jax.random.key(0))
     if config.compute_dtype != "int8":
         return params
-    return jax.eval_shape(lambda params: prepare_params(config, params, model), params)
+    return jax.eval_shape(lambda params: prepare_params(config, params, kind), params)
 
 
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def prepare_params(config: ModelConfig, params: PyTree, model: Model = Transformer) -> PyTree:
-    """Casts or quantizes the parameters of ``model(config)`` for decoding.
+def prepare_params(config: ModelConfig, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
+    """Casts or quantizes the parameters of a model for decoding.
 
     See :func:`~jaxformer.nn.precision.cast_params`.
     """
-    return cast_params(params, describe_model(config, model), config.compute_dtype)
+    return cast_params(params, describe_model(config, kind), config.compute_dtype)
 
 
 def params_sha256(params: PyTree) -> str:
@@ -107,7 +104,7 @@ class TrainedModel:
         """
         folder = Workdir(model_path(workdir))
         config = load_run(folder)
-        params, origin = load_params(folder, config.model, str(weights), model_of(config))
+        params, origin = load_params(folder, config.model, str(weights), config.kind)
         if config.model.compute_dtype == "int8":
             if dequantized:
                 params, origin = dequantize(params), f"{origin}, converted from int8"
@@ -124,17 +121,16 @@ class TrainedModel:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, read from the workdir: of sentence pairs or of one text."""
+        """The tokenizer, read from the workdir."""
         self.folder.check_tokenizer()
-        is_stream = isinstance(self.config.data, StreamConfig)
-        return (load_stream_tokenizer if is_stream else Tokenizer.load)(self.folder.tokenizer)
+        return self.config.kind.load_tokenizer(self.folder.tokenizer)
 
 
 @global_mesh(None)
 def load_params(
-    folder: Workdir, config: ModelConfig, weights: str, model: Model = Transformer
+    folder: Workdir, config: ModelConfig, weights: str, kind: Kind = TRANSLATION
 ) -> tuple[PyTree, str]:
-    """Reads parameters that fit ``model(config)``, and describes their origin, such as "step 2000".
+    """Reads parameters that fit a config, and describes their origin, such as "step 2000".
 
     Raises:
       UserError: There are no such weights, or they are damaged or of another model.
@@ -146,7 +142,7 @@ def load_params(
     directory, made_by = folder.checkpoints, "train.py"
     if weights == "averaged":
         directory, made_by = folder.averaged, "jaxformer average"
-    template = abstract_params(config, model)
+    template = abstract_params(config, kind)
 
     def restore() -> RestoredParams:
         chosen = weights not in ("averaged", "latest")
@@ -165,7 +161,7 @@ def load_params(
 
 def load_model(
     workdir: str | pathlib.Path, *, weights: str | int = "auto"
-) -> tuple[Transformer | LanguageModel, PyTree]:
+) -> tuple[nn.Module, PyTree]:
     """Returns the model of a workdir and its parameters.
 
     >>> model, params = load_model("runs/numerals")  # doctest: +SKIP
@@ -181,7 +177,7 @@ def load_model(
       UserError: There are no such weights, or they are damaged or of another model.
     """
     trained = TrainedModel.load(workdir, weights=weights)
-    return model_of(trained.config)(trained.config.model), trained.params
+    return trained.config.kind.network(trained.config.model), trained.params
 
 
 def _averaged_steps(metadata: dict[str, Any]) -> str:
@@ -224,7 +220,7 @@ def average(folder: Workdir, last: int) -> list[int]:
             f"{folder.path}: is quantized to int8; average the run that it was made from, then "
             "quantize the average with jaxformer quantize"
         )
-    template = abstract_params(config, model_of(run))
+    template = abstract_params(config, run.kind)
     steps, mean, metadata = _beside_a_run(lambda: _mean(folder, run, template, last))
     write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
     return steps

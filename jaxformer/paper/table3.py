@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import jax
 from tqdm import tqdm
 
-from jaxformer.config import Config, DataConfig, sentence_pairs
+from jaxformer.config import Config, DataConfig, data_of
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
@@ -123,7 +123,7 @@ def _check(
 
 def _check_sentences(config: Config, tokenizer: Tokenizer) -> None:
     """Checks that perplexity and BLEU can include every pair of the validation split."""
-    data = sentence_pairs(config)
+    data = data_of(config, DataConfig)
     split, longest = data.valid, config.model.max_length - 1
     invalid = []
     for number, (source, target) in enumerate(open_corpus(data).pairs(split), 1):
@@ -159,7 +159,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         scale=scale,
         steps=config.training.steps // ROWS[row].longer,
         seed=config.training.seed,
-        corpus=_corpus_name(sentence_pairs(config)),
+        corpus=_corpus_name(data_of(config, DataConfig)),
         perplexity=perplexity,
         bleu=scores.sacrebleu.score or 0.0,  # None if no sentence has four words
         bleu_signature=scores.sacrebleu.method,
@@ -214,7 +214,7 @@ def _corpus_name(data: DataConfig) -> str:
 
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation split, and writes translations and scores to the folder."""
-    data = sentence_pairs(config)
+    data = data_of(config, DataConfig)
     pairs = open_corpus(data).pairs(data.valid)
     sources, references = zip(*pairs, strict=True)
     translator = Translator.load(folder.path, weights="latest")
@@ -233,7 +233,7 @@ def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
     if options.data is None:
         return config
     data = dataclasses.replace(
-        sentence_pairs(config),
+        data_of(config, DataConfig),
         corpus="text",
         train=str(options.data / "train"),
         valid=str(options.data / "valid"),

@@ -11,7 +11,7 @@ from operator import attrgetter
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxformer.config import sentence_pairs
+from jaxformer.config import DataConfig, data_of
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
@@ -120,7 +120,7 @@ def report(results: Sequence[Result]) -> str:
     """Formats a page with method, table, and comparison with the paper's claims."""
     first = results[0]
     base = row_config("base", first.scale, steps=first.steps)
-    data = sentence_pairs(base)
+    data = data_of(base, DataConfig)
     warmup = base.training.warmup_steps
     peak = inverse_sqrt_schedule(base.model.d_model, warmup)(warmup - 1)
     signatures = ", ".join(sorted({f"`{r.bleu_signature}`" for r in results}))

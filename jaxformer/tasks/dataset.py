@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from jaxformer.config import Config, sentence_pairs
+from jaxformer.config import Config, DataConfig, data_of
 from jaxformer.data.bpe import cached_tokenizer
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus
 from jaxformer.data.mixture import MixedCorpus, parse_mixture
@@ -53,7 +53,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     Raises:
       UserError: Data is missing or malformed, or differs from the data that the run began with.
     """
-    data = sentence_pairs(config)
+    data = data_of(config, DataConfig)
     corpus = open_corpus(data) if corpus is None else corpus
     mixture = MixedCorpus(corpus) if parse_mixture(data.train) else None
     if parse_mixture(data.valid):
@@ -95,7 +95,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
 
 def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
     """Learns a tokenizer from the training text, or finds it in the cache."""
-    data, size, cache = sentence_pairs(config), config.model.vocab_size, cache_directory()
+    data, size, cache = data_of(config, DataConfig), config.model.vocab_size, cache_directory()
     options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
     if data.pretokenizer == "none":
         return cached_tokenizer(corpus, data.train, size, cache, **options)
@@ -125,7 +125,7 @@ def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorp
             f"{', '.join(map(tokenizer.piece, ids[:5]))}; give spm_train --user_defined_symbols "
             "instead of --control_symbols, or give another data.tokenizer"
         )
-    for symbol in sentence_pairs(config).symbols():
+    for symbol in data_of(config, DataConfig).symbols():
         if symbol not in map(tokenizer.piece, tokenizer.encode(symbol)):
             raise UserError(
                 f"data.user_defined_symbols: expected a tokenizer with the token {symbol}, got one "
@@ -140,7 +140,7 @@ def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorp
 
 def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Returns the first validation pairs whose source is short enough for the model."""
-    pairs = corpus.pairs(sentence_pairs(config).valid)
+    pairs = corpus.pairs(data_of(config, DataConfig).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
     chosen = list(itertools.islice(fitting, config.training.eval_sentences))
     collections.deque(pairs, maxlen=0)  # Reads the rest, so that a change is detected.

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int, PyTree
 
 from jaxformer import pretrained
-from jaxformer.config import Config, ModelConfig, load_run, model_of
+from jaxformer.config import Config, ModelConfig, load_run
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import model_path, write_file
@@ -150,10 +150,10 @@ def check_initialization(config: Config) -> None:
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
     source = load_run(folder)
-    if model_of(source) is not model_of(config):
+    if source.kind.network is not config.kind.network:
         raise UserError(
-            f"training.init_from={folder.path}: expected a {model_of(config).__name__}, got a "
-            f"{model_of(source).__name__}"
+            f"training.init_from={folder.path}: expected {config.kind.description}, got "
+            f"{source.kind.description}"
         )
     ours, theirs = map(_layers_of, (config.model, source.model))
     flags = [f"--config.model.{name}={theirs[name]}" for name in ours if theirs[name] != ours[name]]

@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
-from jaxformer.config import Config, text_stream
+from jaxformer.config import Config, StreamConfig, data_of
+from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import listed
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
@@ -24,9 +25,9 @@ from jaxformer.data.stream import (
 from jaxformer.data.tokenizer import PAD, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.kinds import make_init
 from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.selection import make_init
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import given_tokenizer
@@ -44,7 +45,7 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
       UserError: The text cannot be read, differs from the text that the run began with, or does not
         match the sizes in the config.
     """
-    data = text_stream(config)
+    data = data_of(config, StreamConfig)
     try:
         text = read_text(local_path(data.file))
     except UserError as error:
@@ -108,12 +109,26 @@ class LanguageModeling(Task):
     """
 
     def __init__(self, config: Config, stream: TokenStream) -> None:
-        self.config, self._data, self._stream = config, text_stream(config), stream
+        self.config, self._data, self._stream = config, data_of(config, StreamConfig), stream
+
+    @classmethod
+    def open(
+        cls, config: Config, folder: Workdir, corpus: Corpus | None = None
+    ) -> "LanguageModeling":
+        """Opens the text of a config; see :func:`open_stream`. There is no other corpus."""
+        return cls(config, open_stream(config, folder))
+
+    @classmethod
+    def longest_step(cls, config: Config, shards: BatchShards) -> tuple[Init, Loss, PyTree]:
+        """Returns initialization, loss and the shape of a batch, without any data."""
+        none = np.zeros(0, np.int32)
+        task = cls(config, TokenStream(CharacterTokenizer(""), none, none, 0, ""))
+        return task.init, task.loss, task.shapes(shards)[0]
 
     @property
     def init(self) -> Init:
         """Creates the parameters from a key."""
-        return make_init(self.config.model, LanguageModel)
+        return make_init(self.config.model, self.config.kind)
 
     @property
     def loss(self) -> Loss:

@@ -10,19 +10,20 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 from sacrebleu.metrics.bleu import BLEU
 
-from jaxformer.config import Config, sentence_pairs
+from jaxformer.config import Config, DataConfig, data_of
 from jaxformer.data.batch import Batch, only_pair
+from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import EMPTY, LONG, Findings, listed
-from jaxformer.data.loader import load_batches, padded_shapes
+from jaxformer.data.loader import load_batches, padded_shapes, round_up
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
+from jaxformer.kinds import make_init
 from jaxformer.models.flops import training_flops
-from jaxformer.models.selection import make_init
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.dataset import Dataset
+from jaxformer.tasks.dataset import Dataset, open_dataset
 from jaxformer.tasks.token_loss import TokenLoss
 from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
@@ -81,8 +82,21 @@ class Translation(Task):
         smoothed = {"loss": "label-smoothed loss {:.3f}"} if config.training.label_smoothing else {}
         self.log_formats = {**smoothed, **self._log_formats()}
 
+    @classmethod
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
+        """Opens the data of a config; see :func:`~jaxformer.tasks.dataset.open_dataset`."""
+        return cls(config, open_dataset(config, folder, corpus))
+
+    @classmethod
+    def longest_step(cls, config: Config, shards: BatchShards) -> tuple[Init, Loss, Batch]:
+        """Returns initialization, loss and the shape of the longest batch, without any data."""
+        data = data_of(config, DataConfig)
+        rows = round_up(data.tokens_per_batch // data.max_length, shards.row_multiple)
+        batch = abstract_batch(rows, data.max_length, data.max_length)
+        return make_init(config.model), TranslationLoss.of(config), batch
+
     def _log_formats(self) -> dict[str, str]:
-        data = sentence_pairs(self.config)
+        data = data_of(self.config, DataConfig)
         if data.corpus == "numerals":
             return {"exact_match": f"exact {{:.1f}}%{self._of_sentences()}"}
         scorer = cast(BLEU, sacrebleu(data.target_language).scorer)
@@ -140,7 +154,7 @@ class Translation(Task):
     def summary(self) -> str:
         """Returns the numbers of pairs and batches, the share of padding, and unusual pairs."""
         config, data = self.config, self._data
-        pairs = sentence_pairs(config)
+        pairs = data_of(config, DataConfig)
         splits = (
             ("training", pairs.train, data.train, pairs.max_length),
             ("validation", pairs.valid, data.valid, config.model.max_length),
@@ -178,7 +192,7 @@ class Translation(Task):
 
     def describe_batch(self, number: int) -> str:
         """Names the first examples of a batch."""
-        corpus, split = self._data.corpus, sentence_pairs(self.config).train
+        corpus, split = self._data.corpus, data_of(self.config, DataConfig).train
         ids = self.example_ids(number)
         places = [corpus.place(split, i - 1, 0) for i in ids[:10]]
         return f"it had {len(ids)} pairs: {listed(places, len(ids))}"
@@ -216,7 +230,7 @@ class Translation(Task):
             return translator.translate(sources[mine], name="validation", report=report)
 
         translations = self._decode(params, mesh, translate, check_stop)
-        data = sentence_pairs(self.config)
+        data = data_of(self.config, DataConfig)
         if data.corpus == "numerals":  # a German number is one word, which has no 4-grams for BLEU
             return {"exact_match": percentage_equal(translations, references)}
         bleu = corpus_bleu(translations, references, target_language=data.target_language)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer import Config, MeshConfig, ModelConfig, make_mesh, muon, per_layer
 from jaxformer.data.batch import make_batch
-from jaxformer.models.selection import describe_model, make_init
+from jaxformer.kinds import describe_model, make_init
 from jaxformer.nn import ParameterInfo
 from jaxformer.tasks.translation import TranslationLoss
 from jaxformer.training.mesh import batch_sharding

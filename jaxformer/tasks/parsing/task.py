@@ -5,15 +5,25 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from jaxformer.config import Config
+from jaxformer.data.corpus import Corpus
 from jaxformer.evaluation import evalb
 from jaxformer.inference.translator import Translator
+from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.linearization import delinearize
 from jaxformer.tasks.parsing.parser import Parser
+from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.translation import Translation, percentage_equal
 
 
 class Parsing(Translation):
     """Training of a Transformer on words and trees; validation with loss, perplexity and F1."""
+
+    @classmethod
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Parsing":
+        """Opens the treebank of a config, or another corpus of words and trees."""
+        return cls(config, open_dataset(config, folder, corpus or TreesCorpus()))
 
     def _log_formats(self) -> dict[str, str]:
         return {"f1": f"F1 {{:.2f}}{self._of_sentences()}", "exact_match": "exact {:.1f}%"}

@@ -1,0 +1,108 @@
+"""Kinds of experiments: the data, the model and the task that belong together.
+
+:data:`KINDS` has one entry for each. A config selects its kind by ``data.corpus``; all other code
+asks :attr:`~jaxformer.config.Config.kind`.
+"""
+
+import dataclasses
+import functools
+import importlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, PyTree
+
+from jaxformer.data.corpus import DataConfig
+from jaxformer.data.section import DataSection
+from jaxformer.data.stream import StreamConfig, load_stream_tokenizer
+from jaxformer.data.tokenizer import Tokenizer, Vocabulary
+from jaxformer.models.assembly import ModelConfig
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn.parameters import describe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of experiment.
+
+    Attributes:
+      description: Its models, in error messages.
+      commands: The commands for its models.
+      corpora: Values of ``data.corpus`` that select it.
+      data: Class of the data section of its configs.
+      model: Class of the model section.
+      network: Class of its models, called with the model section and ``remat``.
+      inputs: Number of arrays of token ids that a model takes.
+      load_tokenizer: Reads the tokenizer of a workdir.
+      task: Module and name of its :class:`~jaxformer.Task`, which is imported when it is needed.
+    """
+
+    description: str
+    commands: str
+    corpora: tuple[str, ...]
+    data: type[DataSection]
+    model: type[ModelConfig] = ModelConfig
+    network: type[nn.Module] = Transformer
+    inputs: int = 1
+    load_tokenizer: Callable[[pathlib.Path], Vocabulary] = Tokenizer.load
+    task: str
+
+    @property
+    def task_class(self) -> Any:
+        """The class of the task, with ``open`` and ``longest_step``."""
+        module, _, name = self.task.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+
+TRANSLATION = Kind(
+    description="a model of sentence pairs",
+    commands="jaxformer translate",
+    corpora=("text", "tfds", "numerals", "parquet", "jsonl", "tsv"),
+    data=DataConfig,
+    inputs=2,
+    task="jaxformer.tasks.translation.Translation",
+)
+PARSING = dataclasses.replace(
+    TRANSLATION,
+    description="a parser",
+    commands="jaxformer parse",
+    corpora=("trees",),
+    task="jaxformer.tasks.parsing.task.Parsing",
+)
+LANGUAGE_MODELING = Kind(
+    description="a language model",
+    commands="jaxformer generate",
+    corpora=("stream",),
+    data=StreamConfig,
+    network=LanguageModel,
+    load_tokenizer=load_stream_tokenizer,
+    task="jaxformer.tasks.language_modeling.LanguageModeling",
+)
+KINDS = (TRANSLATION, PARSING, LANGUAGE_MODELING)
+
+
+def kind_of(corpus: object) -> Kind:
+    """Returns the kind of experiment on a corpus; translation if there is no such corpus."""
+    return next((kind for kind in KINDS if corpus in kind.corpora), TRANSLATION)
+
+
+@functools.lru_cache
+def make_init(model: ModelConfig, kind: Kind = TRANSLATION) -> Callable[[Array], PyTree]:
+    """Returns a function that creates the float32 parameters of a model from a key."""
+
+    def init(key: Array) -> PyTree:
+        tokens = jnp.ones((1, 1), jnp.int32)
+        return kind.network(model).init(key, *[tokens] * kind.inputs)["params"]
+
+    return init
+
+
+@functools.lru_cache
+def describe_model(model: ModelConfig, kind: Kind = TRANSLATION) -> PyTree:
+    """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
+    return describe(make_init(model, kind), jax.random.key(0))

@@ -1,11 +1,9 @@
 """The ``jaxformer`` command."""
 
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from jaxformer.cli.arguments import parse as parse_arguments
 from jaxformer.errors import exit_code
@@ -17,16 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
-    options = parse_arguments(arguments)
-    # A command's imports should not slow down --help and the other commands.
-    module, function = options.run.split(".")
+    command = parse_arguments(arguments)
     try:
-        getattr(importlib.import_module(f"jaxformer.cli.{module}"), function)(options)
-        _flush(sys.stdout)
+        command()
+        print(end="", flush=True)  # Standard output may be None: closed before Python started.
     except BrokenPipeError:  # The reader, such as `head`, has exited.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _flush(stream: TextIO | None) -> None:
-    if stream is not None:  # None if it was closed before Python started.
-        stream.flush()

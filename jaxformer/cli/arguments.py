@@ -1,57 +1,88 @@
-"""Argument parser of the command line.
+"""Arguments of the command line: the commands, and one-line errors about what is unknown.
 
-The module imports no heavy libraries, so that ``--help`` and error messages appear at once.
+The module, and the modules of the commands, import no heavy libraries before a command runs, so
+that ``--help`` and error messages appear at once.
 """
 
-import argparse
+import functools
+import importlib
+import inspect
 import re
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
 
-from jaxformer.cli.commands import add_commands
+from jaxformer.cli.signatures import CommandParser, command_parser, keywords, summary
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.version import __version__
 
+# Module and function of each command, in the order of --help.
+COMMANDS = {
+    "train": "train.train",
+    "translate": "translate.translate",
+    "score": "score.score",
+    "evaluate": "evaluate.evaluate",
+    "compare": "compare.compare",
+    "generate": "generate.generate",
+    "parse": "parse.parse",
+    "evalb": "evalb.evalb",
+    "doctor": "doctor.doctor",
+    "replay": "replay.replay",
+    "average": "convert.average",
+    "quantize": "convert.quantize",
+    "attention": "plot.attention",
+    "plot": "plot.plot",
+    "import": "convert.import_model",
+    "data": "catalog.data",
+    "export": "convert.export_model",
+}
 
-class CommandParser(argparse.ArgumentParser):
-    """A parser that reports errors in one line, without the usage."""
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see {self.prog} --help")
+def parse(arguments: Sequence[str] | None = None) -> functools.partial[None]:
+    """Returns the function of a command with its arguments, to be called.
 
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the arguments of a command.
-
-    Returns:
-      The options; ``run`` is the command's module in ``jaxformer.cli`` and function, such as
-      "plot.attention".
+    Args:
+      arguments: Words of the command line, from the name of the command; by default, the process's.
 
     Raises:
       UserError: There is no such command or option, or a value is missing or of the wrong type.
     """
     words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
-    options, unknown = _parser().parse_known_args(words)
-    if "overrides" in options:
-        options.overrides = [word for word in unknown if word.startswith("--config.")]
-        unknown = [word for word in unknown if word not in options.overrides]
-    if options.run == "train.train" and options.config is None:
+    if not words or words[0] not in COMMANDS:
+        parser = _parser()
+        parser.parse_args(words)
+        parser.error(f"expected a command first: got {words[0]}")
+    function = command(words[0])
+    parser = command_parser(f"jaxformer {words[0]}", function)
+    options, unknown = parser.parse_known_args(words[1:])
+    values, names = vars(options), inspect.signature(function).parameters
+    if "overrides" in names:
+        values["overrides"] = [word for word in unknown if word.startswith("--config.")]
+        unknown = [word for word in unknown if word not in values["overrides"]]
+    if words[0] == "train" and values["config"] is None:
         # Not an argument of argparse: Python 3.11 finds no optional one after --workdir.
-        options.config = next((word for word in unknown if not word.startswith("-")), None)
-        unknown = [word for word in unknown if word != options.config]
+        values["config"] = next((word for word in unknown if not word.startswith("-")), None)
+        unknown = [word for word in unknown if word != values["config"]]
     if unknown:
-        flags = re.findall(r"--[a-z][a-z_-]*", options.parser.format_help())
-        known = {flag.strip("-").replace("-", "_"): flag for flag in flags}
-        if "overrides" in options:
-            from jaxformer.cli.config_file import field_names  # It imports JAX.
+        raise UserError(_unknown(unknown[0], parser, "overrides" in names))
+    return functools.partial(function, **keywords(function, values))
 
-            known = field_names("--config.") | known
-        name = unknown[0].partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")
-        otherwise = f"see {options.parser.prog} --help"
-        hint = did_you_mean(name.lower(), known, otherwise, known.__getitem__)
-        raise UserError(f"unknown argument {unknown[0]}; {hint}")
-    return options
+
+def command(name: str) -> Callable[..., None]:
+    """Returns the function of a command."""
+    module, function = COMMANDS[name].split(".")
+    return getattr(importlib.import_module(f"jaxformer.cli.{module}"), function)
+
+
+def _unknown(word: str, parser: CommandParser, has_overrides: bool) -> str:
+    flags = re.findall(r"--[a-z][a-z_-]*", parser.format_help())
+    known = {flag.strip("-").replace("-", "_"): flag for flag in flags}
+    if has_overrides:
+        from jaxformer.cli.config_file import field_names  # It imports JAX.
+
+        known = field_names("--config.") | known
+    name = word.partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")
+    hint = did_you_mean(name.lower(), known, f"see {parser.prog} --help", known.__getitem__)
+    return f"unknown argument {word}; {hint}"
 
 
 def _join_overrides(words: Sequence[str]) -> list[str]:
@@ -67,6 +98,7 @@ def _join_overrides(words: Sequence[str]) -> list[str]:
 
 
 def _parser() -> CommandParser:
+    """Returns the parser of the first argument, with a list of all commands."""
     parser = CommandParser(
         prog="jaxformer",
         description="Trains models, and translates, generates, parses, scores and plots with them.",
@@ -76,5 +108,6 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    add_commands(commands)
+    for name in COMMANDS:
+        commands.add_parser(name, help=summary(command(name)))
     return parser

@@ -1,33 +1,43 @@
 """The command ``data``, which downloads and prepares public corpora."""
 
-import argparse
+from collections.abc import Sequence
 
 from jaxformer.data.catalog import CATALOG, is_present
-from jaxformer.data.fetching import fetch
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import data_directory, file_sha256
 
 
-def data(options: argparse.Namespace) -> None:
-    """Downloads and prepares the named corpora, or lists all of them."""
-    for name in options.names:
+def data(names: Sequence[str] = ()) -> None:
+    """Download and prepare the public corpora that the shipped configs read.
+
+    Options:
+      names (NAME): corpora to get (default: list all corpora)
+
+    Example:
+      jaxformer data                     # lists them, and the folder they are in
+
+      jaxformer data multi30k
+      python train.py --config=configs/multi30k.py --workdir=runs/multi30k
+
+      They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. An interrupted download
+      is completed by the same command.
+    """
+    for name in names:
         if name not in CATALOG:
             hint = did_you_mean(name, CATALOG, f"choose from {', '.join(CATALOG)}")
             raise UserError(f"unknown corpus {name}; {hint}")
-    if not options.names:
-        _list()
-    for name in options.names:
+    if not names:
+        print(f"corpora in {data_directory()}; docs/data.md describes them:")
+        for name, corpus in CATALOG.items():
+            state = "present" if is_present(corpus) else "-"
+            print(f"  {name:12} {state:8} {corpus.size:13} {corpus.folder:17} {corpus.license}")
+    for name in names:
         _fetch(name)
 
 
-def _list() -> None:
-    print(f"corpora in {data_directory()}; docs/data.md describes them:")
-    for name, corpus in CATALOG.items():
-        state = "present" if is_present(corpus) else "-"
-        print(f"  {name:12} {state:8} {corpus.size:13} {corpus.folder:17} {corpus.license}")
-
-
 def _fetch(name: str) -> None:
+    from jaxformer.data.fetching import fetch
+
     corpus = CATALOG[name]
     folder = fetch(corpus)
     print(f"{name}: {folder} ({corpus.license})")

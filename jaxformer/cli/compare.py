@@ -1,37 +1,58 @@
 """The command ``compare``: significance tests between systems on one reference."""
 
-import argparse
-import json
 import re
+from collections.abc import Sequence
+from json import dumps
+from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
+from jaxformer.cli.options import File, JsonReport
 from jaxformer.data.text_files import COMPRESSED, read_file
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import measures
-from jaxformer.evaluation.significance import RESAMPLES, TRIALS, SystemScore, seed
-from jaxformer.evaluation.significance import compare as compare_systems
+
+if TYPE_CHECKING:
+    from jaxformer.evaluation.significance import SystemScore
 
 
-def compare(options: argparse.Namespace) -> None:
-    """Prints every metric of every system, with intervals and, for two or more, p-values.
+def compare(
+    translations: Sequence[File],
+    *,
+    reference: File,
+    language: str | None = None,
+    json: JsonReport = False,
+) -> None:
+    """Score files of translations and test which differences are significant.
 
-    Raises:
-      UserError: A file cannot be read, has another number of lines than the reference or is given
-        twice, the target language is unknown, or ``SACREBLEU_SEED`` is not a valid seed.
+    Options:
+      translations: translations of one system as plain text, one per line; the first is the
+        baseline
+      reference: the reference, line by line
+      language (CODE): target language, for the metrics' tokenizers (default: the suffix of the
+        reference file)
+
+    Example:
+      jaxformer compare --reference newstest2014.de base.de big.de
+
+      jaxformer compare --reference newstest2014.de big.de      # scores with 95 % intervals
     """
-    suffixes = [name for name in options.reference.suffixes if name not in COMPRESSED]
-    language = options.language or "".join(suffixes[-1:]).removeprefix(".")
-    if options.language is None and not re.fullmatch("[a-z]{2}", language):
+    from tqdm import tqdm
+
+    from jaxformer.evaluation.bleu_report import measures
+    from jaxformer.evaluation.significance import RESAMPLES, TRIALS, seed
+    from jaxformer.evaluation.significance import compare as compare_systems
+
+    suffixes = [name for name in reference.suffixes if name not in COMPRESSED]
+    suffix = "".join(suffixes[-1:]).removeprefix(".")
+    if language is None and not re.fullmatch("[a-z]{2}", suffix):
         raise UserError(
-            f"--language CODE is needed, since {options.reference} does not end in one, such as .de"
+            f"--language CODE is needed, since {reference} does not end in one, such as .de"
         )
-    names = [str(path) for path in options.translations]
+    language = language or suffix
+    names = [str(path) for path in translations]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name} is given twice; give each system once")
-    references = list(read_file(options.reference))
-    systems = {str(path): list(read_file(path)) for path in options.translations}
+    references = list(read_file(reference))
+    systems = {str(path): list(read_file(path)) for path in translations}
     report = {
         "target_language": language,
         "lines": len(references),
@@ -41,12 +62,12 @@ def compare(options: argparse.Namespace) -> None:
     }
     compared = compare_systems(systems, references, target_language=language)
     compared = list(tqdm(compared, total=len(measures(language)), unit="metric", disable=None))
-    if options.json:
+    if json:
         report["comparisons"] = [
             {"metric": m.name, "method": m.method(), "systems": [s._asdict() for s in scores]}
             for m, scores in compared
         ]
-        print(json.dumps(report, ensure_ascii=False, indent=2))
+        print(dumps(report, ensure_ascii=False, indent=2))
         return
     print("lines: {lines}, target language: {target_language}".format_map(report))
     print("mean +- 95 % interval: bootstrap, {resamples} resamples, seed {seed}".format_map(report))
@@ -61,7 +82,7 @@ def compare(options: argparse.Namespace) -> None:
             print(f"  {score.system:{max(map(len, names))}}  {_figures(score)}")
 
 
-def _figures(score: SystemScore) -> str:
+def _figures(score: "SystemScore") -> str:
     if score.score is None:
         return f"{'n/a':>6}  (no line has 4 words)"
     row = f"{score.score:6.2f}  {score.mean:6.2f} +- {score.interval:.2f}"

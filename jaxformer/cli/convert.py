@@ -1,48 +1,106 @@
 """The commands ``average``, ``quantize``, ``import`` and ``export``, which convert models."""
 
-import argparse
+import pathlib
+import re
+from typing import Annotated, Literal
 
-from jaxformer.cli import decoding_options
-from jaxformer.inference import quantization, weights
-from jaxformer.runs.workdir import Workdir
+from jaxformer.cli.options import (
+    Checkpoint,
+    Dtype,
+    Folder,
+    ModelDir,
+    NewRunDir,
+    RunDir,
+    SearchOptions,
+)
+from jaxformer.cli.signatures import Value
+from jaxformer.files import local_path
 
 
-def average(options: argparse.Namespace) -> None:
-    """Averages the newest checkpoints of a run (section 6.1)."""
-    folder = Workdir(options.workdir)
-    steps = weights.average(folder, options.last)
+def average(*, workdir: RunDir, last: int = 5) -> None:
+    """Average the newest checkpoints, as the paper does; other commands then use the average.
+
+    Options:
+      last: number of checkpoints; the paper averages 5 of base models and 20 of big models
+
+    Example:
+      jaxformer average --workdir runs/multi30k --last 5
+    """
+    from jaxformer.inference import weights
+    from jaxformer.runs.workdir import Workdir
+
+    folder = Workdir(workdir)
+    steps = weights.average(folder, last)
     print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
 
 
-def quantize(options: argparse.Namespace) -> None:
-    """Quantizes a model's parameters to int8."""
-    before, after = quantization.quantize(options.workdir, options.output, weights=options.weights)
+def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "auto") -> None:
+    """Quantize a model's parameters to int8, in a new workdir that every command accepts.
+
+    Example:
+      jaxformer quantize --workdir runs/multi30k --output runs/multi30k-int8
+    """
+    from jaxformer.inference import quantization
+
+    before, after = quantization.quantize(workdir, output, weights=weights)
     print(
-        f"{options.output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
+        f"{output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
         f"({before / after:.2f} times smaller)"
     )
 
 
-def import_model(options: argparse.Namespace) -> None:
-    """Converts another system's model to a workdir."""
+def _model_folder(text: str) -> pathlib.Path:
+    """Returns a folder, or the name of a model whose address on the hub is given."""
+    address = re.fullmatch(r"https://huggingface\.co/(.+?)(/(tree|blob)/main(/.*)?)?", text)
+    return local_path(address[1] if address else text)
+
+
+def import_model(
+    system: Literal["marian"],
+    directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
+    *,
+    workdir: NewRunDir,
+) -> None:
+    """Convert another system's model to a workdir that every command accepts.
+
+    Options:
+      system: marian: Marian or OPUS-MT, as on the Hugging Face Hub
+      directory: folder of the model, or its name on the hub, such as Helsinki-NLP/opus-mt-en-de
+
+    Example:
+      jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de
+    """
     from jaxformer.interop.hub import marian_folder
     from jaxformer.interop.marian import COMMAND, import_marian
+    from jaxformer.runs.workdir import Workdir
 
-    Workdir(options.workdir).check_writable(COMMAND)  # before a download
-    folder = marian_folder(options.directory)
-    print(f"{options.workdir}: {import_marian(folder, options.workdir)}")
+    Workdir(workdir).check_writable(COMMAND)  # before a download
+    print(f"{workdir}: {import_marian(marian_folder(directory), workdir)}")
 
 
-def export_model(options: argparse.Namespace) -> None:
-    """Converts a model for another system."""
+def export_model(
+    format: Literal["stablehlo", "ctranslate2", "marian", "safetensors"],
+    *,
+    workdir: ModelDir,
+    output: Folder,
+    weights: Checkpoint = "auto",
+    dtype: Dtype | None = None,
+    search: SearchOptions,
+) -> None:
+    """Convert a model for another system, with a model card.
+
+    Options:
+      format: stablehlo: the whole search as a program for JAX; ctranslate2: a model for
+        CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters
+      output: folder to create
+
+    Example:
+      jaxformer export stablehlo --workdir runs/multi30k --output multi30k-stablehlo
+    """
     from jaxformer.export.command import export_model
 
+    settings = search.settings(workdir)
     summary = export_model(
-        options.format,
-        options.workdir,
-        options.output,
-        weights=options.weights,
-        search=decoding_options.search_settings(options),
-        compute_dtype=options.dtype,
+        format, workdir, output, weights=weights, search=settings, compute_dtype=dtype
     )
-    print(f"{options.output}: {summary}")
+    print(f"{output}: {summary}")

@@ -1,10 +1,9 @@
 """The command ``doctor``: reports the environment, or the memory that an experiment needs."""
 
-import argparse
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxformer.errors import UserError, missing_device
 from jaxformer.version import __version__
@@ -15,23 +14,40 @@ _DEVELOPMENT = ("all", "dev", "docs", "test")
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 
-def doctor(options: argparse.Namespace) -> None:
-    """Prints everything a bug report needs, or the memory that a training step needs.
+def doctor(
+    *,
+    config: str | None = None,
+    memory: str | None = None,
+    devices: int | None = None,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Print all that a bug report needs, or with --config, how much memory training needs.
 
-    Raises:
-      UserError: JAX has no device, there is no such config, or no settings make it fit.
+    Options:
+      config (CONFIG): config of an experiment, as for train; add overrides such as
+        --config.data.tokens_per_batch=8192. Prints the memory that training needs on each device,
+        and settings that make it fit
+      memory (SIZE): memory of a device, such as 16GB (default: the memory of this machine's device)
+      devices: simulate N devices on the CPU (default: the devices of this machine)
+
+    Example:
+      jaxformer doctor
+
+      jaxformer doctor --config configs/big.py --memory 16GB
+
+      jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
     """
-    if options.config is None:
-        for flag in ("memory", "devices"):
-            if getattr(options, flag) is not None:
+    if config is None:
+        for flag, value in (("memory", memory), ("devices", devices)):
+            if value is not None:
                 raise UserError(f"--{flag} needs --config FILE, whose training step is measured")
-        if options.overrides:
-            raise UserError(f"{options.overrides[0]} needs --config FILE, which it overrides")
+        if overrides:
+            raise UserError(f"{overrides[0]} needs --config FILE, which it overrides")
         _print_report()
         if reason := missing_device():
             raise UserError(reason)
     else:
-        _measure(options)
+        _measure(config, overrides, memory, devices)
 
 
 def _print_report() -> None:
@@ -70,20 +86,22 @@ def _version(name: str) -> str:
         return f"is not installed: pip install {name}"
 
 
-def _measure(options: argparse.Namespace) -> None:
+def _measure(
+    name: str, overrides: Sequence[str], size: str | None, num_devices: int | None
+) -> None:
     """Prints the memory per device for settings that save more and more, until a step fits."""
     # Imported late, so that the report works even if a library that these need is broken.
     from jaxformer.cli.config_file import load_config
 
-    config = load_config(options.config, options.overrides)
-    limit = None if options.memory is None else _bytes(options.memory)
-    if options.devices is not None and options.devices < 1:
-        raise UserError(f"--devices must be at least 1: got {options.devices}")
+    config = load_config(name, overrides)
+    limit = None if size is None else _bytes(size)
+    if num_devices is not None and num_devices < 1:
+        raise UserError(f"--devices must be at least 1: got {num_devices}")
     import jax
 
-    if options.devices:
+    if num_devices:
         jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", options.devices)
+        jax.config.update("jax_num_cpu_devices", num_devices)
     # Imported late, since the number of devices must be set before JAX initializes them.
     from jaxformer.analysis.memory import savings, step_memory, with_settings
     from jaxformer.runs.workdir import use_compilation_cache
@@ -111,7 +129,7 @@ def _measure(options: argparse.Namespace) -> None:
             return
         least = memory.total
     raise UserError(
-        f"{options.config} needs {least / 1e9:.2f} GB on each device with any settings, "
+        f"{name} needs {least / 1e9:.2f} GB on each device with any settings, "
         f"more than {limit / 1e9:.2f} GB; use more devices, or lower {fields}"
     )
 

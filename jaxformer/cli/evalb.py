@@ -1,23 +1,31 @@
 """The command ``evalb``: scores parse trees."""
 
-import argparse
 import sys
 
+from jaxformer.cli.options import File, JsonReport
 from jaxformer.data.text_files import read_file
 from jaxformer.evaluation.evalb import COLLINS, read_parameters, score
 
 
-def evalb(options: argparse.Namespace) -> None:
-    """Prints EVALB's table, or its figures as JSON; errors of sentences go to standard error.
+def evalb(gold: File, test: File, *, params: File | None = None, json: JsonReport = False) -> None:
+    """Score parse trees, one per line, exactly as the program EVALB does.
 
-    Raises:
-      UserError: A file cannot be read, the numbers of lines differ, or there are too many errors.
+    Options:
+      gold (GOLD): gold trees; outermost brackets count as a constituent if they have no label, and
+        do not count if the label is TOP
+      test (TEST): the parser's trees, line by line; a blank line for a sentence without a parse
+      params: parameter file of EVALB, .prm (default: the settings of COLLINS.prm)
+
+    Example:
+      jaxformer evalb gold.trees parsed.trees
+
+      jaxformer evalb gold.trees parsed.trees --params COLLINS.prm --json
     """
     parameters = COLLINS
-    if options.params is not None:
-        parameters = read_parameters(read_file(options.params), str(options.params))
-    report = score(list(read_file(options.gold)), list(read_file(options.test)), parameters)
+    if params is not None:
+        parameters = read_parameters(read_file(params), str(params))
+    report = score(list(read_file(gold)), list(read_file(test)), parameters)
     for row in report.rows:
         for error in row.errors:
             print(f"{row.number} : {error}", file=sys.stderr)
-    print(report.to_json() if options.json else report.table())
+    print(report.to_json() if json else report.table())

@@ -1,50 +1,66 @@
 """The command ``evaluate``: translates a file and scores it against a reference."""
 
-import argparse
-import contextlib
-
-from jaxformer.cli.decoding_options import search_settings
-from jaxformer.cli.progress import load, progress
+from jaxformer import pretrained
+from jaxformer.cli.options import File, JsonReport, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.text import (
+    PrefixOptions,
     Text,
     check_outputs,
-    lines_with_prefixes,
+    progress,
     refuse_bad,
     report_unknown,
-    writing,
+    writing_if_named,
 )
-from jaxformer.config import DataConfig, data_of
 from jaxformer.data.text_files import paired
-from jaxformer.evaluation.bleu_report import translation_report
 
 
-def evaluate(options: argparse.Namespace) -> None:
-    """Translates the source and prints the report.
+def evaluate(
+    *,
+    workdir: TranslatorDir = pretrained.WORKDIR,
+    source: File,
+    reference: File,
+    output: File | None = None,
+    language: str | None = None,
+    json: JsonReport = False,
+    model: ModelOptions,
+    search: SearchOptions,
+    forced: PrefixOptions,
+) -> None:
+    """Translate a file and score the translations against a reference.
 
-    Raises:
-      UserError: A file cannot be read, the numbers of lines differ, or a line is too long.
+    Text:
+      source: text to translate
+      reference: reference translation
+      output: also write the translations to FILE
+      language (CODE): target language, for the metrics' tokenizers (default: the run's)
+
+    Example:
+      jaxformer evaluate --workdir runs/multi30k --source test.en --reference test.de
     """
-    search = search_settings(options)
-    names = (str(options.source), str(options.reference))
-    inputs = [options.source, options.reference, options.prefixes]
-    check_outputs(inputs, {"--output": options.output})
-    lines = refuse_bad(lines_with_prefixes(Text(options.source), options.prefix, options.prefixes))
-    pairs = list(paired(lines, refuse_bad(Text(options.reference).lines()), *names))
-    references = [reference.text for _, reference in pairs]
-    prefixes = [source.prefix for source, _ in pairs]
-    sources = [source.text for source, _ in pairs]
-    translator = load(options, search)
+    from jaxformer.config import DataConfig, data_of
+    from jaxformer.evaluation.bleu_report import translation_report
+
+    settings = search.settings(workdir)
+    check_outputs([source, reference, forced.prefixes], {"--output": output})
+    lines, references = forced.lines(Text(source)), Text(reference).lines()
+    names = (str(source), str(reference))
+    pairs = list(paired(refuse_bad(lines), refuse_bad(references), *names))
+    sources = [line.text for line, _ in pairs]
+    prefixes = [line.prefix for line, _ in pairs]
+    translator = model.load(workdir, settings)
     report_unknown(translator.tokenizer, sources, names[0])
-    output = None if options.output is None else writing(options.output)
-    with output or contextlib.nullcontext() as write, progress(len(pairs)) as report_progress:
+    with writing_if_named(output) as write, progress(len(pairs)) as report:
         translations = translator.translate(
             sources,
             prefixes=prefixes if any(prefixes) else None,
             name=names[0],
-            report=report_progress,
+            report=report,
         )
         if write is not None:
             write(translations)
-    language = options.language or data_of(translator.config, DataConfig).target_language
-    report = translation_report(translations, references, target_language=language)
-    print(report.to_json() if options.json else report.table())
+    scores = translation_report(
+        translations,
+        [line.text for _, line in pairs],
+        target_language=language or data_of(translator.config, DataConfig).target_language,
+    )
+    print(scores.to_json() if json else scores.table())

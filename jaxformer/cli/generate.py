@@ -1,114 +1,88 @@
 """The command ``generate``: prints continuations of prompts during generation."""
 
-import argparse
-import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
-from jaxformer.cli.text import Line, Text, bad_lines, read_in_blocks
-from jaxformer.config import StreamConfig, data_of, load_run
+from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict
+from jaxformer.cli.text import Line, Text, reading
 from jaxformer.errors import UserError
-from jaxformer.inference.generator import Generator
-from jaxformer.runs.workdir import Workdir
-from jaxformer.search import Algorithm, BeamSearch, Sampling
+from jaxformer.search import Sampling
+
+if TYPE_CHECKING:
+    from jaxformer.inference.generator import Generator
 
 # Printed between two texts.
 _SEPARATOR = "---"
-_SAMPLING = ("samples", "temperature", "top_k", "top_p", "seed")
 
 
-def generate(options: argparse.Namespace) -> None:
-    """Writes each prompt and its continuations to standard output.
+def generate(
+    *,
+    workdir: ModelDir,
+    prompt: str | None = None,
+    tokens: int = 500,
+    strict: Strict = False,
+    weights: Checkpoint = "auto",
+    dtype: Dtype | None = None,
+    search: SearchOptions,
+) -> None:
+    """Continue prompts with a language model, printing text as it is generated.
 
-    A line of standard input that cannot be read or continued is reported, and its texts are empty.
+    Text: Each text starts with its prompt, and is sampled, or with --beam-size the best hypothesis.
+    Texts are separated by a line of ---. A line that is too long or not UTF-8 gives empty texts.
+      prompt: text to continue (default: continue each line of standard input)
+      tokens: number of tokens to generate
 
-    Raises:
-      UserError: Options contradict each other, or ``--prompt``, or with ``--strict`` a line, cannot
-        be continued.
-      SomeLinesError: Some lines could not be continued.
+    Example:
+      jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:" --tokens 500
+
+      cat prompts.txt | jaxformer generate --workdir runs/shakespeare --samples 3 --top-k 20
     """
-    if options.tokens < 1:
-        raise UserError(f"--tokens must be at least 1: got {options.tokens}")
-    config = load_run(Workdir(options.workdir))
-    data_of(config, StreamConfig)
-    search = search_settings(options, config.search)
+    from jaxformer.inference.generator import Generator
+
+    if tokens < 1:
+        raise UserError(f"--tokens must be at least 1: got {tokens}")
+    settings = search.settings(workdir, default=Sampling(num_samples=1))
     if sys.stdout is None:
         raise UserError("standard output is closed: expected a place to write the text to")
-    generator = Generator.load(
-        options.workdir, weights=options.weights, search=search, compute_dtype=options.dtype
-    )
-    print(f"{options.workdir}: {generator.weights}", file=sys.stderr)
+    generator = Generator.load(workdir, weights=weights, search=settings, compute_dtype=dtype)
+    print(f"{workdir}: {generator.weights}", file=sys.stderr)
+    text = Text(None) if prompt is None else None
+    if text is not None and text.interactive:
+        print("Type a prompt and press Enter; Ctrl-D ends.", file=sys.stderr)
+    if prompt is not None:
+        generator.check(prompt, max_tokens=tokens)
     first = True
-    with bad_lines() as report_bad:
-        for number, prompt in enumerate(_prompts(generator, options)):
-            report_bad([prompt])
-            for text in _texts(generator, prompt, number, options.tokens):
+    with reading(
+        lambda: iter([Line(prompt or "")]) if text is None else _checked(generator, text, tokens),
+        stream=text is not None and text.stream,
+        strict=strict,
+        hidden=True,
+    ) as (blocks, _):
+        for number, line in enumerate(itertools.chain.from_iterable(blocks)):
+            for pieces in _texts(generator, line, number, tokens):
                 if not first:
                     print(_SEPARATOR)
                 first = False
-                for piece in text:
+                for piece in pieces:
                     print(piece, end="", flush=True)
                 print(flush=True)
 
 
-def search_settings(
-    options: argparse.Namespace, run: BeamSearch | Sampling
-) -> BeamSearch | Sampling:
-    """Returns beam search if ``--beam-size`` is given, else sampling, with the run's settings.
-
-    Raises:
-      UserError: A value is out of range, or would have no effect.
-    """
-    given: dict[str, Any] = {
-        name: value for name in _SAMPLING if (value := getattr(options, name)) is not None
-    }
-    if options.beam_size is not None:
-        if given:
-            flag = next(iter(given)).replace("_", "-")
-            raise UserError(f"--{flag} is for sampling, not with --beam-size; leave one out")
-        return _with(BeamSearch, run, {"beam_size": options.beam_size})
-    if "samples" in given:
-        given["num_samples"] = given.pop("samples")
-    return _with(Sampling, run, given)
+def _checked(generator: "Generator", text: Text, tokens: int) -> Iterator[Line]:
+    """Yields all lines; a line that cannot be continued becomes blank."""
+    for number, line in enumerate(text.lines(), start=1):
+        try:
+            generator.check(line.text, max_tokens=tokens)
+        except UserError as error:
+            line = Line("", error=line.error or f"{text.name}:{number}: {error}")
+        yield line
 
 
-def _with(
-    kind: type[BeamSearch | Sampling], run: BeamSearch | Sampling, given: dict[str, Any]
-) -> BeamSearch | Sampling:
-    """Returns a search with the given values, and the run's settings where they apply."""
-    if isinstance(run, kind):
-        return dataclasses.replace(run, **given)
-    common = [field.name for field in dataclasses.fields(Algorithm)]
-    values: dict[str, Any] = {name: getattr(run, name) for name in common}
-    if kind is Sampling:
-        values["num_samples"] = 1
-    return kind(**values | given)
-
-
-def _prompts(generator: Generator, options: argparse.Namespace) -> Iterator[Line]:
-    """Returns the given prompt, or the lines of standard input."""
-    if options.prompt is not None:
-        generator.check(options.prompt, max_tokens=options.tokens)
-        return iter([Line(options.prompt)])
-    text = Text(None)
-    if text.interactive:
-        print("Type a prompt and press Enter; Ctrl-D ends.", file=sys.stderr)
-
-    def checked() -> Iterator[Line]:
-        for number, line in enumerate(text.lines(), start=1):
-            try:
-                generator.check(line.text, max_tokens=options.tokens)
-            except UserError as error:
-                line = Line("", error=line.error or f"{text.name}:{number}: {error}")
-            yield line
-
-    _, arriving = read_in_blocks(checked, stream=text.stream, strict=options.strict)
-    return itertools.chain.from_iterable(arriving)
-
-
-def _texts(generator: Generator, prompt: Line, number: int, tokens: int) -> Iterator[Iterator[str]]:
+def _texts(
+    generator: "Generator", prompt: Line, number: int, tokens: int
+) -> Iterator[Iterator[str]]:
     """Yields every text, prompt included, as an iterator of pieces."""
     search = generator.config.search
     samples = search.num_samples if isinstance(search, Sampling) else 1

@@ -1,26 +1,24 @@
 """The command ``parse``: parses lines of words as they arrive."""
 
-import argparse
-import contextlib
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jaxformer.cli.decoding_options import search_settings
-from jaxformer.cli.progress import load, progress
+from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, Strict
 from jaxformer.cli.text import (
     Text,
-    bad_lines,
     check_outputs,
     is_on_screen,
     is_stream,
-    read_in_blocks,
+    reading,
     writing,
+    writing_if_named,
 )
 from jaxformer.errors import UserError
-from jaxformer.tasks.parsing.parser import Parser
-from jaxformer.tasks.parsing.trees import normalize, read_tree_file, split_words
+
+if TYPE_CHECKING:
+    from jaxformer.tasks.parsing.parser import Parser
 
 
 class Sentence(NamedTuple):
@@ -39,72 +37,88 @@ class Sentence(NamedTuple):
     error: str | None = None
 
 
-def parse(options: argparse.Namespace) -> None:
-    """Parses every line of the input, or the words of every tree of a treebank.
+def parse(
+    *,
+    workdir: ModelDir,
+    input: File | None = None,
+    output: File | None = None,
+    strict: Strict = False,
+    trees: File | None = None,
+    gold: File | None = None,
+    model: ModelOptions,
+    search: SearchOptions,
+) -> None:
+    """Parse sentences with a model that was trained on trees; print one tree per line of words.
 
-    A sentence that cannot be read or parsed is reported, and its line of output is blank.
+    Text: Words are separated by spaces; punctuation marks are words, as in the treebank. There is
+    one line of output for each line of input, blank lines included. Every tree has exactly the
+    words of its line, with ( and ) written as -LRB- and -RRB-. A line that is too long or not UTF-8
+    gives a blank line of output.
+      input: words, one sentence per line (default: standard input)
+      output: file for the trees (default: standard output)
 
-    Raises:
-      UserError: Options contradict each other, the input cannot be read, or, with ``--strict``, a
-        sentence cannot be parsed.
-      SomeLinesError: Some sentences could not be parsed.
+    Treebank, to evaluate the parser:
+      trees: parse the words of these trees, and copy their parts of speech to the output
+      gold: write the trees of --trees, normalized for evalb: one per line, without empty elements,
+        function tags and top brackets
+
+    Example:
+      jaxformer parse --workdir runs/parsing --input words.txt --output parsed.trees
+
+      echo "It works ." | jaxformer parse --workdir runs/parsing
+      (S (NP (PRP It)) (VP (VBZ works)) (. .))
+
+      jaxformer parse --workdir runs/parsing --trees dev.trees --gold gold.trees --output my.trees
+      jaxformer evalb gold.trees my.trees
     """
-    search = search_settings(options)
-    _check(options)
-    text = Text(options.input) if options.trees is None else None
-    parser = Parser(load(options, search))
-    total, arriving = read_in_blocks(
-        lambda: _checked(parser, text, options.trees),
-        stream=is_stream(options.trees) if text is None else text.stream,
-        strict=options.strict,
-    )
-    interactive = text is not None and text.interactive
+    from jaxformer.tasks.parsing.parser import Parser
+
+    settings = search.settings(workdir)
+    if trees is not None and input is not None:
+        raise UserError("--trees has the words to parse already: leave --input out")
+    if gold is not None and trees is None:
+        raise UserError("--gold needs --trees FILE, whose trees it writes")
+    check_outputs([input, trees], {"--output": output, "--gold": gold})
+    source = trees or Text(input)
+    parser = Parser(model.load(workdir, settings))
+    interactive = isinstance(source, Text) and source.interactive
     if interactive:
         print("Type words with spaces between and press Enter; Ctrl-D ends.", file=sys.stderr)
-    on_screen = is_on_screen(options.output)
     done = 0
     with (
-        bad_lines() as report_bad,
-        writing(options.output) as write,
-        contextlib.nullcontext() if options.gold is None else writing(options.gold) as write_gold,
-        progress(total, hidden=interactive or on_screen) as report,
+        reading(
+            lambda: _checked(parser, source),
+            stream=source.stream if isinstance(source, Text) else is_stream(source),
+            strict=strict,
+            hidden=interactive or is_on_screen(output),
+        ) as (blocks, report),
+        writing(output) as write,
+        writing_if_named(gold) as write_gold,
     ):
-        for block in arriving:
-            report_bad(block)
-            words, tags, gold, _ = zip(*block, strict=True)
-            trees = parser.parse(words, tags=tags, first=done + 1, report=report)
-            write("" if tree is None else str(tree) for tree in trees)
+        for block in blocks:
+            words, tags, expected, _ = zip(*block, strict=True)
+            found = parser.parse(words, tags=tags, first=done + 1, report=report)
+            write("" if tree is None else str(tree) for tree in found)
             if write_gold is not None:
-                write_gold(gold)
+                write_gold(expected)
             done += len(block)
 
 
-def _check(options: argparse.Namespace) -> None:
-    if options.trees is not None and options.input is not None:
-        raise UserError("--trees has the words to parse already: leave --input out")
-    if options.gold is not None and options.trees is None:
-        raise UserError("--gold needs --trees FILE, whose trees it writes")
-    outputs = {"--output": options.output, "--gold": options.gold}
-    check_outputs([options.input, options.trees], outputs)
+def _checked(parser: "Parser", source: Text | pathlib.Path) -> Iterator[Sentence]:
+    """Yields all sentences of a text or treebank; one that cannot be parsed has no words."""
+    from jaxformer.tasks.parsing.trees import normalize, read_tree_file, split_words
 
-
-def _checked(parser: Parser, text: Text | None, trees: pathlib.Path | None) -> Iterator[Sentence]:
-    """Yields all sentences of the text or the treebank; one that cannot be parsed has no words."""
-    name = str(trees) if text is None else text.name
-    for number, sentence in enumerate(_sentences(text, trees), start=1):
+    if isinstance(source, Text):
+        sentences = (Sentence(split_words(line.text), error=line.error) for line in source.lines())
+        name = source.name
+    else:
+        found = map(normalize, read_tree_file(source))
+        name = str(source)
+        sentences = (Sentence(t.words(), t.tags(), str(t)) for t in found if t is not None)
+    for number, sentence in enumerate(sentences, start=1):
         error = sentence.error
         try:
             parser.translator.source_ids(" ".join(sentence.words), f"{name}:{number}")
         except UserError as too_long:
             error = str(too_long)
         yield sentence if error is None else Sentence([], gold=sentence.gold, error=error)
-
-
-def _sentences(text: Text | None, trees: pathlib.Path | None) -> Iterator[Sentence]:
-    if text is not None:
-        for line in text.lines():
-            yield Sentence(split_words(line.text), error=line.error)
-    elif trees is not None:
-        for tree in map(normalize, read_tree_file(trees)):
-            if tree is not None:
-                yield Sentence(tree.words(), tree.tags(), str(tree))

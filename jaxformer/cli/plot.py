@@ -1,96 +1,136 @@
 """The commands ``attention`` and ``plot``."""
 
 import argparse
+import dataclasses
 import pathlib
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxformer import pretrained
-from jaxformer.cli.progress import load
+from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, TranslatorDir
+from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError
 from jaxformer.files import check_output, write_file
-from jaxformer.inference.attention_view import record_attention
-from jaxformer.plots.attention_lines import attention_lines, figure_panels
-from jaxformer.plots.attention_maps import attention_map
-from jaxformer.plots.attention_page import AttentionView
-from jaxformer.plots.learning_curve import learning_curve, read_metrics
-from jaxformer.plots.paper_figures import PaperFigure, paper_figures
-from jaxformer.runs.workdir import Workdir
+
+if TYPE_CHECKING:
+    from jaxformer.inference.attention_view import AttentionView
+    from jaxformer.plots.paper_figures import PaperFigure
 
 
-def attention(options: argparse.Namespace) -> None:
-    """Plots the attention of every head on one sentence, as an interactive page or an image.
+def _numbers(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
+    return sorted({int(number) for number in text.split(",")})
 
-    Raises:
-      UserError: There is no such model, layer, head or word, the sentence cannot be translated,
-        or the output is neither a page nor an image.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionOptions:
+    """Options for the attention weights to show.
+
+    Selection, which the page shows first:
+      kind: encoder or decoder self-attention, or encoder-decoder attention (default: cross)
+      layer (LAYER): layer, from 1 (default: the last)
+      heads: heads, from 1 (default: all)
+      figure: draw the counterpart of this figure of the paper: encoder self-attention as lines,
+        with layer (default: the last but one), heads and word chosen to resemble it
+      word (WORD): query of figures 3 and 4, a source token (default: chosen automatically)
     """
-    own = options.workdir != pretrained.WORKDIR
-    output = options.output or (options.workdir if own else pathlib.Path()) / "attention.html"
+
+    kind: Literal["encoder", "decoder", "cross"] | None = None
+    layer: int | None = None
+    heads: Annotated[list[int], Value(metavar="N,N,...", convert=_numbers)] | None = None
+    figure: Literal[3, 4, 5] | None = None
+    word: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.word is not None and self.figure not in (3, 4):
+            raise UserError("--word is the word of a figure: give --figure 3 or --figure 4, too")
+        if self.figure is not None and self.kind not in (None, "encoder"):
+            raise UserError(f"--figure shows encoder self-attention: got --kind {self.kind}")
+
+    def from_zero(self, view: "AttentionView") -> tuple[int | None, list[int] | None]:
+        """Returns the layer and heads, from 0; None for unset ones."""
+        layers, heads = view.encoder.shape[:2]
+        if self.layer is not None and not 1 <= self.layer <= layers:
+            raise UserError(f"--layer must be from 1 to {layers}: got {self.layer}")
+        for head in self.heads or ():
+            if not 1 <= head <= heads:
+                raise UserError(f"--heads must be from 1 to {heads}: got {head}")
+        return (
+            None if self.layer is None else self.layer - 1,
+            None if self.heads is None else [head - 1 for head in self.heads],
+        )
+
+    def figures(self, view: "AttentionView") -> "dict[int, PaperFigure]":
+        """Returns the paper's figures with the selected layer, heads and word."""
+        from jaxformer.plots.paper_figures import paper_figures
+
+        token = None
+        if self.word is not None:
+            tokens = [token.replace("▁", " ").strip() for token in view.source]
+            if self.word not in tokens:
+                raise UserError(
+                    f"--word: expected one of the tokens {' '.join(tokens)}: got {self.word}"
+                )
+            token = tokens.index(self.word)
+        layer, heads = self.from_zero(view)
+        return paper_figures(view.encoder, view.source, layer=layer, heads=heads, token=token)
+
+
+def attention(
+    sentence: str,
+    *,
+    workdir: TranslatorDir = pretrained.WORKDIR,
+    output: File | None = None,
+    shown: AttentionOptions,
+    model: ModelOptions,
+    search: SearchOptions,
+) -> None:
+    """Translate a sentence and plot its attention weights, as a web page or an image.
+
+    Options:
+      sentence (SENTENCE): source sentence
+      output: file to write: .html for an interactive page of all layers, heads and kinds, which
+        works offline; .png or .svg for an image (default: attention.html in --workdir, or here)
+
+    Example:
+      jaxformer attention "Where is the station?"     # an interactive web page
+
+      jaxformer attention --workdir runs/multi30k "A dog runs." --figure 3 --output figure3.svg
+
+      jaxformer attention --workdir runs/multi30k "A dog runs." --heads 1,3 --output heads.png
+    """
+    from jaxformer.inference.attention_view import record_attention
+
+    folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
+    output = output or folder / "attention.html"
     suffix = output.suffix.lower()
     if suffix not in (".html", ".png", ".svg"):
         raise UserError(f"--output: expected a name that ends in .html, .png or .svg: got {output}")
     check_output(output)
-    if options.word is not None and options.figure not in (3, 4):
-        raise UserError("--word is the word of a figure: give --figure 3 or --figure 4, too")
-    if options.figure is not None and options.kind not in (None, "encoder"):
-        raise UserError(f"--figure shows encoder self-attention: got --kind {options.kind}")
-    view = record_attention(load(options), options.sentence)
-    layer, heads = _chosen(options, view)
-    kind = options.kind or "cross"
+    view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
     if suffix == ".html":
-        figures = None if options.figure is None else _figures(options, view, layer, heads)
+        layer, heads = shown.from_zero(view)
         page = view.page(
-            kind=kind, layer=layer, heads=heads, figures=figures, figure=options.figure
+            kind=shown.kind or "cross",
+            layer=layer,
+            heads=heads,
+            figures=None if shown.figure is None else shown.figures(view),
+            figure=shown.figure,
         )
         write_file(output, page.encode())
-    elif options.figure is None:
-        _draw_map(view, kind, layer, heads, output)
+    elif shown.figure is None:
+        _draw_map(shown, view, output)
     else:
-        _draw_figure(options, view, layer, heads, output)
+        _draw_figure(shown.figure, shown.figures(view)[shown.figure], view, output)
     print(f"{output}: {view.translation}")
 
 
-def _chosen(
-    options: argparse.Namespace, view: AttentionView
-) -> tuple[int | None, list[int] | None]:
-    """Returns the layer and heads of the options, from 0; None for unset ones."""
-    layers, heads = view.encoder.shape[:2]
-    if options.layer is not None and not 1 <= options.layer <= layers:
-        raise UserError(f"--layer must be from 1 to {layers}: got {options.layer}")
-    for head in options.heads or ():
-        if not 1 <= head <= heads:
-            raise UserError(f"--heads must be from 1 to {heads}: got {head}")
-    return (
-        None if options.layer is None else options.layer - 1,
-        None if options.heads is None else [head - 1 for head in options.heads],
-    )
+def _draw_map(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) -> None:
+    from jaxformer.plots.attention_maps import attention_map
 
-
-def _figures(
-    options: argparse.Namespace, view: AttentionView, layer: int | None, heads: list[int] | None
-) -> dict[int, PaperFigure]:
-    token = _word(options, view)
-    return paper_figures(view.encoder, view.source, layer=layer, heads=heads, token=token)
-
-
-def _word(options: argparse.Namespace, view: AttentionView) -> int | None:
-    """Returns the index of ``--word`` among the source tokens; None if unset."""
-    if options.word is None:
-        return None
-    tokens = [token.replace("▁", " ").strip() for token in view.source]
-    if options.word not in tokens:
-        raise UserError(
-            f"--word: expected one of the tokens {' '.join(tokens)}: got {options.word}"
-        )
-    return tokens.index(options.word)
-
-
-def _draw_map(
-    view: AttentionView,
-    kind: str,
-    layer: int | None,
-    heads: list[int] | None,
-    output: pathlib.Path,
-) -> None:
+    kind = shown.kind or "cross"
+    layer, heads = shown.from_zero(view)
     queries, keys, weights = view.weights_of(kind)
     layer = len(weights) - 1 if layer is None else layer
     heads = list(range(weights.shape[1])) if heads is None else heads
@@ -100,34 +140,37 @@ def _draw_map(
 
 
 def _draw_figure(
-    options: argparse.Namespace,
-    view: AttentionView,
-    layer: int | None,
-    heads: list[int] | None,
-    output: pathlib.Path,
+    number: int, choice: "PaperFigure", view: "AttentionView", output: pathlib.Path
 ) -> None:
-    choice = _figures(options, view, layer, heads)[options.figure]
+    from jaxformer.plots.attention_lines import attention_lines, figure_panels
+
     attention_lines(
         view.encoder[choice.layer],
         view.source,
-        figure_panels(options.figure, choice),
+        figure_panels(number, choice),
         output,
         title=f"encoder self-attention, layer {choice.layer + 1} of {len(view.encoder)}",
     )
 
 
-def plot(options: argparse.Namespace) -> None:
-    """Plots the learning curves of a run.
+def plot(*, workdir: ModelDir, output: File | None = None) -> None:
+    """Plot the learning curves of a run, as an image.
 
-    Raises:
-      UserError: The output is not an image, or the folder has no metrics.
+    Options:
+      output: image to write, .png or .svg (default: learning_curve.png in the workdir)
+
+    Example:
+      jaxformer plot --workdir runs/numerals
     """
-    output = options.output or options.workdir / "learning_curve.png"
+    from jaxformer.plots.learning_curve import learning_curve, read_metrics
+    from jaxformer.runs.workdir import Workdir
+
+    output = output or workdir / "learning_curve.png"
     if output.suffix.lower() not in (".png", ".svg"):
         raise UserError(f"--output: expected a name that ends in .png or .svg: got {output}")
     check_output(output)
-    folder = Workdir(options.workdir)
-    if not folder.metrics.is_file():
-        raise UserError(f"{folder.metrics}: no such file; it is made by train.py")
-    learning_curve(read_metrics(folder.metrics), output)
+    metrics = Workdir(workdir).metrics
+    if not metrics.is_file():
+        raise UserError(f"{metrics}: no such file; it is made by train.py")
+    learning_curve(read_metrics(metrics), output)
     print(output)

@@ -1,21 +1,28 @@
 """The command ``replay``: takes one step of training again, and measures its examples."""
 
-import argparse
-
-from jaxformer import experiment
+from jaxformer.cli.options import ModelDir
 
 
-def replay(options: argparse.Namespace) -> None:
-    """Prints the loss and the gradient norm of a step and of each of its examples.
+def replay(*, workdir: ModelDir, step: int) -> None:
+    """Take one step of training again, and print the loss and gradient norm of its examples.
 
-    Raises:
-      UserError: There is no such run or step, its data differs, or its checkpoint is damaged.
+    Options:
+      step (STEP): step, from 1
+
+    Example:
+      jaxformer replay --workdir runs/multi30k --step 1234 | head
+
+      The norms are of the examples' shares of the gradient, the largest first. Examples that cause
+      NaN come before them. The steps since the newest checkpoint before STEP are computed again;
+      nothing is saved.
     """
-    found = experiment.replay(options.workdir, options.step)
+    from jaxformer import experiment
+
+    found = experiment.replay(workdir, step)
     sums, count = found.sums, found.sums["count"]
     skipped = "; skipped, since its update was NaN or Inf" if sums["skipped"] else ""
     origin = f"the checkpoint of step {found.start}" if found.start else "the first parameters"
-    print(f"step {options.step}, computed from {origin}")
+    print(f"step {step}, computed from {origin}")
     loss = sums["loss"] / count if count else float("nan")
     print(f"loss {loss:.6g}, gradient norm {sums['grad_norm']:.6g}, {count:g} tokens{skipped}")
     print(f"{'norm':>12} {'loss':>12} {'tokens':>6}  example")

@@ -1,25 +1,21 @@
 """The command ``score``: scores given translations."""
 
-import argparse
-import json
+import json as json_lib
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from jaxformer.cli.progress import load, progress
-from jaxformer.cli.text import (
-    Text,
-    bad_lines,
-    check_outputs,
-    is_on_screen,
-    read_in_blocks,
-    writing,
-)
+from jaxformer import pretrained
+from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir
+from jaxformer.cli.signatures import Fields
+from jaxformer.cli.text import Text, check_outputs, is_on_screen, reading, writing
 from jaxformer.data.text_files import paired
-from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
-from jaxformer.inference.pair_scores import Score, score_pairs
-from jaxformer.inference.translator import Translator
+from jaxformer.search import BeamSearch
+
+if TYPE_CHECKING:
+    from jaxformer.inference.pair_scores import Score
+    from jaxformer.inference.translator import Translator
 
 
 class Pair(NamedTuple):
@@ -36,64 +32,72 @@ class Pair(NamedTuple):
     error: str | None = None
 
 
-def score(options: argparse.Namespace) -> None:
-    """Writes the score of each target line given its source line.
+def score(
+    *,
+    workdir: TranslatorDir = pretrained.WORKDIR,
+    source: File,
+    target: File,
+    output: File | None = None,
+    strict: Strict = False,
+    json: bool = False,
+    model: ModelOptions,
+    penalty: Annotated[
+        dict[str, Any], Fields((BeamSearch,), "score", ("penalty", "length_penalty"))
+    ],
+) -> None:
+    """Score given translations: log probability divided by the length penalty, for each line.
 
-    A pair that cannot be read or scored is reported, and its score is nan.
+    Text: A blank target is scored as the empty translation. A blank source scores 0 if the target
+    is blank, too, and else -inf. A line that is too long or not UTF-8 has the score nan, with
+    --json an object with an error.
+      source: source text
+      target: translation, line by line
+      output: file for the scores (default: standard output)
+      json: print lines of JSON: score, log_prob (null for -inf) and length in tokens
 
-    Raises:
-      UserError: A file cannot be read, the numbers of lines differ, or, with ``--strict``, a line
-        cannot be scored.
-      SomeLinesError: Some pairs could not be scored.
+    Score: Defaults come from the run's config.
+
+    Example:
+      jaxformer score --workdir runs/multi30k --source test.en --target test.de
+      -0.512345
+      -0.734567
     """
-    check_outputs([options.source, options.target], {"--output": options.output})
-    source, target = Text(options.source), Text(options.target)
-    translator = load(options)
-    total, arriving = read_in_blocks(
-        lambda: _encoded(translator, source, target),
-        stream=source.stream or target.stream,
-        strict=options.strict,
-    )
-    style = json_line if options.json else score_line
+    check_outputs([source, target], {"--output": output})
+    texts = Text(source), Text(target)
+    translator = model.load(workdir, SearchOptions(changes=penalty).settings(workdir))
+    from jaxformer.inference.pair_scores import score_pairs
+
+    style = _json_line if json else _score_line
     with (
-        bad_lines() as report_bad,
-        writing(options.output) as write,
-        progress(total, hidden=is_on_screen(options.output)) as report,
+        reading(
+            lambda: _encoded(translator, *texts),
+            stream=any(text.stream for text in texts),
+            strict=strict,
+            hidden=is_on_screen(output),
+        ) as (blocks, report),
+        writing(output) as write,
     ):
-        for block in arriving:
-            report_bad(block)
+        for block in blocks:
             pairs = [(pair.source, pair.target) for pair in block]
             write(map(style, block, score_pairs(translator, pairs, report=report)))
 
 
-def score_line(pair: Pair, result: Score) -> str:
-    """Formats a score as text.
-
-    >>> score_line(Pair([5, 1], [6, 1]), Score(score=-0.5, log_prob=-0.6, length=2))
-    '-0.500000'
-    >>> score_line(Pair([], [], "in.txt:2: not UTF-8"), Score(0.0, 0.0, 0))
-    'nan'
-    """
+def _score_line(pair: Pair, result: "Score") -> str:
     return f"{math.nan if pair.error else result.score:.6f}"
 
 
-def json_line(pair: Pair, result: Score) -> str:
-    """Formats a score as JSON; infinity and nan, which JSON lacks, become null.
-
-    >>> json_line(Pair([5, 1], [6, 1]), Score(score=-math.inf, log_prob=-math.inf, length=2))
-    '{"score": null, "log_prob": null, "length": 2}'
-    >>> json_line(Pair([], [], "in.txt:2: not UTF-8"), Score(0.0, 0.0, 0))
-    '{"score": null, "log_prob": null, "length": 0, "error": "in.txt:2: not UTF-8"}'
-    """
+def _json_line(pair: Pair, result: "Score") -> str:
+    """Formats a score as JSON; infinity and nan, which JSON lacks, become null."""
+    values = {n: v if math.isfinite(v) else None for n, v in result._asdict().items()}
     if pair.error is not None:
-        values = {"score": None, "log_prob": None, "length": 0, "error": pair.error}
-        return json.dumps(values, ensure_ascii=False)
-    values = result._asdict().items()
-    return json.dumps({name: v if math.isfinite(v) else None for name, v in values})
+        values |= {"score": None, "log_prob": None, "error": pair.error}
+    return json_lib.dumps(values, ensure_ascii=False)
 
 
-def _encoded(translator: Translator, source: Text, target: Text) -> Iterator[Pair]:
+def _encoded(translator: "Translator", source: Text, target: Text) -> Iterator[Pair]:
     """Yields the token ids of all pairs; a pair that cannot be scored becomes blank."""
+    from jaxformer.data.tokenizer import EOS
+
     lines = paired(source.lines(), target.lines(), source.name, target.name)
     for number, (source_line, target_line) in enumerate(lines, start=1):
         error = source_line.error or target_line.error

@@ -1,6 +1,7 @@
 """Reading of lines from files or streams in blocks, and writing to files or standard output."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import os
@@ -9,16 +10,17 @@ import queue
 import sys
 import threading
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from tqdm import tqdm
-
+from jaxformer.cli.options import File
 from jaxformer.data.findings import listed
 from jaxformer.data.text_files import COMPRESSED, check_format, decode_line, open_bytes, paired
-from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
 from jaxformer.files import check_output
+
+if TYPE_CHECKING:
+    from jaxformer.data.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Writer: TypeAlias = Callable[[Iterable[str]], None]
@@ -133,29 +135,40 @@ def is_on_screen(output: pathlib.Path | None) -> bool:
     return output is None and sys.stdout is not None and sys.stdout.isatty()
 
 
-def lines_with_prefixes(
-    text: Text, prefix: str | None, prefixes: pathlib.Path | None
-) -> Iterator[Line]:
-    """Returns every line with the one prefix, or with its line of the file ``prefixes``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefixOptions:
+    """Options for the beginning of every translation.
 
-    Raises:
-      UserError: A file cannot be read, or the numbers of lines differ.
+    Forced prefix:
+      prefix: every translation begins with this text
+      prefixes: each translation begins with its line of this file
     """
-    if prefixes is None:
-        return (line._replace(prefix=prefix or "") for line in text.lines())
-    pairs = paired(text.lines(), Text(prefixes).lines(), text.name, str(prefixes))
-    return (
-        line._replace(prefix=start.text, error=line.error or start.error) for line, start in pairs
-    )
+
+    prefix: str | None = None
+    prefixes: File | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefix is not None and self.prefixes is not None:
+            raise UserError("--prefix and --prefixes exclude each other; leave one of them out")
+
+    def lines(self, text: Text) -> Iterator[Line]:
+        """Returns every line of the text with its prefix.
+
+        Raises:
+          UserError: A file cannot be read, or the numbers of lines differ.
+        """
+        if self.prefixes is None:
+            return (line._replace(prefix=self.prefix or "") for line in text.lines())
+        starts = Text(self.prefixes).lines()
+        return (
+            line._replace(prefix=start.text, error=line.error or start.error)
+            for line, start in paired(text.lines(), starts, text.name, str(self.prefixes))
+        )
 
 
 @runtime_checkable
 class Checked(Protocol):
-    """A line of the input, read and checked.
-
-    Attributes:
-      error: The reason why the line cannot be done, with its number; None if it can.
-    """
+    """A line of the input, with the reason why it cannot be done; None if it can."""
 
     @property
     def error(self) -> str | None: ...
@@ -176,33 +189,10 @@ def refuse_bad(lines: Iterator[C]) -> Iterator[C]:
         yield line
 
 
-@contextlib.contextmanager
-def bad_lines() -> Iterator[Callable[[Sequence[Checked]], None]]:
-    """Reports lines that cannot be done, and continues with the others.
-
-    Yields:
-      A function that takes lines and reports their errors on standard error.
-
-    Raises:
-      SomeLinesError: All work is done, except for these lines.
-    """
-    total = bad = 0
-
-    def report(lines: Sequence[Checked]) -> None:
-        nonlocal total, bad
-        total += len(lines)
-        for line in lines:
-            if line.error is not None:
-                bad += 1
-                tqdm.write(f"error: {line.error}", file=sys.stderr)  # Above a progress bar.
-
-    yield report
-    if bad:
-        raise SomeLinesError(f"{bad} of {total} lines could not be done; see above")
-
-
-def report_unknown(tokenizer: Tokenizer, texts: Iterable[str], name: str, first: int = 1) -> None:
+def report_unknown(tokenizer: "Tokenizer", texts: Iterable[str], name: str, first: int = 1) -> None:
     """Reports lines with characters outside the vocabulary, numbered from ``first``."""
+    from tqdm import tqdm
+
     found = [(n, tokenizer.unknown_characters(text)) for n, text in enumerate(texts, first)]
     unknown = [(n, characters) for n, characters in found if characters]
     for n, characters in unknown[:_MOST_NOTES]:
@@ -213,35 +203,62 @@ def report_unknown(tokenizer: Tokenizer, texts: Iterable[str], name: str, first:
         tqdm.write(f"note: {name}: {more:,} more lines with such characters", file=sys.stderr)
 
 
-def read_in_blocks(
-    lines: Callable[[], Iterator[C]], *, stream: bool, strict: bool
-) -> tuple[int | None, Iterator[list[C]]]:
+@contextlib.contextmanager
+def reading(
+    lines: Callable[[], Iterator[C]], *, stream: bool, strict: bool, hidden: bool
+) -> Iterator[tuple[Iterator[list[C]], Callable[[int], None]]]:
     """Reads lines in blocks, a file twice: the first time, to count and check its lines.
+
+    Lines that cannot be done are reported on standard error, and the others follow.
 
     Args:
       lines: Returns an iterator over all lines.
       stream: True if the lines can be read only once, as they arrive.
-      strict: Refuse a line that cannot be done, in a file before the first block.
+      strict: Refuses a line that cannot be done, in a file before the first block.
+      hidden: Hides the progress bar even if standard error is a terminal.
 
-    Returns:
-      The number of lines, None for a stream, and the blocks.
+    Yields:
+      The blocks, and a function to call with the number of newly finished lines.
 
     Raises:
       UserError: The lines cannot be read, or one is refused.
+      SomeLinesError: All work is done, except for lines that cannot be done.
     """
+    from tqdm import tqdm
 
     def accepted() -> Iterator[C]:
         return refuse_bad(lines()) if strict else lines()
 
-    if stream:
-        return None, blocks_as_they_arrive(accepted(), BLOCK)
-    return sum(1 for _ in accepted()), blocks(accepted(), BLOCK)
+    def reported() -> Iterator[list[C]]:
+        nonlocal read, bad
+        items = accepted()
+        blocks = iter(lambda: list(itertools.islice(items, BLOCK)), [])
+        for block in blocks_as_they_arrive(items, BLOCK) if stream else blocks:
+            errors = [line.error for line in block if line.error is not None]
+            for error in errors:
+                tqdm.write(f"error: {error}", file=sys.stderr)  # Above a progress bar.
+            read, bad = read + len(block), bad + len(errors)
+            yield block
+
+    read = bad = 0
+    with progress(None if stream else sum(1 for _ in accepted()), hidden=hidden) as finished:
+        yield reported(), finished
+    if bad:
+        raise SomeLinesError(f"{bad} of {read} lines could not be done; see above")
 
 
-def blocks(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Yields all items in lists of ``size``; the last list may be shorter."""
-    while block := list(itertools.islice(items, size)):
-        yield block
+@contextlib.contextmanager
+def progress(total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Shows the number of finished sentences, and yields a function that adds to it."""
+    from tqdm import tqdm
+
+    # smoothing=0 shows the mean rate, since batches of long sentences come first and are slower.
+    with tqdm(total=total, unit="sentence", smoothing=0, disable=hidden or None) as bar:
+
+        def report(finished: int) -> None:
+            bar.update(finished)
+
+        yield report
 
 
 def blocks_as_they_arrive(items: Iterator[T], size: int) -> Iterator[list[T]]:
@@ -251,31 +268,30 @@ def blocks_as_they_arrive(items: Iterator[T], size: int) -> Iterator[list[T]]:
     ``items`` is raised after the items before it have been yielded.
     """
     arrived: queue.Queue = queue.Queue(maxsize=size)
-    end = object()
 
     def take() -> None:
+        error = None
         try:
             for item in items:
-                arrived.put(item)
-            arrived.put(end)
-        except Exception as error:
-            arrived.put(error)
+                arrived.put((item, False, None))
+        except Exception as reason:
+            error = reason
+        arrived.put((None, True, error))
 
     threading.Thread(target=take, daemon=True).start()
-    last = None
-    while last is None:
+    ended, error = False, None
+    while not ended:
         block = []
         with contextlib.suppress(queue.Empty):
-            while last is None and len(block) < size:
-                item = arrived.get(timeout=_PATIENCE if block else None)
-                if item is end or isinstance(item, Exception):
-                    last = item
-                else:
-                    block.append(item)
+            while len(block) < size:
+                item, ended, error = arrived.get(timeout=_PATIENCE if block else None)
+                if ended:
+                    break
+                block.append(item)
         if block:
             yield block
-    if isinstance(last, Exception):
-        raise last
+    if error is not None:
+        raise error
 
 
 @contextlib.contextmanager
@@ -311,6 +327,13 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
         elif partial.is_file():
             print(f"{partial}: finished lines", file=sys.stderr)
         raise
+
+
+def writing_if_named(
+    path: pathlib.Path | None,
+) -> contextlib.AbstractContextManager[Writer | None]:
+    """Opens a file as :func:`writing` does; None: yields None."""
+    return contextlib.nullcontext() if path is None else writing(path)
 
 
 def _writer(file) -> Writer:

@@ -1,38 +1,87 @@
 """The command ``train``, which ``python train.py`` runs, too."""
 
-import argparse
 import faulthandler
 import functools
 import os
+import pathlib
 import re
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
+from jaxformer.cli.configs import list_configs  # noqa: F401, called by the help
+from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError, exit_code
+from jaxformer.files import run_path
 
 # With several processes: time that a process that fails waits for the others to fail too.
 _FAREWELL_SECONDS = 3
 
 
-def train(options: argparse.Namespace) -> None:
-    """Trains the model of a config, or resumes an interrupted run.
+def _run_path(path: str) -> pathlib.Path | None:
+    return run_path(path) if path else None
 
-    Raises:
-      UserError: The config, the workdir, the data or the processes are not as expected.
+
+def train(
+    *,
+    config: str | None = None,
+    workdir: Annotated[pathlib.Path, Value(metavar="DIR", convert=_run_path)] | None = None,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Train a model, or resume an interrupted run.
+
+    Usage: jaxformer train CONFIG --workdir DIR [--config.FIELD=VALUE ...]
+
+    Options:
+      config (CONFIG): the same as CONFIG without the name of the option
+      workdir: run directory: config, tokenizer, checkpoints, metrics; required
+
+    Several processes:
+      coordinator (HOST:PORT): address of the first process, or 'auto' to ask the cluster (Cloud
+        TPU, SLURM, GKE); run the same command on every host
+      num_processes: number of processes; not with auto
+      process_id: number of this process, from 0; not with auto
+
+    Example:
+      jaxformer train numerals --workdir runs/numerals
+
+      jaxformer train base:tiny --workdir runs/mine --config.training.steps=1000
+
+      jaxformer train my_config.py --workdir runs/mine
+
+      python train.py --config=configs/numerals.py --workdir=runs/numerals     # in a clone
+
+      CONFIG is a file, or the name of a config that comes with jaxformer, with an optional
+      variant. The file is Python and is executed; nothing else is.
+
+      {list_configs}
+
+      Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', likewise DataConfig,
+      StreamConfig, TrainingConfig and MeshConfig.
+
+      SIGTERM, SIGINT (Ctrl-C) and SIGHUP save a checkpoint and stop the run. Exit codes: 0 done,
+      1 failed, 2 a mistake in the input, 75 stopped by a signal (run the same command again),
+      130 interrupted at once by a second Ctrl-C.
     """
-    missing = [] if options.config else ["a config, such as --config=numerals"]
-    missing += [] if options.workdir else ["--workdir=FOLDER"]
-    if missing:
-        raise UserError(f"expected {' and '.join(missing)}; see {options.parser.prog} --help")
-    command = functools.partial(_train, options)
-    if options.coordinator is None:
+    missing = [] if config else ["a config, such as --config=numerals"]
+    missing += [] if workdir else ["--workdir=FOLDER"]
+    if config is None or workdir is None or missing:
+        raise UserError(f"expected {' and '.join(missing)}; see jaxformer train --help")
+    join = functools.partial(_join_processes, coordinator, num_processes, process_id)
+    command = functools.partial(_train, config, overrides, workdir, join)
+    if coordinator is None:
         command()
     else:
         _leaving_others_free(functools.partial(exit_code, command))
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(
+    name: str, overrides: Sequence[str], workdir: pathlib.Path, join: Callable[[], None]
+) -> None:
     faulthandler.enable(2)
     # Imported late, so that a wrong argument or --help does not wait for jax.
     from absl import logging
@@ -41,38 +90,36 @@ def _train(options: argparse.Namespace) -> None:
     from jaxformer.cli.config_file import load_config
 
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
-    config = load_config(options.config, options.overrides)
-    _join_processes(options)
-    jaxformer.experiment.train(config, options.workdir)
+    config = load_config(name, overrides)
+    join()
+    jaxformer.experiment.train(config, workdir)
 
 
-def _join_processes(options: argparse.Namespace) -> None:
+def _join_processes(place: str | None, count: int | None, number: int | None) -> None:
     """Connects the processes of a run, if the arguments specify several.
 
     Raises:
       UserError: The arguments contradict each other, or the processes cannot be connected.
     """
-    place, count, number = options.coordinator, options.num_processes, options.process_id
-    arguments = ()
     if place in (None, "auto"):
         if (count, number) != (None, None):
             raise UserError("--num_processes and --process_id need --coordinator=HOST:PORT")
         if place is None:
             return
-    else:
-        arguments = (place, count, number)
-        known = None not in arguments and re.fullmatch(r".+:\d{1,5}", place)
-        if not known or not 0 <= number < count:
-            raise UserError(
-                "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
-                f"{place}, {count} and {number}"
-            )
+    elif not re.fullmatch(r".+:\d{1,5}", place) or number not in range(count or 0):
+        raise UserError(
+            "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
+            f"{place}, {count} and {number}"
+        )
     import jax
 
     from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
 
+    address = None if place == "auto" else place
     try:
-        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
+        jax.distributed.initialize(
+            address, count, number, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+        )
     except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
         raise UserError(
             f"--coordinator={place}: jax could not join the processes ({error}); give "

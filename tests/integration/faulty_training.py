@@ -22,7 +22,7 @@ def fault(step, state, sums):
     kind, at = os.environ["FAULT"].split()
     if step != int(at):
         return
-    pathlib.Path(f"{parse(ARGUMENTS).workdir}-{kind}-{at}").touch()
+    pathlib.Path(f"{parse(ARGUMENTS).keywords['workdir']}-{kind}-{at}").touch()
     if kind == "raise":
         raise RuntimeError("injected")
     if kind == "hang":

@@ -29,7 +29,7 @@ def view(translator):
 @pytest.fixture
 def attention(learned_workdir, view, monkeypatch):
     """Runs the command with a view that has been recorded before."""
-    monkeypatch.setattr("jaxformer.cli.plot.record_attention", lambda *_: view)
+    monkeypatch.setattr("jaxformer.inference.attention_view.record_attention", lambda *_: view)
 
     def run(*arguments):
         return main(

@@ -47,7 +47,7 @@ def test_the_package_is_a_command_and_has_a_version():
 
 @pytest.mark.ci
 def test_a_step_is_measured_on_simulated_devices():
-    command = [sys.executable, "-m", "jaxformer.cli", "doctor", *SMALL, "--memory", "1GiB"]
+    command = [sys.executable, "-m", "jaxformer", "doctor", *SMALL, "--memory", "1GiB"]
     finished = subprocess.run([*command, "--devices", "3"], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     first, second = finished.stdout.splitlines()

@@ -155,7 +155,7 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
     """An interactive user, or a program that waits for each answer, needs this."""
     command = ["translate", "--workdir", str(learned_workdir), "--beam-size", "1"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    program = [sys.executable, "-m", "jaxformer.cli", *command]
+    program = [sys.executable, "-m", "jaxformer", *command]
     with subprocess.Popen(program, **pipes, bufsize=0) as process:
         answers = []
         for line in (b"one", b"", b"two", b"\xff", b"nine " * 200, b"two"):

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.arguments import parse
-from jaxformer.cli.generate import search_settings
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
@@ -205,15 +203,6 @@ def test_command_streams_prompt_and_continuation(run, monkeypatch, capsys):
     assert capsys.readouterr().err == f"{run[1]}: step 120\n"
 
 
-def test_options_keep_the_settings_of_the_run():
-    options = parse(["generate", "--workdir", "run", "--beam-size", "4"])
-    found = search_settings(options, Sampling(no_repeat_ngram=3, top_k=5))
-    assert found == BeamSearch(beam_size=4, no_repeat_ngram=3)
-    options = parse(["generate", "--workdir", "run", "--top-k", "5"])
-    found = search_settings(options, BeamSearch(no_repeat_ngram=3))
-    assert found == Sampling(num_samples=1, no_repeat_ngram=3, top_k=5)
-
-
 def test_a_bad_prompt_gives_empty_texts(generate):
     lines = b"abc\n\xff\nx\xc3\x89\nxy"
     options = ["--tokens", "4", "--temperature", "0.1"]
@@ -233,7 +222,10 @@ def test_a_bad_prompt_gives_empty_texts(generate):
     [
         (["--prompt", "abc", "--tokens", "0"], "--tokens must be at least 1: got 0"),
         (["--prompt", "É"], "the model has never seen the character 'É'"),
-        (["--prompt", "a", "--beam-size", "2", "--top-k", "3"], "--top-k is for sampling, not"),
+        (
+            ["--prompt", "a", "--beam-size", "2", "--top-k", "3"],
+            "--top-k 3 works with --sampling only",
+        ),
         (["--prompt", "a", "--weights", "7"], "--weights must be averaged, best, latest, auto or"),
     ],
 )

@@ -80,7 +80,7 @@ def test_unrelated_files_stay(command, convert, tmp_path):
 @pytest.mark.ci
 def test_killed_command_can_start_again(convert, tmp_path):
     folder = tmp_path / "model"
-    process = subprocess.Popen([sys.executable, "-m", "jaxformer.cli", *convert["import"](folder)])
+    process = subprocess.Popen([sys.executable, "-m", "jaxformer", *convert["import"](folder)])
     deadline = time.monotonic() + 60
     while not (folder / "identity.json").exists():
         assert process.poll() is None

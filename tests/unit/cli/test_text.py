@@ -12,18 +12,17 @@ import pytest
 from jaxformer.cli import text
 from jaxformer.cli.text import (
     Line,
+    PrefixOptions,
     Text,
-    bad_lines,
     blocks_as_they_arrive,
     lines_with_errors,
-    lines_with_prefixes,
     paired,
-    read_in_blocks,
+    reading,
     report_unknown,
     writing,
 )
 from jaxformer.data.bpe import train_tokenizer
-from jaxformer.errors import SomeLinesError, UserError
+from jaxformer.errors import UserError
 
 
 def test_unknown_characters_are_reported_for_the_first_lines_of_a_block(capsys):
@@ -70,16 +69,17 @@ def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path):
     content = b"one\ntwo\ncaf\xe9\nfour\n"
     pipe.write(content)
     pipe.close()
-    _, arriving = read_in_blocks(Text(None).lines, stream=True, strict=True)
-    assert next(arriving) == [Line("one"), Line("two")]
-    with pytest.raises(UserError, match="standard input:3: not UTF-8"):
-        next(arriving)
+    with reading(Text(None).lines, stream=True, strict=True, hidden=True) as (arriving, _):
+        assert next(arriving) == [Line("one"), Line("two")]
+        with pytest.raises(UserError, match="standard input:3: not UTF-8"):
+            next(arriving)
     path = tmp_path / "in.txt"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"in.txt:3: not UTF-8"):
-        read_in_blocks(Text(path).lines, stream=False, strict=True)
-    total, arriving = read_in_blocks(Text(path).lines, stream=False, strict=False)
-    assert (total, [len(block) for block in arriving]) == (4, [4])
+    with (
+        pytest.raises(UserError, match=r"in.txt:3: not UTF-8"),
+        reading(Text(path).lines, stream=False, strict=True, hidden=True),
+    ):
+        pytest.fail("reads before it refuses")
 
 
 def test_bad_lines_are_yielded_in_place():
@@ -112,18 +112,6 @@ def test_a_line_without_an_end_does_not_fill_the_memory(name, tmp_path):
     assert peak < 1 << 21
 
 
-def test_bad_lines_are_reported_and_counted(capsys):
-    with bad_lines() as report:
-        report([Line("one"), Line("two")])
-    assert capsys.readouterr().err == ""
-    with (
-        pytest.raises(SomeLinesError, match="2 of 4 lines could not be done"),
-        bad_lines() as report,
-    ):
-        report([Line("one"), Line("", error="in:2: bad"), Line("", error="in:3: bad"), Line("4")])
-    assert capsys.readouterr().err == "error: in:2: bad\nerror: in:3: bad\n"
-
-
 def test_a_file_can_be_read_twice_and_a_pipe_once(tmp_path, monkeypatch, pipe):
     lines = Text(None)
     assert lines.stream
@@ -151,11 +139,11 @@ def test_prefixes(tmp_path):
     source.write_text("one\ntwo\n", encoding="utf-8")
     prefixes.write_text("eins\n\n", encoding="utf-8")
     for options, expected in (
-        ((None, None), ["", ""]),
-        (("Der", None), ["Der", "Der"]),
-        ((None, prefixes), ["eins", ""]),
+        ({}, ["", ""]),
+        ({"prefix": "Der"}, ["Der", "Der"]),
+        ({"prefixes": prefixes}, ["eins", ""]),
     ):
-        lines = list(lines_with_prefixes(Text(source), *options))
+        lines = list(PrefixOptions(**options).lines(Text(source)))
         assert lines == [Line("one", expected[0]), Line("two", expected[1])]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.inference.weights import prepare_params
+from jaxformer.kinds import LANGUAGE_MODELING, TRANSLATION
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 
@@ -19,6 +20,7 @@ TINY = ModelConfig(
     vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, num_layers=1, max_length=32
 )
 SENTENCES, BEAMS, STEPS = 2, 3, 8
+KINDS = {Transformer: TRANSLATION, LanguageModel: LANGUAGE_MODELING}
 CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
 
 EVERY = {"norm_position": "pre", "positions": "learned", "biases": True}
@@ -52,7 +54,7 @@ class Model:
         tokens = np.ones((1, 1), np.int32)
         exact = kind(dataclasses.replace(config, compute_dtype="float32"))
         params = random_params(exact, *[tokens] * (1 + self.has_source))
-        params = jax.jit(lambda params: prepare_params(config, params, kind))(params)
+        params = jax.jit(lambda params: prepare_params(config, params, KINDS[kind]))(params)
         self.apply = functools.partial(self.module.apply, {"params": params})
         self.steps = jax.jit(self.steps)
 

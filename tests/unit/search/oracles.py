@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.search import BeamResult, BeamSearch, Sampling
-from jaxformer.search.state import BeamState
+from jaxformer.search import Algorithm, BeamResult, BeamSearch, Sampling
+from jaxformer.search.state import SearchState
 
 PAD, EOS, BOS = 0, 1, 0  # Two ids are also ids of tokens, which must never be confused.
 CAPACITY = 6
@@ -78,18 +78,19 @@ def tree_cache(logits, beams: int) -> dict:
 
 
 @functools.partial(jax.jit, static_argnames="settings")
-def start_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamState:
-    return settings.start(tree_cache(logits, settings.beam_size), limits, CAPACITY, prefix)
+def start_tree(settings: Algorithm, logits, limits, prefix=None, keys=None) -> SearchState:
+    cache = tree_cache(logits, settings.num_hypotheses)
+    return settings.start(cache, limits, CAPACITY, prefix, keys=keys)
 
 
 @functools.partial(jax.jit, static_argnames="settings")
-def advance_tree(settings: BeamSearch, state: BeamState, until) -> tuple[BeamState, BeamResult]:
+def advance_tree(settings: Algorithm, state: SearchState, until) -> tuple[SearchState, BeamResult]:
     state = settings.advance(tree_step, state, until)
     return state, settings.finalize(state)
 
 
-def search_tree(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
-    state = start_tree(settings, logits, limits, prefix)
+def search_tree(settings: Algorithm, logits, limits, prefix=None, keys=None) -> BeamResult:
+    state = start_tree(settings, logits, limits, prefix, keys)
     return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 

@@ -1,7 +1,6 @@
 """Sampling: exact distributions by chi-square, independence of the batch, the model's scores."""
 
 import collections
-import functools
 import itertools
 
 import jax
@@ -10,8 +9,6 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-
-from jaxformer.search import BeamResult, Sampling
 
 from .oracles import (
     CAPACITY,
@@ -23,32 +20,14 @@ from .oracles import (
     log,
     permitted,
     sampling,
+    search_tree,
     tokens_of,
-    tree_cache,
     tree_logits,
-    tree_step,
 )
 
 
 def keys(sentences: int, seed: int = 0) -> jax.Array:
     return jax.random.split(jax.random.key(seed), sentences)
-
-
-@functools.partial(jax.jit, static_argnames="settings")
-def advance_tree(settings: Sampling, state, until):
-    state = settings.advance(tree_step, state, until)
-    return state, settings.finalize(state)
-
-
-@functools.partial(jax.jit, static_argnames="settings")
-def start_tree(settings: Sampling, keys, logits, limits, prefix=None):
-    cache = tree_cache(logits, settings.num_samples)
-    return settings.start(cache, limits, CAPACITY, prefix, keys=keys)
-
-
-def sample_tree(settings: Sampling, *arguments) -> BeamResult:
-    state = start_tree(settings, *arguments)
-    return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 
 # The filters one by one, each with its definition, in NumPy, float64.
@@ -146,7 +125,7 @@ def test_whole_hypotheses_have_the_exact_distribution():
     tree, sentences = Tree(logits[0]), 200
     many = logits.repeat(sentences, axis=0)
     limits = np.full(sentences, 3)
-    result = sample_tree(HUNDRED, keys(sentences), many, limits)
+    result = search_tree(HUNDRED, many, limits, keys=keys(sentences))
     found = collections.Counter(t for s in range(200) for t in tokens_of(hypotheses(result, s)))
     ended = [(*t, EOS) for n in range(3) for t in itertools.product((0, 2), repeat=n)]
     possible = [*ended, *itertools.product((0, 2), repeat=3)]
@@ -158,7 +137,7 @@ def test_whole_hypotheses_have_the_exact_distribution():
     # Samples at a dead end do not exist: EOS, or token 2, a dead end.
     many[:] = -INFINITY
     many[:, 0, 1:] = np.log(0.5)
-    result = sample_tree(HUNDRED, keys(sentences), many, limits)
+    result = search_tree(HUNDRED, many, limits, keys=keys(sentences))
     found = [hypotheses(result, s) for s in range(sentences)]
     assert {tokens for one in found for tokens in tokens_of(one)} == {(EOS,)}
     assert sum(map(len, found)) == pytest.approx(10_000, abs=4 * (20_000 / 4) ** 0.5)
@@ -175,7 +154,7 @@ def test_scores_are_the_models_whatever_is_forbidden():
     lengths = random.integers(0, 3, 30)
     prefix = random.integers(2, 4, (30, 2)).astype(np.int32)
     prefix[np.arange(2) >= lengths[:, None]] = PAD
-    result = sample_tree(settings, keys(30), logits, limits, prefix)
+    result = search_tree(settings, logits, limits, prefix, keys(30))
     for sentence in range(30):
         tree, forced = Tree(logits[sentence]), tuple(prefix[sentence, : lengths[sentence]].tolist())
         for value, log_prob, tokens in hypotheses(result, sentence):
@@ -184,10 +163,6 @@ def test_scores_are_the_models_whatever_is_forbidden():
             assert EOS not in tokens[:-1]
             assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
             assert value == pytest.approx(log_prob / max(len(tokens), 1), rel=1e-5)
-
-
-FOUR, LOGITS = sampling(num_samples=4), tree_logits(9, 5, 4, 5)
-LIMITS = np.array([5, 3, 5, 0, 4], np.int32)
 
 
 @pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])

@@ -1,7 +1,0 @@
-"""``python -m jaxformer.cli``: the same as the ``jaxformer`` command."""
-
-import sys
-
-from jaxformer.cli import main
-
-sys.exit(main())

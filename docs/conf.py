@@ -23,8 +23,7 @@ PROJECT = pathlib.Path(__file__).parents[1]
 PAGES = {"docs", "jaxformer", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 # Packages that have a list of their names; the first one that has a name documents it.
 PUBLIC = (
-    *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models"),
-    *("jaxformer.runs.checkpoints", "jaxformer.config"),
+    *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models", "jaxformer.config"),
 )
 
 os.environ["COLUMNS"] = "88"  # width of --help

@@ -166,10 +166,10 @@ def check_config(config: Any) -> None:
       UserError: It is something else, such as a ``ConfigDict``.
     """
     if not isinstance(config, Config):
-        raise UserError(
-            f"expected a Config, got {type(config).__name__}; put it into one: Config(model=...), "
-            "or make one of a ConfigDict with Config.from_dict(values.to_dict())"
-        )
+        advice = "make one of a ConfigDict with Config.from_dict(values.to_dict())"
+        if dataclasses.is_dataclass(config):
+            advice = "put it into one: Config(model=...)"
+        raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
 
 
 def save(config: Config, path: pathlib.Path) -> None:

@@ -17,12 +17,7 @@ _MAY_DIFFER = {"compute_dtype"}
 
 
 def build(cls: type[T], values: Any, section: str) -> T:
-    """Builds a dataclass from a dictionary of its fields.
-
-    Args:
-      cls: The dataclass, which checks its fields; see :func:`check_types`.
-      values: Values by field name; other fields keep their defaults.
-      section: Name of the dataclass in error messages.
+    """Builds a dataclass that checks its fields, by :func:`check_types`, from a dictionary of them.
 
     Raises:
       UserError: A field is unknown, has the wrong type, or is out of range.
@@ -32,12 +27,7 @@ def build(cls: type[T], values: Any, section: str) -> T:
 
 
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
-    """Returns values converted to the types of their fields.
-
-    Args:
-      hints: Types by field name.
-      values: Values by field name.
-      prefix: Section in error messages, with a dot.
+    """Returns values by field name, converted to the types of their fields.
 
     Raises:
       UserError: A field is unknown, or has the wrong type.
@@ -62,13 +52,7 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
 def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str) -> None:
     """Compares a section of a config with the one that a checkpoint was saved with.
 
-    Checkpoints of earlier versions record no section, or lack fields that did not exist.
-
-    Args:
-      given: Values of the config by field name.
-      saved: Values in the checkpoint; None if there are none.
-      section: Section in error messages.
-      place: The checkpoint in error messages.
+    Checkpoints of earlier versions record no section, None, or lack fields that did not exist.
 
     Raises:
       UserError: A value differs; the message names the field and both values.

@@ -112,15 +112,15 @@ def data_directory() -> pathlib.Path:
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
     """Opens a file that somebody else may have made, without ever waiting.
 
-    Opening a FIFO for reading waits for a writer, and a device may never end. Links are followed
-    only within ``inside``.
+    Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of
+    terabytes takes no disk. Links are followed only within ``inside``.
 
     Args:
       path: The file.
       inside: Folder that must contain the file once links are resolved; None for any place.
 
     Raises:
-      UserError: This is not a regular file, or lies outside of ``inside``.
+      UserError: This is not a regular file, lies outside of ``inside``, or is mostly a hole.
       OSError: The file cannot be opened.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -129,15 +129,26 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
         flags |= getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags)
     try:
-        mode = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        status = os.fstat(descriptor)
+        mode, size = stat.S_IFMT(status.st_mode), status.st_size
         if mode != stat.S_IFREG:
             kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
             found = kinds.get(mode, "a device")
             raise UserError(f"{path}: expected a regular file, found {found}")
+        allocated = 512 * getattr(status, "st_blocks", size)  # Windows has no blocks.
+        # File systems that compress or do not count blocks have no holes.
+        if size > MOST_BYTES and allocated < size // 4 and _first_hole(descriptor) < size:
+            raise UserError(f"{path}: expected a file with content, found a sparse one")
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _first_hole(descriptor: int) -> int:
+    hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return hole
 
 
 @contextlib.contextmanager

@@ -32,11 +32,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     """Returns XLA's memory estimate for the longest batch. Compiles the step, but does not run it.
 
     Batches with more and shorter sentences take less memory, since attention weights grow with the
-    square of the length. Validation is not counted.
-
-    Args:
-      config: The experiment; its data is not read.
-      devices: Devices to train on; all of this machine when None.
+    square of the length. Validation is not counted, and no data is read.
 
     Raises:
       UserError: The mesh does not fit the devices.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict
 from jaxformer.cli.text import Line, Text, reading
 from jaxformer.errors import UserError
-from jaxformer.search import Sampling
 
 if TYPE_CHECKING:
     from jaxformer.inference.generator import Generator
@@ -40,6 +39,7 @@ def generate(
       cat prompts.txt | jaxformer generate --workdir runs/shakespeare --samples 3 --top-k 20
     """
     from jaxformer.inference.generator import Generator
+    from jaxformer.search import Sampling
 
     if tokens < 1:
         raise UserError(f"--tokens must be at least 1: got {tokens}")
@@ -84,6 +84,8 @@ def _texts(
     generator: "Generator", prompt: Line, number: int, tokens: int
 ) -> Iterator[Iterator[str]]:
     """Yields every text, prompt included, as an iterator of pieces."""
+    from jaxformer.search import Sampling
+
     search = generator.config.search
     samples = search.num_samples if isinstance(search, Sampling) else 1
     if prompt.error is not None:

@@ -11,10 +11,10 @@ from jaxformer import pretrained
 from jaxformer.cli.signatures import Fields, Value, flag
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, model_path, run_path
-from jaxformer.search import BeamSearch, Sampling
 
 if TYPE_CHECKING:
     from jaxformer.inference.translator import Translator
+    from jaxformer.search import BeamSearch, Sampling
 
 
 def _path(metavar: str, convert: Callable[[str], pathlib.Path], help: str = "") -> Value:
@@ -57,9 +57,12 @@ Strict: TypeAlias = Annotated[
 ]
 JsonReport: TypeAlias = Annotated[bool, Value("print the report as JSON")]
 
-_BEAM, _SAMPLING = (
-    {field.name for field in dataclasses.fields(kind)} for kind in (BeamSearch, Sampling)
-)
+
+def searches() -> tuple[type, ...]:
+    """Returns the search algorithms."""
+    from jaxformer.search import BeamSearch, Sampling  # They import JAX.
+
+    return BeamSearch, Sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class ModelOptions:
     ensemble: Sequence[ModelDir] = ()
     dtype: Dtype | None = None
 
-    def load(self, workdir: pathlib.Path, search: BeamSearch | Sampling) -> "Translator":
+    def load(self, workdir: pathlib.Path, search: "BeamSearch | Sampling") -> "Translator":
         """Loads the model or ensemble, and logs its weights to standard error.
 
         Raises:
@@ -114,12 +117,12 @@ class SearchOptions:
       sampling: sample instead of searching, and order the samples by score; --samples implies it
     """
 
-    changes: Annotated[dict[str, Any], Fields((BeamSearch, Sampling), "search")]
+    changes: Annotated[dict[str, Any], Fields(searches, "search")]
     sampling: bool = False
 
     def settings(
-        self, workdir: pathlib.Path, default: BeamSearch | Sampling | None = None
-    ) -> BeamSearch | Sampling:
+        self, workdir: pathlib.Path, default: "BeamSearch | Sampling | None" = None
+    ) -> "BeamSearch | Sampling":
         """Returns the run's search settings, changed by the options.
 
         Args:
@@ -132,20 +135,24 @@ class SearchOptions:
         """
         from jaxformer.config import load_run
         from jaxformer.runs.workdir import Workdir
+        from jaxformer.search import BeamSearch, Sampling
 
+        of_beam, of_sampling = (
+            {field.name for field in dataclasses.fields(kind)} for kind in (BeamSearch, Sampling)
+        )
         if {"num_samples", "beam_size"} <= self.changes.keys():
             raise UserError("--samples and --beam-size exclude each other; leave one of them out")
         config = load_run(Workdir(workdir))
         run = config.search
-        kind = BeamSearch if self.changes.keys() - _SAMPLING else type(default or run)
+        kind = BeamSearch if self.changes.keys() - of_sampling else type(default or run)
         kind = Sampling if self.sampling or "num_samples" in self.changes else kind
         if not isinstance(run, kind):
             number = run.num_hypotheses
             new = Sampling(num_samples=number) if kind is Sampling else BeamSearch(beam_size=number)
             new = default if isinstance(default, kind) else new
-            run = dataclasses.replace(new, **{n: getattr(run, n) for n in _BEAM & _SAMPLING})
+            run = dataclasses.replace(new, **{n: getattr(run, n) for n in of_beam & of_sampling})
         for name, value in self.changes.items():
-            if name not in (_SAMPLING if isinstance(run, Sampling) else _BEAM):
+            if name not in (of_sampling if isinstance(run, Sampling) else of_beam):
                 beam = "beam search only, not --sampling"
                 needs = beam if isinstance(run, Sampling) else "--sampling only; add it"
                 raise UserError(f"{flag(name)} {value} works with {needs}")
@@ -158,5 +165,5 @@ class SearchOptions:
             run = dataclasses.replace(run, **self.changes)
             return dataclasses.replace(config, search=run).search
         except UserError as error:
-            names = rf"\b(?:search\.)?({'|'.join(_BEAM | _SAMPLING)})\b"
+            names = rf"\b(?:search\.)?({'|'.join(of_beam | of_sampling)})\b"
             raise UserError(re.sub(names, lambda name: flag(name[1]), str(error))) from None

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxformer import pretrained
-from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir
+from jaxformer.cli.options import (
+    File,
+    ModelOptions,
+    SearchOptions,
+    Strict,
+    TranslatorDir,
+    searches,
+)
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.text import Text, check_outputs, is_on_screen, reading, writing
 from jaxformer.data.text_files import paired
 from jaxformer.errors import UserError
-from jaxformer.search import BeamSearch
 
 if TYPE_CHECKING:
     from jaxformer.inference.pair_scores import Score
@@ -42,7 +48,7 @@ def score(
     json: bool = False,
     model: ModelOptions,
     penalty: Annotated[
-        dict[str, Any], Fields((BeamSearch,), "score", ("penalty", "length_penalty"))
+        dict[str, Any], Fields(lambda: searches()[:1], "score", ("penalty", "length_penalty"))
     ],
 ) -> None:
     """Score given translations: log probability divided by the length penalty, for each line.

@@ -55,12 +55,13 @@ class Fields(NamedTuple):
     The sections "Attributes" of their docstrings are the help.
 
     Attributes:
-      kinds: The dataclasses. Fields that only one has form a group with its name.
+      kinds: Function that imports the dataclasses. Fields that only one has form a group with its
+        name.
       group: Title of the group of the other fields.
       names: The fields; () for all but ids that can be given as a word.
     """
 
-    kinds: tuple[type, ...]
+    kinds: Callable[[], tuple[type, ...]]
     group: str
     names: tuple[str, ...] = ()
 
@@ -184,15 +185,16 @@ def _parameters(kind: Any) -> Iterator[tuple[inspect.Parameter, Any, Any]]:
 
 def _fields(fields: Fields) -> Iterator[tuple[inspect.Parameter, Any, Value]]:
     """Yields parameter, type and help of each field of some dataclasses."""
-    for kind in fields.kinds:
+    kinds = fields.kinds()
+    for kind in kinds:
         entries = _sections(kind)[1]
         for parameter, hint, _ in _parameters(kind):
             name, own = parameter.name, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
-            owners = [k for k in fields.kinds if name in inspect.signature(k).parameters]
+            owners = [k for k in kinds if name in inspect.signature(k).parameters]
             is_word = hint in _METAVARS or typing.get_origin(hint) is Literal
             chosen = name in fields.names if fields.names else is_word and not name.endswith("_id")
             if chosen and owners[0] is kind:
-                group = fields.group if len(owners) == len(fields.kinds) else own
+                group = fields.group if len(owners) == len(kinds) else own
                 parameter = parameter.replace(default=None, kind=parameter.KEYWORD_ONLY)
                 yield parameter, hint, entries.get(name, Value())._replace(group=group)
 

@@ -23,10 +23,10 @@ from jaxformer.cli.text import (
     writing_if_named,
 )
 from jaxformer.errors import UserError
-from jaxformer.search import BeamSearch, Sampling
 
 if TYPE_CHECKING:
     from jaxformer.inference.translator import Hypothesis, Translator
+    from jaxformer.search import BeamSearch, Sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,10 @@ class FormatOptions:
         if self.alignment_layer is not None and self.alignments is None:
             raise UserError("--alignment-layer needs --alignments FILE to write them to")
 
-    def check(self, search: BeamSearch | Sampling) -> None:
+    def check(self, search: "BeamSearch | Sampling") -> None:
         """Refuses more hypotheses than the search returns."""
+        from jaxformer.search import Sampling
+
         if self.n_best is not None and not 1 <= self.n_best <= search.num_hypotheses:
             limit, flag = "beam size", "beam-size"
             if isinstance(search, Sampling):

@@ -197,10 +197,9 @@ def translation_report(
 
 
 def sacrebleu(language: str) -> Measure:
-    """Returns sacreBLEU with the tokenizer that its own ``trg_lang`` chooses for the language.
+    """Returns sacreBLEU for a language such as "de", "zh-TW" or "jpn".
 
-    Args:
-      language: Code of the target language, such as "de", "zh-TW" or "jpn".
+    Its own ``trg_lang`` chooses the tokenizer.
     """
     code, note = _without_words(language), ""
     characters = BLEU(tokenize="char", force=True)
@@ -215,11 +214,7 @@ def sacrebleu(language: str) -> Measure:
 
 
 def measures(language: str) -> dict[str, Measure]:
-    """Returns the definitions of all metrics except exact match, by their fields of the report.
-
-    Args:
-      language: Code of the target language, such as "de"; selects the tokenizers.
-    """
+    """Returns the metrics of a target language, by their fields of the report; no exact match."""
     plain = {
         "sacrebleu": sacrebleu(language),
         "chrf": Measure(name="chrF", prepare=list, scorer=CHRF()),

@@ -53,13 +53,7 @@ class Usage(NamedTuple):
 
 
 def model_card(model: TrainedModel, name: str, usage: Usage) -> str:
-    """Returns the text of a model card, in Markdown.
-
-    Args:
-      model: The exported model.
-      name: Title of the card.
-      usage: Description of the format.
-    """
+    """Returns the text of a model card with this name as its title, in Markdown."""
     config, data = model.config.to_dict(), model.config.data
     languages = "(please fill in)"
     if isinstance(data, DataConfig):

@@ -58,11 +58,7 @@ def check_fields(config: ModelConfig, system: str, **allowed: Collection[Any]) -
 
 
 def beam_search(config: Config, system: str) -> BeamSearch:
-    """Returns the search of a config.
-
-    Args:
-      config: The config.
-      system: Name of the other system, for the error message.
+    """Returns the search of a config, for another system.
 
     Raises:
       UserError: It samples.

@@ -184,17 +184,11 @@ def _widths(capacity: int) -> list[int]:
 
 
 def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
-    """Returns the shapes of all batches that calls up to this size can need.
+    """Returns the shapes of all batches that calls with so many sentences and tokens can need.
 
     >>> from jaxformer.search import BeamSearch
     >>> [shape[:2] for shape in shapes(4, 30, 1024, BeamSearch())]  # rows and source tokens
     [(1, 16), (1, 32), (4, 16), (4, 32)]
-
-    Args:
-      sentences: Maximum number of sentences of a call.
-      tokens: Maximum number of source tokens of a sentence, end-of-sentence included.
-      longest: Maximum length that all models allow.
-      search: The search algorithm.
     """
     # All calls with more than the largest of _FEW use the same shapes.
     counts = [*(count for count in _FEW if count < sentences), min(sentences, _FEW[-1] + 1)]
@@ -224,13 +218,7 @@ def compile_programs(
 
 
 class SourceBatch(NamedTuple):
-    """Padded inputs of a search.
-
-    Attributes:
-      src: Source ids, int32.
-      prefix: Forced target ids, int32; None if nothing is forced.
-      sentence_ids: Number of each sentence in the whole input, int32.
-    """
+    """Padded inputs of a search, int32, and the number of each sentence in the whole input."""
 
     src: Int[np.ndarray, "B S"]
     prefix: Int[np.ndarray, "B P"] | None

@@ -65,7 +65,7 @@ class Generator:
             )
         use_compilation_cache()
         self.config, self.tokenizer, self.weights = config, tokenizer, weights
-        self.params = prepare_params(config.model, params, LanguageModel)
+        self.params = prepare_params(config.model, params, config.kind)
 
     @classmethod
     def load(
@@ -300,13 +300,7 @@ def _capacity(tokens: int, most: int) -> int:
 
 
 class _Row(NamedTuple):
-    """A continuation to generate.
-
-    Attributes:
-      prompt: Index of its prompt.
-      sample: Index among the samples of the prompt.
-      tokens: Token ids of the prompt.
-    """
+    """A continuation to generate: the indices of prompt and sample, and the prompt's tokens."""
 
     prompt: int
     sample: int

@@ -127,11 +127,8 @@ def pair_batches(
 ) -> Iterator[PairBatch]:
     """Batches the pairs with tokens on both sides, in few shapes, longest first.
 
-    Args:
-      pairs: Source ids and target ids.
-      max_length: Maximum tokens of a side.
-      tokens_per_batch: Maximum tokens per side of a batch, padding included; a single pair may
-        have more.
+    A side of a batch has at most ``tokens_per_batch`` tokens, padding included, unless a single
+    pair has more.
     """
 
     def size(number: int) -> int:

@@ -38,8 +38,6 @@ def quantize(
         holds files that this command would overwrite.
     """
     target = Workdir(run_path(output))
-    if target.config.exists() or (target.path.exists() and not target.path.is_dir()):
-        raise UserError(f"{output}: expected the name of a new folder, but it exists")
     target.check_writable(_COMMAND)
     trained = TrainedModel.load(workdir, weights=weights)
     folder, config, params = trained.folder, trained.config, trained.params

@@ -89,14 +89,9 @@ class TrainedModel:
         compute_dtype: str | None = None,
         dequantized: bool = False,
     ) -> "TrainedModel":
-        """Reads config and parameters.
+        """Reads config and parameters; the arguments are the ones of ``Translator.load``.
 
-        Args:
-          workdir: The run directory.
-          weights: Checkpoint; see :func:`load_model`.
-          search: Replaces the run's search.
-          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16" or "int8".
-          dequantized: Convert int8 parameters to float32.
+        With ``dequantized``, int8 parameters become float32.
 
         Raises:
           UserError: A file is missing or damaged, there are no such weights, or they are int8 and
@@ -145,9 +140,9 @@ def load_params(
     template = abstract_params(config, kind)
 
     def restore() -> RestoredParams:
-        chosen = weights not in ("averaged", "latest")
-        step = _chosen_step(folder, weights) if chosen else None
         with _open(directory, made_by) as checkpoints:
+            chosen = weights not in ("averaged", "latest")
+            step = _chosen_step(checkpoints, directory, weights) if chosen else None
             return checkpoints.restore_params(template, step=step)
 
     restored = _beside_a_run(restore)
@@ -270,17 +265,14 @@ def _open(directory: pathlib.Path, made_by: str) -> Checkpoints:
     return Checkpoints(directory)
 
 
-def _chosen_step(folder: Workdir, weights: str) -> int:
-    with _open(folder.checkpoints, "train.py") as checkpoints:
-        if weights == "best":
-            best = checkpoints.best_step()
-            if best is None:
-                raise UserError(
-                    f"{folder.checkpoints}: no checkpoint has been validated yet; "
-                    "use --weights latest"
-                )
-            return best
-        steps = checkpoints.steps()
+def _chosen_step(checkpoints: Checkpoints, directory: pathlib.Path, weights: str) -> int:
+    if weights == "best":
+        if (best := checkpoints.best_step()) is None:
+            raise UserError(
+                f"{directory}: no checkpoint has been validated yet; use --weights latest"
+            )
+        return best
+    steps = checkpoints.steps()
     if weights not in map(str, steps):
         raise UserError(
             "--weights must be averaged, best, latest, auto or one of the steps "

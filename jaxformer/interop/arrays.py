@@ -82,19 +82,11 @@ class NamedArrays:
         return array
 
     def linear(self, name: str, axes: str) -> Linear:
-        """Returns a linear layer, given the axes [out, in] of its weight.
-
-        Raises:
-          UserError: As in :meth:`array`.
-        """
+        """Returns a linear layer, given the axes [out, in] of its weight; see :meth:`array`."""
         return Linear(self.array(f"{name}.weight", axes).T, self.array(f"{name}.bias", axes[0]))
 
     def norm(self, name: str) -> dict[str, Float[np.ndarray, " D"]]:
-        """Returns the parameters of a layer norm.
-
-        Raises:
-          UserError: As in :meth:`array`.
-        """
+        """Returns the parameters of a layer norm; see :meth:`array`."""
         return {"scale": self.array(f"{name}.weight", "D"), "bias": self.array(f"{name}.bias", "D")}
 
     def skip(self, name: str) -> None:

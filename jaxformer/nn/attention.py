@@ -36,7 +36,7 @@ class MultiHeadAttention(nn.Module):
 
     Departs from the paper: ``use_bias``, ``dropout_rate`` and ``encode_positions``, all optional.
 
-    >>> import jax
+    >>> import jax, jax.numpy as jnp
     >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))
     >>> params = layer.init(jax.random.key(0), x)
     >>> layer.apply(params, x).shape

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxformer.errors import UserError
+from jaxformer.files import local_path
+
 
 def parser(name: str, description: str | None, example: str) -> argparse.ArgumentParser:
     """Returns a parser for ``python -m jaxformer.paper.NAME`` with an example in its help."""
@@ -19,6 +22,27 @@ def parser(name: str, description: str | None, example: str) -> argparse.Argumen
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def options(
+    name: str, document: str | None, sizes: str, values: list[int], arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parses ``--output`` and the sizes to measure, such as ``--lengths``, which have defaults."""
+    command = parser(name, document, f"python -m jaxformer.paper.{name} --output runs/{name}")
+    command.add_argument(
+        "--output", type=local_path, required=True, metavar="DIR", help="folder to write to"
+    )
+    command.add_argument(
+        f"--{sizes}",
+        type=numbers,
+        default=values,
+        metavar="N,N,...",
+        help=f"two or more of 1 or more (default: powers of 2 from {values[0]} to {values[-1]})",
+    )
+    chosen = command.parse_args(arguments)
+    if len(given := getattr(chosen, sizes)) < 2 or given[0] < 1:
+        raise UserError(f"--{sizes}: expected two or more of 1 or more: got {given}")
+    return chosen
 
 
 def numbers(text: str) -> list[int]:

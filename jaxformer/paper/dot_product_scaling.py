@@ -6,7 +6,6 @@ Division by sqrt(d_k) makes the variance 1. Additive attention, whose matrices a
 variance 1 / d_k, needs no such factor. Writes dot_product_scaling.md and dot_product_scaling.png.
 """
 
-import argparse
 import functools
 import math
 import pathlib
@@ -19,14 +18,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
-from jaxformer.errors import UserError, exit_code
-from jaxformer.files import local_path, write_file
+from jaxformer.errors import exit_code
+from jaxformer.files import write_file
 from jaxformer.nn.kernels import additive_scores
 from jaxformer.paper import command
 from jaxformer.plots import figure
 
-_EXAMPLE = "python -m jaxformer.paper.dot_product_scaling --output runs/dot_product_scaling"
-_QUERIES_PER_NETWORK = 32
+_KEYS, _QUERIES, _QUERIES_PER_NETWORK = 32, 512, 32
 _LOOKS = {
     "dot product": (figure.ORANGE, "s"),
     "dot product / √d_k": (figure.BLUE, "o"),
@@ -62,20 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
       UserError: A number is out of range.
     """
-    options = _options(arguments)
+    powers = [2**n for n in range(11)]
+    options = command.options("dot_product_scaling", __doc__, "sizes", powers, arguments)
     found = {}
     for d_k in options.sizes:
         print(f"d_k = {d_k}", file=sys.stderr)
-        found[d_k] = jax.device_get(measure(d_k, options.keys, options.queries))
+        found[d_k] = jax.device_get(measure(d_k))
     table, plot = (options.output / f"dot_product_scaling.{suffix}" for suffix in ("md", "png"))
-    write_file(table, report(found, options.keys, options.queries).encode())
+    write_file(table, report(found).encode())
     draw(found, plot)
     print(table)
     print(plot)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def measure(d_k: int, keys: int, queries: int) -> dict[str, Saturation]:
+def measure(d_k: int, keys: int = _KEYS, queries: int = _QUERIES) -> dict[str, Saturation]:
     """Computes the saturation for each kind of score, with separate random keys per query."""
     scores = random_scores(d_k, keys, queries)
     return {name: saturation(scores[name]) for name in _LOOKS}
@@ -87,7 +86,6 @@ def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "
     Every group of queries has a separate additive network, since the result of a single network
     with few units would vary too much.
     """
-    groups = -(-queries // _QUERIES_PER_NETWORK)
 
     def group(seed: Array) -> tuple[Array, Array]:
         seeds = jax.random.split(seed, 5)
@@ -98,10 +96,9 @@ def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "
         dot = jnp.einsum("qthk,qshk->qs", q, k)
         return dot, additive_scores(q @ to_q, k @ to_k, vector)[:, 0, 0]
 
-    dot, additive = (
-        scores.reshape(-1, keys)[:queries]
-        for scores in jax.lax.map(group, jax.random.split(jax.random.key(d_k), groups))
-    )
+    groups = -(-queries // _QUERIES_PER_NETWORK)
+    seeds = jax.random.split(jax.random.key(d_k), groups)
+    dot, additive = (scores.reshape(-1, keys)[:queries] for scores in jax.lax.map(group, seeds))
     return {"dot product": dot, "dot product / √d_k": dot / math.sqrt(d_k), "additive": additive}
 
 
@@ -119,10 +116,9 @@ def saturation(scores: Float[Array, "Q S"]) -> Saturation:
     )
 
 
-def report(found: Mapping[int, Mapping[str, Saturation]], keys: int, queries: int) -> str:
-    shown = ("variance", "largest", "gradient")
+def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
     lines = [
-        [str(d_k), *(_figure(float(getattr(kinds[name], m))) for m in shown for name in _LOOKS)]
+        [str(d_k), *(_figure(float(getattr(kinds[name], m))) for m in _PANELS for name in _LOOKS)]
         for d_k, kinds in found.items()
     ]
     names = ("variance", "largest weight", "gradient")
@@ -133,9 +129,9 @@ def report(found: Mapping[int, Mapping[str, Saturation]], keys: int, queries: in
     return "\n".join(
         [
             "# Scores with growing d_k (section 3.2.1)\n",
-            f"Means over {queries} random queries with {keys} random keys each, all components of "
-            "variance 1. The variance of a dot product is d_k, of a scaled one 1. Gradient: the "
-            f"trace of the softmax's Jacobian, {1 - 1 / keys:.3f} for equal weights and 0 for a "
+            f"Means over {_QUERIES} random queries with {_KEYS} random keys each, all components "
+            "of variance 1. The variance of a dot product is d_k, of a scaled one 1. Gradient: the "
+            f"trace of the softmax's Jacobian, {1 - 1 / _KEYS:.3f} for equal weights and 0 for a "
             "single one.\n",
             command.markdown_table(header, lines),
         ]
@@ -171,25 +167,6 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
             axes.set_xlabel("d_k")
         panels[0].legend(loc="upper left")
         figure.save(page, path)
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.parser("dot_product_scaling", __doc__, _EXAMPLE)
-    add = parser.add_argument
-    add("--output", type=local_path, required=True, metavar="DIR", help="folder to write to")
-    add(
-        "--sizes",
-        type=command.numbers,
-        default=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
-        metavar="N,N,...",
-        help="values of d_k (default: 1 to 1024)",
-    )
-    add("--keys", type=int, default=32, metavar="N", help="keys per query (default: %(default)s)")
-    add("--queries", type=int, default=512, metavar="N", help="queries (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    if options.sizes[0] < 1 or options.queries < 1 or options.keys < 2:
-        raise UserError("expected --sizes and --queries of 1 or more, --keys of 2 or more")
-    return options
 
 
 if __name__ == "__main__":

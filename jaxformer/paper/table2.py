@@ -22,13 +22,7 @@ _LENGTH = 25  # tokens per sentence on either side; the result hardly depends on
 
 
 class PublishedRun(NamedTuple):
-    """A training run of the paper.
-
-    Attributes:
-      row: Its row in Table 3.
-      hours: Training time in hours.
-      flops: Floating-point operations in Table 2.
-    """
+    """A training run of the paper: its row in Table 3, its time and its operations in Table 2."""
 
     row: str
     hours: float

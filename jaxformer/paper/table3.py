@@ -50,19 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     failures = [] if options.report else _run_rows(options, folder)
     results = load_results(folder)
     if results:
-        _write_table(results, options.output or options.workdir)
+        _write_table(results, options.workdir)
     if failures:
         raise FloatingPointError("; ".join(failures))
     if not results:
         raise UserError(f"{folder}: expected finished rows, */result.json: there is none yet")
 
 
-def _write_table(results: Sequence[Result], output: pathlib.Path) -> None:
-    write_file(output / "table3.md", report(results).encode())
-    print(output / "table3.md")
+def _write_table(results: Sequence[Result], folder: pathlib.Path) -> None:
+    write_file(folder / "table3.md", report(results).encode())
+    print(folder / "table3.md")
     if {"base"} < {result.row for result in results}:
-        draw(results, output / "table3.png")
-        print(output / "table3.png")
+        draw(results, folder / "table3.png")
+        print(folder / "table3.png")
     else:
         print("no picture yet: it compares other rows with base", file=sys.stderr)
 
@@ -279,12 +279,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="random seeds; every row is trained with each (default: 0)",
     )
     add("--report", action="store_true", help="only write the table of the finished rows")
-    add(
-        "--output",
-        type=local_path,
-        metavar="DIR",
-        help="folder for table3.md and table3.png (default: the workdir)",
-    )
     return parser.parse_args(arguments)
 
 

@@ -43,22 +43,15 @@ _CLAIMS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished row.
+    """A finished row, with its scores on the validation split.
 
     Attributes:
-      row: Name of the row.
-      scale: Name of the scale.
       steps: Training steps of the row "base" at this scale.
-      seed: Random seed of the training.
-      corpus: Name of the corpus.
-      perplexity: Perplexity per BPE token on the validation split.
-      bleu: Cased detokenized sacreBLEU on the validation split.
-      bleu_signature: sacreBLEU's signature.
+      perplexity: Perplexity per BPE token.
+      bleu: Cased detokenized sacreBLEU.
       compound_split_bleu: BLEU of the same translations, computed as in the paper.
-      parameters: Exact number of parameters.
       training_seconds: Duration of the training steps alone.
       decoding_seconds: Duration of translating the validation split, compilation included.
-      machine: Description of the device and JAX's version.
       data: SHA-256 of the tokenizer and of both splits of the corpus.
     """
 

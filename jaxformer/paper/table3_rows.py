@@ -160,11 +160,7 @@ def row_config(
 ) -> Config:
     """Returns the config of a row: the config of "base" with exactly the paper's changes.
 
-    Args:
-      row: A name of ``ROWS``.
-      scale: A name of ``SCALES``.
-      steps: Training steps of the row "base"; None: the scale's default.
-      seed: Random seed of the training.
+    ``steps`` are the training steps of the row "base", by default the scale's.
 
     Raises:
       UserError: There is no such row or scale.

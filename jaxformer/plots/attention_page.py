@@ -50,10 +50,7 @@ class AttentionView:
     cross: Float[np.ndarray, "L H T S"]
 
     def weights_of(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
-        """Returns query tokens, key tokens and weights of one kind of attention.
-
-        Args:
-          kind: "encoder" or "decoder" self-attention, or "cross", encoder-decoder attention.
+        """Returns queries, keys and weights of "encoder", "decoder" or "cross" attention.
 
         Raises:
           UserError: There is no such kind.
@@ -129,12 +126,7 @@ def _check_indices(name: str, indices: Sequence[int], count: int) -> None:
 
 
 def in_frame(page: str, height: int = 760) -> str:
-    """Embeds the page in a sandboxed frame for notebooks, isolated from the page around it.
-
-    Args:
-      page: Result of :meth:`AttentionView.page`.
-      height: Height in pixels.
-    """
+    """Embeds a page in a sandboxed frame of a notebook, isolated from the page around it."""
     return (
         f'<iframe title="Attention" sandbox="allow-scripts" width="100%" height="{height}" '
         f'style="border: 0" srcdoc="{html.escape(page)}"></iframe>'

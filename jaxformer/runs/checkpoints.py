@@ -43,8 +43,6 @@ from jaxformer.runs.step_folders import (
 from jaxformer.runs.untrusted import DamagedError, check_sizes
 from jaxformer.runs.workdir import check_directory
 
-__all__ = ["Checkpoints", "MissingStepError", "Restored", "RestoredParams"]
-
 _logger = logging.getLogger("jaxformer")
 
 

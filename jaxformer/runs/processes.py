@@ -50,16 +50,18 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def on_primary(action: Callable[[], None]) -> None:
-    """Acts on process 0 while the others wait; every process raises its error as a UserError."""
-    failure = None
+    """Acts on process 0 while the others wait; every process raises its UserError or OSError."""
+    kind, message = "", ""
     if is_primary():
         try:
             action()
-        except (UserError, OSError) as error:
-            failure = str(error)
-    failure = all_gather(failure)[0]
-    if failure is not None:
-        raise UserError(failure)
+        except UserError as error:
+            kind, message = "UserError", str(error)
+        except OSError as error:
+            kind, message = "OSError", str(error)
+    kind, message = all_gather((kind, message))[0]
+    if kind:
+        raise (UserError if kind == "UserError" else OSError)(message)
 
 
 def check_agreement(facts: dict[str, str]) -> None:

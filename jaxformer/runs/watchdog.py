@@ -128,8 +128,8 @@ def _print_stacks(message: str) -> None:
 def _make_aborts_resumable() -> None:
     """Makes jax's abort end the process with RESUMABLE instead of SIGABRT.
 
-    jax calls ``abort()`` in a thread of its own when it has lost a process (jax 0.12), and a
-    handler of Python's ``signal`` would not run anymore.
+    jax calls ``abort()`` in a thread of its own when it has lost a process (jax 0.10.1, 0.12), and
+    a handler of Python's ``signal`` would not run anymore. jax 0.7.2 exits with code 1 instead.
     """
     if sys.platform != "win32":
         ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)

@@ -45,10 +45,6 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
 
     It is the tokenizer of ``data.tokenizer``, or else of ``training.init_from``.
 
-    Args:
-      config: The experiment.
-      load: Reads the file of a tokenizer.
-
     Raises:
       UserError: There is no such file, or its size is not ``model.vocab_size``.
     """
@@ -75,13 +71,7 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
 
 
 def initialization(config: Config, tokenizer: Vocabulary, run: Workdir) -> StartFrom | None:
-    """Returns how a new run gets its parameters from ``training.init_from``, or None.
-
-    Args:
-      config: The experiment.
-      tokenizer: The tokenizer of the new run.
-      run: Its workdir.
-    """
+    """Returns how a new run gets its parameters from ``training.init_from``, or None."""
     if config.training.init_from is None:
         return None
     folder = Workdir(model_path(config.training.init_from))

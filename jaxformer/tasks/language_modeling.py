@@ -93,10 +93,8 @@ class NextTokenLoss(TokenLoss):
             return module.features(inputs, **dropout), module.output_projection()
 
         features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
-        loss, nll = projected_cross_entropy(
-            *(features, projection, targets, real),
-            *(self.label_smoothing, self.model.compute_dtype),
-        )
+        smoothing, dtype = self.label_smoothing, self.model.compute_dtype
+        loss, nll = projected_cross_entropy(features, projection, targets, real, smoothing, dtype)
         count = real.sum(dtype=jnp.int32)
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
 

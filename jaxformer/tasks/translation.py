@@ -57,9 +57,9 @@ class TranslationLoss(TokenLoss):
 
         features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
         real = batch.tgt_segments != 0
+        smoothing, dtype = self.label_smoothing, self.model.compute_dtype
         loss, nll = projected_cross_entropy(
-            *(features, projection, batch.tgt_out, real),
-            *(self.label_smoothing, self.model.compute_dtype),
+            features, projection, batch.tgt_out, real, smoothing, dtype
         )
         source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
         target_tokens = real.sum(dtype=jnp.int32)

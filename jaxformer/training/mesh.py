@@ -155,12 +155,7 @@ class BatchShards(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, gradient_accumulation: int = 1) -> "BatchShards":
-        """Returns the shards of a mesh.
-
-        Args:
-          mesh: Mesh from :func:`make_mesh`.
-          gradient_accumulation: Micro-batches per step.
-        """
+        """Returns the shards of a mesh, for so many micro-batches per step."""
         count = num_batch_shards(mesh)
         return cls(count * gradient_accumulation, local_batch_shards(mesh), count)
 
@@ -264,11 +259,7 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
 
 
 def _check_rows(name: str, array: Any) -> None:
-    """Checks a leaf of a batch.
-
-    Raises:
-      UserError: It is no array of numbers with at least one row.
-    """
+    """Checks that a leaf of a batch is an array of numbers with at least one row."""
     if not isinstance(array, np.ndarray | np.generic | jax.Array):
         advice = "make NumPy arrays of lists"
         found = f"{array!r:.50} of type {type(array).__name__}"
@@ -287,11 +278,7 @@ def _check_rows(name: str, array: Any) -> None:
 
 
 def check_mesh(mesh: Any) -> None:
-    """Checks that a mesh has the axes of :func:`make_mesh`.
-
-    Raises:
-      UserError: It has others, or is no mesh.
-    """
+    """Checks that a mesh has the axes of :func:`make_mesh`; raises a ``UserError``."""
     names = getattr(mesh, "axis_names", None)
     if names != AXES:
         raise UserError(

@@ -244,12 +244,13 @@ def test_models_that_a_format_lacks_are_refused(learned_workdir, tmp_path):
 
 @pytest.mark.parametrize("write", [ctranslate2.write, marian.write])
 def test_features_that_a_format_does_not_know_are_refused(write, learned_workdir, tmp_path):
-    window = ("window", int, dataclasses.field(default=0))
-    new = dataclasses.make_dataclass("New", [window], bases=(ModelConfig,), frozen=True)
+    depth = ("depth", int, dataclasses.field(default=0))
+    new = dataclasses.make_dataclass("New", [depth], bases=(ModelConfig,), frozen=True)
     model = TrainedModel.load(learned_workdir)
     for change in (
-        *({"window": 8}, {"positions": "alibi"}, {"activation": "swiglu"}, {"d_v": 4}),
+        *({"depth": 8}, {"window": 8}, {"positions": "alibi"}, {"activation": "swiglu"}),
         *({"norm_position": "both"}, {"embeddings": "other"}, {"target_vocab_size": 99}),
+        {"d_v": 4},
     ):
         changed = new(**vars(model.config.model))
         vars(changed).update(change)  # Its own checks would refuse some values.

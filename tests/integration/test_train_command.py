@@ -20,10 +20,6 @@ MISTAKES = [
         f"{BASE} --config.training.steps=9 --config.model.steps=3",
         "unknown config field model.steps; did you mean training.steps?",
     ),
-    (
-        f"{BASE} --config.model.num_layers=three",
-        "--config.model.num_layers: expected an integer, got 'three'",
-    ),
     (BASE, "wmt14-de-en/train-*.parquet: no such file ... jaxformer data wmt14"),
     (
         f"{MULTI30K} --config.data.train=gs://bucket/train",

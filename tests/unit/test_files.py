@@ -136,10 +136,14 @@ def test_only_regular_files_are_opened(tmp_path, monkeypatch):
     pathlib.Path("folder").mkdir()
     os.mkfifo("FIFO")
     pathlib.Path("device").symlink_to("/dev/zero")
+    with open("sparse", "wb") as file:
+        file.truncate(1 << 40)
     before = len(os.listdir("/proc/self/fd"))
     for kind in ("folder", "FIFO", "device"):
         with pytest.raises(UserError, match=f"expected a regular file, found a {kind}"):
             open_file(pathlib.Path(kind))
+    with pytest.raises(UserError, match="expected a file with content, found a sparse one"):
+        open_file(pathlib.Path("sparse"))
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         with pytest.raises(OSError, match="No such device"):

@@ -131,11 +131,8 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
     """Returns the likeliest hypothesis, with a penalty for a wrong number of parts of speech.
 
     Each missing or surplus part of speech multiplies the probability by 0.05. Without the penalty,
-    hypotheses that end long before the sentence may be the likeliest.
-
-    Args:
-      beam: Hypotheses of the search; if there are none, an empty hypothesis is returned.
-      words: Number of words of the sentence.
+    hypotheses that end long before the sentence may be the likeliest. If the search found none, an
+    empty hypothesis is returned.
     """
 
     def log_prob(hypothesis: Hypothesis) -> float:
@@ -156,11 +153,6 @@ def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> 
     >>> weights = np.eye(3)[[0, 0, 2, 2]]  # no token attends to the second word
     >>> " ".join(one_tag_a_word("(NP (DT) (NN) )NP".split(), weights))
     '(NP (DT) XX (NN) )NP'
-
-    Args:
-      tokens: Tokens as :func:`~jaxformer.tasks.parsing.linearization.linearize` writes them, or any
-        others.
-      weights: The attention of each token over the words.
     """
     positions = [n for n, token in enumerate(tokens) if is_preterminal(token)]
     word_of = {positions[n]: word for word, n in align_in_order(weights[positions])}

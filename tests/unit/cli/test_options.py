@@ -83,7 +83,9 @@ def test_a_new_field_of_a_search_is_an_option():
         min_p: float = 0.0
         mirrored: bool = False
 
-    def sample(*, steps: int = 5, search: Annotated[dict, Fields((BeamSearch, New), "search")]):
+    def sample(
+        *, steps: int = 5, search: Annotated[dict, Fields(lambda: (BeamSearch, New), "search")]
+    ):
         """Sample."""
 
     parser = command_parser("jaxformer sample", sample)

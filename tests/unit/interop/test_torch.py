@@ -17,7 +17,7 @@ from jaxformer.errors import UserError
 from jaxformer.interop.arrays import read_torch
 from jaxformer.interop.torch import from_torch_transformer
 from jaxformer.models.assembly import make_stack
-from jaxformer.nn import LayerNorm, causal_mask, segment_mask
+from jaxformer.nn import Keys, LayerNorm, Memory
 
 FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "torch_transformer.npz"
 STATE = FIXTURE.with_name("torch_tensors.bin")
@@ -59,7 +59,8 @@ def test_outputs_equal_pytorch(norm_position):
 def _run(config, params, src, tgt, padding):
     def apply(stack, *arguments):
         variables = {"params": params[stack]}
-        module = make_stack(config, cross_attention=stack == "decoder")
+        is_decoder = stack == "decoder"
+        module = make_stack(config, causal=is_decoder, cross_attention=is_decoder)
         x = module.apply(variables, *arguments)
         if config.norm_position == "pre":  # Pre-norm stacks end with a layer norm.
             return x
@@ -67,10 +68,10 @@ def _run(config, params, src, tgt, padding):
 
     src_segments = (~padding).astype(np.int32)
     tgt_segments = jnp.ones(tgt.shape[:2], jnp.int32)
-    encoded = apply("encoder", src, None, segment_mask(src_segments, src_segments))
-    self_mask = segment_mask(tgt_segments, tgt_segments) & causal_mask(tgt.shape[1])
-    cross_mask = segment_mask(tgt_segments, src_segments)
-    return encoded, apply("decoder", tgt, encoded, self_mask, cross_mask)
+    encoded = apply("encoder", src, Keys.of_sequence(src.shape[1], src_segments))
+    memory = Memory(encoded, Keys.of_memory(tgt_segments, src_segments))
+    keys = Keys.of_sequence(tgt.shape[1], tgt_segments, causal=True)
+    return encoded, apply("decoder", tgt, keys, memory)
 
 
 def test_invalid_state_dictionaries_are_refused():

@@ -176,10 +176,11 @@ def test_muons_updates_are_as_large_as_adams():
     rate, zeros = 4**-0.5, jax.tree.map(np.zeros_like, PARAMS)
     updates, decay = first_updates("muon", gradients), first_updates("muon", zeros)
     updates = jax.tree.map(np.subtract, updates, decay)
-    inner = updates["decoder"]["layers"]["feed_forward"]["inner"]
-    for matrix in inner / rate:
+    layers = updates["decoder"]["layers"]
+    inner, query = layers["feed_forward"]["inner"], layers["self_attention"]["query"]
+    for matrix, longer in ((inner, 8), (query.reshape(2, 4, 4), 4)):  # All heads together.
         # After Newton-Schulz, singular values are between 0.7 and 1.2 times their ideal value.
-        singular = np.linalg.svd(matrix, compute_uv=False) / (0.2 * np.sqrt(8))
+        singular = np.linalg.svd(matrix, compute_uv=False) / (0.2 * rate * np.sqrt(longer))
         assert 0.6 < singular.min() < singular.max() < 1.3
     # The first update of Adam with Nesterov's momentum.
     ahead = 0.9 * 0.1 / (1 - 0.9**2) + 0.1 / (1 - 0.9)

@@ -110,7 +110,7 @@ def report(options, found):
         f"Milliseconds and MB of attention, forward and backward; {options.heads} head(s) of "
         f"{options.size}, window {options.window}, fastest of {options.rounds} rounds on "
         f"{machine()}.\n",
-        "| way | " + " | ".join(f"n = {n}" for n in options.lengths) + " | time grows | memory |",
+        "| way | " + " | ".join(f"n = {n}" for n in options.lengths) + " | time | memory |",
         "|---|" + "--:|" * (len(options.lengths) + 2),
     ]
     for name in LOOKS:
@@ -119,17 +119,18 @@ def report(options, found):
             f"{row[n].seconds * 1e3:,.1f} ms, {row[n].memory / 1e6:,.1f} MB" if n in row else "-"
             for n in options.lengths
         ]
-        ends = [n for n in row if n <= options.longest_whole]
-        growth = math.log(ends[-1] / ends[0])
-        exponents = [
-            math.log(getattr(row[ends[-1]], what) / getattr(row[ends[0]], what)) / growth
-            for what in ("seconds", "memory")
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} | " + "{:.2f} | {:.2f} |".format(*exponents))
+        first, last = row[min(row)], row[max(row)]
+        exponents = ["-", "-"]
+        if first is not last:
+            growth = math.log(max(row) / min(row))
+            pairs = (last.seconds, first.seconds), (last.memory, first.memory)
+            exponents = [f"{math.log(after / before) / growth:.2f}" for after, before in pairs]
+        lines.append(f"| {name} | {' | '.join([*cells, *exponents])} |")
     n = options.longest_whole
     lines.append(
-        f"\nExponents of n between {options.lengths[0]} and {n}. At n = {n}, chunks and all scores "
-        f"at once differ by at most {difference(found, n):.1e} of the largest value or gradient."
+        "\nTime and memory grow with these powers of n, between the first and the last length. At "
+        f"n = {n}, chunks and all scores at once differ by {difference(found, n):.1e} of the "
+        "largest value or gradient, at most."
     )
     return "\n".join(lines) + "\n"
 

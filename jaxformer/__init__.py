@@ -3,8 +3,9 @@
 Names are imported on first use: ``import jaxformer`` is instant and loads none of the libraries for
 text, checkpoints and plots.
 
-Config       Config, load_config, ModelConfig, DataConfig, StreamConfig, TrainingConfig, MeshConfig
-Models       Transformer, LanguageModel
+Config       Config, load_config, ModelConfig, EncoderConfig, DataConfig, StreamConfig,
+             LabeledConfig, TrainingConfig, MeshConfig
+Models       Transformer, LanguageModel, Encoder
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask
@@ -13,7 +14,7 @@ Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, cros
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
 Data         Tokenizer, Batch, Corpus
-Inference    Translator, Hypothesis, Decoded, Parser, Generator, score_pairs, Score,
+Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, score_pairs, Score,
              record_attention, AttentionView
 Runs         load_model, quantize, Checkpoints
 Errors       UserError

@@ -3,7 +3,9 @@
 from jaxformer.cli.config_file import load_config as load_config
 from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
+from jaxformer.config import EncoderConfig as EncoderConfig
 from jaxformer.config import FitConfig as FitConfig
+from jaxformer.config import LabeledConfig as LabeledConfig
 from jaxformer.config import MeshConfig as MeshConfig
 from jaxformer.config import ModelConfig as ModelConfig
 from jaxformer.config import StreamConfig as StreamConfig
@@ -24,6 +26,7 @@ from jaxformer.inference.quantization import quantize as quantize
 from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
+from jaxformer.models.encoder import Encoder as Encoder
 from jaxformer.models.language_model import LanguageModel as LanguageModel
 from jaxformer.models.transformer import Transformer as Transformer
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
@@ -51,6 +54,7 @@ from jaxformer.search import beam_search as beam_search
 from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
+from jaxformer.tasks.classification.classifier import Classifier as Classifier
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.training.evaluation import evaluate_loss as evaluate_loss
 from jaxformer.training.fitting import fit as fit

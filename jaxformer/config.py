@@ -23,6 +23,7 @@ import typing
 from typing import Any, TypeVar
 
 from jaxformer.data.corpus import DataConfig
+from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.section import DataSection
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
@@ -30,6 +31,7 @@ from jaxformer.fields import build, check_known, expected_type
 from jaxformer.files import read_json, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.assembly import ModelConfig
+from jaxformer.models.encoder import EncoderConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling, plain
 from jaxformer.training.mesh import MeshConfig
@@ -38,7 +40,9 @@ from jaxformer.training.settings import FitConfig, TrainingConfig
 __all__ = [  # Users import the sections of a config from here, too.
     "Config",
     "DataConfig",
+    "EncoderConfig",
     "FitConfig",
+    "LabeledConfig",
     "MeshConfig",
     "ModelConfig",
     "StreamConfig",
@@ -79,10 +83,9 @@ class Config:
                 raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
         for name, expected in (("data", self.kind.data), ("model", self.kind.model)):
             if not isinstance(getattr(self, name), expected):
-                found = type(getattr(self, name)).__name__
                 raise UserError(
-                    f"{name} must be a {expected.__name__} with data.corpus={self.data.corpus}: "
-                    f"got {found}"
+                    f"{name} must be of class {expected.__name__} with "
+                    f"data.corpus={self.data.corpus}: got {type(getattr(self, name)).__name__}"
                 )
         name, longest = self.data.longest
         if longest > self.model.max_length:
@@ -127,17 +130,30 @@ class Config:
         return cls(**{name: builders[name](section) for name, section in values.items()})
 
 
+def check_network(config: Config, network: type) -> None:
+    """Checks that models of a config are of a certain class, such as ``Transformer``.
+
+    Raises:
+      UserError: They are of another class.
+    """
+    if config.kind.network is not network:
+        wanted = " or ".join(kind.description for kind in KINDS if kind.network is network)
+        raise UserError(
+            f"expected {wanted}, got {config.kind.description}, of "
+            f"data.corpus={config.data.corpus}; {config.kind.commands} is for it"
+        )
+
+
 def data_of(config: Config, section: type[Section]) -> Section:
     """Returns ``config.data`` of an experiment whose data is of a certain class.
 
     Raises:
-      UserError: The experiment is of another kind.
+      UserError: It is of another class.
     """
     if not isinstance(config.data, section):
-        wanted = " or ".join(kind.description for kind in KINDS if kind.data is section)
         raise UserError(
-            f"expected {wanted}, got {config.kind.description}, of "
-            f"data.corpus={config.data.corpus}; {config.kind.commands} is for it"
+            f"expected data to be a {section.__name__}, got {config.kind.description}, of "
+            f"data.corpus={config.data.corpus}"
         )
     return config.data
 

@@ -17,10 +17,12 @@ from flax import linen as nn
 from jaxtyping import Array, PyTree
 
 from jaxformer.data.corpus import DataConfig
+from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.section import DataSection
 from jaxformer.data.stream import StreamConfig, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.models.assembly import ModelConfig
+from jaxformer.models.encoder import Encoder, EncoderConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.parameters import describe
@@ -83,7 +85,23 @@ LANGUAGE_MODELING = Kind(
     load_tokenizer=load_stream_tokenizer,
     task="jaxformer.tasks.language_modeling.LanguageModeling",
 )
-KINDS = (TRANSLATION, PARSING, LANGUAGE_MODELING)
+CLASSIFICATION = Kind(
+    description="a classifier",
+    commands="jaxformer classify",
+    corpora=("labeled",),
+    data=LabeledConfig,
+    model=EncoderConfig,
+    network=Encoder,
+    task="jaxformer.tasks.classification.task.Classification",
+)
+MASKED_LANGUAGE_MODELING = dataclasses.replace(
+    CLASSIFICATION,
+    description="a masked language model",
+    commands="training.init_from of a classifier",
+    corpora=("masked",),
+    task="jaxformer.tasks.classification.task.MaskedLanguageModeling",
+)
+KINDS = (TRANSLATION, PARSING, LANGUAGE_MODELING, CLASSIFICATION, MASKED_LANGUAGE_MODELING)
 
 
 def kind_of(corpus: object) -> Kind:

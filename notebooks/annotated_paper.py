@@ -538,18 +538,11 @@ plt.show()
 # | self-attention (restricted) | $O(r \cdot n \cdot d)$ | $O(1)$ | $O(n/r)$ |
 
 # %%
-from jaxformer.paper import complexity
+from jaxformer.paper import table1
 
-rows = {
-    "self-attention": complexity.self_attention(70, 512),
-    "recurrent": complexity.recurrent(70, 512),
-    "convolutional": complexity.convolutional(70, 512, 3),
-    "self-attention (restricted)": complexity.restricted_self_attention(70, 512, 33),
-}
-print(f"{'':28}{'operations':>12}{'sequential':>12}{'path':>8}")
-for name, row in rows.items():
-    print(f"{name:28}{row.operations:12,}{row.sequential:12,}{row.path:8.1f}")
-show(*(getattr(complexity, name.replace("-", "_")) for name in ("self-attention", "recurrent")))
+for name, operations in table1.operations(n=70, d=512, r=33).items():
+    print(f"{name:26}{operations:12,}")
+show(table1.operations)
 
 # %% [markdown]
 # `python -m jaxformer.paper.table1` measures the four layers on your machine.
@@ -640,7 +633,8 @@ plt.show()
 from jaxformer import Dropout
 
 ones = jnp.ones((1000, 100))
-dropped = Dropout(0.1).apply({}, ones, deterministic=False, rngs={"dropout": jax.random.key(0)})
+row_ids, rngs = jnp.arange(len(ones)), {"dropout": jax.random.key(0)}
+dropped = Dropout(0.1).apply({}, ones, row_ids, rngs=rngs)
 print(f"{(dropped == 0).mean():.3f} are zero, the mean is still {dropped.mean():.3f}")
 show(Dropout)
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "compare.compare",
     "generate": "generate.generate",
     "parse": "parse.parse",
+    "classify": "classify.classify",
     "evalb": "evalb.evalb",
     "doctor": "doctor.doctor",
     "replay": "replay.replay",

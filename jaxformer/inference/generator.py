@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
-from jaxformer.config import Config, ModelConfig, StreamConfig, check_config, data_of
+from jaxformer.config import Config, ModelConfig, check_config, check_network
 from jaxformer.data.tokenizer import EOS, PAD, UNK, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, prepare_params
@@ -57,7 +57,7 @@ class Generator:
           UserError: The config is not of a language model, or the vocabulary sizes differ.
         """
         check_config(config)
-        data_of(config, StreamConfig)
+        check_network(config, LanguageModel)
         if tokenizer.vocab_size != config.model.vocab_size:
             raise UserError(
                 f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "

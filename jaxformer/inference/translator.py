@@ -18,11 +18,12 @@ from jaxformer.checks import (
     check_tokens,
     check_unicode,
 )
-from jaxformer.config import Config, DataConfig, ModelConfig, check_config, data_of
+from jaxformer.config import Config, ModelConfig, check_config, check_network
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.models.transformer import Transformer
 from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
@@ -69,7 +70,7 @@ class Translator:
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
         check_config(config)
-        data_of(config, DataConfig)
+        check_network(config, Transformer)
         if not hasattr(tokenizer, "vocab_size"):
             raise UserError(
                 f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "

@@ -93,7 +93,7 @@ class Translation(Task):
         data = data_of(config, DataConfig)
         rows = round_up(data.tokens_per_batch // data.max_length, shards.row_multiple)
         batch = abstract_batch(rows, data.max_length, data.max_length)
-        return make_init(config.model), TranslationLoss.of(config), batch
+        return make_init(config.model, config.kind), TranslationLoss.of(config), batch
 
     def _log_formats(self) -> dict[str, str]:
         data = data_of(self.config, DataConfig)
@@ -111,7 +111,7 @@ class Translation(Task):
     @property
     def init(self) -> Init:
         """Creates the parameters."""
-        return make_init(self.config.model)
+        return make_init(self.config.model, self.config.kind)
 
     @property
     def loss(self) -> Loss:

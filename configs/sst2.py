@@ -1,0 +1,50 @@
+"""Sentiment of sentences from film reviews: 6,920 labeled sentences, an encoder from scratch.
+
+    python train.py --config=configs/sst2.py --workdir=runs/sst2
+    jaxformer classify --workdir runs/sst2 --labeled data/sst2/stsa.binary.dev --baselines
+
+The files are below ``JAXFORMER_DATA``, with a label, a space and a sentence on each line.
+Measured: 78.4 % of the 872 validation sentences after 600 steps, with one seed; naive Bayes on
+words and pairs of words has 79.5 %. Two minutes on two shared CPU cores.
+"""
+
+from jaxformer.config import Config, EncoderConfig, LabeledConfig, TrainingConfig, select
+from jaxformer.files import data_directory
+
+DATA = data_directory()
+
+SST2 = Config(
+    model=EncoderConfig(
+        vocab_size=6000,
+        d_model=256,
+        d_ff=512,
+        num_heads=4,
+        num_layers=1,
+        dropout_rate=0.5,
+        norm_position="pre",
+        activation="gelu",
+        max_length=128,
+    ),
+    data=LabeledConfig(
+        train=f"{DATA}/sst2/stsa.binary.train",
+        valid=f"{DATA}/sst2/stsa.binary.dev",
+        tokens_per_batch=2048,
+        max_length=100,
+    ),
+    training=TrainingConfig(
+        steps=600,
+        warmup_steps=100,
+        learning_rate=5e-4,
+        schedule="linear",
+        weight_decay=0.1,
+        eval_every=100,
+        checkpoint_every=100,
+        keep_checkpoints=3,
+        best_metric="accuracy",
+    ),
+)
+
+
+def get_config(variant: str = ""):
+    """Returns the config, for ``--config=configs/sst2.py``."""
+    return select({"": SST2}, variant)

@@ -1,0 +1,127 @@
+"""An encoder with two heads: classes of a text, and its masked tokens."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxformer.errors import UserError
+from jaxformer.fields import check_positive
+from jaxformer.models.assembly import (
+    ModelConfig,
+    check_model_config,
+    make_embedding,
+    make_logits_bias,
+    make_stack,
+    make_table,
+    unquantized,
+)
+from jaxformer.nn.arguments import check_ids
+from jaxformer.nn.dropout import Dropout, dropout_rows
+from jaxformer.nn.keys import Keys
+from jaxformer.nn.parameters import parameter
+from jaxformer.nn.stack import Remat
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ModelConfig):
+    """The architecture of an :class:`Encoder`.
+
+    Attributes:
+      num_classes: Number of classes.
+
+    Raises:
+      UserError: A value is out of range, or there are two embeddings.
+    """
+
+    num_classes: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "model", "num_classes")
+        if self.embeddings == "separate":
+            raise UserError("model.embeddings must be tied in an encoder: got separate")
+
+
+class Encoder(nn.Module):
+    """The encoder of section 3, whose output gives classes or masked tokens.
+
+    ``__call__`` computes logits of classes from the mean of the features. :meth:`features` and
+    :meth:`output_projection` give logits of tokens, to train as BERT (Devlin et al. 2019).
+
+    Departs from the paper: there is no decoder.
+
+    >>> import jax
+    >>> config = EncoderConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
+    >>> model, tokens = Encoder(config), jnp.array([[5, 3, 4, 0]])
+    >>> params = model.init(jax.random.key(0), tokens)["params"]
+    >>> model.apply({"params": params}, tokens).shape
+    (1, 2)
+
+    Attributes:
+      config: The architecture.
+      remat: Rematerialization policy of the backward pass.
+    """
+
+    config: EncoderConfig
+    remat: Remat = "none"
+
+    def setup(self) -> None:
+        c = self.config
+        check_model_config("Encoder", c)
+        self.embedding = make_table(self, "embedding", c.vocab_size, c.d_model)
+        self.embed = make_embedding(self, self.embedding, "positions", c)
+        self.logits_bias = make_logits_bias(self, c)
+        self.dropout = Dropout(c.dropout_rate)
+        self.pooled_dropout = Dropout(c.dropout_rate)
+        self.encoder = make_stack(c, remat=self.remat)
+        shape = (c.d_model, c.num_classes)
+        self.classes = parameter(self, "classes", nn.initializers.xavier_uniform(), shape)
+        self.classes_bias = parameter(self, "classes_bias", nn.initializers.zeros, shape[1:])
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns logits of the classes, float32 or float64.
+
+        Args:
+          tokens: Token ids; 0 is padding.
+          deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static.
+          row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
+
+        Raises:
+          UserError: Tokens are not [batch, length], a text is longer than ``config.max_length``, or
+            an id is out of range.
+        """
+        features = self.features(tokens, deterministic, row_ids=row_ids)
+        real = (tokens != 0)[..., None].astype(self.classes.dtype)
+        mean = (features * real).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+        pooled = self.pooled_dropout(mean, dropout_rows(len(tokens), deterministic, row_ids))
+        return pooled @ self.classes + self.classes_bias
+
+    def features(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: Int[Array, " B"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the output of the encoder; see ``__call__``."""
+        check_ids("tokens", tokens, self.config.vocab_size)
+        dropout = dropout_rows(len(tokens), deterministic, row_ids)
+        keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
+        return self.encoder(self.dropout(self.embed(tokens), dropout), keys, dropout=dropout)
+
+    def output_projection(self) -> tuple[Float[Array, "V D"], Any]:
+        """Returns matrix and bias of the logits of tokens, for losses that do not store logits.
+
+        Raises:
+          ValueError: The parameters are quantized to int8, which cannot be trained.
+        """
+        return unquantized(self.embedding), self.logits_bias

@@ -1,0 +1,1 @@
+"""Classification of texts, and pretraining on masked tokens."""

@@ -1,0 +1,138 @@
+"""Classification of texts with a trained model."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.checks import check_texts
+from jaxformer.config import Config, check_network
+from jaxformer.data.loader import round_up
+from jaxformer.data.tokenizer import EOS, Tokenizer
+from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.layout import global_mesh
+from jaxformer.models.encoder import Encoder, EncoderConfig
+from jaxformer.runs.workdir import use_compilation_cache
+from jaxformer.tasks.classification.task import labels_of
+
+# Texts are padded to multiples of this length, and run in batches of this many.
+_LENGTH_STEP, _ROWS = 16, 64
+
+
+class Label(NamedTuple):
+    """The class of a text.
+
+    Attributes:
+      label: The most probable label.
+      probability: Its probability.
+    """
+
+    label: str
+    probability: float
+
+
+class Classifier:
+    """Labels texts with the model of a workdir.
+
+    >>> classifier = Classifier.load("runs/sst2")  # doctest: +SKIP
+    >>> classifier.classify(["a stirring film"])  # doctest: +SKIP
+    [Label(label='1', probability=0.97)]
+
+    Attributes:
+      config: The config of the run.
+      params: Parameters.
+      tokenizer: The tokenizer that the model was trained with.
+      labels: All labels, in the order of the classes.
+    """
+
+    def __init__(self, config: Config, params: PyTree, tokenizer: Tokenizer) -> None:
+        """Initializes a classifier; :meth:`load` reads all arguments from a workdir.
+
+        Raises:
+          UserError: The config is of another kind of model.
+        """
+        check_network(config, Encoder)
+        use_compilation_cache()
+        self.config, self.params, self.tokenizer = config, params, tokenizer
+        self.labels = labels_of(tokenizer)
+
+    @classmethod
+    def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
+        """Loads a trained model.
+
+        Args:
+          workdir: The run directory.
+          weights: Checkpoint; see :func:`~jaxformer.load_model`.
+
+        Raises:
+          UserError: A file is missing or damaged, there are no such weights, or the model is of
+            another kind.
+        """
+        trained = TrainedModel.load(workdir, weights=weights, dequantized=True)
+        return cls(trained.config, trained.params, trained.tokenizer)
+
+    def classify(
+        self, texts: Sequence[str], *, report: Callable[[int], object] = lambda _: None
+    ) -> list[Label]:
+        """Returns the label of each text.
+
+        Args:
+          texts: Texts; one may be blank.
+          report: Called with the number of texts after each batch.
+
+        Raises:
+          UserError: A text is longer than ``model.max_length`` tokens.
+        """
+        probabilities = self.probabilities(texts, report=report)
+        best = probabilities.argmax(axis=1)
+        return [
+            Label(self.labels[i], float(row[i])) for i, row in zip(best, probabilities, strict=True)
+        ]
+
+    def token_ids(self, text: str, place: str) -> list[int]:
+        """Returns the ids of a text, with end-of-sentence.
+
+        Raises:
+          UserError: The text, which is at ``place``, is longer than ``model.max_length``.
+        """
+        ids, longest = [*self.tokenizer.encode(text), EOS], self.config.model.max_length
+        if len(ids) > longest:
+            raise UserError(
+                f"{place}: expected at most {longest} tokens (model.max_length), got {len(ids)}"
+            )
+        return ids
+
+    @global_mesh(None)
+    def probabilities(
+        self, texts: Sequence[str], *, report: Callable[[int], object] = lambda _: None
+    ) -> Float[np.ndarray, "N C"]:
+        """Returns the probability of each label for each text."""
+        check_texts(texts, "texts")
+        encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
+        result = np.zeros((len(texts), len(self.labels)), np.float32)
+        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+        for start in range(0, len(order), _ROWS):
+            chosen = order[start : start + _ROWS]
+            length = min(
+                round_up(len(encoded[chosen[-1]]), _LENGTH_STEP), self.config.model.max_length
+            )
+            tokens = np.zeros((_ROWS, length), np.int32)
+            for row, number in enumerate(chosen):
+                tokens[row, : len(encoded[number])] = encoded[number]
+            found = _probabilities(self.config.model, self.params, tokens)
+            result[chosen] = np.asarray(found)[: len(chosen)]
+            report(len(chosen))
+        return result
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _probabilities(
+    config: EncoderConfig, params: PyTree, tokens: Int[Array, "B T"]
+) -> Float[Array, "B C"]:
+    logits: Any = Encoder(config).apply({"params": params}, tokens)
+    return jax.nn.softmax(logits)

@@ -1,0 +1,168 @@
+"""Training of an encoder: on labels, or on masked tokens."""
+
+import dataclasses
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxformer.config import Config, data_of
+from jaxformer.data.batch import Batch
+from jaxformer.data.corpus import Corpus
+from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
+from jaxformer.data.tokenizer import BOS, UNK
+from jaxformer.errors import UserError
+from jaxformer.models.encoder import Encoder, EncoderConfig
+from jaxformer.models.flops import language_model_flops
+from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.dataset import open_dataset
+from jaxformer.tasks.token_loss import TokenLoss
+from jaxformer.tasks.translation import Translation
+from jaxformer.training.losses import projected_cross_entropy
+from jaxformer.training.mesh import BatchShards
+from jaxformer.training.task import Init, Loss, Randomness, Sums, dropout_of
+
+# Id of the first label; special ids come before.
+FIRST_LABEL = UNK + 1
+# No text has these ids: the first replaces masked tokens, and no token is replaced by one before
+# the second.
+_MASK = BOS
+_LEAST_TOKEN = UNK + 1
+
+
+class ClassificationLoss(TokenLoss):
+    """Sums the label-smoothed loss of an :class:`Encoder` over texts, and the correct classes."""
+
+    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+        model = Encoder(cast(EncoderConfig, self.model), "none" if not randomness else self.remat)
+        dropout, rngs = dropout_of(randomness)
+        logits = cast(Array, model.apply({"params": params}, batch.src, rngs=rngs, **dropout))
+        log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+        classes, real = batch.tgt_out[:, 0] - FIRST_LABEL, batch.tgt_segments[:, 0] != 0
+        nll = -jnp.take_along_axis(log_probs, classes[:, None] % logits.shape[1], axis=1)[:, 0]
+        loss = (1 - self.label_smoothing) * nll - self.label_smoothing * log_probs.mean(axis=1)
+        correct = real & (log_probs.argmax(axis=1) == classes)
+        return {
+            "loss": jnp.where(real, loss, 0).sum(),
+            "accuracy": correct.sum(dtype=jnp.int32),
+            "count": real.sum(dtype=jnp.int32),
+            "tokens": (batch.src_segments != 0).sum(dtype=jnp.int32),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLoss(TokenLoss):
+    """Sums the loss of an :class:`Encoder` over masked tokens (Devlin et al. 2019).
+
+    Of the tokens to predict, 80 % are replaced by a mask, 10 % by a random token, and 10 % are left
+    as they are. Evaluation masks each text in one way, which depends on the text only.
+
+    Attributes:
+      mask_rate: Fraction of the tokens to predict.
+    """
+
+    mask_rate: float = 0.15
+
+    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+        model = Encoder(cast(EncoderConfig, self.model), "none" if not randomness else self.remat)
+        dropout, rngs = dropout_of(randomness)
+        inputs, predicted = self.masked(batch.src, randomness)
+
+        def forward(module: Encoder) -> tuple[Array, Any]:
+            return module.features(inputs, **dropout), module.output_projection()
+
+        features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
+        loss, nll = projected_cross_entropy(
+            *(features, projection, batch.src, predicted),
+            *(self.label_smoothing, self.model.compute_dtype),
+        )
+        tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
+        return {"loss": loss, "nll": nll, "count": predicted.sum(dtype=jnp.int32), "tokens": tokens}
+
+    def masked(
+        self, src: Int[Array, "B S"], randomness: Randomness | None
+    ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
+        """Returns the texts with masks, and the mask of the tokens to predict."""
+        key, rows = jax.random.key(0), src.sum(axis=1)
+        if randomness is not None:
+            key, rows = randomness
+
+        def draw(row: Array) -> Float[Array, "3 S"]:
+            return jax.random.uniform(jax.random.fold_in(key, row), (3, src.shape[1]))
+
+        chosen, kind, token = jnp.moveaxis(jax.vmap(draw)(rows), 1, 0)
+        predicted = (chosen < self.mask_rate) & (src >= _LEAST_TOKEN)
+        other = _LEAST_TOKEN + (token * (self.model.vocab_size - _LEAST_TOKEN)).astype(src.dtype)
+        replaced = jnp.where(kind < 0.8, _MASK, jnp.where(kind < 0.9, other, src))
+        return jnp.where(predicted, replaced, src), predicted
+
+
+class Classification(Translation):
+    """Trains an :class:`Encoder` on texts with labels; validates with loss and accuracy."""
+
+    has_labels = True
+
+    @classmethod
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
+        """Opens the texts of a config, or another corpus of texts and labels.
+
+        Raises:
+          UserError: The number of labels is not the model's.
+        """
+        corpus = corpus or LabeledCorpus(cls.has_labels)
+        config = dataclasses.replace(
+            config, training=dataclasses.replace(config.training, eval_sentences=0)
+        )
+        task = cls(config, open_dataset(config, folder, corpus))
+        found, given = len(labels_of(task.tokenizer)), cast(EncoderConfig, config.model).num_classes
+        if cls.has_labels and found != given:
+            raise UserError(
+                f"model.num_classes must be {found}, for the labels of the training text: got "
+                f"{given}"
+            )
+        return task
+
+    @classmethod
+    def longest_step(cls, config: Config, shards: BatchShards) -> tuple[Init, Loss, Batch]:
+        """Returns initialization, loss and the shape of the longest batch, without any data."""
+        init, _, batch = super().longest_step(config, shards)
+        return init, cls.loss_of(config), batch
+
+    @staticmethod
+    def loss_of(config: Config) -> Loss:
+        """Returns the loss of a config."""
+        return ClassificationLoss.of(config)
+
+    @property
+    def loss(self) -> Loss:
+        """Sums the loss and counts correct classes."""
+        return self.loss_of(self.config)
+
+    def _log_formats(self) -> dict[str, str]:
+        return {"accuracy": "accuracy {:.4f}"}
+
+    def flops(self, batch: Batch) -> int:
+        """Returns the operations of all matmuls of a step, for padding too, without classes."""
+        rows, length = batch.src.shape
+        return language_model_flops(self.config.model, rows, length)
+
+
+class MaskedLanguageModeling(Classification):
+    """Trains an :class:`Encoder` on masked tokens; validates with loss and perplexity."""
+
+    has_labels = False
+
+    @staticmethod
+    def loss_of(config: Config) -> Loss:
+        """Returns the loss of a config."""
+        mask_rate = data_of(config, LabeledConfig).mask_rate
+        return dataclasses.replace(MaskedLoss.of(config), mask_rate=mask_rate)
+
+    def _log_formats(self) -> dict[str, str]:
+        return {}
+
+
+def labels_of(tokenizer: Any) -> list[str]:
+    """Returns the labels of a tokenizer, in the order of the classes."""
+    return [tokenizer.piece(i) for i in range(FIRST_LABEL, tokenizer.target_vocab_size)]

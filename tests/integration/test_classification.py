@@ -1,0 +1,174 @@
+"""An encoder from labeled lines to the command, and pretrained on masked tokens."""
+
+import collections
+import dataclasses
+import itertools
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import Config, EncoderConfig, LabeledConfig, TrainingConfig, train
+from jaxformer.cli import main
+from jaxformer.data.tokenizer import BOS, UNK
+from jaxformer.errors import UserError
+from jaxformer.evaluation.classification import BigramClassifiers, macro_f1
+from jaxformer.inference.translator import Translator
+from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.classification.classifier import Classifier
+from jaxformer.tasks.classification.task import MaskedLoss
+
+GOOD, BAD, OTHER = ["great", "lovely"], ["awful", "dull"], ["a", "film", "that", "is", "it", "was"]
+
+
+def lines(seed, count):
+    """The label of a text is the kind of its only word that is no filler."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        label = number % 2
+        words = [str(w) for w in rng.choice(OTHER, 6)]
+        words[rng.integers(6)] = str(rng.choice(GOOD if label else BAD))
+        yield f"{label} {' '.join(words)}"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("labeled")
+    for name, seed, count in (("train", 0, 200), ("valid", 1, 40)):
+        (folder / name).write_text("\n".join(lines(seed, count)) + "\n", encoding="utf-8")
+    return Config(
+        model=EncoderConfig(
+            **{"vocab_size": 290, "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1},
+            **{"max_length": 32, "dropout_rate": 0.1},
+        ),
+        data=LabeledConfig(
+            **{"train": f"{folder}/train", "valid": f"{folder}/valid"},
+            **{"tokens_per_batch": 640, "max_length": 16},
+        ),
+        training=TrainingConfig(
+            **{"steps": 60, "warmup_steps": 10, "learning_rate": 1e-2, "log_every": 30},
+            **{"eval_every": 60, "checkpoint_every": 60, "best_metric": "accuracy"},
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("classifier") / "run"
+    train(config, workdir)
+    return workdir
+
+
+def valid_values(workdir):
+    rows = map(json.loads, Workdir(workdir).metrics.read_text().splitlines())
+    return [row for row in rows if row["kind"] == "valid"]
+
+
+def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys, tmp_path):
+    assert valid_values(run)[-1]["accuracy"] == 1.0
+    labeled = config.data.valid
+    assert main(["classify", "--workdir", str(run), "--labeled", labeled, "--baselines"]) == 0
+    model, bayes, logistic = capsys.readouterr().out.strip().split("\n")[1:]
+    assert "model                  accuracy 100.00 (100.00 to 100.00)  macro-F1 100.00" in model
+    assert " 100.00 " in bayes
+    assert " 100.00 " in logistic
+    (tmp_path / "in").write_text("it was awful\n\na great film\n" + "dull " * 40 + "\n")
+    words = ["classify", "--workdir", str(run), "--input", str(tmp_path / "in")]
+    assert main([*words, "--output", str(tmp_path / "out")]) == 3
+    assert "in:4: expected at most 32 tokens" in capsys.readouterr().err
+    found = (tmp_path / "out").read_text().split("\n")
+    assert (found[0], found[2:]) == ("0", ["1", "", ""])
+    assert main([*words, "--strict"]) == 2
+
+
+def test_probabilities_do_not_depend_on_the_batch(run):
+    classifier = Classifier.load(run)
+    texts = [line.partition(" ")[2] for line in lines(2, 70)]
+    together = classifier.probabilities(texts)
+    np.testing.assert_allclose(together.sum(axis=1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(classifier.probabilities(texts[-1:])[0], together[-1], rtol=1e-4)
+
+
+def test_masked_tokens_are_learned_and_start_a_classifier(run, config, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("\n".join(line.partition(" ")[2] for line in lines(3, 200)))
+    data = dataclasses.replace(
+        config.data, corpus="masked", train=str(text), valid=str(text), tokenizer=str(run)
+    )
+    settings = dataclasses.replace(
+        config.training, best_metric=None, eval_every=20, checkpoint_every=20
+    )
+    masked = dataclasses.replace(config, data=data, training=settings)
+    train(masked, tmp_path / "masked")
+    losses = [row["loss"] for row in valid_values(tmp_path / "masked")]
+    assert losses[-1] < losses[0] < np.log(290)
+    start = dataclasses.replace(
+        config.training, init_from=str(tmp_path / "masked"), steps=1, checkpoint_every=1
+    )
+    fine_tuned = train(dataclasses.replace(config, training=start), tmp_path / "fine")
+    before = train(masked, tmp_path / "masked").params["embedding"]
+    assert np.abs(np.asarray(fine_tuned.params["embedding"]) - before).max() < 0.02
+
+
+def test_masks_have_the_rates_of_bert():
+    config = EncoderConfig(vocab_size=1000, d_model=8, d_ff=8, num_heads=1, num_layers=1)
+    loss = MaskedLoss(config, 0.0, mask_rate=0.15)
+    src = np.random.default_rng(0).integers(UNK + 1, 1000, (64, 500)).astype(np.int32)
+    src[:, 400:] = 0
+    masked, predicted = jax.device_get(jax.jit(loss.masked, static_argnums=1)(src, None))
+    real = src[:, :400]
+    assert not predicted[:, 400:].any()
+    assert predicted[:, :400].mean() == pytest.approx(0.15, abs=0.01)
+    of_masked = masked[predicted]
+    assert (of_masked == BOS).mean() == pytest.approx(0.8, abs=0.03)
+    assert (of_masked == src[predicted]).mean() == pytest.approx(0.1, abs=0.02)
+    np.testing.assert_array_equal(masked[:, :400][~predicted[:, :400]], real[~predicted[:, :400]])
+    again = jax.jit(loss.masked, static_argnums=1)(src[::-1], None)[0]
+    np.testing.assert_array_equal(again, masked[::-1])  # whatever the other rows are
+
+
+def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_path):
+    text = pathlib.Path(config.data.train).read_text()
+    (tmp_path / "three").write_text(text + "2 c\n")
+    (tmp_path / "none").write_text("0 a\nnothing\n")
+    for name, message in (
+        ("three", "model.num_classes must be 3, for the labels of the training text: got 2"),
+        ("none", "none:2: expected a label, a space and a text, got 'nothing'"),
+    ):
+        data = dataclasses.replace(config.data, train=str(tmp_path / name), max_length=8)
+        with pytest.raises(UserError, match=message):
+            train(dataclasses.replace(config, data=data), tmp_path / "run")
+    with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a cl"):
+        Translator.load(run)
+    with pytest.raises(
+        UserError, match=r"model must be of class EncoderConfig with data\.corpus=l"
+    ):
+        Config(data=config.data)
+
+
+def test_naive_bayes_and_macro_f1_are_the_formulas():
+    texts = ["good film", "bad film", "good good plot", "bad plot", "dull"]
+    labels = ["1", "0", "1", "0", "0"]
+    model, test = BigramClassifiers(texts, labels), ["good plot", "bad", "film plot"]
+
+    def features(text):
+        words = text.split()
+        return set(words) | set(map(" ".join, itertools.pairwise(words)))
+
+    known = set().union(*map(features, texts))
+
+    def score(text, label):
+        own = [t for t, x in zip(texts, labels, strict=True) if x == label]
+        counts = collections.Counter(f for t in own for f in features(t))
+        total = sum(counts.values()) + len(known)
+        odds = [np.log((counts[f] + 1) / total) for f in features(text) & known]
+        return np.log(len(own) / len(texts)) + sum(odds)
+
+    expected = [max("01", key=lambda label, t=t: score(t, label)) for t in test]
+    assert model.naive_bayes(test) == expected
+    assert model.logistic(texts) == labels
+    found, gold = np.array(list("aabbb")), np.array(list("abbbc"))
+    f1 = {"a": 2 * 1 / (2 + 1), "b": 2 * 2 / (3 + 3), "c": 0.0}
+    assert macro_f1(found, gold) == pytest.approx(100 * np.mean(list(f1.values())))

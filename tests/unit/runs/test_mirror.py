@@ -97,13 +97,15 @@ def test_has_the_same_files_and_brings_them_back(run, copy):
     with trained(run, copy) as save:
         for step, score in [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]:
             save(step, score)
-    before = files_of(run)
-    assert Checkpoints(copy.checkpoints).steps() == [1, 3, 4]
+    before, kept = files_of(run), Checkpoints(run.checkpoints).steps()
+    # A step that is being copied is not deleted before the next one.
+    assert kept in ([1, 3, 4], [1, 2, 3, 4])
+    assert Checkpoints(copy.checkpoints).steps() == kept
     assert files_of(copy) == before
     assert not (copy.path / "lock").exists()
     shutil.rmtree(run.path)
     run.path.mkdir()
-    assert fetch(copy, run) == [1, 3, 4]
+    assert fetch(copy, run) == kept
     assert files_of(run) == before
     assert fetch(copy, run) == []
     assert restored(run) == 4
@@ -206,5 +208,7 @@ def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
         save(1)
         save(2)
     assert files_of(copy) == files_of(run)
+    kept = Checkpoints(run.checkpoints).steps()
+    assert kept in ([2], [1, 2])
     shutil.rmtree(run.path)
-    assert fetch(copy, run) == [2]
+    assert fetch(copy, run) == kept

@@ -23,7 +23,8 @@ class LabeledConfig(DataConfig):
         some of whose tokens are masked, to train an encoder for later classification.
       train: Training files, comma-separated.
       valid: Validation files.
-      mask_rate: For "masked": fraction of the tokens to predict.
+      mask_rate: Fraction of the tokens that are masked: to be predicted for "masked"; for "labeled"
+        in training only, which keeps classes from depending on a few words.
     """
 
     corpus: Literal["labeled", "masked"] = "labeled"
@@ -31,8 +32,10 @@ class LabeledConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.mask_rate < 1:
-            raise UserError(f"data.mask_rate must be between 0 and 1: got {self.mask_rate}")
+        if not 0 <= self.mask_rate < 1:
+            raise UserError(
+                f"data.mask_rate must be at least 0 and less than 1: got {self.mask_rate}"
+            )
         if self.batching != "buckets":
             raise UserError(f"data.batching must be buckets for single texts: got {self.batching}")
 

@@ -1,6 +1,7 @@
 """Training of an encoder: on labels, or on masked tokens."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -31,13 +32,59 @@ _MASK = BOS
 _LEAST_TOKEN = UNK + 1
 
 
-class ClassificationLoss(TokenLoss):
-    """Sums the label-smoothed loss of an :class:`Encoder` over texts, and the correct classes."""
+@dataclasses.dataclass(frozen=True)
+class EncoderLoss(TokenLoss):
+    """A loss of an :class:`Encoder` on texts with masks.
 
-    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+    Attributes:
+      mask_rate: Fraction of the tokens that are masked.
+    """
+
+    mask_rate: float = 0.0
+
+    @classmethod
+    def of(cls, config: Config) -> "EncoderLoss":
+        """Returns the loss of a config."""
+        mask_rate = data_of(config, LabeledConfig).mask_rate
+        return dataclasses.replace(super().of(config), mask_rate=mask_rate)
+
+    def apply(
+        self, params: PyTree, randomness: Randomness | None, method: Callable[..., Any]
+    ) -> Any:
+        """Returns the result of ``method(module, dropout arguments)`` of the encoder."""
         model = Encoder(cast(EncoderConfig, self.model), "none" if not randomness else self.remat)
         dropout, rngs = dropout_of(randomness)
-        logits = cast(Array, model.apply({"params": params}, batch.src, rngs=rngs, **dropout))
+        return model.apply({"params": params}, dropout, rngs=rngs, method=method)
+
+    def draw(
+        self, src: Int[Array, "B S"], key: Array, row_ids: Int[Array, " B"]
+    ) -> tuple[Bool[Array, "B S"], Float[Array, "B S"], Float[Array, "B S"]]:
+        """Returns the tokens to mask, and two uniform numbers for each token."""
+
+        def row(row_id: Array) -> Float[Array, "3 S"]:
+            return jax.random.uniform(jax.random.fold_in(key, row_id), (3, src.shape[1]))
+
+        chosen, first, second = jnp.moveaxis(jax.vmap(row)(row_ids), 1, 0)
+        return (chosen < self.mask_rate) & (src >= _LEAST_TOKEN), first, second
+
+
+class ClassificationLoss(EncoderLoss):
+    """Sums the label-smoothed loss over texts, and the correct classes.
+
+    In training, some tokens are masked, so that no class depends on a few words.
+    """
+
+    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+        src = batch.src
+        if randomness is not None:
+            # Of the seed that dropout uses, too, but of another stream.
+            key = jax.random.fold_in(randomness.key, 1)
+            src = jnp.where(self.draw(src, key, randomness.row_ids)[0], _MASK, src)
+
+        def forward(module: Encoder, dropout: dict[str, Any]) -> Array:
+            return module(src, **dropout)
+
+        logits = self.apply(params, randomness, forward)
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
         classes, real = batch.tgt_out[:, 0] - FIRST_LABEL, batch.tgt_segments[:, 0] != 0
         nll = -jnp.take_along_axis(log_probs, classes[:, None] % logits.shape[1], axis=1)[:, 0]
@@ -51,28 +98,20 @@ class ClassificationLoss(TokenLoss):
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class MaskedLoss(TokenLoss):
-    """Sums the loss of an :class:`Encoder` over masked tokens (Devlin et al. 2019).
+class MaskedLoss(EncoderLoss):
+    """Sums the loss over masked tokens (Devlin et al. 2019).
 
     Of the tokens to predict, 80 % are replaced by a mask, 10 % by a random token, and 10 % are left
     as they are. Evaluation masks each text in one way, which depends on the text only.
-
-    Attributes:
-      mask_rate: Fraction of the tokens to predict.
     """
 
-    mask_rate: float = 0.15
-
     def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        model = Encoder(cast(EncoderConfig, self.model), "none" if not randomness else self.remat)
-        dropout, rngs = dropout_of(randomness)
         inputs, predicted = self.masked(batch.src, randomness)
 
-        def forward(module: Encoder) -> tuple[Array, Any]:
+        def forward(module: Encoder, dropout: dict[str, Any]) -> tuple[Array, Any]:
             return module.features(inputs, **dropout), module.output_projection()
 
-        features, projection = cast(Any, model.apply({"params": params}, rngs=rngs, method=forward))
+        features, projection = self.apply(params, randomness, forward)
         loss, nll = projected_cross_entropy(
             *(features, projection, batch.src, predicted),
             *(self.label_smoothing, self.model.compute_dtype),
@@ -84,15 +123,10 @@ class MaskedLoss(TokenLoss):
         self, src: Int[Array, "B S"], randomness: Randomness | None
     ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
-        key, rows = jax.random.key(0), src.sum(axis=1)
+        key, row_ids = jax.random.key(0), src.sum(axis=1)
         if randomness is not None:
-            key, rows = randomness
-
-        def draw(row: Array) -> Float[Array, "3 S"]:
-            return jax.random.uniform(jax.random.fold_in(key, row), (3, src.shape[1]))
-
-        chosen, kind, token = jnp.moveaxis(jax.vmap(draw)(rows), 1, 0)
-        predicted = (chosen < self.mask_rate) & (src >= _LEAST_TOKEN)
+            key, row_ids = randomness
+        predicted, kind, token = self.draw(src, key, row_ids)
         other = _LEAST_TOKEN + (token * (self.model.vocab_size - _LEAST_TOKEN)).astype(src.dtype)
         replaced = jnp.where(kind < 0.8, _MASK, jnp.where(kind < 0.9, other, src))
         return jnp.where(predicted, replaced, src), predicted
@@ -156,8 +190,7 @@ class MaskedLanguageModeling(Classification):
     @staticmethod
     def loss_of(config: Config) -> Loss:
         """Returns the loss of a config."""
-        mask_rate = data_of(config, LabeledConfig).mask_rate
-        return dataclasses.replace(MaskedLoss.of(config), mask_rate=mask_rate)
+        return MaskedLoss.of(config)
 
     def _log_formats(self) -> dict[str, str]:
         return {}

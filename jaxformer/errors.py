@@ -14,7 +14,7 @@ from typing import Any
 RESUMABLE = 75
 # How output shows what UTF-8 cannot encode: the bytes of a file name that is not UTF-8.
 NOT_UTF8 = "backslashreplace"
-# Packages of optional features by module; anything else that is missing is an error of ours.
+# Packages of optional features by module; anything else that is missing is a bug.
 _OPTIONAL = {"matplotlib": "matplotlib", "tensorflow_datasets": "tensorflow-datasets"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 

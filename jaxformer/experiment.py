@@ -35,7 +35,7 @@ from jaxformer.training.optimizer import configured_optimizer, configured_schedu
 from jaxformer.training.replay import Replayed
 from jaxformer.training.replay import replay as replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
-from jaxformer.training.step import TrainState
+from jaxformer.training.state import TrainState
 
 
 def train(

@@ -1,4 +1,4 @@
-"""Local paths, reading of files of others, atomic file writes, and directory locks."""
+"""Local paths, reading of untrusted files, atomic file writes, and directory locks."""
 
 import argparse
 import contextlib

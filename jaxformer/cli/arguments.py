@@ -1,7 +1,8 @@
 """Arguments of the command line: the commands, and one-line errors about what is unknown.
 
 The module, and the modules of the commands, import no heavy libraries before a command runs, so
-that ``--help`` and error messages appear at once.
+that ``jaxformer --help`` appears at once. Only the options of a search, which are its fields, need
+JAX.
 """
 
 import functools

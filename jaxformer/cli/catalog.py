@@ -19,8 +19,8 @@ def data(names: Sequence[str] = ()) -> None:
       jaxformer data multi30k
       python train.py --config=configs/multi30k.py --workdir=runs/multi30k
 
-      They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. An interrupted download
-      is completed by the same command.
+      They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. After an interruption, the
+      same command downloads the files that are missing.
     """
     for name in names:
         if name not in CATALOG:

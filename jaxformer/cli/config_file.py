@@ -84,8 +84,9 @@ def _run(name: str) -> Any:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
+        place = f"{file}:{lines[-1]}" if lines else file
         cause = " ".join(str(error).split())
-        raise UserError(f"{file}:{lines[-1]}: {type(error).__name__}: {cause}") from None
+        raise UserError(f"{place}: {type(error).__name__}: {cause}") from None
     if not hasattr(values, "to_dict"):
         raise UserError(
             f"{file}: expected a function get_config that returns a config; add it or its return"
@@ -106,7 +107,7 @@ def _override(config: Any, word: str) -> None:
         hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
         raise UserError(f"unknown config field {path}; {hint}")
     kind = known.get_type(name)
-    read, expected = _READERS[kind]
+    read, expected = _READERS.get(kind, (str, "text"))
     try:
         known[name] = True if kind is bool and not equals else read(text)
     except (KeyError, ValueError):

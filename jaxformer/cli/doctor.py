@@ -9,6 +9,8 @@ from jaxformer.errors import UserError, missing_device
 from jaxformer.version import __version__
 
 _PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentencepiece")
+# Variables that JAX does not print. The environment may hold passwords.
+_VARIABLES = ("JAXFORMER_", "CUDA_VISIBLE_DEVICES", "LIBTPU", "TF_CPP")
 # Extras that no feature needs.
 _DEVELOPMENT = ("all", "dev", "docs", "test")
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
@@ -55,20 +57,32 @@ def _print_report() -> None:
     print(f"jaxformer: {__version__}")
     for name in _PACKAGES:
         print(f"{name}: {_version(name)}")
+    for line in _extras():
+        print(line)
+    for name in sorted(os.environ):
+        if name.startswith(_VARIABLES):
+            print(f"{name}={os.environ[name]}")
+    for report in (_print_cache, _print_jax):
+        try:
+            report()
+        except Exception as error:  # The rest of the report is useful, whatever this fails with.
+            print(f"failed with {missing_device(error) or repr(error)}")
+
+
+def _print_cache() -> None:
+    from jaxformer.files import cache_directory
+
+    folder = cache_directory()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    place = str(folder).replace(os.path.expanduser("~"), "~", 1)  # The name of a user is private.
+    print(f"cache: {place}, {size / 1e6:.1f} MB")
+
+
+def _print_jax() -> None:
     # Imported late, since JAX may be slow, or fail to find accelerators.
     import jax
 
-    from jaxformer.files import cache_directory
-
-    try:
-        jax.print_environment_info()
-    except Exception as error:  # The rest of the report is useful, whatever JAX fails with.
-        print(f"jax {_version('jax')} failed with {missing_device(error) or repr(error)}")
-    folder = cache_directory()
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"cache: {folder}, {size / 1e6:.1f} MB")
-    for line in _extras():
-        print(line)
+    jax.print_environment_info()
 
 
 def _extras() -> Iterator[str]:

@@ -1,11 +1,13 @@
 """The command ``generate``: prints continuations of prompts during generation."""
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict
+from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict, searches
+from jaxformer.cli.signatures import Fields
 from jaxformer.cli.text import Line, Text, reading
 from jaxformer.errors import UserError
 
@@ -16,6 +18,23 @@ if TYPE_CHECKING:
 _SEPARATOR = "---"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions(SearchOptions):
+    """Changes of the run's search, or of sampling one text for each prompt.
+
+    Search: Defaults come from the run's config.
+
+    Beam search: --beam-size selects it.
+
+    Sampling: The default.
+      sampling: sample, although the run's config does not
+    """
+
+    changes: Annotated[
+        dict[str, Any], Fields(searches, "search", without=("max_extra_length", "unfinished"))
+    ]
+
+
 def generate(
     *,
     workdir: ModelDir,
@@ -24,7 +43,7 @@ def generate(
     strict: Strict = False,
     weights: Checkpoint = "auto",
     dtype: Dtype | None = None,
-    search: SearchOptions,
+    search: TextOptions,
 ) -> None:
     """Continue prompts with a language model, printing text as it is generated.
 

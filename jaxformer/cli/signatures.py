@@ -59,11 +59,13 @@ class Fields(NamedTuple):
         name.
       group: Title of the group of the other fields.
       names: The fields; () for all but ids that can be given as a word.
+      without: Fields that are left out.
     """
 
     kinds: Callable[[], tuple[type, ...]]
     group: str
     names: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -193,7 +195,7 @@ def _fields(fields: Fields) -> Iterator[tuple[inspect.Parameter, Any, Value]]:
             owners = [k for k in kinds if name in inspect.signature(k).parameters]
             is_word = hint in _METAVARS or typing.get_origin(hint) is Literal
             chosen = name in fields.names if fields.names else is_word and not name.endswith("_id")
-            if chosen and owners[0] is kind:
+            if chosen and owners[0] is kind and name not in fields.without:
                 group = fields.group if len(owners) == len(kinds) else own
                 parameter = parameter.replace(default=None, kind=parameter.KEYWORD_ONLY)
                 yield parameter, hint, entries.get(name, Value())._replace(group=group)

@@ -60,8 +60,8 @@ def train(
 
       {list_configs}
 
-      Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', likewise DataConfig,
-      StreamConfig, TrainingConfig and MeshConfig.
+      Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', likewise EncoderConfig,
+      DataConfig, StreamConfig, LabeledConfig, TrainingConfig and MeshConfig.
 
       SIGTERM, SIGINT (Ctrl-C) and SIGHUP save a checkpoint and stop the run. Exit codes: 0 done,
       1 failed, 2 a mistake in the input, 75 stopped by a signal (run the same command again),

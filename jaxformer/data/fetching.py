@@ -24,7 +24,7 @@ def fetch(corpus: PublicCorpus) -> pathlib.Path:
       OSError: A file cannot be written.
     """
     folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
-    if is_present(corpus):
+    if is_present(corpus) and (corpus.prepare is not None or not corpus.hashes):
         return folder
     _download(corpus, downloads)
     if corpus.prepare is not None:
@@ -52,13 +52,16 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
     downloader: Any = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(),
         chunk_size=_CHUNK,
-        headers={"User-Agent": f"jaxformer/{__version__}"},
+        # A server that compresses on the fly would make another file of a compressed one.
+        headers={"User-Agent": f"jaxformer/{__version__}", "Accept-Encoding": "identity"},
     )
     for name, url in corpus.urls.items():
         try:
             repository.fetch(name, _share, downloader)
         except (requests.RequestException, ValueError) as error:
             known = f", whose hash is {corpus.hashes[name]}" if name in corpus.hashes else ""
+            if (downloads / name).exists():
+                known += "; the file that is there has another hash, delete it"
             raise UserError(
                 f"{url}: cannot be downloaded; run the same command again when there is a network, "
                 f"or put the file there yourself as {downloads / name}{known}: {error}"

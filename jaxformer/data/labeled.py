@@ -8,6 +8,7 @@ from typing import Literal
 from jaxformer.data.corpus import DataConfig
 from jaxformer.data.text_files import find_file, fingerprint_files, read_file
 from jaxformer.errors import UserError
+from jaxformer.fields import check_fraction
 from jaxformer.files import local_path
 
 # The only target of texts without labels.
@@ -32,10 +33,7 @@ class LabeledConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mask_rate < 1:
-            raise UserError(
-                f"data.mask_rate must be at least 0 and less than 1: got {self.mask_rate}"
-            )
+        check_fraction(self, "data", "mask_rate")
         if self.batching != "buckets":
             raise UserError(f"data.batching must be buckets for single texts: got {self.batching}")
 

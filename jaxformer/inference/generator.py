@@ -82,7 +82,11 @@ class Generator:
           UserError: A file is missing or damaged, or the model is not a language model.
         """
         trained = TrainedModel.load(
-            workdir, weights=weights, search=search, compute_dtype=compute_dtype
+            workdir,
+            weights=weights,
+            search=search,
+            compute_dtype=compute_dtype,
+            network=LanguageModel,
         )
         return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
 

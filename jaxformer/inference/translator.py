@@ -119,7 +119,11 @@ class Translator:
         members = []
         for name in str(weights).split(","):
             trained = TrainedModel.load(
-                workdir, weights=name, search=search, compute_dtype=compute_dtype
+                workdir,
+                weights=name,
+                search=search,
+                compute_dtype=compute_dtype,
+                network=Transformer,
             )
             members.append(cls(trained.config, trained.params, trained.tokenizer, trained.weights))
         return members[0].ensemble_with(*members[1:])

@@ -15,7 +15,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, load_run
+from jaxformer.config import Config, ModelConfig, check_network, load_run
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path
@@ -88,17 +88,21 @@ class TrainedModel:
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
         dequantized: bool = False,
+        network: type | None = None,
     ) -> "TrainedModel":
         """Reads config and parameters; the arguments are the ones of ``Translator.load``.
 
-        With ``dequantized``, int8 parameters become float32.
+        With ``dequantized``, int8 parameters become float32. ``network`` is the class that the
+        model must be of.
 
         Raises:
-          UserError: A file is missing or damaged, there are no such weights, or they are int8 and
-            cannot be used with another compute dtype.
+          UserError: A file is missing or damaged, the model is of another class, there are no such
+            weights, or they are int8 and cannot be used with another compute dtype.
         """
         folder = Workdir(model_path(workdir))
         config = load_run(folder)
+        if network is not None:
+            check_network(config, network)
         params, origin = load_params(folder, config.model, str(weights), config.kind)
         if config.model.compute_dtype == "int8":
             if dequantized:

@@ -43,12 +43,21 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
             download(allow_patterns=[*_NEEDED, weights])
             if (folder / weights).exists():
                 break
+        else:
+            raise UserError(
+                f"{address}: expected {' or '.join(_WEIGHTS)}, found neither there nor, without a "
+                "network, in the cache"
+            )
     except errors.GatedRepoError:
         raise UserError(
             f"{address}: expected a model that all may download, but its authors ask to accept "
             "their conditions; do so at this address, and set HF_TOKEN"
         ) from None
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+    except (
+        errors.HFValidationError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+    ):
         raise UserError(
             f"{address}: expected a model, but there is none, or it is private; check the name "
             f"{name}, or set HF_TOKEN"

@@ -213,7 +213,7 @@ def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
         layer,
-        # All collections and streams, also those that only a layer of somebody else's has.
+        # All collections and streams, also of user-defined layers.
         variable_axes={True: 0},
         split_rngs={True: True},
         metadata_params={nn.PARTITION_NAME: None},  # Layers are not sharded over devices.

@@ -93,7 +93,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
 def _check(
     configs: dict[tuple[str, int], Config], folder: pathlib.Path, scale: str
 ) -> set[tuple[str, int]]:
-    """Checks that all rows have the same settings and data as the finished rows.
+    """Checks that the rows have the scale, steps and data of the finished rows.
 
     Returns:
       The finished rows with their seeds.

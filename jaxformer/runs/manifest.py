@@ -156,7 +156,7 @@ class Manifest:
 
 
 def lock_step(folder: pathlib.Path, *, shared: bool) -> contextlib.AbstractContextManager[bool]:
-    """Locks a step, shared to read it or alone to remove it; yields whether nobody prevents it."""
+    """Locks a step, shared to read it or alone to remove it; yields whether it is locked."""
     path = folder / _NAME
     return lock_file(path, shared=shared) if path.exists() else contextlib.nullcontext(True)
 

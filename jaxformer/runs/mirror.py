@@ -129,8 +129,9 @@ class Mirror:
                 if source.exists():  # the run has not just removed it
                     raise
         self._remove_old()
-        for error in errors.values():
-            raise error
+        for step, error in errors.items():
+            if isinstance(step, str) or (self._run.checkpoints / str(step)).exists():
+                raise error
 
     def _newest_missing(self, errors: Container[int | str]) -> int | None:
         """Returns the newest step that has not been copied, but for damaged ones."""

@@ -88,9 +88,10 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
             f"existing folder {copy.path.parent}; mount its drive first"
         )
     if copy.config.exists():
-        _check_fields(copy, settings)
-        if folder.identity.exists():
-            _check_copied_identity(copy, read_object(folder.identity))
+        if not _was_cut_off(copy, folder):
+            _check_fields(copy, settings)
+            if folder.identity.exists():
+                _check_copied_identity(copy, read_object(folder.identity))
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
     found = [path.name for path in foreign if path.exists()]
@@ -99,6 +100,20 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
             f"training.mirror={copy.path}: expected an empty folder or a copy of this run, found "
             f"{', '.join(found)} and no config.json; give another folder"
         )
+
+
+def _was_cut_off(copy: Workdir, folder: Workdir) -> bool:
+    """Returns whether a small file of a copy is incomplete, and the run can write it again.
+
+    On a drive without rename, files are overwritten in place.
+    """
+    try:
+        for path in (copy.config, copy.identity):
+            if path.exists():
+                read_object(path)
+    except UserError:
+        return folder.config.exists() or not saved_steps(copy.checkpoints)
+    return False
 
 
 def _check_copied_identity(copy: Workdir, identity: dict[str, str]) -> None:
@@ -250,7 +265,9 @@ def mirrored(
         yield lambda: None
         return
     copy = Workdir(local_path(mirror))
-    processes.on_primary(lambda: _check_copied_identity(copy, identity))
+    processes.on_primary(
+        lambda: None if _was_cut_off(copy, folder) else _check_copied_identity(copy, identity)
+    )
     thread, together = Mirror(folder, copy), False
     try:
         yield thread.update

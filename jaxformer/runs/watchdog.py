@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 
 import jax
@@ -28,6 +27,7 @@ HEARTBEAT_TIMEOUT = 15
 _TICK = 1.0
 
 _current: "_StallTimer | None" = None
+_handlers: list[object] = []
 
 
 @contextlib.contextmanager
@@ -51,7 +51,6 @@ def watch(stall_timeout: float) -> Iterator[None]:
     except jax.errors.JaxRuntimeError:
         if jax.process_count() > 1:
             # On CPUs a computation fails if another process is lost, before jax notices the loss.
-            traceback.print_exc()
             progress("a failed computation", limited=False)
             time.sleep(HEARTBEAT_TIMEOUT + 5)
         raise
@@ -131,12 +130,13 @@ def _make_aborts_resumable() -> None:
     jax calls ``abort()`` in a thread of its own when it has lost a process (jax 0.10.1, 0.12), and
     a handler of Python's ``signal`` would not run anymore. jax 0.7.2 exits with code 1 instead.
     """
+
+    def on_abort(_: int) -> None:
+        causes = "another process is lost, or this one has crashed: see above"
+        _print_stacks(f"{causes}; the same command resumes the run")
+        os._exit(RESUMABLE)
+
     if sys.platform != "win32":
-        ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _on_abort(_: int) -> None:
-    causes = "another process is lost, or this one has crashed: see above"
-    _print_stacks(f"{causes}; the same command resumes the run")
-    os._exit(RESUMABLE)
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(on_abort)
+        _handlers.append(handler)  # C calls it as long as the process lives.
+        ctypes.CDLL(None).signal(signal.SIGABRT, handler)

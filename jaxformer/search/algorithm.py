@@ -52,14 +52,13 @@ class Algorithm(abc.ABC):
     """A search algorithm.
 
     Attributes:
-      length_penalty: alpha of the length penalty, 0 to 10.
+      length_penalty: alpha of the length penalty, 0 to 10; larger values favor longer hypotheses.
       penalty: Divisor of the log probability of n tokens: "gnmt" ((5 + n) / 6)^alpha as in the
-        paper, "power" n^alpha, "none" 1. See :mod:`jaxformer.search.penalties`.
+        paper, "power" n^alpha, "none" 1.
       max_extra_length: With a source sentence, a hypothesis has at most this many tokens more than
-        the source, or ``min_length`` + 1 more if that is larger. Callers pass this to the search
-        as ``max_lengths``.
-      max_length: Maximum number of tokens of a hypothesis, EOS included; None for the caller's
-        ``max_lengths`` only.
+        the source, or ``min_length`` + 1 more if that is larger.
+      max_length: Maximum number of tokens of a hypothesis, EOS included; by default only the limit
+        of ``max_extra_length``, or of the call.
       min_length: Minimum number of tokens before EOS. Limits take precedence: a hypothesis with a
         lower limit is cut off unfinished.
       no_repeat_ngram: Forbids hypotheses to repeat an n-gram of this size; 0 allows it. A sentence

@@ -90,7 +90,7 @@ class Sampling(Algorithm):
 
     Attributes:
       num_samples: Number of samples per sentence, N, at most 1000.
-      temperature: Divisor of the logits, greater than 0.
+      temperature: Divisor of the logits; below 1 is safer, above 1 more varied.
       top_k: Samples only from this many most probable tokens; 0 for all. Of equally probable
         tokens, those with smaller ids come first.
       top_p: Samples only from the smallest set of most probable tokens with at least this total
@@ -99,7 +99,7 @@ class Sampling(Algorithm):
         all.
       typical_p: Samples only from the smallest set of most typical tokens with at least this total
         probability; 1 for all. The information content of a typical token is close to the entropy.
-      seed: Seed of the random keys if no keys are given; 0 to 2^31 - 1.
+      seed: Seed of the samples, 0 to 2^31 - 1; the same seed gives the same samples.
     """
 
     num_samples: int = 4

@@ -76,7 +76,7 @@ def init_state(
 
 
 def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
-    """Returns parameters with the dtypes and the layout of others.
+    """Returns parameters cast and sharded like ``fresh``.
 
     Raises:
       UserError: They have other names or shapes.

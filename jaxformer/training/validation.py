@@ -13,7 +13,7 @@ from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.reporting import Reporter
 from jaxformer.runs.signals import StopSignals
 from jaxformer.training.settings import FitConfig
-from jaxformer.training.step import TrainState
+from jaxformer.training.state import TrainState
 from jaxformer.training.task import Task
 
 # Values whose direction is known.

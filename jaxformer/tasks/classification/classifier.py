@@ -73,7 +73,7 @@ class Classifier:
           UserError: A file is missing or damaged, there are no such weights, or the model is of
             another kind.
         """
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True)
+        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, network=Encoder)
         return cls(trained.config, trained.params, trained.tokenizer)
 
     def classify(

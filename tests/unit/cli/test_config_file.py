@@ -20,6 +20,7 @@ NO_CONFIG = ": expected a function get_config that returns a config; add it or i
         ("x = 1", NO_CONFIG),
         ("def get_config():\n    pass\n", NO_CONFIG),
         ("def get_config(:\n", ":1: "),
+        ("def get_config(variant): ...", ": TypeError: get_config() missing 1 required positional"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_line(code, words, tmp_path):

@@ -126,7 +126,7 @@ def report(options, found):
             pairs = (last.seconds, first.seconds), (last.memory, first.memory)
             exponents = [f"{math.log(after / before) / growth:.2f}" for after, before in pairs]
         lines.append(f"| {name} | {' | '.join([*cells, *exponents])} |")
-    n = options.longest_whole
+    n = max(n for name, n in found if name == WHOLE)
     lines.append(
         "\nTime and memory grow with these powers of n, between the first and the last length. At "
         f"n = {n}, chunks and all scores at once differ by {difference(found, n):.1e} of the "

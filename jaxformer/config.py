@@ -81,11 +81,12 @@ class Config:
                 kinds = typing.get_args(expected) or (expected,)
                 known = " or ".join(kind.__name__ for kind in kinds)
                 raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
+        others = {kind.model for kind in KINDS} - {self.kind.model}
         for name, expected in (("data", self.kind.data), ("model", self.kind.model)):
-            if not isinstance(getattr(self, name), expected):
+            if not isinstance(section := getattr(self, name), expected) or type(section) in others:
                 raise UserError(
                     f"{name} must be of class {expected.__name__} with "
-                    f"data.corpus={self.data.corpus}: got {type(getattr(self, name)).__name__}"
+                    f"data.corpus={self.data.corpus}: got {type(section).__name__}"
                 )
         name, longest = self.data.longest
         if longest > self.model.max_length:
@@ -130,17 +131,17 @@ class Config:
         return cls(**{name: builders[name](section) for name, section in values.items()})
 
 
-def check_network(config: Config, network: type) -> None:
-    """Checks that models of a config are of a certain class, such as ``Transformer``.
+def check_kind(config: Config, *kinds: Kind) -> None:
+    """Checks that an experiment is of one of some kinds.
 
     Raises:
-      UserError: They are of another class.
+      UserError: It is of another kind.
     """
-    if config.kind.network is not network:
-        wanted = " or ".join(kind.description for kind in KINDS if kind.network is network)
+    if config.kind not in kinds:
         raise UserError(
-            f"expected {wanted}, got {config.kind.description}, of "
-            f"data.corpus={config.data.corpus}; {config.kind.commands} is for it"
+            f"expected {' or '.join(kind.description for kind in kinds)}, got "
+            f"{config.kind.description}, of data.corpus={config.data.corpus}; "
+            f"{config.kind.commands} is for it"
         )
 
 

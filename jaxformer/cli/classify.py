@@ -89,7 +89,10 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
         with_interval,
     )
 
-    texts, expected = zip(*LabeledCorpus().pairs(path), strict=True)
+    pairs = list(LabeledCorpus().pairs(path))
+    if not pairs:
+        raise UserError(f"{path}: expected lines of a label and a text, got none")
+    texts, expected = zip(*pairs, strict=True)
     with progress(len(texts)) as report:
         found = {"model": [x.label for x in classifier.classify(texts, report=report)]}
     if baselines:

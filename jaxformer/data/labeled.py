@@ -24,18 +24,21 @@ class LabeledConfig(DataConfig):
         some of whose tokens are masked, to train an encoder for later classification.
       train: Training files, comma-separated.
       valid: Validation files.
-      mask_rate: Fraction of the tokens that are masked: to be predicted for "masked"; for "labeled"
-        in training only, which keeps classes from depending on a few words.
+      mask_rate: Fraction of the tokens that are masked: to be predicted for "masked", 0.15 in BERT;
+        for "labeled" in training only.
     """
 
     corpus: Literal["labeled", "masked"] = "labeled"
-    mask_rate: float = 0.15
+    mask_rate: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction(self, "data", "mask_rate")
-        if self.batching != "buckets":
-            raise UserError(f"data.batching must be buckets for single texts: got {self.batching}")
+        if self.corpus == "masked" and not self.mask_rate:
+            raise UserError("data.mask_rate must be above 0 with data.corpus=masked, such as 0.15")
+        for name, expected in (("batching", "buckets"), ("pretokenizer", "none")):
+            if (found := getattr(self, name)) != expected:
+                raise UserError(f"data.{name} must be {expected} for single texts: got {found}")
 
 
 class LabeledCorpus:

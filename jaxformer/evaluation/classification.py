@@ -65,27 +65,29 @@ class BigramClassifiers:
         Args:
           texts: Training texts, tokenized by spaces.
           labels: Their labels.
-          penalty: L2 penalty of the logistic regression, on weights of normalized ratios.
+          penalty: L2 penalty of the weights of the logistic regression.
         """
         counts = collections.Counter(f for text in texts for f in _features(text))
         self._columns = {feature: i for i, feature in enumerate(counts)}
         x = self._matrix(texts)
         self.labels = sorted(set(labels))
         classes = np.array(labels)
-        self._ratios, self._priors, weights = [], [], []
+        self._likelihoods, self._ratios, self._priors, weights = [], [], [], []
         for label in self.labels:
             own = classes == label
             inside, outside = (np.asarray(x[rows].sum(axis=0))[0] + 1.0 for rows in (own, ~own))
-            ratio = np.log(inside / inside.sum()) - np.log(outside / outside.sum())
+            likelihoods = np.log(inside / inside.sum())
+            ratio = likelihoods - np.log(outside / outside.sum())
+            self._likelihoods.append(likelihoods)
             self._ratios.append(ratio)
-            self._priors.append(np.log(own.mean() / (1 - own.mean())))
+            self._priors.append(np.log(own.mean()))
             weights.append(_logistic(x.multiply(ratio).tocsr(), own, penalty))
         self._weights = np.array(weights)
 
     def naive_bayes(self, texts: Sequence[str]) -> list[str]:
         """Returns the label of each text by naive Bayes."""
         x = self._matrix(texts)
-        return self._best(x @ np.array(self._ratios).T + np.array(self._priors))
+        return self._best(x @ np.array(self._likelihoods).T + np.array(self._priors))
 
     def logistic(self, texts: Sequence[str]) -> list[str]:
         """Returns the label of each text by logistic regression."""
@@ -112,7 +114,7 @@ def _features(text: str) -> dict[str, None]:
 def _logistic(
     x: scipy.sparse.csr_matrix, own: np.ndarray, penalty: float
 ) -> Float[np.ndarray, " F1"]:
-    """Returns weights and bias that minimize the mean logistic loss plus the L2 penalty."""
+    """Returns weights and bias that minimize the sum of logistic losses and the L2 penalty."""
     signs = np.where(own, 1.0, -1.0)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:

@@ -7,6 +7,7 @@ import jax
 
 from jaxformer.config import DataConfig
 from jaxformer.inference.weights import TrainedModel, params_sha256
+from jaxformer.kinds import TRANSLATION
 from jaxformer.runs.workdir import sha256_of
 from jaxformer.version import __version__
 
@@ -56,7 +57,7 @@ def model_card(model: TrainedModel, name: str, usage: Usage) -> str:
     """Returns the text of a model card with this name as its title, in Markdown."""
     config, data = model.config.to_dict(), model.config.data
     languages = "(please fill in)"
-    if isinstance(data, DataConfig):
+    if model.config.kind is TRANSLATION and isinstance(data, DataConfig):
         languages = f"{data.source_language} to {data.target_language}"
     facts = {
         "languages": languages,

@@ -9,12 +9,13 @@ from collections.abc import Collection
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jaxformer.config import Config, DataConfig, ModelConfig
+from jaxformer.config import Config, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.kinds import PARSING, TRANSLATION
 from jaxformer.search import BeamSearch
 
 # Fields of a model whose every value can be expressed by CTranslate2 and Marian.
@@ -78,7 +79,7 @@ def text_model(model: TrainedModel) -> TextModel:
       UserError: It is a language model, or its targets are not text.
     """
     tokenizer = model.tokenizer
-    if not isinstance(model.config.data, DataConfig):
+    if model.config.kind not in (TRANSLATION, PARSING):
         found = model.config.kind.description
     elif type(tokenizer) not in (Tokenizer, MarianTokenizer):
         found = f"a model with a {type(tokenizer).__name__}"

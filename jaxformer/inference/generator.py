@@ -13,10 +13,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
-from jaxformer.config import Config, ModelConfig, check_config, check_network
+from jaxformer.config import Config, ModelConfig, check_config, check_kind
 from jaxformer.data.tokenizer import EOS, PAD, UNK, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
@@ -57,7 +58,7 @@ class Generator:
           UserError: The config is not of a language model, or the vocabulary sizes differ.
         """
         check_config(config)
-        check_network(config, LanguageModel)
+        check_kind(config, LANGUAGE_MODELING)
         if tokenizer.vocab_size != config.model.vocab_size:
             raise UserError(
                 f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
@@ -86,7 +87,7 @@ class Generator:
             weights=weights,
             search=search,
             compute_dtype=compute_dtype,
-            network=LanguageModel,
+            kinds=(LANGUAGE_MODELING,),
         )
         return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
 

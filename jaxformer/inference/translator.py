@@ -18,12 +18,12 @@ from jaxformer.checks import (
     check_tokens,
     check_unicode,
 )
-from jaxformer.config import Config, ModelConfig, check_config, check_network
+from jaxformer.config import Config, ModelConfig, check_config, check_kind
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.weights import TrainedModel, prepare_params
-from jaxformer.models.transformer import Transformer
+from jaxformer.kinds import PARSING, TRANSLATION
 from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
@@ -70,7 +70,7 @@ class Translator:
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
         check_config(config)
-        check_network(config, Transformer)
+        check_kind(config, TRANSLATION, PARSING)
         if not hasattr(tokenizer, "vocab_size"):
             raise UserError(
                 f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
@@ -123,7 +123,7 @@ class Translator:
                 weights=name,
                 search=search,
                 compute_dtype=compute_dtype,
-                network=Transformer,
+                kinds=(TRANSLATION, PARSING),
             )
             members.append(cls(trained.config, trained.params, trained.tokenizer, trained.weights))
         return members[0].ensemble_with(*members[1:])

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import flax.traverse_util
@@ -15,11 +15,11 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, check_network, load_run
+from jaxformer.config import Config, ModelConfig, check_kind, load_run
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path
-from jaxformer.kinds import TRANSLATION, Kind, describe_model, make_init
+from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model, make_init
 from jaxformer.layout import global_mesh
 from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, MissingStepError, RestoredParams
@@ -88,21 +88,20 @@ class TrainedModel:
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
         dequantized: bool = False,
-        network: type | None = None,
+        kinds: Sequence[Kind] = KINDS,
     ) -> "TrainedModel":
         """Reads config and parameters; the arguments are the ones of ``Translator.load``.
 
-        With ``dequantized``, int8 parameters become float32. ``network`` is the class that the
-        model must be of.
+        With ``dequantized``, int8 parameters become float32. ``kinds`` are the kinds that the
+        model may be of.
 
         Raises:
-          UserError: A file is missing or damaged, the model is of another class, there are no such
+          UserError: A file is missing or damaged, the model is of another kind, there are no such
             weights, or they are int8 and cannot be used with another compute dtype.
         """
         folder = Workdir(model_path(workdir))
         config = load_run(folder)
-        if network is not None:
-            check_network(config, network)
+        check_kind(config, *kinds)
         params, origin = load_params(folder, config.model, str(weights), config.kind)
         if config.model.compute_dtype == "int8":
             if dequantized:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
+from jaxformer.layout import expand_like
 from jaxformer.models.assembly import (
     ModelConfig,
     check_model_config,
@@ -102,8 +103,9 @@ class Encoder(nn.Module):
         features = self.features(tokens, deterministic, row_ids=row_ids)
         real = (tokens != 0)[..., None].astype(self.classes.dtype)
         mean = (features * real).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
-        pooled = self.pooled_dropout(mean, dropout_rows(len(tokens), deterministic, row_ids))
-        return pooled @ self.classes + self.classes_bias
+        dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
+        logits = self.pooled_dropout(mean, dropout) @ self.classes
+        return logits + expand_like(self.classes_bias, logits)
 
     def features(
         self,
@@ -114,7 +116,7 @@ class Encoder(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder; see ``__call__``."""
         check_ids("tokens", tokens, self.config.vocab_size)
-        dropout = dropout_rows(len(tokens), deterministic, row_ids)
+        dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
         keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
         return self.encoder(self.dropout(self.embed(tokens), dropout), keys, dropout=dropout)
 

@@ -1,6 +1,5 @@
 """Multi-head attention (section 3.2.2), for whole sequences and for decoding with a cache."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from jaxformer.nn.arguments import check_activations, check_mask, check_sizes
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.kernels import Projected, attend, attention
-from jaxformer.nn.keys import Keys
+from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix, matmul_dtype
 from jaxformer.nn.projection import project
@@ -93,10 +92,10 @@ class MultiHeadAttention(nn.Module):
         seen = x if memory is None else memory
         if mask is not None:
             check_mask("MultiHeadAttention", "mask", mask, (*x.shape[:2], seen.shape[1]))
-        queries = Keys.of_sequence(x.shape[1], positions=positions)
-        keys = dataclasses.replace(Keys.of_sequence(seen.shape[1]), queries=queries.queries)
+        queries = Tokens.of(x.shape[1], positions=positions)
         dropout = dropout_rows(x.shape[0], deterministic, row_ids)
-        return self.attend(x, dataclasses.replace(keys, mask=mask), memory, dropout=dropout)[0]
+        keys = Keys(queries, Tokens.of(seen.shape[1]), mask)
+        return self.attend(x, keys, memory, dropout=dropout)[0]
 
     def attend(
         self,

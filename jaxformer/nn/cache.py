@@ -70,9 +70,14 @@ class Slots:
         return cls(beam_slots, jnp.zeros((), jnp.int32), window=window)
 
     @property
+    def forgets(self) -> bool:
+        """True if a new position takes the slots of one that no query sees any more."""
+        return self.window is not None and self.beam_slots.shape[2] > self.window
+
+    @property
     def longest(self) -> int | None:
-        """Number that all positions are less than; None with a window, which forgets the first."""
-        return self.beam_slots.shape[2] if self.window is None else None
+        """Number that all positions are less than; None if slots are taken again."""
+        return None if self.forgets else self.beam_slots.shape[2]
 
     def add_position(self) -> "Slots":
         """Returns the slots after each beam takes its own slot at the next position."""

@@ -5,7 +5,6 @@ Here the bits are a hash of (key, row, index in the row), cheap enough to fuse i
 multiplication.
 """
 
-import dataclasses
 import math
 
 import flax.struct
@@ -36,11 +35,6 @@ class RowDropout:
         least = jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
         keep = random_bits(self.seed, self.row_ids, x.shape[1:]) >= least
         return jnp.where(keep, x / (1.0 - self.rate), 0).astype(x.dtype)
-
-    def split(self, parts: int) -> "RowDropout":
-        """Returns the function for rows that are split into parts, [B * parts, ...]."""
-        row_ids = self.row_ids[:, None] * parts + jnp.arange(parts)
-        return dataclasses.replace(self, row_ids=row_ids.reshape(-1))
 
 
 class Dropout(nn.Module):

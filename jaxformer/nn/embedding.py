@@ -93,7 +93,7 @@ class Embedding:
         if positions is not None:
             if isinstance(encodings, FixedPositions):
                 encodings = encodings[:longest]
-            encoding = jnp.asarray(encodings, embedded.dtype)[positions]
+            encoding = take_rows(jnp.asarray(encodings, embedded.dtype), positions)
         elif isinstance(length, int):
             check_length("sequence", length, len(encodings))
             encoding = jnp.asarray(encodings[:length], embedded.dtype)

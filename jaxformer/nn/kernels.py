@@ -112,7 +112,8 @@ def attention(
     """Computes equation 1 over whole sequences, in the way that suits their length."""
     length, seen = queries.shape[1], source.keys.shape[1]
     known = isinstance(length, int) and isinstance(seen, int)  # Not in an export for any length.
-    if known and keys.window is not None and keys.mask is None and seen > 4 * keys.window:
+    is_long = known and length == seen and seen > 4 * (keys.window or seen)
+    if is_long and keys.mask is None:
         return windowed_attention(queries, source, keys, dropout, dtype)
     if dropout is None and has_fused_kernel(queries, source.values, keys):
         return fused_attention(queries, source, keys)
@@ -146,38 +147,43 @@ def windowed_attention(
     sides = (1, 0) if keys.causal else (1, 1)
 
     def own(x: Array) -> Array:
-        """Splits tokens into blocks: [B, T, ...] to [B * blocks, size, ...]."""
-        return _pad(x, 1, 0, blocks * size - length).reshape(-1, size, *x.shape[2:])
+        """Splits tokens into blocks: [B, T, ...] to [B, blocks, size, ...]."""
+        padded = _pad(x, 1, 0, blocks * size - length)
+        return padded.reshape(x.shape[0], blocks, size, *x.shape[2:])
 
     def near(x: Array) -> Array:
         """Returns the tokens that each block sees: the global ones, and its neighborhood."""
-        rows, width = x.shape[0], size * (blocks + sum(sides))
-        x = jnp.broadcast_to(x, (rows, *x.shape[1:]))
-        padded = _pad(x, 1, sides[0] * size, width - sides[0] * size - length)
-        split = padded.reshape(rows, blocks + sum(sides), size, *x.shape[2:])
+        end = size * (blocks + sides[1]) - length
+        padded = _pad(x, 1, sides[0] * size, end)
+        split = padded.reshape(x.shape[0], blocks + sum(sides), size, *x.shape[2:])
         parts = [split[:, i : i + blocks] for i in range(1 + sum(sides))]
         if first:
-            everywhere = jnp.broadcast_to(x[:, None, :first], (rows, blocks, *x[0, :first].shape))
-            parts.insert(0, everywhere)
-        return jnp.concatenate(parts, axis=2).reshape(rows * blocks, -1, *x.shape[2:])
+            shape = (x.shape[0], blocks, first, *x.shape[2:])
+            parts.insert(0, jnp.broadcast_to(x[:, None, :first], shape))
+        return jnp.concatenate(parts, axis=2)
 
-    def whole(tokens: Tokens) -> Tokens:
-        return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, length)), tokens)
-
-    there = near(jnp.ones((batch, length), bool))
+    there, tokens = near(jnp.ones((1, length), bool)), jax.tree.map(near, keys.keys)
+    if first:  # A global token counts once, among the global ones.
+        is_near = (jnp.arange(there.shape[2]) >= first)[None, None]
+        there &= ~(is_near & (tokens.index < first))
     blocked = dataclasses.replace(
         keys,
-        queries=jax.tree.map(own, whole(keys.queries)),
-        keys=jax.tree.map(near, whole(keys.keys)),
-        mask=there[:, None, None],
+        queries=jax.tree.map(own, keys.queries),
+        keys=tokens,
+        mask=there[:, :, None, None],
+        slots=None,
     )
-    if first:  # A global token counts once, among the global ones.
-        again = (jnp.arange(there.shape[1]) >= first) & (blocked.keys.index < first)
-        blocked = dataclasses.replace(blocked, mask=(there & ~again)[:, None, None])
-    seen = Projected(near(source.keys), near(source.values))
-    split = None if dropout is None else dropout.split(blocks)
-    result = attend(own(queries), seen, blocked, split, dtype)[0]
-    result = result.reshape(batch, blocks * size, *result.shape[2:])[:, :length]
+
+    def block(queries: Array, source: Projected, keys: Keys, row_ids: Any) -> Array:
+        drop = None if dropout is None else dataclasses.replace(dropout, row_ids=row_ids)
+        return attend(queries, source, keys, drop, dtype)[0]
+
+    row_ids = None
+    if dropout is not None:
+        row_ids = dropout.row_ids[:, None] * blocks + jnp.arange(blocks)[None]
+    arguments = (own(queries), jax.tree.map(near, source), blocked, row_ids)
+    result = jax.vmap(block, in_axes=1, out_axes=1)(*arguments)
+    result = result.reshape(batch, blocks * size, *result.shape[3:])[:, :length]
     if first:
         seers = dataclasses.replace(
             keys, queries=jax.tree.map(lambda a: a[:, :first], keys.queries)

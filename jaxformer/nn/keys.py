@@ -108,17 +108,17 @@ class Keys:
             Tokens.of(memory_segments.shape[1], memory_segments),
         )
 
-    @classmethod
-    def of_mask(cls, mask: Bool[Array, "#B #H #T S"], slots: Any = None) -> "Keys":
-        """Returns keys that a mask alone describes."""
-        return cls(Tokens.of(mask.shape[2]), Tokens.of(mask.shape[3]), mask, slots)
-
     def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
         """Returns the mask, True where a query may attend; None if it may attend everywhere."""
         query, key = self.queries.index[:, None, :, None], self.keys.index[:, None, None]
         rules = [] if self.mask is None else [self.mask]
-        if self.queries.segments is not None and self.keys.segments is not None:
-            rules.append(segment_mask(self.queries.segments, self.keys.segments))
+        segments = self.queries.segments, self.keys.segments
+        if any(own is not None for own in segments):  # Without segments, a row is one sequence.
+            ours, theirs = (
+                jnp.ones_like(tokens.index) if tokens.segments is None else tokens.segments
+                for tokens in (self.queries, self.keys)
+            )
+            rules.append(segment_mask(ours, theirs))
         if self.causal:
             rules.append(key <= query)
         if self.window is not None:

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.layout import take_rows
+from jaxformer.layout import expand_like, take_rows
 from jaxformer.nn.keys import Bias
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import at_least_float32
@@ -136,8 +136,13 @@ class LinearBias(nn.Module):
 
     def __call__(self) -> Bias:
         """Returns the bias, -rate * |position of the query - position of the key|."""
-        rates = jnp.asarray(self.rates()[:, None, None], jnp.float32)
-        return lambda queries, keys: -rates * abs(queries[:, None, :, None] - keys[:, None, None])
+        rates = jnp.asarray(self.rates()[None, :, None, None])  # float64 only where JAX has it
+
+        def bias(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Float[Array, "#B H T S"]:
+            distances = abs(queries[:, None, :, None] - keys[:, None, None])
+            return -rates * distances.astype(rates.dtype)
+
+        return bias
 
 
 class BucketedBias(nn.Module):
@@ -182,7 +187,8 @@ class BucketedBias(nn.Module):
         growth = (self.max_distance / exact) ** (np.arange(1, count - exact) / (count - exact))
         # Rounding must not raise a power that is a whole number to the next one.
         first = np.ceil(exact * growth - 1e-9).astype(np.int32)
-        shared = exact + (distances[..., None] >= first).sum(axis=-1)
+        distance = distances[..., None]
+        shared = exact + (distance >= expand_like(jnp.asarray(first), distance)).sum(axis=-1)
         return later + jnp.where(distances < exact, distances, shared)
 
 
@@ -192,7 +198,7 @@ class PositionalEncoding:
 
     Attributes:
       table: Function of (length, d_model) that computes what is added to embeddings.
-      is_learned: Whether that is a parameter instead.
+      is_learned: True if that is a parameter instead.
       rotate: Function of queries or keys and their positions, applied before dot products.
       make_bias: Function of (num_heads, causal) that creates the module of the bias of a stack.
     """

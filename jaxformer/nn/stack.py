@@ -16,7 +16,7 @@ from jaxformer.nn.arguments import check_choice
 from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache
 from jaxformer.nn.cache import Slots
-from jaxformer.nn.keys import Bias, Keys, Memory
+from jaxformer.nn.keys import Bias, Keys, Memory, Tokens
 from jaxformer.nn.projection import PRODUCT
 from jaxformer.nn.sharding import constrain_batch
 
@@ -137,7 +137,7 @@ class Stack(nn.Module):
           the cache is full.
         """
         slots = cache.slots.add_position()
-        if self.window is None:  # Beyond the capacity, the token would take another one's place.
+        if not slots.forgets:  # Beyond the capacity, the token would take another one's place.
             x = jnp.where(slots.length < slots.beam_slots.shape[2], x, jnp.nan)
         x, layers = self._run_cached(x, cache, slots)
         return x, cache._replace(
@@ -158,7 +158,7 @@ class Stack(nn.Module):
           UserError: The prompt is longer than the capacity of the cache.
         """
         capacity = cache.slots.beam_slots.shape[2]
-        if x.shape[1] > capacity and self.window is None:
+        if x.shape[1] > capacity and not cache.slots.forgets:
             raise UserError(
                 f"prompt of {x.shape[1]} tokens: the cache has a capacity of {capacity}; create it "
                 "with a larger one"
@@ -173,7 +173,8 @@ class Stack(nn.Module):
         keys, memory = slots.keys(x.shape[1], self._bias()), None
         if cache.memory_mask is not None:
             mask = cache.memory_mask[:, :, None]
-            memory = Memory(None, Keys.of_mask(mask, slots))
+            tokens = Tokens.of(x.shape[1]), Tokens.of(mask.shape[-1])
+            memory = Memory(None, Keys(*tokens, mask, slots))
         layers: list[LayerCache] = []
         for block, own in zip(self._unstacked(), cache.layers, strict=True):
             x, new = block.run(x, keys, memory, cache=own)

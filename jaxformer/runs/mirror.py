@@ -211,7 +211,7 @@ def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
             _remove(target)
         last = (score_of(source), manifest_of(source))
         for path in sorted(source.rglob("*")):
-            if path.is_file() and path not in last:
+            if _is_copied(path) and path not in last:
                 copy = target / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 _copy_file(path, copy)

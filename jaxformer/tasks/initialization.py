@@ -30,9 +30,10 @@ NEW = "new"
 # Fields of a model that may differ from the model it begins with. All others determine the layers.
 _MAY_DIFFER = {
     *("vocab_size", "target_vocab_size", "max_length", "compute_dtype", "biases"),
-    *("dropout_rate", "attention_dropout_rate"),
+    *("dropout_rate", "attention_dropout_rate", "window", "num_classes"),
 }
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
+_CLASSES = ("classes", "classes_bias")
 # An imported model's bias of -inf keeps tokens from being generated, but training skips steps whose
 # parameters are infinite. XLA flushes the exponential of this number to 0 in float32.
 _NEVER_GENERATED = -100.0
@@ -201,6 +202,10 @@ def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[Py
             values = np.where(np.isneginf(values), np.float32(_NEVER_GENERATED), values)
         if name in _TABLES:
             rows, what = ids[:, (ids[0] < len(leaf)) & (ids[1] < len(values))], "pieces"
+        elif name in _CLASSES and leaf.shape != values.shape:
+            note("new", name, leaf.shape)
+            note("left out", name, values.shape)
+            return leaf
         elif leaf.shape != values.shape:
             rows, what = np.stack([np.arange(min(len(leaf), len(values)))] * 2), "positions"
         else:

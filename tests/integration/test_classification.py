@@ -95,7 +95,9 @@ def test_masked_tokens_are_learned_and_start_a_classifier(run, config, tmp_path)
     text = tmp_path / "text"
     text.write_text("\n".join(line.partition(" ")[2] for line in lines(3, 200)))
     data = dataclasses.replace(
-        config.data, corpus="masked", train=str(text), valid=str(text), tokenizer=str(run)
+        config.data,
+        **{"corpus": "masked", "train": str(text), "valid": str(text), "mask_rate": 0.15},
+        tokenizer=str(run),
     )
     settings = dataclasses.replace(
         config.training, best_metric=None, eval_every=20, checkpoint_every=20
@@ -134,13 +136,13 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
     (tmp_path / "three").write_text(text + "2 c\n")
     (tmp_path / "none").write_text("0 a\nnothing\n")
     for name, message in (
-        ("three", "model.num_classes must be 3, for the labels of the training text: got 2"),
+        ("three", "model.num_classes must be 3, for the labels 0, 1, 2: got 2"),
         ("none", "none:2: expected a label, a space and a text, got 'nothing'"),
     ):
         data = dataclasses.replace(config.data, train=str(tmp_path / name), max_length=8)
         with pytest.raises(UserError, match=message):
             train(dataclasses.replace(config, data=data), tmp_path / "run")
-    with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a cl"):
+    with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
     with pytest.raises(
         UserError, match=r"model must be of class EncoderConfig with data\.corpus=l"

@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.checks import check_texts
-from jaxformer.config import Config, check_network
+from jaxformer.config import Config, check_kind
 from jaxformer.data.loader import round_up
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.encoder import Encoder, EncoderConfig
 from jaxformer.runs.workdir import use_compilation_cache
@@ -56,7 +57,7 @@ class Classifier:
         Raises:
           UserError: The config is of another kind of model.
         """
-        check_network(config, Encoder)
+        check_kind(config, CLASSIFICATION)
         use_compilation_cache()
         self.config, self.params, self.tokenizer = config, params, tokenizer
         self.labels = labels_of(tokenizer)
@@ -73,7 +74,9 @@ class Classifier:
           UserError: A file is missing or damaged, there are no such weights, or the model is of
             another kind.
         """
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, network=Encoder)
+        trained = TrainedModel.load(
+            workdir, weights=weights, dequantized=True, kinds=(CLASSIFICATION,)
+        )
         return cls(trained.config, trained.params, trained.tokenizer)
 
     def classify(

@@ -16,6 +16,7 @@ from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.models.encoder import Encoder, EncoderConfig
 from jaxformer.models.flops import language_model_flops
+from jaxformer.nn.precision import at_least_float32
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.token_loss import TokenLoss
@@ -24,12 +25,10 @@ from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Init, Loss, Randomness, Sums, dropout_of
 
-# Id of the first label; special ids come before.
-FIRST_LABEL = UNK + 1
-# No text has these ids: the first replaces masked tokens, and no token is replaced by one before
-# the second.
+# Special ids come before the labels, and before the tokens of texts.
+FIRST_LABEL = _LEAST_TOKEN = UNK + 1
+# Replaces masked tokens; no text has it.
 _MASK = BOS
-_LEAST_TOKEN = UNK + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +60,11 @@ class EncoderLoss(TokenLoss):
     ) -> tuple[Bool[Array, "B S"], Float[Array, "B S"], Float[Array, "B S"]]:
         """Returns the tokens to mask, and two uniform numbers for each token."""
 
-        def row(row_id: Array) -> Float[Array, "3 S"]:
-            return jax.random.uniform(jax.random.fold_in(key, row_id), (3, src.shape[1]))
+        def row(row_id: Array) -> Float[Array, "S 3"]:
+            # Draws of a token do not depend on the number of tokens, padding included.
+            return jax.random.uniform(jax.random.fold_in(key, row_id), (src.shape[1], 3))
 
-        chosen, first, second = jnp.moveaxis(jax.vmap(row)(row_ids), 1, 0)
+        chosen, first, second = jnp.moveaxis(jax.vmap(row)(row_ids), -1, 0)
         return (chosen < self.mask_rate) & (src >= _LEAST_TOKEN), first, second
 
 
@@ -85,7 +85,7 @@ class ClassificationLoss(EncoderLoss):
             return module(src, **dropout)
 
         logits = self.apply(params, randomness, forward)
-        log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+        log_probs = jax.nn.log_softmax(logits.astype(at_least_float32(logits)))
         classes, real = batch.tgt_out[:, 0] - FIRST_LABEL, batch.tgt_segments[:, 0] != 0
         nll = -jnp.take_along_axis(log_probs, classes[:, None] % logits.shape[1], axis=1)[:, 0]
         loss = (1 - self.label_smoothing) * nll - self.label_smoothing * log_probs.mean(axis=1)
@@ -123,7 +123,8 @@ class MaskedLoss(EncoderLoss):
         self, src: Int[Array, "B S"], randomness: Randomness | None
     ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
-        key, row_ids = jax.random.key(0), src.sum(axis=1)
+        # Other generators than Threefry depend on the batch.
+        key, row_ids = jax.random.key(0, impl="threefry2x32"), src.sum(axis=1)
         if randomness is not None:
             key, row_ids = randomness
         predicted, kind, token = self.draw(src, key, row_ids)
@@ -149,13 +150,24 @@ class Classification(Translation):
             config, training=dataclasses.replace(config.training, eval_sentences=0)
         )
         task = cls(config, open_dataset(config, folder, corpus))
-        found, given = len(labels_of(task.tokenizer)), cast(EncoderConfig, config.model).num_classes
-        if cls.has_labels and found != given:
-            raise UserError(
-                f"model.num_classes must be {found}, for the labels of the training text: got "
-                f"{given}"
-            )
+        if cls.has_labels:
+            task._check_labels(corpus)
         return task
+
+    def _check_labels(self, corpus: Corpus) -> None:
+        known, data = labels_of(self.tokenizer), data_of(self.config, LabeledConfig)
+        for name, split in (("train", data.train), ("valid", data.valid)):
+            if missing := sorted({label for _, label in corpus.pairs(split)} - set(known)):
+                raise UserError(
+                    f"data.{name}: expected the labels of the tokenizer, {', '.join(known)}, got "
+                    f"{', '.join(missing[:5])}; give --config.data.tokenizer=new, which keeps the "
+                    "embeddings of pieces that both have"
+                )
+        if len(known) != (given := cast(EncoderConfig, self.config.model).num_classes):
+            raise UserError(
+                f"model.num_classes must be {len(known)}, for the labels {', '.join(known[:9])}: "
+                f"got {given}"
+            )
 
     @classmethod
     def longest_step(cls, config: Config, shards: BatchShards) -> tuple[Init, Loss, Batch]:
@@ -177,9 +189,10 @@ class Classification(Translation):
         return {"accuracy": "accuracy {:.4f}"}
 
     def flops(self, batch: Batch) -> int:
-        """Returns the operations of all matmuls of a step, for padding too, without classes."""
-        rows, length = batch.src.shape
-        return language_model_flops(self.config.model, rows, length)
+        """Returns the operations of all matmuls of a step, for padding too, without the classes."""
+        model, (rows, length) = self.config.model, batch.src.shape
+        logits = 6 * rows * length * model.d_model * model.vocab_size
+        return language_model_flops(model, rows, length) - self.has_labels * logits
 
 
 class MaskedLanguageModeling(Classification):

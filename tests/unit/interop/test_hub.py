@@ -66,9 +66,6 @@ def test_other_answers_are_explained(server, publish, monkeypatch):
     assert not any("safetensors" in path for path in server.requests)
     with pytest.raises(UserError, match="expected a model, but there is none, or it is private"):
         marian_folder(pathlib.Path("a/b..c"))
-    publish({name: FILES[name] for name in FILES if name != "model.safetensors"})
-    with pytest.raises(UserError, match=r"expected model\.safetensors or .*, found neither there"):
-        marian_folder(NAME)
     for error, message in (
         ("RepoNotFound", "expected a model, but there is none, or it is private; check the name"),
         ("GatedRepo", "its authors ask to accept their conditions; do so at this address"),

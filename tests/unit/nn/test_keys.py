@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.transformer import Transformer
 from jaxformer.nn import Keys, backend, use_backend
 from jaxformer.nn.dropout import RowDropout
 from jaxformer.nn.kernels import Projected, attend, chunked_attention, windowed_attention
@@ -95,6 +97,44 @@ def test_values_and_gradients_equal_those_of_masked_full_attention(way, segments
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, expected
     )
+
+
+def test_segments_of_keys_alone_hide_padding():
+    keys = Keys(Keys.of_sequence(2).queries, Keys.of_sequence(3, np.array([[1, 1, 0]])).keys)
+    assert keys.allowed()[0, 0].tolist() == [[True, True, False]] * 2
+
+
+def test_a_cache_smaller_than_the_window_forgets_nothing():
+    config = ModelConfig(
+        **{"vocab_size": 23, "d_model": 8, "d_ff": 8, "num_heads": 1, "num_layers": 1},
+        **{"max_length": 64, "window": 40},
+    )
+    model, tokens = LanguageModel(config), np.full((1, 30), 5, np.int32)
+    variables = {"params": jax.device_put(random_params(model, tokens[:, :1]))}
+    start = functools.partial(model.apply, variables, num_beams=1, capacity=16, method="start")
+    with pytest.raises(UserError, match="prompt of 30 tokens: the cache has a capacity of 16"):
+        jax.eval_shape(lambda: model.apply(variables, tokens, start(tokens), 30, method="prefill"))
+    assert not jax.eval_shape(lambda: start(tokens)).slots.forgets
+
+
+def test_a_prompt_sees_a_long_memory_in_chunks():
+    config = ModelConfig(
+        **{"vocab_size": 23, "d_model": 8, "d_ff": 8, "num_heads": 1, "num_layers": 1},
+        max_length=64,
+    )
+    model, tokens = Transformer(config), RNG.integers(3, 23, (2, 12)).astype(np.int32)
+    variables = {"params": jax.device_put(random_params(model, tokens, tokens))}
+
+    @jax.jit
+    def both():
+        cache = model.apply(variables, tokens, num_beams=1, capacity=12, method="start")
+        with use_backend(dataclasses.replace(backend(), scores_per_chunk=64)):
+            features, _ = model.apply(variables, tokens, cache, 12, method="prefill")
+        return model.apply(variables, features, method="logits"), model.apply(
+            variables, tokens, tokens
+        )
+
+    np.testing.assert_allclose(*both(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("way", [windowed_attention, chunked_attention])

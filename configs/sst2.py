@@ -4,7 +4,7 @@
     jaxformer classify --workdir runs/sst2 --labeled data/sst2/stsa.binary.dev --baselines
 
 The files are below ``JAXFORMER_DATA``, with a label, a space and a sentence on each line.
-Measured: 78.4 % of the 872 validation sentences after 600 steps, with one seed; naive Bayes on
+Measured: 80.3 % and 78.2 % of the 872 validation sentences with the seeds 0 and 1; naive Bayes on
 words and pairs of words has 79.5 %. Two minutes on two shared CPU cores.
 """
 
@@ -15,7 +15,7 @@ DATA = data_directory()
 
 SST2 = Config(
     model=EncoderConfig(
-        vocab_size=6000,
+        vocab_size=8000,
         d_model=256,
         d_ff=512,
         num_heads=4,

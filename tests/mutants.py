@@ -235,7 +235,12 @@ class Workers:
     """Copies of the project; each tests one mutant at a time."""
 
     def __init__(self, folder: pathlib.Path, count: int) -> None:
-        ignored = shutil.ignore_patterns(".*", "build", "runs", "__pycache__")
+        usual = shutil.ignore_patterns(".*", "build", "__pycache__")
+
+        def ignored(directory: str, names: list[str]) -> set[str]:
+            own = {"runs"} if pathlib.Path(directory) == PROJECT else set()  # not jaxformer/runs
+            return usual(directory, names) | own
+
         self._free: queue.Queue[pathlib.Path] = queue.Queue()
         for number in range(count):
             self._free.put(shutil.copytree(PROJECT, folder / str(number), ignore=ignored))

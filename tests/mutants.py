@@ -66,7 +66,7 @@ AREAS = {
         [f"runs/{name}.py" for name in _CHECKPOINT_FILES],
         [
             *("unit/runs/test_checkpoints.py", "unit/runs/test_mirror.py"),
-            "unit/runs/test_checkpoint_mutations.py",
+            *("unit/runs/test_checkpoint_mutations.py", "unit/runs/test_untrusted.py"),
             "integration/test_missing_checkpoints.py",
             *("integration/test_mirror.py", "integration/test_hostile_files.py"),
         ],

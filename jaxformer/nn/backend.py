@@ -28,7 +28,7 @@ class Backend:
         units, few enough to fit into caches. GPUs take more, because each chunk reads and writes
         the gradient of the embedding, which exceeds their caches.
       scores_per_chunk: Scores of a head, queries times keys, beyond which attention computes them
-        for a few queries at a time.
+        for a few queries at a time, an eighth of this number.
       fused_attention: Use cuDNN's attention where it applies (NVIDIA GPUs from Ampere on).
       compiler_options: XLA options for the training step, by name. On GPUs XLA would merge the
         projections to queries, keys and values into one matmul, and then copy the results apart.

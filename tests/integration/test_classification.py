@@ -142,6 +142,9 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
         data = dataclasses.replace(config.data, train=str(tmp_path / name), max_length=8)
         with pytest.raises(UserError, match=message):
             train(dataclasses.replace(config, data=data), tmp_path / "run")
+    data = dataclasses.replace(config.data, tokenizer=str(run), valid=str(tmp_path / "three"))
+    with pytest.raises(UserError, match="three:201: expected a label of the tokenizer, 0, 1, got"):
+        train(dataclasses.replace(config, data=data), tmp_path / "run")
     with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
     with pytest.raises(

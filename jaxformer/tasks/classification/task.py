@@ -151,17 +151,19 @@ class Classification(Translation):
         )
         task = cls(config, open_dataset(config, folder, corpus))
         if cls.has_labels:
-            task._check_labels(corpus)
+            task._check_labels()
         return task
 
-    def _check_labels(self, corpus: Corpus) -> None:
+    def _check_labels(self) -> None:
         known, data = labels_of(self.tokenizer), data_of(self.config, LabeledConfig)
-        for name, split in (("train", data.train), ("valid", data.valid)):
-            if missing := sorted({label for _, label in corpus.pairs(split)} - set(known)):
+        for split, store in ((data.train, self._data.train), (data.valid, self._data.valid)):
+            unknown = (i for i in range(len(store)) if UNK in store[i][1])
+            if (first := next(unknown, None)) is not None:
+                place = self._data.corpus.place(split, int(store.numbers[first]), 1)
                 raise UserError(
-                    f"data.{name}: expected the labels of the tokenizer, {', '.join(known)}, got "
-                    f"{', '.join(missing[:5])}; give --config.data.tokenizer=new, which keeps the "
-                    "embeddings of pieces that both have"
+                    f"{place}: expected a label of the tokenizer, {', '.join(known)}, got another; "
+                    "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
+                    "both have"
                 )
         if len(known) != (given := cast(EncoderConfig, self.config.model).num_classes):
             raise UserError(

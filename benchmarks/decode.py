@@ -180,7 +180,7 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
     """Returns ``translate_ids`` with the model in ``folder`` and the dtype in ``name``."""
     from jaxformer.data.tokenizer import EOS
     from jaxformer.inference.translator import Translator
-    from jaxformer.interop.marian import import_marian
+    from jaxformer.interop.marian.importer import import_marian
     from jaxformer.search import BeamSearch
 
     workdir = folder / "ours"

@@ -22,8 +22,8 @@ import tempfile
 from typing import Any
 
 from jaxformer import BeamSearch, Translator
-from jaxformer.export.command import export_model
-from jaxformer.interop.marian import import_marian
+from jaxformer.interop.export import export_model
+from jaxformer.interop.marian.importer import import_marian
 
 LENGTH = 100
 PEERS = pathlib.Path(__file__).with_name("exports_peers.py")

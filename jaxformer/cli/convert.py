@@ -70,8 +70,8 @@ def import_model(
     Example:
       jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de
     """
-    from jaxformer.interop.hub import marian_folder
-    from jaxformer.interop.marian import COMMAND, import_marian
+    from jaxformer.interop.marian.hub import marian_folder
+    from jaxformer.interop.marian.importer import COMMAND, import_marian
     from jaxformer.runs.workdir import Workdir
 
     Workdir(workdir).check_writable(COMMAND)  # before a download
@@ -97,7 +97,7 @@ def export_model(
     Example:
       jaxformer export stablehlo --workdir runs/multi30k --output multi30k-stablehlo
     """
-    from jaxformer.export.command import export_model
+    from jaxformer.interop.export import export_model
 
     settings = search.settings(workdir)
     summary = export_model(

@@ -117,7 +117,7 @@ def _measure(
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", num_devices)
     # Imported late, since the number of devices must be set before JAX initializes them.
-    from jaxformer.analysis.memory import savings, step_memory, with_settings
+    from jaxformer.memory import savings, step_memory, with_settings
     from jaxformer.runs.workdir import use_compilation_cache
 
     use_compilation_cache()

@@ -36,7 +36,7 @@ def use_workdir(root):
 
 
 def import_model(root):
-    from jaxformer.interop.marian import import_marian
+    from jaxformer.interop.marian.importer import import_marian
 
     shutil.rmtree(root / "imported", ignore_errors=True)
     import_marian(MARIAN, root / "imported")

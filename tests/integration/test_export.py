@@ -22,11 +22,12 @@ from jaxformer.config import Config, ModelConfig, load_run, save
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.export import ctranslate2, marian
-from jaxformer.export.command import export_model
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel, abstract_params, load_model
-from jaxformer.interop.marian import import_marian
+from jaxformer.interop import ctranslate2
+from jaxformer.interop.export import export_model
+from jaxformer.interop.marian import exporter as marian
+from jaxformer.interop.marian.importer import import_marian
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs.single import write_single
 from jaxformer.runs.workdir import Workdir

@@ -23,7 +23,7 @@ from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.experiment import make_task
-from jaxformer.interop.marian import import_marian
+from jaxformer.interop.marian.importer import import_marian
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import matching_ids, merge
 from jaxformer.training.optimizer import path_of

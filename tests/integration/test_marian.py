@@ -22,7 +22,7 @@ from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, load_params
-from jaxformer.interop.marian import import_marian
+from jaxformer.interop.marian.importer import import_marian
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import beam_search

@@ -16,7 +16,7 @@ from jaxformer.experiment import train
 from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average
-from jaxformer.interop.marian import import_marian
+from jaxformer.interop.marian.importer import import_marian
 from jaxformer.runs.workdir import Workdir
 
 from .test_user_corpus import CONFIG, Counting

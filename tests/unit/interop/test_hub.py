@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from jaxformer.cli import main
 from jaxformer.errors import UserError
-from jaxformer.interop.hub import marian_folder
+from jaxformer.interop.marian.hub import marian_folder
 
 FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "marian" / "swish_tied"
 FILES = {path.name: path.read_bytes() for path in FIXTURE.iterdir() if path.name != "outputs.npz"}

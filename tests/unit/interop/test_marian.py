@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from jaxformer.errors import UserError
-from jaxformer.interop.marian import import_marian
-from jaxformer.interop.marian_config import MarianConfig
+from jaxformer.interop.marian.config import MarianConfig
+from jaxformer.interop.marian.importer import import_marian
 from jaxformer.runs.workdir import Workdir
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "marian"

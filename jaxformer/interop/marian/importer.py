@@ -28,7 +28,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_whole, readable, run_path
 from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
 from jaxformer.interop.layers import Params, attention, feed_forward, stack
-from jaxformer.interop.marian_config import MarianConfig, read_object
+from jaxformer.interop.marian.config import MarianConfig, read_object
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.runs.single import write_single
 from jaxformer.runs.workdir import Workdir

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxformer.errors import needs_package
-from jaxformer.export.card import Usage
 from jaxformer.files import read_whole, write_file
 from jaxformer.inference.weights import TrainedModel, named_arrays
+from jaxformer.interop.card import Usage
 
 _CODE = """
 import safetensors.flax  # or safetensors.numpy, safetensors.torch

@@ -9,10 +9,11 @@ from typing import Literal
 import jax
 
 from jaxformer.errors import UserError
-from jaxformer.export import ctranslate2, marian, safetensors, stablehlo
-from jaxformer.export.card import model_card
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop import ctranslate2, safetensors, stablehlo
+from jaxformer.interop.card import model_card
+from jaxformer.interop.marian import exporter as marian
 from jaxformer.search import BeamSearch, Sampling
 
 Format = Literal["stablehlo", "ctranslate2", "marian", "safetensors"]

@@ -67,7 +67,7 @@ def beam_search(config: Config, system: str) -> BeamSearch:
     if not isinstance(config.search, BeamSearch):
         raise UserError(
             f"{system}: expected beam search, got sampling; in Python, give "
-            "jaxformer.export.command.export_model(..., search=BeamSearch())"
+            "jaxformer.interop.export.export_model(..., search=BeamSearch())"
         )
     return config.search
 

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from jaxformer.analysis.memory import step_memory, with_settings
 from jaxformer.config import Config, DataConfig, ModelConfig
+from jaxformer.memory import step_memory, with_settings
 
 CONFIG = Config(
     model=ModelConfig(vocab_size=100, d_model=16, d_ff=32, num_heads=2, num_layers=1),

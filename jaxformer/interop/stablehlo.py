@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import needs_package
-from jaxformer.export.card import Usage
-from jaxformer.export.trained import beam_search, text_model
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel, named_arrays, prepare_params
+from jaxformer.interop.card import Usage
+from jaxformer.interop.trained import beam_search, text_model
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import needs_package
-from jaxformer.export.card import Usage
-from jaxformer.export.trained import check_fields, text_model
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop.card import Usage
+from jaxformer.interop.trained import check_fields, text_model
 from jaxformer.nn.positions import sinusoidal_positions
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}

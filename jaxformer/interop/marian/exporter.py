@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 from jaxformer.config import DataConfig, ModelConfig, data_of
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
-from jaxformer.export.card import Usage
-from jaxformer.export.safetensors import save_arrays
-from jaxformer.export.trained import beam_search, check_fields, text_model
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop.card import Usage
+from jaxformer.interop.safetensors import save_arrays
+from jaxformer.interop.trained import beam_search, check_fields, text_model
 from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}

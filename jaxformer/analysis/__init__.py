@@ -1,1 +1,0 @@
-"""Costs of a training step, computed before it runs: operations and memory."""

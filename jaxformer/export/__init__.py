@@ -1,1 +1,0 @@
-"""Export of trained models to other systems: StableHLO, CTranslate2, Marian and safetensors."""

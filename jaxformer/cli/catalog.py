@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxformer.data.catalog import CATALOG, is_present
+from jaxformer.data.catalog import CATALOG, fetch, is_present
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import data_directory, file_sha256
 
@@ -36,8 +36,6 @@ def data(names: Sequence[str] = ()) -> None:
 
 
 def _fetch(name: str) -> None:
-    from jaxformer.data.fetching import fetch
-
     corpus = CATALOG[name]
     folder = fetch(corpus)
     print(f"{name}: {folder} ({corpus.license})")

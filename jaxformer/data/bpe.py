@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxformer.data.characters import is_blank, normalization_rules
-from jaxformer.data.corpus import Corpus, verified
+from jaxformer.data.corpus import Corpus, VerifiedCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, open_processor, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
@@ -56,38 +56,23 @@ def train_tokenizer(
     sample = _sample(itertools.filterfalse(is_blank, lines), _MOST_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
-    try:
-        model = _train_normalized(sample, vocab_size, control_symbols=list(symbols), **options)
-    except RuntimeError as error:
-        raise _size_error(vocab_size, str(error)) from None
-    return Tokenizer(model)
-
-
-def _train_normalized(lines: Sequence[str], vocab_size: int, **options: Any) -> bytes:
-    """Calls :func:`train_byte_pair_model` with normalization rules for the characters of the lines.
-
-    Raises:
-      RuntimeError: SentencePiece refuses the size.
-    """
     with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
-        for rule in normalization_rules(set().union(*lines)).items():
+        for rule in normalization_rules(set().union(*sample)).items():
             codes = (" ".join(f"{ord(character):X}" for character in text) for text in rule)
             file.write("\t".join(codes) + "\n")
         file.flush()
-        options["normalization_rule_tsv"] = file.name
-        model = train_byte_pair_model(iter(lines), vocab_size, **options)
+        options |= {"control_symbols": list(symbols), "normalization_rule_tsv": file.name}
+        try:
+            model = train_byte_pair_model(iter(sample), vocab_size, **options)
+        except RuntimeError as error:
+            raise _size_error(vocab_size, str(error)) from None
     # The model must not depend on the file's name. A protocol buffer keeps the last value of a
     # field that occurs twice, so this makes normalizer_spec.normalization_rule_tsv empty.
-    return open_processor(model + b"\x1a\x02\x32\x00").serialized_model_proto()
+    return Tokenizer(open_processor(model + b"\x1a\x02\x32\x00").serialized_model_proto())
 
 
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
     """Returns a serialized SentencePiece model of byte pairs, with all bytes and our special ids.
-
-    Args:
-      lines: Text to learn from.
-      vocab_size: Number of ids.
-      **options: More options of SentencePiece's trainer.
 
     Raises:
       RuntimeError: SentencePiece refuses the size.
@@ -121,14 +106,10 @@ def cached_tokenizer(
 
     The file's name is a hash of all inputs, and the file begins with the hash of its content, so
     that a damaged file is detected and replaced.
-
-    Raises:
-      UserError: The corpus cannot be read, changes meanwhile, or does not suit the size of the
-        vocabulary.
     """
     import sentencepiece
 
-    corpus = verified(corpus)
+    corpus = VerifiedCorpus(corpus)
     version = f"{sentencepiece.__version__} {unicodedata.unidata_version}"
     trained = (vocab_size, version, _MOST_LINES, sorted(options.items()))
     inputs = (_FORMAT, corpus.fingerprint(split), *trained)

@@ -9,14 +9,8 @@ def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, most: int = 12) -> 
     Bucket k takes the examples longer than edge k - 1 and at most as long as edge k, and pads them
     to edge k. Edges are multiples of 8, which are efficient on accelerators. They are multiples of
     4, 2 or 1 if multiples of 8 would cost over 1% more. The last edge is the longest length itself.
-
-    Args:
-      lengths: Length of the longer side of every example, in tokens.
-      tokens_per_batch: Upper limit of tokens in a batch; at least the longest length.
-      most: Largest number of buckets. Fewer are used where more would save less than 1%.
-
-    Returns:
-      The edges, ascending; every bucket has an example.
+    There are at most ``most`` buckets, fewer where more would save less than 1%; none is empty.
+    ``lengths`` are of the longer side of every example, and none exceeds ``tokens_per_batch``.
     """
     histogram = np.bincount(lengths)
     optimum = _best_edges(histogram, tokens_per_batch, 1, most)[-1][0]

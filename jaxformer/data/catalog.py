@@ -1,16 +1,21 @@
-"""Public corpora that the shipped configs read: where they come from, and their files.
+"""Public corpora that the shipped configs read: where they come from, and how to get them.
 
-:func:`jaxformer.data.fetching.fetch` downloads and prepares one. ``docs/data.md`` describes them.
+``docs/data.md`` describes them.
 """
 
 import dataclasses
 import fnmatch
 import functools
+import os
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxformer.data import preparation
-from jaxformer.files import data_directory
+from jaxformer.errors import UserError, needs_package
+from jaxformer.files import data_directory, write_file
+from jaxformer.version import __version__
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,8 @@ class PublicCorpus:
     prepare: Callable[[pathlib.Path], preparation.Prepared] | None = None
 
 
+_GITHUB, _GITHUB_FILES = "https://github.com", "https://raw.githubusercontent.com"
+_MULTI30K_URL = f"{_GITHUB}/multi30k/dataset/raw/master/data/task1/raw"
 _MULTI30K = {
     "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
     "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
@@ -109,10 +116,7 @@ CATALOG = {
         files=_MULTI30K,
         size="6.4 MB",
         license="none stated",
-        urls={
-            f"{name}.gz": f"https://github.com/multi30k/dataset/raw/master/data/task1/raw/{name}.gz"
-            for name in _MULTI30K
-        },
+        urls={f"{name}.gz": f"{_MULTI30K_URL}/{name}.gz" for name in _MULTI30K},
         downloads="downloads/multi30k",
         prepare=functools.partial(preparation.unpack, digests=_MULTI30K),
     ),
@@ -128,9 +132,8 @@ CATALOG = {
     "newstest": _newstest(
         "de",
         (
-            *("15 newstest2015-ende", "16 newstest2016-ende", "17 newstest2017-ende"),
-            *("18 newstest2018-ende", "19 newstest2019-ende", "19 newstest2019-deen"),
-            *("20 newstest2020-ende", "20 newstest2020-deen"),
+            *(f"{year} newstest20{year}-ende" for year in range(15, 20)),
+            *("19 newstest2019-deen", "20 newstest2020-ende", "20 newstest2020-deen"),
         ),
         {
             "train.en": "d6ba98cb124cf398b9907c3ebe2cf83e9710430465b529b5f228eb7a459c2936",
@@ -161,8 +164,7 @@ CATALOG = {
         size="9.2 MB",
         license="CC BY 3.0",
         urls={
-            "craft-v5.0.2.tar.gz": "https://github.com/UCDenver-ccp/CRAFT/archive/refs/tags/"
-            "v5.0.2.tar.gz"
+            "craft-v5.0.2.tar.gz": f"{_GITHUB}/UCDenver-ccp/CRAFT/archive/refs/tags/v5.0.2.tar.gz"
         },
         downloads="downloads/craft",
         prepare=preparation.craft,
@@ -176,8 +178,7 @@ CATALOG = {
         size="1.5 MB",
         license="LDC fragment, non-commercial",
         urls={
-            "treebank.zip": "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/"
-            "corpora/treebank.zip"
+            "treebank.zip": f"{_GITHUB_FILES}/nltk/nltk_data/gh-pages/packages/corpora/treebank.zip"
         },
         # From the index of NLTK's data.
         hashes={"treebank.zip": "md5:78c24a97940c2504d0ad35dd3f8a560b"},
@@ -192,8 +193,7 @@ CATALOG = {
         size="1.1 MB",
         license="public domain",
         urls={
-            "input.txt": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-            "tinyshakespeare/input.txt"
+            "input.txt": f"{_GITHUB_FILES}/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
         },
         hashes={"input.txt": f"sha256:{_SHAKESPEARE}"},
         downloads="tinyshakespeare",
@@ -220,3 +220,64 @@ def how_to_get(path: pathlib.Path) -> str | None:
         f"set JAXFORMER_DATA to the folder that holds {path.relative_to(data).parts[0]}/, or name "
         "other files in the config"
     )
+
+
+def fetch(corpus: PublicCorpus) -> pathlib.Path:
+    """Returns the folder of a corpus, which is downloaded and prepared if it is not there.
+
+    Files that are in the folder of downloads already are used, if their hashes are right.
+
+    Raises:
+      UserError: A file cannot be downloaded, or is not what is expected; or pooch is missing.
+      OSError: A file cannot be written.
+    """
+    folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
+    if is_present(corpus) and (corpus.prepare is not None or not corpus.hashes):
+        return folder
+    _download(corpus, downloads)
+    if corpus.prepare is not None:
+        try:
+            prepared = corpus.prepare(downloads)
+        except UserError as error:
+            raise UserError(f"{error}; delete this file and run the same command again") from None
+        for name, content in prepared.items():
+            write_file(folder / name, content)
+    return folder
+
+
+def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
+    """Downloads the files that are missing; each gets its name once its hash is right."""
+    with needs_package("pooch", "which downloads corpora", extra="download"):
+        import pooch
+        import requests
+    repository = pooch.create(
+        downloads,
+        base_url="",
+        registry={name: corpus.hashes.get(name) for name in corpus.urls},
+        urls=dict(corpus.urls),
+        retry_if_failed=2,
+    )
+    downloader: Any = pooch.HTTPDownloader(
+        progressbar=sys.stderr.isatty(),
+        chunk_size=1 << 20,
+        # A server that compresses on the fly would make another file of a compressed one.
+        headers={"User-Agent": f"jaxformer/{__version__}", "Accept-Encoding": "identity"},
+    )
+    for name, url in corpus.urls.items():
+        try:
+            repository.fetch(name, _share, downloader)
+        except (requests.RequestException, ValueError) as error:
+            known = f", whose hash is {corpus.hashes[name]}" if name in corpus.hashes else ""
+            if (downloads / name).exists():
+                known += "; the file that is there has another hash, delete it"
+            raise UserError(
+                f"{url}: cannot be downloaded; run the same command again when there is a network, "
+                f"or put the file there yourself as {downloads / name}{known}: {error}"
+            ) from None
+
+
+def _share(path: str, action: str, _: object) -> str:
+    """Makes a downloaded file readable for others, which pooch's temporary files are not."""
+    if action != "fetch":
+        os.chmod(path, 0o644)
+    return path

@@ -67,14 +67,11 @@ def normalization_rules(alphabet: set[str]) -> dict[str, str]:
     Whitespace becomes a space, and invisible characters are removed, except for joiners and
     variation selectors of the alphabet. Sequences become the character of the alphabet that they
     compose, as in NFC. Characters outside the alphabet become a compatible form, as in NFKC, or a
-    similar quotation mark or dash, if the alphabet has it.
+    similar quotation mark or dash, if the alphabet has it: the characters of the training text.
 
     >>> rules = normalization_rules(set("fié?"))
     >>> [rules[text] for text in ("\u00a0", "\u200b", "e\u0301", "ﬁ", "\uff1f")]
     [' ', '', 'é', 'fi', '?']
-
-    Args:
-      alphabet: The characters of the training text.
     """
     kept = {c for c in alphabet if re.fullmatch(_SHAPING, c)}
     rules = {text: new for text, new in _unseen().items() if text not in kept}

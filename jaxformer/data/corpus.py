@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Literal, Protocol, runtime_checkable
 
+from jaxformer.data.file_corpora import JsonlCorpus, ParquetCorpus, TextCorpus, TsvCorpus
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.record_files import RecordCorpus
 from jaxformer.data.section import DataSection
-from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
-from jaxformer.files import local_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,6 @@ class DataConfig(DataSection):
     target_language: str = "de"
     train: str = "train"
     valid: str = "validation"
-    tokenizer: str | None = None
     user_defined_symbols: str = ""
     pretokenizer: Literal["none", "moses"] = "none"
     lowercase: bool = False
@@ -72,11 +69,7 @@ class DataConfig(DataSection):
 
     def __post_init__(self) -> None:
         check_types(self, "data")
-        for name in ("directory", "train", "valid", "tokenizer"):
-            try:
-                local_path(getattr(self, name) or "")
-            except UserError as error:
-                raise UserError(f"data.{name}: {error}") from None
+        self.check_paths("directory", "train", "valid", "tokenizer")
         if self.pretokenizer == "none" and (self.lowercase or not self.detokenize):
             raise UserError(
                 "data.lowercase and data.detokenize=False need data.pretokenizer=moses: got none"
@@ -95,12 +88,10 @@ class DataConfig(DataSection):
 
     @property
     def longest(self) -> tuple[str, int]:
-        """Name and value of ``max_length``."""
         return "max_length", self.max_length
 
     @property
     def batch(self) -> tuple[str, str]:
-        """The size of a batch in words, and the fields to lower for a smaller one."""
         return (
             f"{self.tokens_per_batch:,} tokens per side in sentences of {self.max_length}",
             "data.tokens_per_batch or data.max_length",
@@ -151,11 +142,6 @@ class VerifiedCorpus:
         self._fingerprints: dict[str, str] = {}
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Yields the pairs of a split.
-
-        Raises:
-          UserError: The corpus cannot be read, or its fingerprint has changed in the end.
-        """
         before = self.fingerprint(split)
         yield from self._corpus.pairs(split)
         if self._corpus.fingerprint(split) != before:
@@ -180,14 +166,18 @@ class VerifiedCorpus:
         return f"{split}: pair {number + 1}"
 
     def notes(self, split: str) -> list[str]:
-        """Returns what the log says about a split."""
+        """Returns log messages about a split."""
         notes = getattr(self._corpus, "notes", None)
         return notes(split) if notes else []
 
 
-def verified(corpus: Corpus) -> VerifiedCorpus:
-    """Returns the corpus as a :class:`VerifiedCorpus`, unless it is one."""
-    return corpus if isinstance(corpus, VerifiedCorpus) else VerifiedCorpus(corpus)
+_CORPORA = {
+    "text": TextCorpus,
+    "parquet": ParquetCorpus,
+    "jsonl": JsonlCorpus,
+    "tsv": TsvCorpus,
+    "numerals": NumeralsCorpus,
+}
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -198,16 +188,12 @@ def open_corpus(config: DataConfig) -> Corpus:
     Raises:
       UserError: The corpus does not have these languages, or is a treebank.
     """
-    languages = (config.source_language, config.target_language)
-    if config.corpus == "text":
-        return TextCorpus(*languages)
-    if config.corpus in ("parquet", "jsonl", "tsv"):
-        return RecordCorpus(config.corpus, *languages)
-    if config.corpus == "numerals":
-        return NumeralsCorpus(*languages)
     if config.corpus == "trees":
         raise UserError("data.corpus=trees is a corpus of jaxformer.tasks.parsing: got no treebank")
-    # TensorFlow Datasets is slow to import, and few corpora need it.
-    from jaxformer.data.tfds import TfdsCorpus
+    languages = (config.source_language, config.target_language)
+    if config.corpus == "tfds":
+        # TensorFlow Datasets is slow to import, and few corpora need it.
+        from jaxformer.data.tfds import TfdsCorpus
 
-    return TfdsCorpus(config.builder, config.directory, *languages)
+        return TfdsCorpus(config.builder, config.directory, *languages)
+    return _CORPORA[config.corpus](*languages)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from jaxformer.data.characters import unusual_kinds
 
@@ -25,12 +24,7 @@ def listed(first: Sequence[object], count: int) -> str:
 
 @dataclasses.dataclass
 class Finding:
-    """Pairs of one kind.
-
-    Attributes:
-      count: Number of pairs.
-      first: Number and side (0 source, 1 target) of the first ten pairs.
-    """
+    """Number of pairs of one kind, and number and side (0 source, 1 target) of the first ten."""
 
     count: int = 0
     first: list[list[int]] = dataclasses.field(default_factory=list)
@@ -40,7 +34,6 @@ class Findings(dict[str, Finding]):
     """Findings by kind, without kinds that have no pair."""
 
     def add(self, kind: str, number: int, side: int) -> None:
-        """Counts a pair, at the given side."""
         finding = self.setdefault(kind, Finding())
         finding.count += 1
         if len(finding.first) < _MOST_PLACES:
@@ -55,16 +48,8 @@ class Findings(dict[str, Finding]):
             self.add(EQUAL, number, 0)
 
     def count(self, kind: str) -> int:
-        """Returns the number of pairs of a kind."""
         return self[kind].count if kind in self else 0
 
     def unusual(self) -> dict[str, Finding]:
         """Returns the findings about pairs that are kept."""
         return {kind: finding for kind, finding in self.items() if kind not in (LONG, EMPTY)}
-
-    def to_json(self) -> dict[str, Any]:
-        return {kind: dataclasses.asdict(finding) for kind, finding in self.items()}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Findings":
-        return cls({kind: Finding(**finding) for kind, finding in values.items()})

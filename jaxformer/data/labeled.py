@@ -2,14 +2,15 @@
 
 import dataclasses
 import hashlib
+import pathlib
 from collections.abc import Iterator
 from typing import Literal
 
 from jaxformer.data.corpus import DataConfig
-from jaxformer.data.text_files import find_file, fingerprint_files, read_file
+from jaxformer.data.file_corpora import FileCorpus, find_files
+from jaxformer.data.text_files import fingerprint_files, read_file
 from jaxformer.errors import UserError
 from jaxformer.fields import check_fraction
-from jaxformer.files import local_path
 
 # The only target of texts without labels.
 _NO_LABEL = "0"
@@ -41,8 +42,8 @@ class LabeledConfig(DataConfig):
                 raise UserError(f"data.{name} must be {expected} for single texts: got {found}")
 
 
-class LabeledCorpus:
-    """Corpus of files with a text on each line, after its label.
+class LabeledCorpus(FileCorpus):
+    """Files with a text on each line, after its label.
 
     Attributes:
       has_labels: Whether lines have labels.
@@ -51,36 +52,22 @@ class LabeledCorpus:
     target_symbols = True
 
     def __init__(self, has_labels: bool = True) -> None:
+        super().__init__()
         self.has_labels = has_labels
 
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Yields the text and the label of each line.
-
-        Raises:
-          UserError: A file is missing, damaged or not UTF-8 text, or a line has no label.
-        """
-        for name in split.split(","):
-            for number, line in enumerate(read_file(find_file(local_path(name))), 1):
-                label, space, text = line.partition(" ")
-                if not self.has_labels:
-                    yield line, _NO_LABEL
-                elif space and label:
-                    yield text, label
-                else:
-                    raise UserError(
-                        f"{name}:{number}: expected a label, a space and a text, got {line[:50]!r}"
-                    )
-
-    def place(self, split: str, number: int, side: int) -> str:
-        """Returns file and line of a text; see :class:`~jaxformer.Corpus`."""
-        for name in split.split(","):
-            lines = sum(1 for _ in read_file(find_file(local_path(name))))
-            if number < lines:
-                return f"{name}:{number + 1}"
-            number -= lines
-        raise IndexError(number)
+    def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+        for number, line in enumerate(read_file(path), 1):
+            label, space, text = line.partition(" ")
+            if not self.has_labels:
+                yield line, _NO_LABEL
+            elif space and label:
+                yield text, label
+            else:
+                raise UserError(
+                    f"{path}:{number}: expected a label, a space and a text, got {line[:50]!r}"
+                )
 
     def fingerprint(self, split: str) -> str:
-        """Returns the SHA-256 of the files' uncompressed bytes."""
-        files = fingerprint_files(find_file(local_path(name)) for name in split.split(","))
-        return hashlib.sha256(f"labeled {self.has_labels} {files}".encode()).hexdigest()
+        """Returns a hash of the files' uncompressed bytes."""
+        content = fingerprint_files(find_files(split))
+        return hashlib.sha256(f"labeled {self.has_labels} {content}".encode()).hexdigest()

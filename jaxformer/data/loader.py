@@ -36,14 +36,8 @@ def load_batches(
       row_multiple: Empty rows are added until the rows of a global batch are divisible by this.
       local_shards: Numbers of the row shards that this process reads, ascending.
       shard_count: Number of equal, contiguous row shards of each batch.
-
-    Raises:
-      ValueError: The rows cannot be split evenly.
     """
-    if row_multiple % shard_count:
-        raise ValueError(
-            f"row_multiple must be a multiple of the {shard_count} shards: got {row_multiple}"
-        )
+    assert row_multiple % shard_count == 0
 
     def read(n: int) -> Batch:
         (count, src_length, tgt_length), rows = plan.rows(n)

@@ -4,16 +4,23 @@ Marian numbers the pieces by its own list instead of SentencePiece's ids.
 """
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 from jaxformer.checks import check_tokens
-from jaxformer.data.tokenizer import SPECIAL_PIECES, UNK, Tokenizer, encode_all, open_processor
+from jaxformer.data.tokenizer import (
+    SPECIAL_PIECES,
+    UNK,
+    Tokenizer,
+    Vocabulary,
+    encode_all,
+    open_processor,
+)
 from jaxformer.errors import UserError
 
+_SIDES = ("source", "target")
 # Models with several target languages expect the code of one at the beginning of a sentence.
 _LANGUAGE_CODE = re.compile(r"\s*(>>.*?<<)", re.DOTALL)
 
@@ -29,47 +36,31 @@ class MarianTokenizer(Tokenizer):
     target_symbols = False
 
     def __init__(self, serialized: bytes) -> None:
-        """Parses the JSON object.
-
-        Raises:
-          UserError: The bytes are not such an object.
-        """
         try:
             values = json.loads(serialized)
             pieces = values["pieces"]
             if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
                 raise ValueError("its pieces are not a list of strings")
+            models = [base64.b64decode(values[side], validate=True) for side in _SIDES]
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise UserError(
-                f"expected a Marian tokenizer, a JSON object with pieces: {error}"
+                "expected a Marian tokenizer, a JSON object with pieces and two SentencePiece "
+                f"models: {error}"
             ) from None
-        self._source, self._target = (_processor(values, side) for side in ("source", "target"))
+        self._source, self._target = map(open_processor, models)
         self._pieces = [*SPECIAL_PIECES, *pieces]
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         if len(self._ids) != len(pieces):
             raise UserError("expected a Marian tokenizer with different pieces: some are the same")
-        self.serialized = serialized
-        self.sha256 = hashlib.sha256(serialized).hexdigest()
+        Vocabulary.__init__(self, serialized)
         self.vocab_size = self.target_vocab_size = len(self._pieces)
         self.language_codes = tuple(filter(_LANGUAGE_CODE.fullmatch, pieces))
 
     @classmethod
     def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str]) -> "MarianTokenizer":
-        """Creates a tokenizer from its components.
-
-        Args:
-          source: SentencePiece model of the source side, serialized.
-          target: SentencePiece model of the target side, serialized.
-          pieces: Pieces with ids 4, 5, ..., all different.
-
-        Raises:
-          UserError: These are not SentencePiece models, or the pieces are not all different.
-        """
-        values = {
-            "source": base64.b64encode(source).decode(),
-            "target": base64.b64encode(target).decode(),
-            "pieces": list(pieces),
-        }
+        """Creates a tokenizer from the SentencePiece models of both sides, and all pieces."""
+        models = (base64.b64encode(model).decode() for model in (source, target))
+        values = dict(zip(_SIDES, models, strict=True)) | {"pieces": list(pieces)}
         return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
     def check_language(self, text: str, place: str) -> None:
@@ -79,9 +70,8 @@ class MarianTokenizer(Tokenizer):
             raise UserError(f"{place}: expected {known}: got {code[1]}")
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        pieces = [
-            self._pieces[i] for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK
-        ]
+        tokens = check_tokens(ids, self.vocab_size, "token ids")
+        pieces = [self._pieces[token] for token in tokens if token > UNK]
         # SentencePiece leaves unknown pieces unchanged, such as pieces of the source side.
         return self._target.decode_pieces(pieces).replace("▁", " ").strip()
 
@@ -96,12 +86,3 @@ class MarianTokenizer(Tokenizer):
             [self._ids.get(piece, UNK) for piece in ([code[1], *row] if code else row)]
             for code, row in zip(codes, rows, strict=True)
         ]
-
-
-def _processor(values: dict[str, Any], side: str) -> Any:
-    try:
-        return open_processor(base64.b64decode(values[side], validate=True))
-    except (LookupError, TypeError, ValueError):
-        raise UserError(
-            f"expected a Marian tokenizer with a SentencePiece model as {side}: found none"
-        ) from None

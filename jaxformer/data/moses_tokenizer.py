@@ -18,20 +18,14 @@ from sacremoses import MosesDetokenizer, MosesPunctNormalizer
 from sacremoses import MosesTokenizer as Scripts
 
 from jaxformer.data.corpus import Corpus
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.fields import check_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """Options of Moses' scripts.
-
-    Attributes:
-      source_language: Language code of the source, which selects the rules.
-      target_language: Language code of the target.
-      lowercase: Convert to lower case.
-      detokenize: Detokenize outputs to plain text; otherwise they are words with escapes.
-    """
+    """Options of Moses' scripts, as in :class:`~jaxformer.data.corpus.DataConfig`."""
 
     source_language: str
     target_language: str
@@ -39,49 +33,41 @@ class Preprocessing:
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        codes = (self.source_language, self.target_language)
-        flags = (self.lowercase, self.detokenize)
-        if not all(isinstance(code, str) and re.fullmatch("[a-z]{2,3}", code) for code in codes):
-            raise UserError(f"expected language codes, such as en and de: got {codes}")
-        if not all(isinstance(flag, bool) for flag in flags):
-            raise UserError(f"expected True or False as lowercase and detokenize: got {flags}")
+        check_types(self, "moses")
+        for code in (self.source_language, self.target_language):
+            if not re.fullmatch("[a-z]{2,3}", code):
+                raise UserError(f"expected language codes, such as en and de: got {code!r}")
 
-    def source(self, text: str) -> str:
-        return self._words(text, self.source_language)
-
-    def target(self, text: str) -> str:
-        return self._words(text, self.target_language)
+    def words(self, text: str, *, target: bool = False) -> str:
+        """Returns the words of a source, or of a target, with spaces between."""
+        normalizer, tokenizer, _ = _scripts(
+            self.target_language if target else self.source_language
+        )
+        text = text.lower() if self.lowercase else text
+        return " ".join(tokenizer.tokenize(normalizer.normalize(text)))
 
     def output(self, words: str) -> str:
-        """Returns the text of an output, detokenized unless ``detokenize`` is False."""
         if not self.detokenize:
             return words
-        return _detokenizer(self.target_language).detokenize(words.split())
-
-    def _words(self, text: str, language: str) -> str:
-        text = text.lower() if self.lowercase else text
-        normalizer, scripts = _scripts(language)
-        return " ".join(scripts.tokenize(normalizer.normalize(text)))
+        return _scripts(self.target_language)[2].detokenize(words.split())
 
 
+@dataclasses.dataclass(frozen=True)
 class PreprocessedCorpus:
     """The preprocessed sentence pairs of a corpus, to learn a vocabulary from."""
 
-    target_symbols = False
-
-    def __init__(self, corpus: Corpus, preprocessing: Preprocessing) -> None:
-        self._corpus = corpus
-        self._preprocessing = preprocessing
+    corpus: Corpus
+    preprocessing: Preprocessing
+    target_symbols: bool = False
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Yields the preprocessed pairs of a split."""
-        for source, target in self._corpus.pairs(split):
-            yield self._preprocessing.source(source), self._preprocessing.target(target)
+        for source, target in self.corpus.pairs(split):
+            yield self.preprocessing.words(source), self.preprocessing.words(target, target=True)
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the split, the preprocessing and the version of sacremoses."""
         version = importlib.metadata.version("sacremoses")
-        parts = (self._corpus.fingerprint(split), version, self._preprocessing)
+        parts = (self.corpus.fingerprint(split), version, self.preprocessing)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -89,25 +75,16 @@ class MosesTokenizer(Tokenizer):
     """A tokenizer that prepares text with Moses' scripts before encoding, and detokenizes outputs.
 
     The serialized form is a JSON object with the options and the SentencePiece model.
-
-    Attributes:
-      preprocessing: The options.
     """
 
     def __init__(self, serialized: bytes) -> None:
-        """Parses the JSON object.
-
-        Raises:
-          UserError: The bytes are not such an object.
-        """
         try:
             values = json.loads(serialized)
             self.preprocessing = Preprocessing(**values["moses"])
             super().__init__(base64.b64decode(values["sentencepiece"], validate=True))
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"expected a Moses tokenizer, a JSON object: {error}") from None
-        self.serialized = serialized
-        self.sha256 = hashlib.sha256(serialized).hexdigest()
+        Vocabulary.__init__(self, serialized)
 
     @classmethod
     def assemble(cls, preprocessing: Preprocessing, model: bytes) -> "MosesTokenizer":
@@ -117,21 +94,17 @@ class MosesTokenizer(Tokenizer):
         return cls(json.dumps(values).encode())
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
-        prepare = self.preprocessing.target if target else self.preprocessing.source
-        return super()._encode([*map(prepare, texts)], target=target)
+        words = [self.preprocessing.words(text, target=target) for text in texts]
+        return super()._encode(words, target=target)
 
     def unknown_characters(self, text: str) -> str:
-        return super().unknown_characters(self.preprocessing.source(text))
+        return super().unknown_characters(self.preprocessing.words(text))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         return self.preprocessing.output(super().decode(ids))
 
 
 @functools.cache
-def _scripts(language: str) -> tuple[MosesPunctNormalizer, Scripts]:
-    return MosesPunctNormalizer(language, perl_parity=True), Scripts(language)
-
-
-@functools.cache
-def _detokenizer(language: str) -> MosesDetokenizer:
-    return MosesDetokenizer(language)
+def _scripts(language: str) -> tuple[MosesPunctNormalizer, Scripts, MosesDetokenizer]:
+    normalizer = MosesPunctNormalizer(language, perl_parity=True)
+    return normalizer, Scripts(language), MosesDetokenizer(language)

@@ -28,37 +28,18 @@ _MAGNITUDES = (
     (100_000, 1_000_000, 200, 10_040),
 )
 
+_NUMBERS = (*range(21), *range(30, 100, 10))
+_ENGLISH = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
+)
+_GERMAN = (
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn "
+    "sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig "
+    "neunzig"
+)
 # Number: English word, German word.
-_WORDS = {
-    0: ("zero", "null"),
-    1: ("one", "ein"),
-    2: ("two", "zwei"),
-    3: ("three", "drei"),
-    4: ("four", "vier"),
-    5: ("five", "fünf"),
-    6: ("six", "sechs"),
-    7: ("seven", "sieben"),
-    8: ("eight", "acht"),
-    9: ("nine", "neun"),
-    10: ("ten", "zehn"),
-    11: ("eleven", "elf"),
-    12: ("twelve", "zwölf"),
-    13: ("thirteen", "dreizehn"),
-    14: ("fourteen", "vierzehn"),
-    15: ("fifteen", "fünfzehn"),
-    16: ("sixteen", "sechzehn"),
-    17: ("seventeen", "siebzehn"),
-    18: ("eighteen", "achtzehn"),
-    19: ("nineteen", "neunzehn"),
-    20: ("twenty", "zwanzig"),
-    30: ("thirty", "dreißig"),
-    40: ("forty", "vierzig"),
-    50: ("fifty", "fünfzig"),
-    60: ("sixty", "sechzig"),
-    70: ("seventy", "siebzig"),
-    80: ("eighty", "achtzig"),
-    90: ("ninety", "neunzig"),
-}
+_WORDS = dict(zip(_NUMBERS, zip(_ENGLISH.split(), _GERMAN.split(), strict=True), strict=True))
 
 
 def english(number: int) -> str:
@@ -108,11 +89,7 @@ class NumeralsCorpus:
     target_symbols = False
 
     def __init__(self, source_language: str = "en", target_language: str = "de") -> None:
-        """Takes English and German, in either order.
-
-        Raises:
-          UserError: A language is neither English nor German.
-        """
+        """Takes English and German, in either order."""
         for language in (source_language, target_language):
             if language not in _SPELLERS:
                 raise UserError(
@@ -122,20 +99,12 @@ class NumeralsCorpus:
         self._spellers = (_SPELLERS[source_language], _SPELLERS[target_language])
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Yields the numbers of a split in both languages, with all magnitudes mixed.
-
-        Raises:
-          UserError: There is no such split.
-        """
+        """Yields the numbers of a split in both languages, with all magnitudes mixed."""
         source, target = self._spellers
         return ((source(number), target(number)) for number in numbers(split))
 
     def fingerprint(self, split: str) -> str:
-        """Returns the SHA-256 of the split's text.
-
-        Raises:
-          UserError: There is no such split.
-        """
+        """Returns the SHA-256 of the split's text."""
         digest = hashlib.sha256()
         for source, target in self.pairs(split):
             digest.update(f"{source}\t{target}\n".encode())
@@ -143,11 +112,7 @@ class NumeralsCorpus:
 
 
 def numbers(split: str) -> list[int]:
-    """Returns the numbers of a split, the same every time.
-
-    Raises:
-      UserError: There is no such split.
-    """
+    """Returns the numbers of a split, the same every time."""
     if split not in SPLITS:
         raise UserError(f"the numerals corpus has the splits {' and '.join(SPLITS)}: got {split!r}")
     chosen = []

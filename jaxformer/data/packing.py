@@ -13,11 +13,6 @@ def pack(
     millions of pairs. A row begins with the largest pair left. It continues with the pair that best
     fits the free tokens on both sides: the largest inner product of lengths and free tokens.
 
-    Args:
-      src_lengths: Tokens of every source, including EOS.
-      tgt_lengths: Tokens of every target, including EOS.
-      row_length: Capacity of a row on either side, in tokens; at least the longest length.
-
     Returns:
       ``slots``, the :func:`length_class` of the pair in every slot, row by row; and
       ``row_starts``, the first slot of every row, and the end.

@@ -10,7 +10,7 @@ the whole state is one integer: n.
 import dataclasses
 import functools
 import itertools
-import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,18 +23,29 @@ from jaxformer.errors import UserError
 Shape = tuple[int, int, int]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Layout:
-    """Slots in rows in batches. E examples fill E slots in R rows in B batches.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class BatchPlan:
+    """Assignment of examples to batches, from :func:`bucket_plan` and similar functions.
+
+    E examples fill E slots in R rows in B batches.
 
     Attributes:
-      shapes: Every shape of a batch: rows, source length, target length.
+      shapes: Every shape of a batch: rows, source length, target length. A batch may have fewer
+        rows, and its rows may be shorter.
       example_class: Class of every example, [E].
       slot_class: Class of every slot, [E]; slots are numbered row by row.
       row_starts: First slot of every row, and the end, [R + 1].
       batch_starts: First row of every batch, and the end, [B + 1].
       batch_shape: Index in ``shapes`` of the shape of every batch, [B].
       tokens: Number of tokens of all examples, both sides, without padding.
+      seed: Seed of the order; None keeps examples and batches in order.
+      ids: Id of every example, [E], if an id comes several times in an epoch. By default the
+        examples have the ids 0, 1, ...
+
+    >>> lengths = np.array([3, 5, 4, 5])
+    >>> plan = sequential_plan(lengths, lengths, tokens_per_batch=10)
+    >>> plan.shapes, plan.batches_per_epoch, plan.rows(0)
+    (((2, 4, 4), (2, 5, 5)), 2, ((2, 4, 4), [[0], [2]]))
     """
 
     shapes: tuple[Shape, ...]
@@ -44,40 +55,19 @@ class Layout:
     batch_starts: np.ndarray
     batch_shape: np.ndarray
     tokens: int
+    seed: int | None
+    ids: np.ndarray | None = None
 
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches in which every example comes once."""
+        return len(self.batch_shape)
 
-class BatchPlan:
-    """Assignment of examples to batches, from :func:`bucket_plan` and similar functions.
-
-    Attributes:
-      shapes: Every shape of a batch: rows, source length, target length. A batch may have fewer
-        rows, and its rows may be shorter.
-      batches_per_epoch: Number of batches in which every example comes once.
-
-    >>> lengths = np.array([3, 5, 4, 5])
-    >>> plan = sequential_plan(lengths, lengths, tokens_per_batch=10)
-    >>> plan.shapes, plan.batches_per_epoch, plan.rows(0)
-    (((2, 4, 4), (2, 5, 5)), 2, ((2, 4, 4), [[0], [2]]))
-    """
-
-    def __init__(self, layout: Layout, seed: int | None, ids: np.ndarray | None = None) -> None:
-        """Takes the layout and the order.
-
-        Args:
-          layout: Slots of the examples.
-          seed: Seed of the order; None keeps examples and batches in order.
-          ids: Id of every example, [E], if an id comes several times in an epoch. By default the
-            examples have the ids 0, 1, ...
-        """
-        self.shapes = layout.shapes
-        self.batches_per_epoch = len(layout.batch_shape)
-        self._layout = layout
-        self._seed = seed
-        self._ids = ids
-        self._slots_by_class = np.argsort(layout.slot_class, kind="stable")
-        # Threads of the loader request rows concurrently, and of two epochs around an epoch's end.
-        self._lock = threading.Lock()
-        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    @property
+    def efficiency(self) -> float:
+        """Fraction of the tokens computed in an epoch that are not padding."""
+        computed = np.array([rows * (src + tgt) for rows, src, tgt in self.shapes])
+        return self.tokens / int(computed[self.batch_shape].sum())
 
     def rows(self, n: int) -> tuple[Shape, list[list[int]]]:
         """Returns shape and rows of global batch n: the ids of the examples in every row.
@@ -87,40 +77,33 @@ class BatchPlan:
         """
         epoch, place = divmod(n, self.batches_per_epoch)
         examples, batches = self._epoch(epoch)
-        layout, batch = self._layout, batches[place]
-        first, end = layout.batch_starts[batch : batch + 2]
-        bounds = layout.row_starts[first : end + 1]
+        batch = batches[place]
+        first, end = self.batch_starts[batch : batch + 2]
+        bounds = self.row_starts[first : end + 1]
         ids = examples[bounds[0] : bounds[-1]]
-        ids = (ids if self._ids is None else self._ids[ids]).tolist()
+        ids = (ids if self.ids is None else self.ids[ids]).tolist()
         cuts = (bounds - bounds[0]).tolist()
         rows = [ids[start:stop] for start, stop in itertools.pairwise(cuts)]
-        return self.shapes[layout.batch_shape[batch]], rows
+        return self.shapes[self.batch_shape[batch]], rows
 
-    @property
-    def efficiency(self) -> float:
-        """Fraction of the tokens computed in an epoch that are not padding."""
-        computed = np.array([rows * (src + tgt) for rows, src, tgt in self.shapes])
-        return self._layout.tokens / int(computed[self._layout.batch_shape].sum())
+    @functools.cached_property
+    def _epoch(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
+        # Around the end of an epoch, the threads of the loader request rows of two.
+        return functools.lru_cache(maxsize=2)(self._deal)
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the example in every slot, and the order of the batches."""
-        with self._lock:
-            if epoch not in self._epochs:
-                self._epochs = {e: o for e, o in self._epochs.items() if abs(e - epoch) == 1}
-                self._epochs[epoch] = self._deal(epoch)
-            return self._epochs[epoch]
+    @functools.cached_property
+    def _slots_by_class(self) -> np.ndarray:
+        return np.argsort(self.slot_class, kind="stable")
 
     def _deal(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        classes = self._layout.example_class
-        if self._seed is None:
-            by_class, batches = (
-                np.argsort(classes, kind="stable"),
-                np.arange(self.batches_per_epoch),
-            )
+        """Returns the example in every slot, and the order of the batches."""
+        if self.seed is None:
+            by_class = np.argsort(self.example_class, kind="stable")
+            batches = np.arange(self.batches_per_epoch)
         else:
             # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
-            random = np.random.PCG64(np.random.SeedSequence([self._seed % 2**64, epoch]))
-            by_class = np.lexsort((random.random_raw(len(classes)), classes))
+            random = np.random.PCG64(np.random.SeedSequence([self.seed % 2**64, epoch]))
+            by_class = np.lexsort((random.random_raw(len(self.example_class)), self.example_class))
             batches = np.argsort(random.random_raw(self.batches_per_epoch), kind="stable")
         examples = np.empty(len(by_class), np.int32)
         examples[self._slots_by_class] = by_class
@@ -132,31 +115,20 @@ def make_plan(
 ) -> BatchPlan:
     """Returns the plan of training batches for the config.
 
-    Args:
-      store: Training pairs.
-      config: Form of the batches.
-      seed: Seed of the order.
-      repetitions: How often each pair comes in an epoch; once when None.
-
-    Raises:
-      UserError: A pair does not fit into a batch.
+    Each pair comes once in an epoch, or as often as ``repetitions`` has for it.
     """
     ids = None if repetitions is None else np.repeat(np.arange(len(store)), repetitions)
     chosen = slice(None) if ids is None else ids
     lengths = (store.src_lengths[chosen], store.tgt_lengths[chosen])
-    plan = bucket_plan
+    make = bucket_plan
     if config.batching == "packing":
-        plan = functools.partial(packing_plan, row_length=config.max_length)
-    return plan(*lengths, tokens_per_batch=config.tokens_per_batch, seed=seed, ids=ids)
+        make = functools.partial(packing_plan, row_length=config.max_length)
+    plan = make(*lengths, tokens_per_batch=config.tokens_per_batch, seed=seed)
+    return dataclasses.replace(plan, ids=ids)
 
 
 def bucket_plan(
-    src_lengths: np.ndarray,
-    tgt_lengths: np.ndarray,
-    *,
-    tokens_per_batch: int,
-    seed: int | None,
-    ids: np.ndarray | None = None,
+    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int, seed: int | None
 ) -> BatchPlan:
     """Plans batches of pairs of similar length, one pair per row (section 5.1).
 
@@ -171,7 +143,6 @@ def bucket_plan(
       tgt_lengths: Tokens of every target, including EOS.
       tokens_per_batch: Upper limit of tokens on either side of a batch, including padding.
       seed: Seed of the order; None keeps examples and batches in order.
-      ids: As in :class:`BatchPlan`.
 
     Raises:
       UserError: A pair is longer than a batch.
@@ -182,28 +153,27 @@ def bucket_plan(
     buckets = np.searchsorted(edges, lengths)
     counts = np.bincount(buckets).tolist()
     sizes = [_spread(n, tokens_per_batch // edge) for n, edge in zip(counts, edges, strict=True)]
-    layout = Layout(
+    return BatchPlan(
         shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),
         example_class=buckets,
-        slot_class=np.repeat(np.arange(len(edges)), counts),
+        slot_class=np.sort(buckets),
         row_starts=np.arange(len(lengths) + 1),
         batch_starts=_starts(np.concatenate(sizes)),
         batch_shape=np.repeat(np.arange(len(edges)), [len(s) for s in sizes]),
         tokens=int(src_lengths.sum() + tgt_lengths.sum()),
+        seed=seed,
     )
-    return BatchPlan(layout, seed, ids)
 
 
 def sequential_plan(
     src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int
 ) -> BatchPlan:
-    """Plans batches for validation: length buckets, in the same order every epoch.
+    """Plans batches for validation as :func:`bucket_plan` does, in the same order every epoch.
 
     A pair longer than ``tokens_per_batch`` raises the limit to its own length, so that validation
-    leaves nothing out. See :func:`bucket_plan` for the parameters.
+    leaves nothing out.
     """
-    longest = int(max(src_lengths.max(), tgt_lengths.max()))
-    tokens = max(tokens_per_batch, longest)
+    tokens = max(tokens_per_batch, int(src_lengths.max()), int(tgt_lengths.max()))
     return bucket_plan(src_lengths, tgt_lengths, tokens_per_batch=tokens, seed=None)
 
 
@@ -214,31 +184,23 @@ def packing_plan(
     tokens_per_batch: int,
     row_length: int,
     seed: int,
-    ids: np.ndarray | None = None,
 ) -> BatchPlan:
     """Plans batches of rows that hold several pairs each, all of one shape.
 
-    Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
+    A row has ``row_length`` tokens on either side. See :func:`bucket_plan` for the other
+    parameters.
 
-    Args:
-      src_lengths: Tokens of every source, including EOS.
-      tgt_lengths: Tokens of every target, including EOS.
-      tokens_per_batch: Upper limit of tokens on either side of a batch, including padding.
-      row_length: Capacity of a row on either side, in tokens.
-      seed: Seed of the order.
-      ids: As in :class:`BatchPlan`.
+    Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
 
     Raises:
       UserError: A pair is longer than a row, or a row is longer than a batch.
     """
     _check_fit(row_length, tokens_per_batch, "rows of data.max_length")
-    longest = int(max(src_lengths.max(), tgt_lengths.max()))
-    if longest > row_length:
+    if (longest := max(int(src_lengths.max()), int(tgt_lengths.max()))) > row_length:
         raise UserError(f"expected pairs of at most {row_length} tokens to pack: got {longest}")
-    slots, row_starts = pack(src_lengths, tgt_lengths, row_length)
-    slots, row_starts = _mix_rows(slots, row_starts)
+    slots, row_starts = _mix_rows(*pack(src_lengths, tgt_lengths, row_length))
     sizes = _spread(len(row_starts) - 1, tokens_per_batch // row_length)
-    layout = Layout(
+    return BatchPlan(
         shapes=((int(sizes.max()), row_length, row_length),),
         example_class=length_class(src_lengths, tgt_lengths, row_length),
         slot_class=slots,
@@ -246,8 +208,8 @@ def packing_plan(
         batch_starts=_starts(sizes),
         batch_shape=np.zeros(len(sizes), np.int64),
         tokens=int(src_lengths.sum() + tgt_lengths.sum()),
+        seed=seed,
     )
-    return BatchPlan(layout, seed, ids)
 
 
 def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

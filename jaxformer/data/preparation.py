@@ -1,7 +1,8 @@
 """Preparation of public corpora: from the files of their origin to the files that configs read.
 
 Each function takes the folder of the downloaded files, and returns the contents of the prepared
-files by name. Archives are read, and nothing of them is extracted to disk.
+files by name. Archives are read, and nothing of them is extracted to disk. A ``UserError`` names a
+file that is damaged or does not have what is expected.
 """
 
 import gzip
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from jaxformer.errors import UserError
 
 Prepared = dict[str, bytes]
+Sides = tuple[list[str], list[str]]
 
 # Largest file that is read from an archive.
 _MOST_BYTES = 64 << 20
@@ -28,15 +30,7 @@ _WSJ_SPLITS = {"train": slice(0, 3262), "dev": slice(3262, 3501)}
 
 
 def unpack(downloads: pathlib.Path, digests: Mapping[str, str]) -> Prepared:
-    """Unpacks gzip files.
-
-    Args:
-      downloads: Their folder.
-      digests: SHA-256 of their contents by name, without ``.gz``.
-
-    Raises:
-      UserError: A file is damaged, or its content has another hash.
-    """
+    """Unpacks gzip files, given the SHA-256 of their contents by name, without ``.gz``."""
     prepared = {}
     for name, digest in digests.items():
         path = downloads / f"{name}.gz"
@@ -54,24 +48,19 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
 
     No pair moves to the other split in a new edition of the corpus. No sentence of either language
     is in both splits. The pairs are ordered by hash, since the origin begins with the shortest.
-
-    Raises:
-      UserError: The archive does not have the pairs.
     """
-    path = downloads / "deu-eng.zip"
-    (content,) = _read_all(path, ["deu.txt"])
-    fields = (line.split("\t") for line in _text(path, content).split("\n"))
-    pairs = sorted({(row[0], row[1]) for row in fields if len(row) > 1 and row[0] and row[1]})
-    valid = [pair for pair in pairs if _hash(pair[0]) % _TATOEBA_SHARE == 0]
-    targets = {target for _, target in valid}
-    sources = {source for source, _ in valid}
-    train = [pair for pair in pairs if pair[0] not in sources and pair[1] not in targets]
-    prepared = {}
-    for split, found in {"train": train, "valid": valid}.items():
-        found.sort(key=lambda pair: _hash("\t".join(pair)))
-        for side, language in enumerate(("en", "de")):
-            prepared[f"{split}.{language}"] = _lines(pair[side] for pair in found)
-    return prepared
+    text = _Archive(downloads / "deu-eng.zip", "deu.txt").text("deu.txt")
+    fields = (line.split("\t") for line in text.split("\n"))
+    pairs = {(row[0], row[1]) for row in fields if len(row) > 1 and row[0] and row[1]}
+    valid = {pair for pair in pairs if _hash(pair[0]) % _TATOEBA_SHARE == 0}
+    sources, targets = ({pair[side] for pair in valid} for side in (0, 1))
+    train = {pair for pair in pairs if pair[0] not in sources and pair[1] not in targets}
+
+    def sides(split: set[tuple[str, str]]) -> list[Sides]:
+        ordered = sorted(split, key=lambda pair: _hash("\t".join(pair)))
+        return [([source for source, _ in ordered], [target for _, target in ordered])]
+
+    return _line_aligned({"train": sides(train), "valid": sides(valid)}, "de")
 
 
 def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Prepared:
@@ -81,75 +70,49 @@ def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Pre
       downloads: Folder of the archives.
       target: Language beside English.
       sets: Sets of 2015 and later: year and name, such as "15 newstest2015-ende".
-
-    Raises:
-      UserError: An archive does not have a set, or its two sides have different numbers of lines.
     """
-    languages = ("en", target)
     years = ("newssyscomb2009", "news-test2008", *(f"newstest{year}" for year in range(2009, 2014)))
-    path = downloads / "dev.tgz"
-    names = [f"dev/{year}.{language}" for year in years for language in languages]
-    texts = [
-        _blanks(_text(path, content)).removesuffix("\n").split("\n")
-        for content in _read_all(path, names)
-    ]
-    parts = [_aligned(path, *sides) for sides in zip(texts[::2], texts[1::2], strict=True)]
-    *train, valid = parts
+    dev = _Archive(downloads / "dev.tgz", rf"dev/({'|'.join(years)})\.(en|{target})")
+    train = []
+    for year in years:
+        texts = (_blanks(dev.text(f"dev/{year}.{language}")) for language in ("en", target))
+        train.append(dev.aligned(*(text.removesuffix("\n").split("\n") for text in texts)))
+    valid = train.pop()
     train += [_sgml_set(downloads, target, *name.split()) for name in sets]
-    prepared = {}
-    for split, found in {"train": train, "valid": [valid]}.items():
-        for side, language in enumerate(languages):
-            prepared[f"{split}.{language}"] = _lines(line for part in found for line in part[side])
-    return prepared
+    return _line_aligned({"train": train, "valid": [valid]}, target)
 
 
 def craft(downloads: pathlib.Path) -> Prepared:
-    """Joins the trees of CRAFT's articles in its own splits, one tree a line.
-
-    Raises:
-      UserError: The archive does not have the trees.
-    """
-    path = downloads / "craft-v5.0.2.tar.gz"
+    """Joins the trees of CRAFT's articles in its own splits, one tree a line."""
     ids, trees = "articles/ids/craft-ids-", "structural-annotation/treebank/penn/"
-    wanted = rf"[^/]+/(LICENSE\.txt|{ids}(train|dev)\.txt|{trees}\d+\.tree)"
-    found = {
-        name.partition("/")[2]: content for name, content in _read_archive(path, wanted).items()
-    }
-    (license_text,) = _members(path, found, ["LICENSE.txt"])
-    prepared = {"LICENSE.txt": license_text}
+    wanted = rf"LICENSE\.txt|{ids}(train|dev)\.txt|{trees}\d+\.tree"
+    archive = _Archive(downloads / "craft-v5.0.2.tar.gz", wanted, folder="[^/]+/")
+    prepared = {"LICENSE.txt": archive.content("LICENSE.txt")}
     for split in ("train", "dev"):
-        (articles,) = _members(path, found, [f"{ids}{split}.txt"])
-        names = [f"{trees}{article}.tree" for article in _text(path, articles).split()]
-        texts = [_text(path, content) for content in _members(path, found, names)]
+        articles = archive.text(f"{ids}{split}.txt").split()
+        texts = [archive.text(f"{trees}{article}.tree") for article in articles]
         prepared[f"{split}.trees"] = _lines(tree for text in texts for tree in _trees(text))
     return prepared
 
 
 def wsj_sample(downloads: pathlib.Path) -> Prepared:
-    """Splits NLTK's sample of the Penn Treebank by the order of its trees, one tree a line.
-
-    Raises:
-      UserError: The archive does not have the trees.
-    """
-    path = downloads / "treebank.zip"
-    found = _read_archive(path, r"treebank/combined/wsj_\d{4}\.mrg")
-    trees = [tree for name in sorted(found) for tree in _trees(_text(path, found[name]))]
+    """Splits NLTK's sample of the Penn Treebank by the order of its trees, one tree a line."""
+    archive = _Archive(downloads / "treebank.zip", r"treebank/combined/wsj_\d{4}\.mrg")
+    trees = [tree for name in sorted(archive.files) for tree in _trees(archive.text(name))]
     most = max(part.stop for part in _WSJ_SPLITS.values())
     if len(trees) < most:
-        raise UserError(f"{path}: expected at least {most:,} trees, got {len(trees):,}")
+        raise UserError(f"{archive.path}: expected at least {most:,} trees, got {len(trees):,}")
     return {f"{split}.trees": _lines(trees[part]) for split, part in _WSJ_SPLITS.items()}
 
 
-def _sgml_set(
-    downloads: pathlib.Path, target: str, year: str, name: str
-) -> tuple[list[str], list[str]]:
+def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Sides:
     """Returns the two sides of a test set; ``name`` ends in its direction, such as "-ende"."""
-    path = downloads / f"wmt{year}-test.tgz"
     folder = "test" if int(year) < 19 else "sgm"
-    source, *_ = languages = ("en", target) if name.endswith(f"-en{target}") else (target, "en")
-    kinds = {language: "src" if language == source else "ref" for language in languages}
-    names = [f"{folder}/{name}-{kinds[lang]}.{lang}.sgm" for lang in ("en", target)]
-    return _aligned(path, *(_segments(_text(path, content)) for content in _read_all(path, names)))
+    source = "en" if name.endswith(f"-en{target}") else target
+    archive = _Archive(downloads / f"wmt{year}-test.tgz", rf"{folder}/{name}-.*\.sgm")
+    kinds = {language: "src" if language == source else "ref" for language in ("en", target)}
+    names = [f"{folder}/{name}-{kind}.{language}.sgm" for language, kind in kinds.items()]
+    return archive.aligned(*(_segments(archive.text(each)) for each in names))
 
 
 def _segments(text: str) -> list[str]:
@@ -173,68 +136,67 @@ def _trees(text: str) -> Iterator[str]:
                 yield _blanks(text[start : bracket.end()].replace("\n", " "))
 
 
-def _aligned(
-    path: pathlib.Path, source: list[str], target: list[str]
-) -> tuple[list[str], list[str]]:
-    if len(source) != len(target) or not source:
-        raise UserError(
-            f"{path}: expected two sides of a test set with as many lines each: got "
-            f"{len(source):,} and {len(target):,}"
-        )
-    return source, target
-
-
-def _read_archive(path: pathlib.Path, pattern: str) -> dict[str, bytes]:
-    """Returns the contents of files of a zip or tar archive by name, for names that match.
+class _Archive:
+    """The files of a zip or tar archive whose names match a pattern, in memory.
 
     Links are left out, and so are files that are implausibly large.
-
-    Raises:
-      UserError: The archive is damaged.
     """
-    wanted = re.compile(pattern).fullmatch
-    try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                return {
-                    member.filename: archive.read(member)
-                    for member in archive.infolist()
-                    if wanted(member.filename) and member.file_size <= _MOST_BYTES
+
+    def __init__(self, path: pathlib.Path, pattern: str, folder: str = "") -> None:
+        """Reads the files; their names here are without the ``folder``, another pattern."""
+        self.path = path
+        wanted = re.compile(f"{folder}({pattern})").fullmatch
+        try:
+            if path.suffix == ".zip":
+                with zipfile.ZipFile(path) as archive:
+                    self.files = {
+                        name[1]: archive.read(member)
+                        for member in archive.infolist()
+                        if (name := wanted(member.filename)) and member.file_size <= _MOST_BYTES
+                    }
+                return
+            with tarfile.open(path, "r:gz") as archive:
+                self.files = {
+                    name[1]: archive.extractfile(member).read()  # type: ignore
+                    for member in archive
+                    if (name := wanted(member.name))
+                    and member.isreg()
+                    and member.size <= _MOST_BYTES
                 }
-        with tarfile.open(path, "r:gz") as archive:
-            return {
-                member.name: archive.extractfile(member).read()  # type: ignore
-                for member in archive
-                if wanted(member.name) and member.isreg() and member.size <= _MOST_BYTES
-            }
-    except Exception as error:  # of many classes: what a damaged archive raises is not documented
-        raise UserError(f"{path}: expected a whole archive: {error}") from None
+        except Exception as error:  # What a damaged archive raises is not documented.
+            raise UserError(f"{path}: expected a whole archive: {error}") from None
+
+    def content(self, name: str) -> bytes:
+        if name not in self.files:
+            raise UserError(
+                f"{self.path}: expected a file {name} of at most {_MOST_BYTES:,} bytes in the "
+                "archive, found none"
+            )
+        return self.files[name]
+
+    def text(self, name: str) -> str:
+        try:
+            return self.content(name).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.path}: expected UTF-8 text in the archive: {error}") from None
+
+    def aligned(self, source: list[str], target: list[str]) -> Sides:
+        """Returns the two sides of a test set, which must have as many lines each."""
+        if len(source) != len(target) or not source:
+            raise UserError(
+                f"{self.path}: expected two sides of a test set with as many lines each: got "
+                f"{len(source):,} and {len(target):,}"
+            )
+        return source, target
 
 
-def _read_all(path: pathlib.Path, names: list[str]) -> list[bytes]:
-    return _members(path, _read_archive(path, "|".join(map(re.escape, names))), names)
-
-
-def _members(path: pathlib.Path, found: dict[str, bytes], names: list[str]) -> list[bytes]:
-    """Returns the contents of all names.
-
-    Raises:
-      UserError: The archive does not have one of them.
-    """
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise UserError(
-            f"{path}: expected a file {missing[0]} of at most {_MOST_BYTES:,} bytes in the "
-            "archive, found none"
-        )
-    return [found[name] for name in names]
-
-
-def _text(path: pathlib.Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected UTF-8 text in the archive: {error}") from None
+def _line_aligned(splits: dict[str, list[Sides]], target: str) -> Prepared:
+    """Returns the files of splits; each split has parts, each with English and the target."""
+    return {
+        f"{split}.{language}": _lines(line for part in parts for line in part[side])
+        for split, parts in splits.items()
+        for side, language in enumerate(("en", target))
+    }
 
 
 def _blanks(text: str) -> str:

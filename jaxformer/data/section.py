@@ -3,6 +3,9 @@
 import abc
 import dataclasses
 
+from jaxformer.errors import UserError
+from jaxformer.files import local_path
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSection(abc.ABC):
@@ -25,3 +28,11 @@ class DataSection(abc.ABC):
     @abc.abstractmethod
     def batch(self) -> tuple[str, str]:
         """The size of a batch in words, and the fields to lower for a smaller one."""
+
+    def check_paths(self, *names: str) -> None:
+        """Checks that fields are paths on a local disk, if they are paths."""
+        for name in names:
+            try:
+                local_path(getattr(self, name) or "")
+            except UserError as error:
+                raise UserError(f"data.{name}: {error}") from None

@@ -1,7 +1,7 @@
 """The token store: a corpus as token ids, in memory-mapped files that are built once."""
 
 import contextlib
-import functools
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -15,19 +15,19 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformer.data.characters import is_blank
-from jaxformer.data.corpus import Corpus, VerifiedCorpus, verified
-from jaxformer.data.findings import EMPTY, LONG, Findings
+from jaxformer.data.corpus import Corpus, VerifiedCorpus
+from jaxformer.data.findings import EMPTY, LONG, Finding, Findings
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import file_sha256, lock_folder
+from jaxformer.files import file_sha256
 
 # The key of every store includes it, so that stores in another format are built again.
 _FORMAT = 2
 _HEADER, _TOKENS, _OFFSETS, _NUMBERS = "header.json", "tokens.bin", "offsets.bin", "numbers.bin"
 _PAIRS_AT_A_TIME = 10_000
-# Prefix of folders of unfinished stores, and the age at which an unlocked one counts as abandoned.
+# Prefix of folders of unfinished stores, and the time without progress that makes one abandoned.
 _PARTIAL = "partial-"
-_ABANDONED_SECONDS = 3600
+_ABANDONED_SECONDS = 24 * 3600
 
 
 class TokenStore:
@@ -36,83 +36,59 @@ class TokenStore:
     Attributes:
       findings: Pairs that were left out or are unusual.
       numbers: Number of every pair in its split, from 0, with the pairs that were left out.
+      src_lengths: Number of tokens of every source, including EOS, int32.
+      tgt_lengths: Number of tokens of every target, including EOS, int32.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Opens a store that :func:`build_store` has written.
-
-        Raises:
-          OSError, ValueError, KeyError: The store is missing, or is not as it was written.
-        """
+        """Opens a store; raises many kinds of errors if it is missing or not as it was written."""
         header = json.loads((folder / _HEADER).read_bytes())
         for name, digest in header["sha256"].items():
             if file_sha256(folder / name) != digest:
                 raise ValueError(f"{folder / name} is not as it was written")
-        self.findings = Findings.from_json(header["findings"])
+        findings = header["findings"].items()
+        self.findings = Findings({kind: Finding(**values) for kind, values in findings})
         self._tokens = np.memmap(folder / _TOKENS, np.dtype(header["dtype"]), mode="r")
         # Sides alternate: side 2i is the source of pair i, side 2i + 1 its target.
         self._offsets = np.memmap(folder / _OFFSETS, np.int64, mode="r")
         self.numbers = np.memmap(folder / _NUMBERS, np.uint32, mode="r")
+        lengths = np.diff(self._offsets).astype(np.int32) + 1
+        self.src_lengths, self.tgt_lengths = lengths[::2], lengths[1::2]
 
     def __len__(self) -> int:
         return len(self._offsets) // 2
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns source and target ids of a pair."""
         if not 0 <= index < len(self):
-            raise IndexError(f"expected a pair from 0 to {len(self) - 1}: got {index}")
+            raise IndexError(index)
         start, middle, end = self._offsets[2 * index : 2 * index + 3]
         return self._tokens[start:middle], self._tokens[middle:end]
 
-    @functools.cached_property
-    def src_lengths(self) -> np.ndarray:
-        """Number of tokens of every source, including EOS, int32."""
-        return np.diff(self._offsets)[::2].astype(np.int32) + 1
-
-    @functools.cached_property
-    def tgt_lengths(self) -> np.ndarray:
-        """Number of tokens of every target, including EOS, int32."""
-        return np.diff(self._offsets)[1::2].astype(np.int32) + 1
-
 
 def build_store(
-    corpus: Corpus,
-    split: str,
-    tokenizer: Tokenizer,
-    max_length: int,
-    cache_directory: pathlib.Path,
+    corpus: Corpus, split: str, tokenizer: Tokenizer, max_length: int, cache_directory: pathlib.Path
 ) -> TokenStore:
     """Returns the token store of a split, from the cache if it has an undamaged one.
 
     Memory use is bounded, however large the corpus. A progress bar appears if it takes long.
-
-    Args:
-      corpus: Corpus of the pairs.
-      split: Split of the corpus.
-      tokenizer: Converts sentences to ids.
-      max_length: Longest side to keep, in tokens, including EOS.
-      cache_directory: Folder of all stores, each in a folder named by a hash of its inputs.
-
-    Raises:
-      UserError: The corpus cannot be read, changes meanwhile, or no pair is left.
+    Longer sides than ``max_length`` tokens, including EOS, are left out. The cache has a folder for
+    each store, named by a hash of its inputs.
     """
-    corpus = verified(corpus)
+    corpus = VerifiedCorpus(corpus)
     inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     folder = cache_directory / f"store-{key[:32]}"
-    if (store := _open_intact(folder)) is not None:
-        return store
+    # Whatever is wrong with a damaged store, it is built again.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return TokenStore(folder)
     shutil.rmtree(folder, ignore_errors=True)
     cache_directory.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache_directory)
-    with (
-        tempfile.TemporaryDirectory(
-            dir=cache_directory,
-            prefix=_PARTIAL,
-            ignore_cleanup_errors=True,  # NFS keeps the files that the store has open
-        ) as temporary,
-        lock_folder(pathlib.Path(temporary)),
-    ):
+    with tempfile.TemporaryDirectory(
+        dir=cache_directory,
+        prefix=_PARTIAL,
+        ignore_cleanup_errors=True,  # NFS keeps the files that the store has open
+    ) as temporary:
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
         _write(partial, corpus, split, tokenizer, max_length)
@@ -128,58 +104,37 @@ def _remove_abandoned(cache_directory: pathlib.Path) -> None:
     """Removes what killed processes have left, which is as large as a store each time."""
     for folder in cache_directory.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
-            # A folder whose owner has not locked it yet is younger.
             if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
-                with lock_folder(folder) as alone:
-                    if alone:
-                        shutil.rmtree(folder)
-
-
-def _open_intact(folder: pathlib.Path) -> TokenStore | None:
-    try:
-        return TokenStore(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+                shutil.rmtree(folder)
 
 
 def _write(
-    folder: pathlib.Path,
-    corpus: VerifiedCorpus,
-    split: str,
-    tokenizer: Tokenizer,
-    max_length: int,
+    folder: pathlib.Path, corpus: VerifiedCorpus, split: str, tokenizer: Tokenizer, max_length: int
 ) -> None:
-    """Writes the files of a store.
-
-    Raises:
-      UserError: The corpus cannot be read, changes meanwhile, or no pair is left.
-    """
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-    findings = Findings()
+    findings, end = Findings(), 0
     pairs = enumerate(corpus.pairs(split))
-    bar = tqdm(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None)
     with (
-        bar,
+        tqdm(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None) as bar,
         (folder / _TOKENS).open("wb") as tokens_file,
         (folder / _OFFSETS).open("wb") as offsets_file,
         (folder / _NUMBERS).open("wb") as numbers_file,
     ):
-        end = np.zeros(1, np.int64)
-        offsets_file.write(end.tobytes())
+        offsets_file.write(np.int64(0).tobytes())
         while chunk := list(itertools.islice(pairs, _PAIRS_AT_A_TIME)):
             numbers, sides = _keep(tokenizer, chunk, max_length, findings)
-            ends = end + np.cumsum([len(ids) for ids in sides], dtype=np.int64)
+            lengths = np.array([len(ids) for ids in sides], np.int64)
             tokens_file.write(np.fromiter(itertools.chain(*sides), dtype).tobytes())
-            offsets_file.write(ends.tobytes())
+            offsets_file.write((end + np.cumsum(lengths)).tobytes())
             numbers_file.write(np.array(numbers, np.uint32).tobytes())
-            end = ends[-1:] if len(ends) else end
+            end += int(lengths.sum())
             bar.update(len(chunk))
-            os.utime(folder.parent)  # Not abandoned, even where nothing can be locked.
-    if end == 0:
+            os.utime(folder.parent)  # Not abandoned.
+    if not end:
         raise _nothing_left(corpus, split, findings, max_length)
     digests = {name: file_sha256(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)}
-    header = {"dtype": np.dtype(dtype).name, "findings": findings.to_json(), "sha256": digests}
-    (folder / _HEADER).write_text(json.dumps(header), encoding="utf-8")
+    header = {"dtype": np.dtype(dtype).name, "findings": findings, "sha256": digests}
+    (folder / _HEADER).write_text(json.dumps(header, default=dataclasses.asdict), "utf-8")
 
 
 def _keep(

@@ -32,7 +32,7 @@ from jaxformer.data.tokenizer import (
 )
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
-from jaxformer.files import local_path, read_whole, readable
+from jaxformer.files import read_whole, readable
 
 # SentencePiece learns nothing from lines of more bytes.
 _LONGEST_LINE = 4192
@@ -60,7 +60,6 @@ class StreamConfig(DataSection):
     corpus: Literal["stream"] = "stream"
     file: str = ""
     tokens: Literal["characters", "bpe"] = "characters"
-    tokenizer: str | None = None
     length: int = 256
     rows: int = 64
 
@@ -68,85 +67,52 @@ class StreamConfig(DataSection):
         check_types(self, "data")
         if not self.file:
             raise UserError("data.file must name a text, to train a language model on: got ''")
-        try:
-            local_path(self.file)
-        except UserError as error:
-            raise UserError(f"data.file: {error}") from None
-        if self.tokenizer is not None:
-            local_path(self.tokenizer)
+        self.check_paths("file", "tokenizer")
         check_positive(self, "data", "length", "rows")
 
     @property
     def longest(self) -> tuple[str, int]:
-        """Name and value of ``length``."""
         return "length", self.length
 
     @property
     def batch(self) -> tuple[str, str]:
-        """The size of a batch in words, and the fields to lower for a smaller one."""
         return f"{self.rows:,} rows of {self.length:,} tokens", "data.rows or data.length"
 
 
-class CharacterTokenizer:
-    """Converts characters to token ids and back, without loss.
-
-    Attributes:
-      vocab_size: Number of ids.
-      serialized: The vocabulary, as in its file.
-      sha256: Hash of ``serialized``, hexadecimal.
-    """
+class CharacterTokenizer(Vocabulary):
+    """Converts characters to token ids and back, without loss."""
 
     def __init__(self, characters: Iterable[str]) -> None:
         """Takes the characters in the order of their ids, which begin after the special ids."""
-        self._characters = list(characters)
-        self._ids = {character: i for i, character in enumerate(self._characters, UNK + 1)}
-        self.vocab_size = UNK + 1 + len(self._characters)
-        self.serialized = json.dumps({"characters": "".join(self._characters)}).encode()
-        self.sha256 = hashlib.sha256(self.serialized).hexdigest()
+        self._known = "".join(characters)
+        super().__init__(json.dumps({"characters": self._known}).encode())
+        self._pieces = [*SPECIAL_PIECES, *self._known]
+        self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
+        self.vocab_size = len(self._pieces)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text.
-
-        Raises:
-          UserError: A character is not in the vocabulary.
-        """
         check_text(text, "text")
         try:
             return [self._ids[character] for character in text]
         except KeyError as error:
-            known = "".join(self._characters)
             raise UserError(
-                f"the model has never seen the character {error.args[0]!r}; it knows {known!r}"
+                f"the model has never seen the character {error.args[0]!r}; it knows "
+                f"{self._known!r}"
             ) from None
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Returns the text of token ids, without special tokens.
-
-        Raises:
-          UserError: An id is out of range.
-        """
-        found = check_tokens(ids, self.vocab_size, "token ids")
-        return "".join(self._characters[i - UNK - 1] for i in found if i > UNK)
+        tokens = check_tokens(ids, self.vocab_size, "token ids")
+        return "".join(self._pieces[i] for i in tokens if i > UNK)
 
     def piece(self, token: SupportsIndex) -> str:
-        """Returns the character of a token, or the name of a special one.
-
-        Raises:
-          UserError: The id is out of range.
-        """
-        (index,) = check_tokens([token], self.vocab_size, "token id")
-        return [*SPECIAL_PIECES, *self._characters][index]
+        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
 
 class ByteFallbackTokenizer(Tokenizer):
     """Converts text to BPE tokens and back, without loss, by a SentencePiece model."""
 
     def __init__(self, model: bytes) -> None:
-        """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`.
-
-        Raises:
-          UserError: This is no such model; others merge spaces, for instance.
-        """
+        """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`."""
         super().__init__(model)
         piece_of = self._processor.piece_to_id
         self._space_symbol = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
@@ -157,11 +123,6 @@ class ByteFallbackTokenizer(Tokenizer):
             )
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text.
-
-        Raises:
-          UserError: The argument is not a string, or contains a lone surrogate.
-        """
         check_text(text, "text")
         check_unicode(text, "text")
         # Unlike sentences, whose outer spaces are removed, a text can be split.
@@ -170,11 +131,7 @@ class ByteFallbackTokenizer(Tokenizer):
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
-    """Learns a byte-pair encoding from a text. The same text gives the same tokenizer, bit for bit.
-
-    Raises:
-      UserError: The text is too small, or too varied, for a vocabulary of this size.
-    """
+    """Learns a byte-pair encoding. The same text gives the same tokenizer, bit for bit."""
     try:
         model = train_byte_pair_model(
             itertools.chain.from_iterable(map(_short_parts, text.split("\n"))),
@@ -202,29 +159,19 @@ def _short_parts(line: str) -> list[str]:
 
 
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
-    """Reads a tokenizer of either kind, distinguished by its first byte.
-
-    Raises:
-      UserError: There is no such file, or it is not such a tokenizer.
-    """
+    """Reads a tokenizer of either kind, distinguished by its first byte."""
     with readable(path):
         content = read_whole(path)
     try:
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)
-    except UserError as error:
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # RecursionError, too
         raise UserError(f"{path}: expected the tokenizer of a language model: {error}") from None
-    except (ValueError, KeyError, TypeError, RuntimeError):  # RecursionError, too
-        raise UserError(f"{path}: expected the tokenizer of a language model") from None
 
 
 def read_text(path: pathlib.Path) -> str:
-    """Reads a whole text unchanged, but for a byte-order mark at its beginning.
-
-    Raises:
-      UserError: The file cannot be read, is not UTF-8 text, or is too short to split.
-    """
+    """Reads a whole text unchanged, but for a byte-order mark at its beginning."""
     path = find_file(path)
     with open_bytes(path) as stream:
         content = stream.read()
@@ -242,15 +189,6 @@ def read_text(path: pathlib.Path) -> str:
     if len(text) < 100:
         raise UserError(f"{path}: expected at least 100 characters of text, found {len(text)}")
     return text
-
-
-def text_findings(text: str) -> Findings:
-    """Returns the lines with unusual characters."""
-    findings = Findings()
-    for number, line in enumerate(text.split("\n")):
-        for kind in unusual_kinds(line):
-            findings.add(kind, number, 0)
-    return findings
 
 
 def split_text(text: str) -> tuple[str, str]:
@@ -282,10 +220,14 @@ class TokenStream:
     @classmethod
     def of(cls, text: str, tokenizer: Vocabulary) -> "TokenStream":
         """Encodes a text, each split separately."""
-        train, valid = split_text(text)
-        ids = [np.asarray(tokenizer.encode(part), np.int32) for part in (train, valid)]
+        parts = split_text(text)
+        train, valid = (np.asarray(tokenizer.encode(part), np.int32) for part in parts)
+        findings = Findings()
+        for number, line in enumerate(text.split("\n")):
+            for kind in unusual_kinds(line):
+                findings.add(kind, number, 0)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return cls(tokenizer, ids[0], ids[1], len(valid), digest, text_findings(text))
+        return cls(tokenizer, train, valid, len(parts[1]), digest, findings)
 
     def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
         """Returns the random positions in ``train`` where the rows of a training batch begin."""

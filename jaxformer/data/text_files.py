@@ -10,10 +10,9 @@ import lzma
 import os
 import pathlib
 import re
-import stat
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from jaxformer.data.catalog import how_to_get
@@ -46,20 +45,13 @@ T = TypeVar("T")
 
 
 def decode_line(line: bytes, place: str) -> str:
-    r"""Returns the text of a line, without its end.
+    r"""Returns the text of a line, without its end; ``place`` is for the error message.
 
     Only ``\n`` and ``\r\n`` end a line. ``str.splitlines`` would also break lines at U+0085 and
     others that occur in news text, and the two sides of a corpus would no longer match.
 
     >>> decode_line(b"caf\xc3\xa9\r\n", "example:1")
     'café'
-
-    Args:
-      line: The line as bytes.
-      place: File and number of the line for error messages.
-
-    Raises:
-      UserError: The line is not UTF-8.
     """
     try:
         text = line.decode("utf-8")
@@ -75,18 +67,7 @@ def decode_line(line: bytes, place: str) -> str:
 def paired(
     first: Iterator[T], second: Iterator[T], first_name: str, second_name: str, hint: str = ""
 ) -> Iterator[tuple[T, T]]:
-    """Zips the lines of two texts.
-
-    Args:
-      first: Lines of a text.
-      second: Lines of the other.
-      first_name: Name of the first text in the error message.
-      second_name: Name of the second text.
-      hint: End of the error message.
-
-    Raises:
-      UserError: One text has more lines than the other.
-    """
+    """Zips the lines of two texts; the names and the hint are for the error message."""
     for number, (one, other) in enumerate(itertools.zip_longest(first, second)):
         if one is None or other is None:
             # Counts the line that was just taken from the longer text, and the remaining ones.
@@ -99,21 +80,9 @@ def paired(
         yield one, other
 
 
-def read_file(path: pathlib.Path, digest: Any = None) -> Iterator[str]:
-    """Yields the lines of a text file, decompressed as by :func:`open_bytes`.
-
-    A byte-order mark at the beginning of the file is left out.
-
-    Args:
-      path: The file.
-      digest: Hash object of :mod:`hashlib`; receives the uncompressed bytes.
-
-    Raises:
-      UserError: The file cannot be read, is damaged, or is not UTF-8 text with one sentence a line.
-    """
+def read_file(path: pathlib.Path) -> Iterator[str]:
+    """Yields the lines of a text file, without a byte-order mark at its beginning."""
     for number, line in enumerate(read_bytes(path), 1):
-        if digest is not None:
-            digest.update(line)
         if b"\0" in line:
             raise UserError(
                 f"{path}:{number}: expected text, got a NUL byte at position "
@@ -124,63 +93,44 @@ def read_file(path: pathlib.Path, digest: Any = None) -> Iterator[str]:
 
 
 def check_format(head: bytes, name: str) -> None:
-    """Checks that a text that begins with ``head`` is UTF-8 and not in another format.
-
-    Raises:
-      UserError: It is in another format, or none of several lines is UTF-8.
-    """
+    """Raises a ``UserError`` if a text that begins with ``head`` is not UTF-8."""
     formats = (found for start, found in _FORMATS.items() if re.match(start, head, re.DOTALL))
-    what, remedy = next(formats, (_wide_encoding(head), None))
-    lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
-    utf8 = (line.decode(errors="ignore").encode() == line for line in lines)
-    if what is None and len(lines) > 2 and not any(utf8):
-        what, remedy = "another encoding", "iconv -f ENCODING -t UTF-8, for example GB18030"
-    if what is not None:
-        remedy = remedy or f"iconv -f {what} -t UTF-8"
+    what, remedy = next(formats, None) or _other_encoding(head)
+    if what:
         raise UserError(f"{name}:1: expected UTF-8 text, got {what}; convert it with {remedy}")
 
 
-def _wide_encoding(head: bytes) -> str | None:
-    """Returns the encoding of a text in UTF-16 or UTF-32 without byte-order mark, else None."""
+def _other_encoding(head: bytes) -> tuple[str, str]:
+    """Returns the encoding, and a remedy, of a text without byte-order mark; "" for UTF-8."""
 
     def ascii_characters(encoding: str) -> int:
         return sum("\0" < character < "\x80" for character in head.decode(encoding, "replace"))
 
-    if b"\0" not in head:
-        return None
-    best = max(_WIDE, key=ascii_characters)
-    text = head.decode(best, "replace")
-    # In UTF-8 text with stray NULs, few line ends have one beside them.
-    is_text = "\0" not in text and 2 * text.count("\n") >= head.count(b"\n")
-    return best if is_text else None
+    if b"\0" in head:
+        best = max(_WIDE, key=ascii_characters)
+        text = head.decode(best, "replace")
+        # In UTF-8 text with stray NULs, few line ends have one beside them.
+        if "\0" not in text and 2 * text.count("\n") >= head.count(b"\n"):
+            return best, f"iconv -f {best} -t UTF-8"
+    lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
+    if len(lines) > 2 and all(line.decode(errors="ignore").encode() != line for line in lines):
+        return "another encoding", "iconv -f ENCODING -t UTF-8, for example GB18030"
+    return "", ""
 
 
 def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
-    """Returns the SHA-256 of the uncompressed bytes of some files, hexadecimal.
-
-    Raises:
-      UserError: A file cannot be read or is damaged.
-    """
-    digests = []
+    """Returns the SHA-256 of the uncompressed bytes of some files, hexadecimal."""
+    whole = hashlib.sha256()
     for path in paths:
-        digests.append(hashlib.sha256())
-        for line in read_bytes(path):
-            digests[-1].update(line)
-    return combined(digests)
-
-
-def combined(digests: Sequence[Any]) -> str:
-    """Returns the SHA-256 of several files from the hash objects of their bytes, hexadecimal."""
-    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+        with open_bytes(path) as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()
 
 
 def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     r"""Yields the lines of a file as bytes, each with its ``\n``, in bounded memory.
 
     A megabyte of gzip can hold a line of a gigabyte.
-
-    Raises:
-      UserError: The file cannot be read as text, or a line is longer than any sentence or tree.
     """
     with open_bytes(path) as stream:
         for number in itertools.count(1):
@@ -197,11 +147,7 @@ def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def open_bytes(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Opens a text file to read bytes, decompressed if its suffix is in ``COMPRESSED``.
-
-    Raises:
-      UserError: The file cannot be opened, cannot be read while it is open, or is not text.
-    """
+    """Opens a text file to read bytes, decompressed if its suffix is in ``COMPRESSED``."""
     with readable(path):
         try:
             with _open(path) as stream:
@@ -228,49 +174,37 @@ def _open(path: pathlib.Path) -> Any:
     return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
 
 
-def regular_file(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the path if there is a file, and None if nothing has this name.
-
-    Raises:
-      UserError: It is something else, such as a folder or a pipe, or cannot be looked up.
-    """
-    with readable(path):
-        try:
-            mode = path.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            if path.is_symlink():
-                raise UserError(
-                    f"{path}: a link to {os.readlink(path)}, which does not exist; mount or bring "
-                    "back the file, or name another"
-                ) from None
-            return None
-    if stat.S_ISREG(mode):
-        return path
-    what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which can be read only once"
-    raise UserError(f"{path}: expected a file, this is {what}; name a file")
-
-
 def find_file(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path, or the path of the same file compressed.
-
-    Raises:
-      UserError: None of them exists, or one is not a file.
-    """
+    """Returns the path of a file that is no pipe and no device, or of the same file compressed."""
     for suffix in ("", *COMPRESSED):
-        if found := regular_file(path.with_name(path.name + suffix)):
-            return found
-    what = "no such file" + ("" if path.parent.is_dir() else f": there is no folder {path.parent}")
-    hint = how_to_get(path)
+        found = pathlib.Path(f"{path}{suffix}")
+        with readable(found):
+            if found.is_file():
+                return found
+            if found.exists():
+                special = "a pipe or a device, which can be read only once"
+                what = "a folder" if found.is_dir() else special
+                raise UserError(f"{found}: expected a file, this is {what}; name a file")
+            if found.is_symlink():
+                raise UserError(
+                    f"{found}: a link to {os.readlink(found)}, which does not exist; mount or "
+                    "bring back the file, or name another"
+                )
+    what, hint = "no such file", how_to_get(path)
     if "," in str(path):
         hint = "several corpora need weights, as in --config.data.train=a:1,b:1; data.valid is one"
-    if hint:
-        raise UserError(f"{path}: {what}; {hint}")
     if not path.parent.is_dir():
-        raise UserError(f"{path}: {what}; name another")
+        what, hint = f"{what}: there is no folder {path.parent}", hint or "name another"
+    if not hint:
+        what, hint = f"{what}, nor one with {', '.join(COMPRESSED)}", _similar_name(path)
+    raise UserError(f"{path}: {what}; {hint}")
+
+
+def _similar_name(path: pathlib.Path) -> str:
+    """Returns a hint at a file in the same folder."""
     with readable(path.parent):
         names = sorted(entry.name for entry in path.parent.iterdir())
     prefix = f"{path.parent}/" if path.parent.parts else ""
-    hint = did_you_mean(path.name, names, "name another", prefix.__add__)
     if packed := [name for name in names if path.suffix and name.startswith(f"{path.name}.")]:
-        hint = f"unpack or rename {prefix}{packed[0]}"
-    raise UserError(f"{path}: no such file, nor one with {', '.join(COMPRESSED)}; {hint}")
+        return f"unpack or rename {prefix}{packed[0]}"
+    return did_you_mean(path.name, names, "name another", prefix.__add__)

@@ -23,17 +23,14 @@ class TfdsCorpus:
         self._languages = (source_language, target_language)
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """Yields the sentence pairs of a split.
-
-        Raises:
-          UserError: The dataset is missing or damaged, or has other splits or languages.
-        """
-        examples = self._open(split)
-        count = 0
+        examples, count = self._open(split), 0
         try:
             for example in examples:
-                yield self._pair(example, split, count)
+                source, target = (self._text(example, name) for name in self._languages)
+                yield source, target
                 count += 1
+        except UnicodeDecodeError as error:
+            raise self._damaged(split, f"record {count}: not UTF-8: {error.reason}") from None
         except RuntimeError as error:  # ArrayRecord raises it for damaged files
             raise self._damaged(split, str(error).splitlines()[0]) from None
         if count != len(examples):
@@ -67,7 +64,18 @@ class TfdsCorpus:
         except (AssertionError, KeyError, NotImplementedError, ValueError):
             splits, file_format = builder.info.splits, builder.info.file_format
         if not splits:
-            raise self._missing()
+            place = f", data_dir={self._directory!r}" if self._directory else ""
+            source, target = self._languages
+            raise UserError(
+                f"{self._name} is not prepared as ArrayRecord files in "
+                f"{self._directory or 'the default folder of TensorFlow Datasets'}; to get it: "
+                "pip install importlib_resources tensorflow-cpu && "
+                'python -c "import tensorflow_datasets as tfds, '
+                f"tensorflow_datasets.translate; tfds.builder('{self._name}'{place}, "
+                "file_format='array_record').download_and_prepare()\"; or use your own files "
+                f"PREFIX.{source} and PREFIX.{target}, as in: --config.data.corpus=text "
+                "--config.data.train=PREFIX --config.data.valid=PREFIX"
+            )
         if file_format != tfds.core.FileFormat.ARRAY_RECORD:
             raise UserError(
                 f"{self._name} is prepared in {builder.data_path}, but as {file_format.value} and "
@@ -76,35 +84,14 @@ class TfdsCorpus:
             )
         raise UserError(f"{self._name} has no split {split!r}; expected one of {', '.join(splits)}")
 
-    def _pair(self, example: Mapping[str, str | bytes], split: str, number: int) -> tuple[str, str]:
-        pair = []
-        for language in self._languages:
-            if language not in example:
-                raise UserError(
-                    f"{self._name} has no language {language!r}; expected two of "
-                    f"{', '.join(sorted(example))} as data.source_language and "
-                    "data.target_language"
-                )
-            text = example[language]
-            try:
-                pair.append(text.decode("utf-8") if isinstance(text, bytes) else text)
-            except UnicodeDecodeError as error:
-                raise self._damaged(split, f"record {number}: not UTF-8: {error.reason}") from None
-        return pair[0], pair[1]
-
-    def _missing(self) -> UserError:
-        place = f", data_dir={self._directory!r}" if self._directory else ""
-        return UserError(
-            f"{self._name} is not prepared as ArrayRecord files in "
-            f"{self._directory or 'the default folder of TensorFlow Datasets'}; to get it: "
-            "pip install importlib_resources tensorflow-cpu && "
-            'python -c "import tensorflow_datasets as tfds, '
-            f"tensorflow_datasets.translate; tfds.builder('{self._name}'{place}, "
-            "file_format='array_record').download_and_prepare()\"; or use your own files "
-            f"PREFIX.{self._languages[0]} and PREFIX.{self._languages[1]}, as in: "
-            "--config.data.corpus=text "
-            "--config.data.train=PREFIX --config.data.valid=PREFIX"
-        )
+    def _text(self, example: Mapping[str, str | bytes], language: str) -> str:
+        if language not in example:
+            raise UserError(
+                f"{self._name} has no language {language!r}; expected two of "
+                f"{', '.join(sorted(example))} as data.source_language and data.target_language"
+            )
+        text = example[language]
+        return text.decode("utf-8") if isinstance(text, bytes) else text
 
     def _damaged(self, split: str, what: str) -> UserError:
         return UserError(

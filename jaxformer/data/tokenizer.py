@@ -1,12 +1,13 @@
 """Text as token ids and back, with SentencePiece: one vocabulary for both languages."""
 
+import abc
 import functools
 import hashlib
 import pathlib
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.errors import UserError
@@ -21,8 +22,7 @@ SPACE_SYMBOL = "\u2581"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
-@runtime_checkable
-class Vocabulary(Protocol):
+class Vocabulary(abc.ABC):
     """Converts text to token ids and back; tokenizers of all models do this.
 
     Ids 0 to 3 are PAD, EOS, BOS and UNK.
@@ -34,23 +34,25 @@ class Vocabulary(Protocol):
     """
 
     vocab_size: int
-    serialized: bytes
-    sha256: str
 
+    def __init__(self, serialized: bytes) -> None:
+        self.serialized = serialized
+        self.sha256 = hashlib.sha256(serialized).hexdigest()
+
+    @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without BOS and EOS."""
-        ...
 
+    @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, without special tokens."""
-        ...
 
+    @abc.abstractmethod
     def piece(self, token: SupportsIndex) -> str:
         """Returns the text of one token, as a label."""
-        ...
 
 
-class Tokenizer:
+class Tokenizer(Vocabulary):
     """Converts sentences of two languages to token ids and back, with SentencePiece.
 
     Ids 0 to 3 are PAD, EOS, BOS and UNK. :func:`~jaxformer.data.bpe.train_tokenizer` learns a
@@ -83,14 +85,19 @@ class Tokenizer:
                 "with Tokenizer.load"
             )
         processor = self._processor = open_processor(model)
-        _check_special_ids(processor)
-        self.serialized = model
-        self.vocab_size: int = processor.vocab_size()
+        ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
+        if ids != (PAD, EOS, BOS, UNK):
+            raise UserError(
+                "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
+                "pad={}, eos={}, bos={}, unk={}; give spm_train the options --pad_id=0 --eos_id=1 "
+                "--bos_id=2 --unk_id=3, or let a training run learn one".format(*ids)
+            )
+        super().__init__(model)
+        self.vocab_size = processor.vocab_size()
         known = range(UNK + 1, self.vocab_size)
         self._symbols = {processor.id_to_piece(i): i for i in known if processor.is_control(i)}
         self.target_symbols = bool(self._symbols)
         self.target_vocab_size = max(self._symbols.values(), default=self.vocab_size - 1) + 1
-        self.sha256 = hashlib.sha256(model).hexdigest()
 
     @staticmethod
     def load(path: str | pathlib.Path) -> "Tokenizer":
@@ -205,27 +212,8 @@ def encode_all(processor: Any, texts: list[str], **options: Any) -> list[Any]:
     return processor.encode(texts, **options)
 
 
-def _check_special_ids(processor: Any) -> None:
-    """Checks that a SentencePieceProcessor has our special ids.
-
-    Raises:
-      UserError: It has others.
-    """
-    ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
-    if ids != (PAD, EOS, BOS, UNK):
-        raise UserError(
-            "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
-            "pad={}, eos={}, bos={}, unk={}; give spm_train the options --pad_id=0 --eos_id=1 "
-            "--bos_id=2 --unk_id=3, or let a training run learn one".format(*ids)
-        )
-
-
 def open_processor(model: bytes) -> Any:
-    """Returns the SentencePieceProcessor of a serialized model.
-
-    Raises:
-      UserError: The bytes are not such a model, or not all of its pieces are text.
-    """
+    """Returns the SentencePieceProcessor of a serialized model, whose pieces must all be text."""
     import sentencepiece
 
     try:

@@ -43,7 +43,7 @@ def import_model(root):
 
 
 def read_corpora(root):
-    from jaxformer.data.text_corpus import TextCorpus
+    from jaxformer.data.file_corpora import TextCorpus
     from jaxformer.data.text_files import read_file
     from jaxformer.errors import UserError
     from jaxformer.evaluation.evalb import read_parameters, score

@@ -18,8 +18,8 @@ import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.data.bpe import train_byte_pair_model
+from jaxformer.data.file_corpora import TextCorpus
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.errors import exit_code
 from jaxformer.experiment import make_optimizer, make_task
 from jaxformer.runs.workdir import Workdir
@@ -210,12 +210,11 @@ def exchange(split):
 
 CHANGED = r"expected the same sentence pairs each time they are read, but they changed meanwh"
 # The splits are read to learn a vocabulary, to tokenize training and validation, and for BLEU.
-# What is open stays readable without its name, and is not opened again after readings 2 and 4.
-MEDDLED = [(1, append, 2), (2, exchange, 0), (3, exchange, 2), (4, append, 2)]
+MEDDLED = [(1, append), (2, exchange), (3, exchange), (4, append)]
 
 
-@pytest.mark.parametrize(("reading", "meddle", "expected"), MEDDLED)
-def test_files_that_change_while_they_are_read(reading, meddle, expected, folder):
+@pytest.mark.parametrize(("reading", "meddle"), MEDDLED)
+def test_files_that_change_while_they_are_read(reading, meddle, folder):
     files = {path: path.read_bytes() * 5 for path in folder.glob("*.??")}
 
     def write():
@@ -224,9 +223,8 @@ def test_files_that_change_while_they_are_read(reading, meddle, expected, folder
 
     write()
     code, message, _ = open_task(TEXT, Meddled(reading, meddle))
-    assert code == expected
-    if code:
-        assert re.search(rf"{CHANGED}|as many lines in", message)
+    assert code == 2
+    assert re.search(rf"{CHANGED}|as many lines in", message)
     # The files as they were before must not get what has been made of the others.
     write()
     code, message, (task,) = open_task(TEXT)

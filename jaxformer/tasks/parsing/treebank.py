@@ -4,7 +4,7 @@ import hashlib
 import pathlib
 from collections.abc import Iterator
 
-from jaxformer.data.text_files import combined, find_file, fingerprint_files, read_file
+from jaxformer.data.text_files import find_file, fingerprint_files, read_file
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.tasks.parsing.linearization import linearize
@@ -24,7 +24,6 @@ class TreesCorpus:
     target_symbols = True
 
     def __init__(self) -> None:
-        self._fingerprints: dict[str, str] = {}
         self._places: dict[str, list[str]] = {}
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
@@ -35,15 +34,14 @@ class TreesCorpus:
         Raises:
           UserError: A file is missing, damaged, not UTF-8 text, or has a malformed tree.
         """
-        places, digests = [], []
+        places = []
         for path in _paths(split):
-            digests.append(hashlib.sha256())
-            for place, tree in place_trees(read_file(path, digests[-1]), str(path)):
+            for place, tree in place_trees(read_file(path), str(path)):
                 if (normalized := normalize(tree)) is not None:
                     places.append(place)
                     words, tokens = normalized.words(), linearize(normalized, tags=True)
                     yield " ".join(words), " ".join(tokens)
-        self._places[split], self._fingerprints[split] = places, _digest(combined(digests))
+        self._places[split] = places
 
     def place(self, split: str, number: int, side: int) -> str:
         """Returns file and line where a tree begins; see :class:`~jaxformer.Corpus`."""
@@ -53,18 +51,13 @@ class TreesCorpus:
         return self._places[split][number]
 
     def fingerprint(self, split: str) -> str:
-        """Returns the SHA-256 of the files' uncompressed bytes, as they were last read.
+        """Returns a hash of the files' uncompressed bytes.
 
         Raises:
           UserError: A file is missing or damaged.
         """
-        if split not in self._fingerprints:
-            self._fingerprints[split] = _digest(fingerprint_files(_paths(split)))
-        return self._fingerprints[split]
-
-
-def _digest(content: str) -> str:
-    return hashlib.sha256(f"trees {_FORMAT} {content}".encode()).hexdigest()
+        content = fingerprint_files(_paths(split))
+        return hashlib.sha256(f"trees {_FORMAT} {content}".encode()).hexdigest()
 
 
 def _paths(split: str) -> list[pathlib.Path]:

@@ -16,8 +16,7 @@ from sacrebleu.dataset import DATASETS
 
 from jaxformer.cli import main
 from jaxformer.data import catalog, preparation
-from jaxformer.data.catalog import CATALOG
-from jaxformer.data.fetching import fetch
+from jaxformer.data.catalog import CATALOG, fetch
 from jaxformer.data.text_files import find_file
 from jaxformer.errors import UserError
 from jaxformer.files import data_directory

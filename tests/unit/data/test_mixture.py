@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxformer.data.bpe import train_tokenizer
-from jaxformer.data.corpus import verified
+from jaxformer.data.corpus import VerifiedCorpus
+from jaxformer.data.file_corpora import TextCorpus
 from jaxformer.data.mixture import MixedCorpus, parse_mixture
 from jaxformer.data.store import build_store
-from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.errors import UserError
 
 SPLIT = "news:1,captions:3"
@@ -37,7 +37,7 @@ def test_a_mixture_is_its_corpora_in_turn(folder):
 
 
 def test_places_and_notes_are_of_the_files(folder):
-    mixed = verified(MixedCorpus(TextCorpus("en", "de")))
+    mixed = VerifiedCorpus(MixedCorpus(TextCorpus("en", "de")))
     places = [mixed.place(SPLIT, number, 1) for number in (0, 4, 5, 7)]
     assert places == ["news.de:1", "news.de:5", "captions.de:1", "captions.de:3"]
     assert mixed.place("news", 2, 0) == "news.en:3"

@@ -7,12 +7,12 @@ import pytest
 
 from jaxformer.config import DataConfig
 from jaxformer.data.bpe import train_tokenizer
+from jaxformer.data.file_corpora import TextCorpus
 from jaxformer.data.findings import EMPTY, EQUAL, LONG, Finding
 from jaxformer.data.loader import load_batches
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.plan import make_plan
 from jaxformer.data.store import build_store
-from jaxformer.data.text_corpus import TextCorpus
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 

@@ -1,0 +1,247 @@
+"""Sentence pairs from files: line-aligned text, or one pair a row in Parquet, JSONL or TSV."""
+
+import abc
+import collections
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jaxformer.checks import is_unicode
+from jaxformer.data.text_files import (
+    find_file,
+    fingerprint_files,
+    open_bytes,
+    paired,
+    read_bytes,
+    read_file,
+)
+from jaxformer.errors import UserError, needs_package
+from jaxformer.files import file_sha256, local_path, readable
+
+_ROWS_AT_A_TIME = 1000
+_COLUMN = "translation"
+_SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5}).*")
+
+
+class TextCorpus:
+    """Line-aligned text files.
+
+    A split is a path prefix: ``data/train`` means ``data/train.en`` and ``data/train.de``. Each may
+    be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``). Line n of one file translates line n of
+    the other.
+    """
+
+    target_symbols = False
+
+    def __init__(self, source_language: str, target_language: str) -> None:
+        """Takes the languages, which are the file extensions."""
+        self._languages = (source_language, target_language)
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        source, target = self._paths(split)
+        hint = "; line n of one must translate line n of the other"
+        yield from paired(read_file(source), read_file(target), str(source), str(target), hint)
+
+    def place(self, split: str, number: int, side: int) -> str:
+        """Returns file and line of a side of a pair; see :class:`~jaxformer.Corpus`."""
+        return f"{split}.{self._languages[side]}:{number + 1}"
+
+    def fingerprint(self, split: str) -> str:
+        """Returns the SHA-256 of the uncompressed bytes of both files."""
+        return fingerprint_files(self._paths(split))
+
+    def _paths(self, split: str) -> list[pathlib.Path]:
+        return [find_file(local_path(f"{split}.{language}")) for language in self._languages]
+
+
+class FileCorpus(abc.ABC):
+    """Files with one pair a row.
+
+    A split is a file or a pattern such as ``wmt14/train-*.parquet``, or several with commas
+    between. Files are read in the order of their names.
+    """
+
+    target_symbols = False
+
+    def __init__(self) -> None:
+        self._counts: dict[pathlib.Path, int] = {}
+
+    @abc.abstractmethod
+    def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+        """Yields the pairs of a file."""
+
+    def count(self, path: pathlib.Path) -> int:
+        return sum(1 for _ in read_bytes(path))
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        for path in find_files(split):
+            yield from self.rows(path)
+
+    def place(self, split: str, number: int, side: int) -> str:
+        """Returns file and row of a pair; see :class:`~jaxformer.Corpus`."""
+        for path in find_files(split):
+            if path not in self._counts:
+                self._counts[path] = self.count(path)
+            if number < self._counts[path]:
+                return f"{path}:{number + 1}"
+            number -= self._counts[path]
+        raise LookupError(number)
+
+
+class RecordCorpus(FileCorpus):
+    """Files with a text for each language in a row.
+
+    A row of Parquet or JSONL has columns named by the languages, ``{"en": "Yes.", "de": "Ja."}``,
+    or the same in a column ``translation``.
+    """
+
+    # Fingerprints of Parquet and JSONL, which no file can both be, stay as in 0.2.0.
+    kind: tuple[str, ...] = ()
+
+    def __init__(self, source_language: str, target_language: str) -> None:
+        """Takes the languages, which are names of columns."""
+        super().__init__()
+        self.languages = (source_language, target_language)
+
+    def open(self, path: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
+        """Opens a file and checks its format."""
+        return open_bytes(path)
+
+    def fingerprint(self, split: str) -> str:
+        """Returns a hash of the languages and of the bytes of all files."""
+        content = hashlib.sha256()
+        for path in find_files(split):
+            # Checks the format, since the cache may have the tokens of the same file from a run
+            # with the right format.
+            with self.open(path), readable(path):
+                content.update(bytes.fromhex(file_sha256(path)))
+        identity = (*self.languages, content.hexdigest(), *self.kind)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
+
+    def pair(self, row: Any, place: str) -> tuple[str, str]:
+        texts = row
+        if isinstance(row, dict) and not isinstance(row.get(_COLUMN, ""), str):
+            texts = row[_COLUMN]
+        pair = []
+        for language in self.languages:
+            text = texts.get(language) if isinstance(texts, dict) else None
+            if not isinstance(text, str):
+                example = json.dumps({_COLUMN: dict.fromkeys(self.languages, "...")})
+                raise UserError(
+                    f"{place}: expected a text for {language!r}, as in {example}: got {row!r:.100}"
+                )
+            if "\0" in text or not is_unicode(text):
+                raise UserError(
+                    f"{place}: expected text, got a NUL or half of a surrogate pair in "
+                    f"{language!r}; remove it"
+                )
+            pair.append(text)
+        return pair[0], pair[1]
+
+
+class JsonlCorpus(RecordCorpus):
+    """JSON objects on lines of their own."""
+
+    def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+        for number, line in enumerate(read_bytes(path), 1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{path}:{number}: expected a JSON object in UTF-8 on each line: {error}"
+                ) from None
+            yield self.pair(row, f"{path}:{number}")
+
+
+class TsvCorpus(RecordCorpus):
+    """Lines of a source, a tab and a target."""
+
+    kind = ("tsv",)
+
+    def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+        for number, line in enumerate(read_file(path), 1):
+            source, *others = line.split("\t")
+            if len(others) != 1:
+                raise UserError(
+                    f"{path}:{number}: expected a source, one tab and a target, got {len(others)} "
+                    "tabs; select two columns, for example with cut -f 1,2"
+                )
+            yield source, others[0]
+
+
+class ParquetCorpus(RecordCorpus):
+    """Parquet files."""
+
+    @contextlib.contextmanager
+    def open(self, path: pathlib.Path) -> Iterator[Any]:
+        with needs_package("pyarrow", "which reads Parquet"):
+            import pyarrow.parquet
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                yield file
+        except (pyarrow.ArrowException, OSError) as error:
+            what = str(error).splitlines()[0]
+            raise UserError(
+                f"{path}: expected a whole Parquet file: {what}; get it again, or name its format "
+                "in data.corpus"
+            ) from None
+
+    def count(self, path: pathlib.Path) -> int:
+        with self.open(path) as file:
+            return file.metadata.num_rows
+
+    def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+        with self.open(path) as file:
+            names = file.schema_arrow.names
+            flat = set(self.languages) <= set(names)
+            if not flat and _COLUMN not in names:
+                raise UserError(
+                    f"{path}: expected a column {_COLUMN!r}, or columns "
+                    f"{' and '.join(map(repr, self.languages))}: got {', '.join(map(repr, names))}"
+                )
+            columns, first = [*self.languages] if flat else [_COLUMN], 1
+            try:
+                for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=columns):
+                    for number, row in enumerate(batch.to_pylist(), first):
+                        yield self.pair(row, f"{path}:{number}")
+                    first += batch.num_rows
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}:{first}: expected UTF-8 in the {_ROWS_AT_A_TIME:,} rows that "
+                    f"begin here: {error.reason}"
+                ) from None
+
+
+def find_files(split: str) -> list[pathlib.Path]:
+    return [path for pattern in split.split(",") for path in _matches(local_path(pattern))]
+
+
+def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
+    # The name of a folder that exists is not taken for a pattern.
+    folder = glob.escape(str(pattern.parent)) if pattern.parent.is_dir() else str(pattern.parent)
+    if pattern.exists() or not (names := sorted(glob.glob(os.path.join(folder, pattern.name)))):
+        return [find_file(pattern)]
+    _check_series(pattern, names)
+    return [find_file(pathlib.Path(name)) for name in names]
+
+
+def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
+    """Checks that names such as a-00000-of-00002.parquet are all of their series, each once."""
+    series = collections.defaultdict(list)
+    for name in names:
+        if match := _SERIES.fullmatch(name):
+            series[match[1], match[3]].append(int(match[2]))
+    for (start, size), numbers in series.items():
+        first = min(1, *numbers)  # some count from 0, some from 1
+        if sorted(numbers) != list(range(first, first + int(size))):
+            raise UserError(
+                f"{pattern}: expected all {int(size)} files of the series {start}-*-of-{size}, "
+                f"each once: found {len(set(numbers))} of them in {len(numbers)} files; get the "
+                "others, and move copies away"
+            )

@@ -24,7 +24,7 @@ from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.run_directory import prepare_run
-from jaxformer.runs.signals import stop_signals
+from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
 from jaxformer.tasks.initialization import check_initialization, initialization
@@ -87,7 +87,7 @@ def train(
             check_initialization(config)
         if processes.is_primary():
             print("".join(_advice(config, folder)), end="", file=sys.stderr)
-        with stop_signals() as stop, stop.at_once():
+        with StopSignals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
         try:
             return fit(

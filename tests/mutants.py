@@ -39,7 +39,7 @@ class Area(NamedTuple):
     tests: list[str]
 
 
-_CHECKPOINT_FILES = ("checkpoints", "manifest", "mirror", "single", "step_folders", "untrusted")
+_CHECKPOINT_FILES = ("checkpoints", "manifest", "mirror", "restoring", "single", "step_folders")
 AREAS = {
     "search": Area(
         ["search/*.py"],
@@ -66,7 +66,7 @@ AREAS = {
         [f"runs/{name}.py" for name in _CHECKPOINT_FILES],
         [
             *("unit/runs/test_checkpoints.py", "unit/runs/test_mirror.py"),
-            *("unit/runs/test_checkpoint_mutations.py", "unit/runs/test_untrusted.py"),
+            *("unit/runs/test_checkpoint_mutations.py", "unit/runs/test_restoring.py"),
             "integration/test_missing_checkpoints.py",
             *("integration/test_mirror.py", "integration/test_hostile_files.py"),
         ],

@@ -22,7 +22,8 @@ from jaxformer.files import model_path
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model, make_init
 from jaxformer.layout import global_mesh
 from jaxformer.nn.precision import cast_params, dequantize
-from jaxformer.runs.checkpoints import Checkpoints, MissingStepError, RestoredParams
+from jaxformer.runs.checkpoints import Checkpoints, RestoredParams
+from jaxformer.runs.manifest import MissingStepError
 from jaxformer.runs.single import write_single
 from jaxformer.runs.step_folders import saved_steps
 from jaxformer.runs.workdir import Workdir, read_object

@@ -9,17 +9,16 @@ written after the step: saving a state does not wait for a validation, which may
 """
 
 import contextlib
+import functools
 import json
 import logging
 import math
-import os
 import pathlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
@@ -27,62 +26,29 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.layout import global_mesh
 from jaxformer.runs.manifest import (
+    DamagedError,
     Manifest,
-    UnreadableError,
+    MissingStepError,
     describe_leaves,
-    lock_step,
     read_score,
-    versions,
     write_score,
 )
-from jaxformer.runs.step_folders import (
-    saved_steps,
-    set_aside,
-    temporary_folder,
-)
-from jaxformer.runs.untrusted import DamagedError, check_sizes
+from jaxformer.runs.processes import is_primary
+from jaxformer.runs.restoring import Restored, read_step
+from jaxformer.runs.step_folders import lock_step, saved_steps, set_aside, temporary_folder
 from jaxformer.runs.workdir import check_directory
 
 _logger = logging.getLogger("jaxformer")
 
-
-class Restored(NamedTuple):
-    """A state, bit for bit as it was saved.
-
-    Attributes:
-      step: Step at which it was saved.
-      state: The state, sharded like the template.
-      metadata: Metadata given to :meth:`Checkpoints.save`.
-    """
-
-    step: int
-    state: PyTree
-    metadata: dict[str, Any]
+T = TypeVar("T")
 
 
 class RestoredParams(NamedTuple):
-    """Parameters of a state, bit for bit as they were saved.
-
-    Attributes:
-      step: Step at which they were saved.
-      params: ``state.params``, sharded like the template.
-      metadata: Metadata given to :meth:`Checkpoints.save`.
-    """
+    """The parameters of a state, ``state.params``; see :meth:`Checkpoints.restore_params`."""
 
     step: int
     params: PyTree
     metadata: dict[str, Any]
-
-
-class _Verified(NamedTuple):
-    """A step whose files had the hashes of its manifest."""
-
-    manifest: Manifest
-    versions: dict[str, tuple[int, int]]  # before they were hashed
-
-
-class MissingStepError(DamagedError):
-    """There is no such step, perhaps not anymore: the run that trains there has removed it."""
 
 
 class Checkpoints:
@@ -129,7 +95,7 @@ class Checkpoints:
             ocp.PyTreeCheckpointHandler(),
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
         )
-        if keep is not None and jax.process_index() == 0:
+        if keep is not None and is_primary():
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_temporary()
 
@@ -137,7 +103,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes even after an error: the save in progress may be all that remains of the run."""
+        # Even after an error: the save in progress may be all that remains of the run.
         self.close()
 
     def steps(self) -> list[int]:
@@ -157,9 +123,7 @@ class Checkpoints:
                 break
             try:
                 # Older steps than the newest `keep` are left only for another reason.
-                most = min(most, len(newest) + self._manifest(step).keep)
-            except MissingStepError:
-                continue
+                most = min(most, len(newest) + Manifest.read(self._folder(step)).keep)
             except DamagedError:
                 if not newest:
                     raise
@@ -172,29 +136,25 @@ class Checkpoints:
         Raises:
           UserError: All are damaged.
         """
-        found = self._find(None)
-        return None if found is None else found.manifest.step
+        found = self._use(None, functools.partial(Manifest.read, verify=True))
+        return None if found is None else found.step
 
     def best_step(self) -> int | None:
         """Returns the step with the highest score, the newest one of a tie; None without scores."""
-        scored = [(self.score(step)[1], step) for step in self.steps()]
-        return max((pair for pair in scored if pair[0] is not None), default=(None, None))[1]
+        scores = [(self.score(step), step) for step in self.steps()]
+        good = [(s, step) for s, step in scores if s is not None and not math.isnan(s)]
+        return max(good, default=(None, None))[1]
 
-    def score(self, step: int) -> tuple[bool, float | None]:
-        """Returns whether a step has been scored, and its score; None if it was NaN."""
+    def score(self, step: int) -> float | None:
+        """Returns the score of a step, which may be NaN; None if it has not been scored."""
         # A damaged step is never the best; restoring it raises an error.
         with contextlib.suppress(DamagedError):
-            earlier = self._manifest(step).score
-            return (True, earlier) if earlier is not None else read_score(self._folder(step))
-        return False, None
+            earlier = Manifest.read(self._folder(step)).score
+            return read_score(self._folder(step)) if earlier is None else earlier
+        return None
 
     def save(
-        self,
-        step: int,
-        state: PyTree,
-        *,
-        metadata: dict[str, Any],
-        interim: bool = False,
+        self, step: int, state: PyTree, *, metadata: dict[str, Any], interim: bool = False
     ) -> None:
         """Saves in the background; the state may be donated or changed as soon as this returns.
 
@@ -237,11 +197,9 @@ class Checkpoints:
           OSError: The save failed, or the score cannot be written.
         """
         self.wait()
-        if jax.process_index() == 0:
-            write_score(self._folder(step), None if math.isnan(score) else score)
-        self._remove_old()
-        if self._on_commit is not None and jax.process_index() == 0:
-            self._on_commit(step)
+        if is_primary():
+            write_score(self._folder(step), score)
+        self._committed(step)
 
     def check(self) -> None:
         """Checks whether the background save has finished; takes microseconds if it has not.
@@ -253,26 +211,16 @@ class Checkpoints:
             self._checkpointer.check_for_errors()
         if self._saving is not None and self._folder(self._saving.step).is_dir():
             step, self._saving = self._saving.step, None
-            if self._on_commit is not None and jax.process_index() == 0:
-                self._on_commit(step)
-            self._remove_old()
+            self._committed(step)
 
     def wait(self) -> None:
-        """Waits for the background save.
-
-        Raises:
-          OSError: The save failed, for instance because the disk is full. Older steps are intact.
-        """
+        """Waits for the background save; raises the errors of :meth:`check`."""
         with self._failures_explained():
             self._checkpointer.wait_until_finished()
         self.check()
 
     def close(self) -> None:
-        """Waits for the background save and releases the threads.
-
-        Raises:
-          OSError: The save failed.
-        """
+        """Waits for the background save and releases the threads; raises as :meth:`check` does."""
         try:
             self.wait()
         finally:
@@ -296,56 +244,27 @@ class Checkpoints:
           UserError: The step is damaged or missing, all are damaged, the template does not match,
             or the disk cannot be read.
         """
-        found = self._find_and_read(step, template)
-        return None if found is None else Restored(found[0].step, found[1], found[0].metadata)
+        return self._use(step, functools.partial(read_step, template=template, partial=False))
 
     def restore_params(self, template: PyTree, *, step: int | None = None) -> RestoredParams:
-        """Restores only ``state.params``.
-
-        Args:
-          template: As in :meth:`restore`, for the parameters alone.
-          step: As in :meth:`restore`.
+        """Restores only ``state.params``, as :meth:`restore` does; the template is of them alone.
 
         Raises:
           UserError: As in :meth:`restore`, or there are no steps.
         """
-        found = self._find_and_read(step, {"params": template}, partial=True)
+        params = {"params": template}
+        found = self._use(step, functools.partial(read_step, template=params, partial=True))
         if found is None:
             raise UserError(f"{self.directory}: expected a checkpoint, found none; train first")
-        return RestoredParams(found[0].step, found[1]["params"], found[0].metadata)
+        return RestoredParams(found.step, found.state["params"], found.metadata)
 
     def _folder(self, step: int) -> pathlib.Path:
         return self.directory / str(step)
 
-    def _temporary(self, step: int | str) -> pathlib.Path:
-        return temporary_folder(self.directory, str(step))
-
-    def _manifest(self, step: int) -> Manifest:
-        with self._removal_noticed(step):
-            return Manifest.read(self._folder(step), verify=False)
-
-    def _verify(self, step: int) -> _Verified:
-        with self._removal_noticed(step):
-            before = versions(self._folder(step))
-            return _Verified(Manifest.read(self._folder(step), verify=True), before)
-
-    @contextlib.contextmanager
-    def _removal_noticed(self, step: int) -> Iterator[None]:
-        """Raises MissingStepError instead of any other error if the step does not exist anymore."""
-        try:
-            yield
-        except Exception as error:
-            if os.path.lexists(self._folder(step)):
-                raise
-            raise MissingStepError(
-                f"{self._folder(step)} was removed while it was read, as a run does with its old "
-                "checkpoints; run the same command again"
-            ) from error
-
     def _write_manifest(self) -> None:
         """Runs on process 0, in a thread of orbax, after all writes and before the rename."""
         assert self._saving is not None
-        self._saving.write(self._temporary(self._saving.step))
+        self._saving.write(temporary_folder(self.directory, self._saving.step))
 
     @contextlib.contextmanager
     def _failures_explained(self) -> Iterator[None]:
@@ -355,28 +274,36 @@ class Checkpoints:
         except Exception as error:
             step = self._saving.step if self._saving else None
             self._saving = None
-            if jax.process_index() == 0:
+            if is_primary():
                 self._remove_temporary()
             raise OSError(
                 f"{self.directory}: step {step} could not be saved; the steps {self.steps()} are "
                 f"intact. Free or repair the disk, then run the same command. The cause: {error}"
             ) from error
 
+    def _temporary(self) -> list[pathlib.Path]:
+        return list(self.directory.glob(temporary_folder(self.directory, "*").name))
+
     def _remove_temporary(self) -> None:
         # After one write has failed, others continue for a moment and may create folders again.
         for _ in range(50):
-            folders = list(self.directory.glob(self._temporary("*").name))
-            if not folders:
+            if not (folders := self._temporary()):
                 return
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             time.sleep(0.1)
-        _logger.warning("%s: could not remove %s", self.directory, self._temporary("*").name)
+        _logger.warning("could not remove %s", ", ".join(map(str, folders)))
+
+    def _committed(self, step: int) -> None:
+        """Reports a step that is complete, or has its score now, and removes old ones."""
+        if is_primary():
+            if self._on_commit is not None:
+                self._on_commit(step)
+            self._remove_old()
 
     def _remove_old(self) -> None:
         """Keeps the newest steps and the best; only after a commit, in case the save fails."""
-        if jax.process_index() != 0 or self._keep is None:
-            return
+        assert self._keep is not None
         try:
             steps = self.steps()
             regular = [step for step in steps if not self._is_interim(step)]
@@ -384,37 +311,20 @@ class Checkpoints:
                 with lock_step(self._folder(step), shared=False) as unused:
                     if unused:
                         # Rename first, so that a kill leaves no step with half of its files.
-                        self._folder(step).rename(self._temporary(step))
-            for temporary in self.directory.glob(self._temporary("*").name):
-                shutil.rmtree(temporary)
-        except (OSError, UnreadableError) as error:
-            _logger.warning(
-                "%s: could not remove old checkpoints, and will try again after the next save: %s",
-                self.directory,
-                error,
-            )
+                        self._folder(step).rename(temporary_folder(self.directory, step))
+            for folder in self._temporary():
+                shutil.rmtree(folder)
+        except (OSError, UserError) as error:
+            message = "could not remove old checkpoints, and will try again after the next save"
+            _logger.warning("%s: %s: %s", self.directory, message, error)
 
     def _is_interim(self, step: int) -> bool:
-        try:
-            return self._manifest(step).interim
-        except DamagedError:
-            return False
+        with contextlib.suppress(DamagedError):
+            return Manifest.read(self._folder(step)).interim
+        return False
 
-    def _find_and_read(
-        self, step: int | None, template: PyTree, *, partial: bool = False
-    ) -> tuple[Manifest, PyTree] | None:
-        while True:
-            found = self._find(step)
-            if found is None:
-                return None
-            try:
-                return found.manifest, self._read(found, template, partial=partial)
-            except MissingStepError:
-                if step is not None:
-                    raise
-
-    def _find(self, step: int | None) -> _Verified | None:
-        """Verifies the given step, or finds the newest undamaged one."""
+    def _use(self, step: int | None, use: Callable[[pathlib.Path], T]) -> T | None:
+        """Applies ``use``, which verifies a step, to the given or the newest good one, if any."""
         self.wait()
         steps = self.steps()
         if step is not None:
@@ -422,17 +332,22 @@ class Checkpoints:
                 raise MissingStepError(
                     f"{self.directory}: expected one of the steps {steps}: got {step}"
                 )
-            return self._verify(step)
+            return use(self._folder(step))
         damaged: dict[int, DamagedError] = {}
         for candidate in reversed(steps):
             try:
-                found = self._verify(candidate)
+                found = use(self._folder(candidate))
             except MissingStepError:
-                return self._find(None)  # a newer step was saved before this one was removed
+                return self._use(None, use)  # a newer step was saved before this one was removed
             except DamagedError as error:
                 damaged[candidate] = error
                 continue
-            self._set_aside(damaged, candidate)
+            for bad, error in damaged.items():
+                _logger.warning(
+                    "damaged checkpoint not used: %s; going back to step %d", error, candidate
+                )
+                if self._keep is not None and is_primary():
+                    set_aside(self._folder(bad))  # so that this step can be saved again
             return found
         if not damaged:
             return None
@@ -440,58 +355,3 @@ class Checkpoints:
             f"expected a good checkpoint, found none: {'; '.join(map(str, damaged.values()))}. "
             f"Restore {self.directory} from a backup, or move it away to start from the beginning"
         )
-
-    def _set_aside(self, damaged: dict[int, DamagedError], good: int) -> None:
-        """Reports damaged steps, and renames them so that these steps can be saved again."""
-        for step, error in damaged.items():
-            _logger.warning("damaged checkpoint not used: %s; going back to step %d", error, good)
-            if self._keep is not None and jax.process_index() == 0:
-                set_aside(self._folder(step))
-
-    def _read(self, found: _Verified, template: PyTree, *, partial: bool = False) -> PyTree:
-        """Reads a verified step; nothing is returned that changed after it was verified."""
-        found.manifest.check_leaves(describe_leaves(template), partial=partial)
-        folder = self._folder(found.manifest.step)
-        with (
-            self._removal_noticed(found.manifest.step),
-            lock_step(folder, shared=True),
-            _failures_of_reading_explained(folder),
-        ):
-            try:
-                if partial:  # The config may be the author's, too, and not the user's.
-                    check_sizes(folder, template)
-                template = jax.tree.map(_abstract, template)
-                return jax.block_until_ready(self._restore(folder, template, partial))
-            finally:
-                if versions(folder) != found.versions:
-                    raise DamagedError(
-                        f"{folder} changed while it was read; run the same command again"
-                    )
-
-    @global_mesh(None)
-    def _restore(self, folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
-        args = ocp.args.PyTreeRestore(
-            template,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(template),
-            partial_restore=partial,
-        )
-        arrays = self._checkpointer.restore(folder, args=args)
-        # Arrays of several processes cannot be put anywhere else.
-        return jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays)
-
-
-@contextlib.contextmanager
-def _failures_of_reading_explained(folder: pathlib.Path) -> Iterator[None]:
-    """Turns errors of orbax, which has no class for them, into a UserError that names the step."""
-    try:
-        yield
-    except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
-        raise
-    except Exception as error:
-        cause = f"{type(error).__name__}: {str(error)[:500]}"
-        raise UserError(f"{folder} is as it was saved, but cannot be restored: {cause}") from error
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

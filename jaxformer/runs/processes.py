@@ -49,27 +49,21 @@ def all_gather(value: Any) -> list[Any]:
     return [json.loads(text[:n].tobytes()) for text, n in zip(texts, lengths, strict=True)]
 
 
-def on_primary(action: Callable[[], None]) -> None:
+def on_primary(action: Callable[[], object]) -> None:
     """Acts on process 0 while the others wait; every process raises its UserError or OSError."""
-    kind, message = "", ""
+    failure = None
     if is_primary():
         try:
             action()
-        except UserError as error:
-            kind, message = "UserError", str(error)
-        except OSError as error:
-            kind, message = "OSError", str(error)
-    kind, message = all_gather((kind, message))[0]
-    if kind:
-        raise (UserError if kind == "UserError" else OSError)(message)
+        except (UserError, OSError) as error:
+            failure = isinstance(error, UserError), str(error)
+    if failure := all_gather(failure)[0]:
+        is_user_error, message = failure
+        raise (UserError if is_user_error else OSError)(message)
 
 
 def check_agreement(facts: dict[str, str]) -> None:
-    """Checks that all processes were started with the same facts.
-
-    Raises:
-      UserError: Two processes differ. Every process raises it, with the name of the fact.
-    """
+    """Raises a UserError on every process if two of them were started with different facts."""
     everywhere = all_gather(facts)
     for name, fact in everywhere[0].items():
         for process, others in enumerate(everywhere):

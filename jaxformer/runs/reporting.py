@@ -43,104 +43,75 @@ class Reporter:
         formats: Mapping[str, str] | None = None,
     ) -> None:
         """Opens all writers; a resumed run keeps its reports up to step ``start``."""
-        self._terminal = Terminal(start, steps, formats)
-        self.log, self.advance = self._terminal.log, self._terminal.advance
+        self._steps, terminal = steps, Terminal(start, steps, formats)
+        self.log, self.advance = terminal.log, terminal.advance
         self._metrics = MetricsFile(folder, start) if is_primary() else None
-        self._others = [TensorBoard(folder, start), *writers] if is_primary() else []
+        self._writers = [terminal, TensorBoard(folder, start), *writers] if is_primary() else []
 
     def __enter__(self) -> "Reporter":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for writer in list(self._others):
+        for writer in list(self._writers):
             self._call(writer, writer.close)
-        self._terminal.close()
         if self._metrics is not None:
             self._metrics.close()
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """Passes a report to all writers, except to user writers that got it before a resume."""
-        if not self._record(step, kind, values):
+        if self._metrics is None or not self._record(step, kind, values):
             return
-        cut = self._metrics.cut if self._metrics is not None else ()
-        for writer in list(self._others):
-            if isinstance(writer, TensorBoard) or (kind, step) not in cut:
+        for writer in list(self._writers):
+            if isinstance(writer, Terminal | TensorBoard) or (kind, step) not in self._metrics.cut:
                 self._call(writer, writer.write, step, kind, dict(values))
 
     def failed_validation(self, step: int, error: Exception) -> None:
         """Reports the error of a failed validation, with a traceback unless it is a UserError."""
         cause = f"{type(error).__name__}: {error}".split("\n")[0]
-        if not self._record(step, "failed_validation", {"error": cause}):
-            self._terminal.write(step, "failed_validation", {"error": cause})
+        self._record(step, "failed_validation", {"error": cause})
+        place = f"step {step}/{self._steps}"
+        self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
         if not isinstance(error, UserError):
             self.log("".join(traceback.format_exception(error)).rstrip())
 
     def skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
         """Reports a step whose update was NaN or Inf, with the numbers of all its examples.
 
-        Args:
-          step: The step.
-          batch: Description of its batch.
-          examples: Numbers of the examples.
-          now: Step of this report. A run that resumes before it reports the skipped step again.
+        A run that resumes before step ``now``, the one of this report, reports it again.
         """
         values = {"batch": batch, "examples": examples, "reported": now}
-        self._record(step, "skipped", values)
+        if self._record(step, "skipped", values):
+            where = f"; {batch}" if batch else ""
+            every = "; metrics.jsonl has the numbers of all" if examples else ""
+            self.log(f"step {step} skipped: its update was NaN or Inf{where}{every}")
 
     def _record(self, step: int, kind: str, values: Mapping[str, Any]) -> bool:
-        """Prints a report and adds it to the metrics, unless they have it from an earlier run."""
-        if self._metrics is not None and (kind, step) in self._metrics.kept:
-            return False
-        self._terminal.write(step, kind, values)
-        if self._metrics is not None:
-            self._metrics.write(step, kind, values)
-        return True
+        """Adds a report to the metrics; returns False if they have it from an earlier run."""
+        return self._metrics is not None and self._metrics.write(step, kind, values)
 
     def _call(self, writer: Writer, method: Any, *arguments: Any) -> None:
         """Calls a writer; one that fails is dropped, and the run continues."""
         try:
             method(*arguments)
         except Exception as error:
-            self._others = [other for other in self._others if other is not writer]
+            self._writers = [other for other in self._writers if other is not writer]
             cause = f"{type(error).__name__}: {error}".split("\n")[0]
             self.log(f"{type(writer).__name__} failed and gets no more reports: {cause}")
 
 
 @dataclasses.dataclass
 class Totals:
-    """Sums over the steps since the last report. They are saved with each checkpoint, as JSON.
-
-    Attributes:
-      steps: Number of steps.
-      skipped: The steps that were skipped because their updates were not finite.
-      sums: Sums over all other steps, by name.
-      tokens: Sum of "tokens" over all steps.
-      seconds: Time that the steps took.
-      waited: Part of this time in which the loop waited for batches.
-      flops: Floating-point operations of the steps; 0 if the task does not count them.
-      largest_norm: Largest gradient norm of the steps that were not skipped.
-      largest_step: Its step.
-    """
+    """Sums over the steps since the last report. They are saved with each checkpoint, as JSON."""
 
     steps: int = 0
-    skipped: list[int] = dataclasses.field(default_factory=list)
-    sums: dict[str, float] = dataclasses.field(default_factory=dict)
-    tokens: float = 0.0
+    skipped: list[int] = dataclasses.field(default_factory=list)  # their updates were not finite
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)  # over all other steps
+    tokens: float = 0.0  # of all steps
     seconds: float = 0.0
-    waited: float = 0.0
-    flops: float = 0.0
-    largest_norm: float = 0.0
+    waited: float = 0.0  # seconds in which the loop waited for batches
+    flops: float = 0.0  # 0 if the task does not count them
+    largest_norm: float = 0.0  # of the gradients, without skipped steps
     largest_step: int = 0
-
-    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds one step."""
-        self.steps += 1
-        self.tokens += float(metrics.get("tokens", 0))
-        _add(self.sums, metrics)
-        if metrics["skipped"]:
-            self.skipped.append(step)
-        elif (norm := float(metrics["grad_norm"])) > self.largest_norm:
-            self.largest_norm, self.largest_step = norm, step
 
 
 class Window:
@@ -154,10 +125,8 @@ class Window:
     ) -> None:
         """Begins a window, or continues one that a checkpoint has :meth:`saved`.
 
-        Args:
-          learning_rate: Schedule of the optimizer, for the reports.
-          saved: The unfinished window of a checkpoint.
-          peak_flops: Peak FLOP/s of all devices together, if known.
+        The learning rate is reported, and so is the fraction of the peak FLOP/s of all devices
+        together, if they are known.
         """
         self._schedule, self._peak_flops = learning_rate, peak_flops
         self._clear(Totals(**saved or {}))
@@ -218,11 +187,18 @@ class Window:
 
     def _on_host(self) -> Totals:
         """Waits for the steps and returns the totals."""
+        totals = self._totals
         for step, metrics in zip(self._steps, jax.device_get(self._metrics), strict=True):
-            self._totals.add(step, metrics)
+            totals.steps += 1
+            totals.tokens += float(metrics.get("tokens", 0))
+            _add(totals.sums, metrics)
+            if metrics["skipped"]:
+                totals.skipped.append(step)
+            elif (norm := float(metrics["grad_norm"])) > totals.largest_norm:
+                totals.largest_norm, totals.largest_step = norm, step
         self._steps, self._metrics = [], []
-        self._totals.seconds = time.monotonic() - self._began
-        return self._totals
+        totals.seconds = time.monotonic() - self._began
+        return totals
 
     def means(self, updates: int) -> dict[str, float]:
         """Returns means over the window without its skipped steps, and empties it.
@@ -230,10 +206,8 @@ class Window:
         "grad_norm" is the mean over the steps of the global norm of the gradient, before clipping.
         "waiting" is the fraction of the time in which the loop waited for batches. Devices compute
         meanwhile, so it is an upper bound of what loading costs. "mfu" is the model FLOPs
-        utilization: the matmuls of the steps as a fraction of the peak of the devices.
-
-        Args:
-          updates: Number of optimizer updates so far.
+        utilization: the matmuls of the steps as a fraction of the peak of the devices. The learning
+        rate is the one after so many optimizer updates.
         """
         totals = self._on_host()
         values = _means(totals.sums)

@@ -3,26 +3,17 @@
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from jaxformer.errors import StoppedError, UserError
+from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
-from jaxformer.runs import processes, watchdog
-from jaxformer.runs.mirror import Mirror, fetch
+from jaxformer.runs import processes
+from jaxformer.runs.mirror import fetch
 from jaxformer.runs.step_folders import saved_steps
-from jaxformer.runs.workdir import (
-    Workdir,
-    code_digest,
-    locked,
-    read_object,
-    use_compilation_cache,
-)
+from jaxformer.runs.workdir import Workdir, code_digest, read_object, use_compilation_cache
 from jaxformer.search.plain import search_fields
-
-_logger = logging.getLogger("jaxformer")
 
 _LOOP = (
     *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
@@ -55,23 +46,17 @@ class Settings(Protocol):
 
 
 def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
-    """Prepares a run before it reads its data, which can take long.
-
-    Brings back what only the mirror has.
-
-    Raises:
-      UserError: As in :func:`check_workdir`, the mirror is not of this run or cannot be used, or
-        another host runs another config or version.
-    """
+    """Brings back what only the mirror has, and checks what a run can check without its data."""
     use_compilation_cache()
-    processes.check_agreement({"config": _digest(settings), "jaxformer": code_digest()})
+    config = hashlib.sha256(json.dumps(settings.to_dict()).encode()).hexdigest()
+    processes.check_agreement({"config": config, "jaxformer": code_digest()})
     folder.check_writable()
     if mirror is not None:
         copy = Workdir(local_path(mirror))
         processes.on_primary(lambda: _check_mirror(copy, folder, settings))
         if folder.config.exists():
             _check_fields(folder, settings)
-        processes.on_primary(lambda: _fetch(copy, folder))
+        processes.on_primary(lambda: fetch(copy, folder))
     check_workdir(folder, settings)
 
 
@@ -88,10 +73,9 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
             f"existing folder {copy.path.parent}; mount its drive first"
         )
     if copy.config.exists():
-        if not _was_cut_off(copy, folder):
-            _check_fields(copy, settings)
-            if folder.identity.exists():
-                _check_copied_identity(copy, read_object(folder.identity))
+        _check_fields(copy, settings)
+        if folder.identity.exists() and copy.identity.exists():  # or the first copy ended early
+            check_identity(copy, read_object(folder.identity))
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
     found = [path.name for path in foreign if path.exists()]
@@ -102,46 +86,11 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
         )
 
 
-def _was_cut_off(copy: Workdir, folder: Workdir) -> bool:
-    """Returns whether a small file of a copy is incomplete, and the run can write it again.
-
-    On a drive without rename, files are overwritten in place.
-    """
-    try:
-        for path in (copy.config, copy.identity):
-            if path.exists():
-                read_object(path)
-    except UserError:
-        return folder.config.exists() or not saved_steps(copy.checkpoints)
-    return False
-
-
-def _check_copied_identity(copy: Workdir, identity: dict[str, str]) -> None:
-    if copy.identity.exists():  # else the first copy ended early
-        check_identity(copy, identity)
-
-
-def _fetch(copy: Workdir, folder: Workdir) -> None:
-    if not saved_steps(copy.checkpoints):
-        return
-    with lock_folder(folder.path) as alone:
-        if steps := fetch(copy, folder) if alone else []:
-            _logger.warning(
-                "brought back the checkpoints of steps %s from %s",
-                ", ".join(map(str, steps)),
-                copy.path,
-            )
-
-
 def check_workdir(folder: Workdir, settings: Settings) -> None:
     """Checks that the workdir is new, or belongs to the same experiment and has its checkpoints.
 
     The number of steps and the intervals of reports may change when a run is resumed. Data may
     move, since it is identified by its SHA-256. The rest of the experiment may not change.
-
-    Raises:
-      UserError: As for :meth:`Workdir.check_writable`, or the workdir holds another experiment or
-        lacks its checkpoints or its config.
     """
     folder.check_writable()
     if folder.config.exists():
@@ -162,14 +111,15 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
         moved = name in _MAY_MOVE and None not in (was, now)
         if was != now and not moved:
             same_layers = not name.startswith("model.") or name.endswith("dropout_rate")
-            way_on = (
-                f", or --config.training.init_from={folder.path} --workdir NEW to begin with its "
-                "parameters"
-            )
+            way_on = ""
+            if same_layers and "training.init_from" in given:
+                way_on = (
+                    f", or --config.training.init_from={folder.path} --workdir NEW to begin with "
+                    "its parameters"
+                )
             raise UserError(
                 f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
-                "same config, or another folder"
-                f"{way_on if same_layers and 'training.init_from' in given else ''}"
+                f"same config, or another folder{way_on}"
             )
 
 
@@ -213,19 +163,14 @@ def _check_checkpoints(folder: Workdir) -> None:
 
 @contextlib.contextmanager
 def only_run_in(folder: Workdir) -> Iterator[None]:
-    """Locks the folder, and creates it if need be.
-
-    Raises:
-      UserError: Another run holds the lock, or the file system is not good enough for a run. Every
-        process of this run raises it.
-    """
-    doing = (
-        "training in this folder; stop it or let it end (a stopped one saves its state first), or "
-        "give another --workdir"
-    )
+    """Locks the folder, which must be free and on a good file system; creates it if need be."""
 
     def lock() -> None:
-        held.enter_context(locked(folder.path, doing))
+        if not held.enter_context(lock_folder(folder.path)):
+            raise UserError(
+                f"{folder.path}: another process is training in this folder; stop it or let it end "
+                "(a stopped one saves its state first), or give another --workdir"
+            )
         check_file_system(folder.path)
 
     with contextlib.ExitStack() as held:
@@ -234,11 +179,7 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
 
 
 def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
-    """Checks that the data is the same as when the run in this workdir began, if there is one.
-
-    Raises:
-      UserError: The data differs.
-    """
+    """Checks that the data is the same as when the run in this workdir began, if there is one."""
     if not folder.config.exists():
         return
     began_with = read_object(folder.identity)
@@ -250,60 +191,16 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
             )
 
 
-@contextlib.contextmanager
-def mirrored(
-    folder: Workdir, mirror: str | None, identity: dict[str, str]
-) -> Iterator[Callable[[], None]]:
-    """Copies the workdir in the background; yields a function that starts copying what is new.
-
-    At the end of the block, the copy is completed.
-
-    Raises:
-      UserError: The mirror is of a run with other data.
-    """
-    if mirror is None:
-        yield lambda: None
-        return
-    copy = Workdir(local_path(mirror))
-    processes.on_primary(
-        lambda: None if _was_cut_off(copy, folder) else _check_copied_identity(copy, identity)
-    )
-    thread, together = Mirror(folder, copy), False
-    try:
-        yield thread.update
-        together = True
-    except StoppedError:  # raised by all of several processes, or by none
-        together = True
-        raise
-    finally:
-        watchdog.progress("the end of training", limited=False)
-        thread.close()
-        if together:
-            processes.all_gather(None)  # Process 0 does not survive the end of the others.
-
-
 def describe_run(identity: dict[str, str], settings: Settings) -> dict[str, Any]:
-    """Returns the metadata of checkpoints: the identity, and the model of an experiment's config.
-
-    Arrays do not show all of a model: an activation has no parameters.
-    """
+    """Returns the metadata of checkpoints: the identity, and the model of the config, if any."""
+    # Arrays do not show all of a model: an activation has no parameters.
     model = settings.to_dict().get("model")
     return identity if model is None else {**identity, "model": model}
 
 
 def check_metadata(folder: Workdir, expected: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Checks that a checkpoint was trained with the same tokenizer, data and model.
-
-    Checkpoints of earlier versions record only the tokenizer.
-
-    Args:
-      folder: The workdir.
-      expected: Metadata of this run, from :func:`describe_run`.
-      metadata: Metadata of the checkpoint.
-
-    Raises:
-      UserError: They differ.
-    """
+    """Checks that a checkpoint was trained with the tokenizer, data and model of this run."""
+    # Checkpoints of earlier versions record only the tokenizer.
     identity, place = dict(expected), str(folder.checkpoints)
     model = identity.pop("model", {})
     check_unchanged(model, metadata.get("model"), "model", place)
@@ -316,23 +213,10 @@ def check_metadata(folder: Workdir, expected: dict[str, Any], metadata: dict[str
 
 
 def initialize_workdir(
-    folder: Workdir,
-    settings: Settings,
-    identity: dict[str, str],
-    save: Callable[[Workdir], None],
+    folder: Workdir, settings: Settings, identity: dict[str, str], save: Callable[[Workdir], None]
 ) -> None:
-    """Writes the task's own files with ``save``, then its identity, and the settings.
-
-    They come last, since ``config.json`` makes the folder a workdir.
-
-    Raises:
-      UserError: The folder has a file that would be overwritten.
-    """
+    """Writes the task's files by ``save``, its identity, and last the config of a workdir."""
     if not folder.config.exists():
         save(folder)
         write_file(folder.identity, json.dumps(identity, indent=2).encode())
     write_file(folder.config, (json.dumps(settings.to_dict(), indent=2) + "\n").encode())
-
-
-def _digest(settings: Settings) -> str:
-    return hashlib.sha256(json.dumps(settings.to_dict()).encode()).hexdigest()

@@ -20,23 +20,58 @@ _HANG_UP = getattr(signal, "SIGHUP", None)
 
 
 class StopSignals:
-    """Signals that ask the run to stop.
+    """Collects SIGTERM (preemption), SIGINT and SIGHUP instead of ending the process.
+
+    A second SIGTERM or SIGINT still ends the process. If SIGHUP was ignored, as under nohup, it
+    stays ignored. With several processes, jax handles SIGTERM and lets them agree on a step; the
+    other signals are forwarded as SIGTERM.
 
     Attributes:
-      received: The signals, in the order in which they came; none with several processes.
+      received: The signals that this process has handled, in the order in which they came.
     """
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
+        self._alone = jax.process_count() == 1
         self._at_once = False
         self._calls, self._reached = 0, False
+
+    def __enter__(self) -> "StopSignals":
+        numbers = [signal.SIGTERM, signal.SIGINT] if self._alone else [signal.SIGINT]
+        if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
+            numbers.append(_HANG_UP)
+        if threading.current_thread() is not threading.main_thread():
+            numbers = []  # Only the main thread may install handlers.
+        self._old = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, previous in self._old.items():
+            signal.signal(number, previous)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number != _HANG_UP and any(earlier != _HANG_UP for earlier in self.received):
+            error = KeyboardInterrupt if number == signal.SIGINT else StoppedError
+            raise error("stopped at once; the same command resumes from the newest checkpoint")
+        self.received.append(signal.Signals(number))
+        if self._at_once:
+            self._at_once = False
+            self._check()
+        if not self._alone and len(self.received) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _check(self) -> None:
+        if self._alone and self.received:
+            raise StoppedError(
+                f"{self.received[0].name}: nothing to save; the same command resumes the run"
+            )
 
     def asked(self) -> bool:
         """Returns whether to stop here, which is the same on all processes.
 
         All processes call it equally often, or else :meth:`agree` before the next call.
         """
-        if jax.process_count() == 1:
+        if self._alone:
             return bool(self.received)
         self._calls += 1
         if not self._reached:
@@ -44,30 +79,15 @@ class StopSignals:
         return self._reached
 
     def agree(self, stopped: bool) -> bool:
-        """Returns whether any process has stopped, and makes up for calls that some have not made.
+        """Returns whether :meth:`asked` has stopped any process, given whether it has this one.
 
-        Args:
-          stopped: Whether this process has stopped, because :meth:`asked` returned True.
+        Makes up for calls that some have not made.
         """
-        if jax.process_count() == 1:
+        if self._alone:
             return stopped
         calls, reached = zip(*processes.all_gather((self._calls, self._reached)), strict=True)
         self._calls, self._reached = max(calls), any(reached)
         return self._reached
-
-    def add(self, number: int) -> None:
-        """Adds a signal; within :meth:`at_once` it ends the block."""
-        self.received.append(signal.Signals(number))
-        if self._at_once:
-            self._at_once = False
-            self.check()
-
-    def check(self) -> None:
-        """Raises StoppedError if a signal has come."""
-        if self.received:
-            raise StoppedError(
-                f"{self.received[0].name}: nothing to save; the same command resumes the run"
-            )
 
     def end_run(self, step: int) -> NoReturn:
         """Ends a run whose state has been saved, on all processes."""
@@ -79,64 +99,24 @@ class StopSignals:
     def at_once(self) -> Iterator[None]:
         """Raises StoppedError within the block as soon as a signal comes, or came before.
 
-        Only Python code can be interrupted: a running compilation is finished first.
+        Only Python code can be interrupted: a running compilation is finished first. Several
+        processes continue until they have agreed on a last step.
         """
         self._at_once = True
         try:
-            self.check()
+            self._check()
             yield
         finally:
             self._at_once = False
 
     def until_stopped(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
-        """Yields batches until a signal comes, even while it waits for a batch.
-
-        Several processes continue until they have agreed on a last step.
-        """
-        alone = jax.process_count() == 1
+        """Yields batches until a signal comes, even while it waits for a batch."""
         while True:
             try:
-                with self.at_once() if alone else contextlib.nullcontext():
+                with self.at_once():
                     batch = next(batches, None)
             except StoppedError:
                 return
             if batch is None:
                 return
             yield batch
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[StopSignals]:
-    """Collects SIGTERM (preemption), SIGINT and SIGHUP instead of ending the process.
-
-    A second SIGTERM or SIGINT still ends the process. If SIGHUP was ignored, as under nohup, it
-    stays ignored. With several processes, jax handles SIGTERM and lets them agree on a step. No
-    signals are then collected, and the other ones are forwarded as SIGTERM.
-    """
-    stop = StopSignals()
-    asked: list[int] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if number != _HANG_UP and any(earlier != _HANG_UP for earlier in asked):
-            error = KeyboardInterrupt if number == signal.SIGINT else StoppedError
-            raise error("stopped at once; the same command resumes from the newest checkpoint")
-        asked.append(number)
-        if alone:
-            stop.add(number)
-        elif len(asked) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    alone = jax.process_count() == 1
-    # Only the main thread may install handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    numbers = [signal.SIGTERM, signal.SIGINT] if alone else [signal.SIGINT]
-    if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
-        numbers.append(_HANG_UP)
-    old = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)

@@ -10,7 +10,6 @@ cases a process prints the stacks of its threads and the cause, and exits with
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import os
 import signal
 import sys
@@ -27,29 +26,28 @@ HEARTBEAT_TIMEOUT = 15
 _TICK = 1.0
 
 _current: "_StallTimer | None" = None
-_handlers: list[object] = []
 
 
 @contextlib.contextmanager
 def watch(stall_timeout: float) -> Iterator[None]:
     """Watches this process during the block; within another such block, does nothing.
 
-    With a single process, the stacks are printed once it is stuck, and it is not ended.
-
-    Args:
-      stall_timeout: Seconds without :func:`progress` after which a process is stuck.
+    It is stuck after ``stall_timeout`` seconds without :func:`progress`. A single process prints
+    its stacks once, and is not ended.
     """
     global _current
     if _current is not None:
         yield
         return
-    if jax.process_count() > 1:
-        _make_aborts_resumable()
-    _current = _StallTimer(stall_timeout)
+    several = jax.process_count() > 1
+    if several and sys.platform != "win32":
+        ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+    _current = _StallTimer(stall_timeout, several)
+    _current.start()
     try:
         yield
     except jax.errors.JaxRuntimeError:
-        if jax.process_count() > 1:
+        if several:
             # On CPUs a computation fails if another process is lost, before jax notices the loss.
             progress("a failed computation", limited=False)
             time.sleep(HEARTBEAT_TIMEOUT + 5)
@@ -60,56 +58,49 @@ def watch(stall_timeout: float) -> Iterator[None]:
 
 
 def progress(what: str, *, limited: bool = True) -> None:
-    """Records that the main thread has made progress.
+    """Records what the main thread has reached, such as "step 10".
 
-    Args:
-      what: What it has reached, such as "step 10".
-      limited: Whether it must make further progress within the stall timeout.
+    If ``limited``, it must make further progress within the stall timeout.
     """
     if _current is not None:
         _current.reached = (what, time.monotonic() if limited else None)
 
 
-class _StallTimer:
-    """A thread that notices when the main thread is stuck.
+class _StallTimer(threading.Thread):
+    """A thread that notices when the main thread is stuck."""
 
-    Attributes:
-      reached: What the main thread has reached, and since when; None for the time if its next
-        progress may take any time.
-    """
-
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, several: bool) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        # Last progress of the main thread, and its time if the next one may not take any time.
         self.reached: tuple[str, float | None] = ("the start", None)
-        self._timeout, self._alone = timeout, jax.process_count() == 1
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
+        self._timeout, self._several = timeout, several
+        self._ended = threading.Event()
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-        if not self._alone:
-            faulthandler.cancel_dump_traceback_later()
+        self._ended.set()
+        self.join()
+        self._limit_held_interpreter(False)
 
-    def _watch(self) -> None:
+    def run(self) -> None:
         reported = None
-        while not self._stopped.wait(_TICK):
+        while not self._ended.wait(_TICK):
             what, since = self.reached
-            if not self._alone:
-                self._limit_held_interpreter(since is not None)
+            self._limit_held_interpreter(since is not None)
             if since is None or time.monotonic() - since < self._timeout or since == reported:
                 continue
             reported = since
             cause = f"no progress for {self._timeout:g} s (stall_timeout) after {what}"
             _print_stacks(f"{cause}; the stacks of all threads are above")
-            if not self._alone:
+            if self._several:
                 os._exit(RESUMABLE)
 
     def _limit_held_interpreter(self, limited: bool) -> None:
-        """Ends the process with exit code 1 if a call into C holds the interpreter even longer.
+        """Ends one of several with exit code 1 if a call into C holds the interpreter even longer.
 
         No thread of Python can run then, and jax's heartbeats continue.
         """
+        if not self._several:
+            return
         if limited:
             faulthandler.dump_traceback_later(self._timeout + 5, exit=True)
         else:
@@ -123,20 +114,13 @@ def _print_stacks(message: str) -> None:
         os.write(2, f"{message}\n".encode())
 
 
-@functools.cache
-def _make_aborts_resumable() -> None:
-    """Makes jax's abort end the process with RESUMABLE instead of SIGABRT.
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _on_abort(_: int) -> None:
+    """Ends the process with RESUMABLE instead of SIGABRT.
 
     jax calls ``abort()`` in a thread of its own when it has lost a process (jax 0.10.1, 0.12), and
     a handler of Python's ``signal`` would not run anymore. jax 0.7.2 exits with code 1 instead.
     """
-
-    def on_abort(_: int) -> None:
-        causes = "another process is lost, or this one has crashed: see above"
-        _print_stacks(f"{causes}; the same command resumes the run")
-        os._exit(RESUMABLE)
-
-    if sys.platform != "win32":
-        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(on_abort)
-        _handlers.append(handler)  # C calls it as long as the process lives.
-        ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+    causes = "another process is lost, or this one has crashed: see above"
+    _print_stacks(f"{causes}; the same command resumes the run")
+    os._exit(RESUMABLE)

@@ -1,11 +1,8 @@
 """The directory of a run (workdir). Nothing in it is ever executed or unpickled."""
 
-import contextlib
-import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,7 +12,6 @@ from jaxformer.errors import UserError
 from jaxformer.files import (
     cache_directory,
     local_path,
-    lock_folder,
     read_whole,
     readable,
     remove_partial,
@@ -24,87 +20,51 @@ from jaxformer.files import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
 class Workdir:
     """Paths of the files of a run.
 
     Attributes:
       path: The directory.
+      config: The resolved config, JSON. For a custom task: the settings of the loop as "fit".
+      tokenizer: The tokenizer: a SentencePiece model, or an imported model's two with their pieces.
+      identity: Identity of the run, JSON: SHA-256 of the tokenizer and of the data. For a converted
+        model also "made_by", the command that created the workdir.
+      initial_parameters: SHA-256 of the parameters of ``training.init_from`` that the run began
+        with, JSON.
+      checkpoints: Checkpoints, one folder per step.
+      averaged: The average of several checkpoints, stored as a checkpoint.
+      committed: The step of the newest checkpoint, JSON; it detects that ``checkpoints`` is
+        missing.
+      metrics: Metrics of training and validation, one JSON object per line.
+      tensorboard: TensorBoard event files.
+      profile: Profiles of training steps, in the form of JAX's profiler.
 
     Raises:
       UserError: The path is not on a local disk, or a link in the folder leads out of it.
     """
 
-    path: pathlib.Path
-
-    def __post_init__(self) -> None:
-        local_path(self.path)  # Refuses URLs.
-        for path in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
-            resolve_inside(path, self.path)
-
-    @property
-    def config(self) -> pathlib.Path:
-        """The resolved config, JSON. For a custom task: the settings of the loop as "fit"."""
-        return self.path / "config.json"
-
-    @property
-    def tokenizer(self) -> pathlib.Path:
-        """The tokenizer: a SentencePiece model, or an imported model's two with their pieces."""
-        return self.path / "tokenizer.model"
-
-    @property
-    def identity(self) -> pathlib.Path:
-        """Identity of the run, JSON: SHA-256 of the tokenizer and of the data.
-
-        For a converted model also "made_by", the command that created the workdir.
-        """
-        return self.path / "identity.json"
-
-    @property
-    def initial_parameters(self) -> pathlib.Path:
-        """SHA-256 of the parameters of ``training.init_from`` that the run began with, JSON."""
-        return self.path / "initial_parameters.json"
-
-    @property
-    def checkpoints(self) -> pathlib.Path:
-        """Checkpoints, one folder per step."""
-        return self.path / "checkpoints"
-
-    @property
-    def averaged(self) -> pathlib.Path:
-        """The average of several checkpoints, stored as a checkpoint."""
-        return self.path / "averaged"
-
-    @property
-    def committed(self) -> pathlib.Path:
-        """The step of the newest checkpoint, JSON; it detects that ``checkpoints`` is missing."""
-        return self.path / "committed.json"
-
-    @property
-    def metrics(self) -> pathlib.Path:
-        """Metrics of training and validation, one JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> pathlib.Path:
-        """TensorBoard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> pathlib.Path:
-        """Profiles of training steps, in the form of JAX's profiler."""
-        return self.path / "profile"
+    def __init__(self, path: pathlib.Path) -> None:
+        local_path(path)  # Refuses URLs.
+        self.path = path
+        self.config = path / "config.json"
+        self.tokenizer = path / "tokenizer.model"
+        self.identity = path / "identity.json"
+        self.initial_parameters = path / "initial_parameters.json"
+        self.checkpoints = path / "checkpoints"
+        self.averaged = path / "averaged"
+        self.committed = path / "committed.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.profile = path / "profile"
+        for folder in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
+            resolve_inside(folder, path)
 
     def record_commit(self, step: int) -> None:
         """Records that ``checkpoints`` holds a step."""
         write_file(self.committed, json.dumps({"step": step}).encode())
 
     def committed_step(self) -> int | None:
-        """Returns the step recorded last, or None before the first commit.
-
-        Raises:
-          UserError: The file is damaged.
-        """
+        """Returns the step recorded last, or None before the first commit."""
         if not self.committed.exists():
             return None
         step = read_object(self.committed).get("step")
@@ -115,13 +75,7 @@ class Workdir:
     def check_writable(self, command: str | None = None) -> None:
         """Checks that training, or a command that makes a new workdir, may write here.
 
-        Args:
-          command: The command, which may overwrite an unfinished workdir of its own; None for
-            training, which may also resume the run that is here.
-
-        Raises:
-          UserError: This is a file, has a name that orbax cannot use, holds a run or files that the
-            command would overwrite, or another command has begun to write here.
+        A command may overwrite an unfinished workdir of its own; training, None, may resume a run.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: expected a folder for a workdir, this is a file")
@@ -145,15 +99,7 @@ class Workdir:
             )
 
     def begin(self, command: str, identity: dict[str, Any]) -> None:
-        """Creates the folder, and first of all records which command is writing it.
-
-        Args:
-          command: The command.
-          identity: Sources of the model, the content of ``identity.json``.
-
-        Raises:
-          UserError: As for :meth:`check_writable`.
-        """
+        """Creates the folder, and first of all records the command and the model's sources."""
         self.check_writable(command)
         for path in (self.identity, self.tokenizer, self.config):
             remove_partial(path)
@@ -161,11 +107,7 @@ class Workdir:
         write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
 
     def check_tokenizer(self) -> None:
-        """Compares the tokenizer with the hash recorded when training began.
-
-        Raises:
-          UserError: The tokenizer is missing or is not the one that the model was trained with.
-        """
+        """Compares the tokenizer with the hash recorded when training began."""
         if not self.tokenizer.exists():
             raise UserError(f"{self.tokenizer}: no such file; copy the whole workdir")
         found = sha256_of(self.tokenizer)
@@ -177,11 +119,7 @@ class Workdir:
             )
 
     def write_tokenizer(self, serialized: bytes) -> None:
-        """Writes the tokenizer of a new run.
-
-        Raises:
-          UserError: The workdir holds another tokenizer.
-        """
+        """Writes the tokenizer of a new run, whose workdir must not hold another one."""
         expected = hashlib.sha256(serialized).hexdigest()
         if self.tokenizer.exists() and sha256_of(self.tokenizer) != expected:
             raise UserError(
@@ -192,11 +130,7 @@ class Workdir:
 
 
 def check_directory(directory: pathlib.Path) -> None:
-    """Checks that checkpoints can be written below a folder.
-
-    Raises:
-      UserError: Its absolute path has characters that orbax takes for a pattern of names.
-    """
+    """Refuses folders whose absolute path has characters that orbax takes for a pattern."""
     path = directory.absolute().as_posix()
     if found := "".join(sorted(set(path) & set("*?[\\"))):
         raise UserError(
@@ -205,39 +139,14 @@ def check_directory(directory: pathlib.Path) -> None:
         )
 
 
-@contextlib.contextmanager
-def locked(folder: pathlib.Path, doing: str) -> Iterator[None]:
-    """Creates a folder if needed, and locks it.
-
-    Args:
-      folder: The folder.
-      doing: What a process that has the lock is doing, and what to do about it.
-
-    Raises:
-      UserError: Another process has the lock.
-    """
-    with lock_folder(folder) as alone:
-        if not alone:
-            raise UserError(f"{folder}: another process is {doing}")
-        yield
-
-
 def sha256_of(path: pathlib.Path) -> str:
-    """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits.
-
-    Raises:
-      UserError: The file cannot be read, is large, or is a link out of its folder.
-    """
+    """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits."""
     with readable(path):
         return hashlib.sha256(read_whole(path, path.parent)).hexdigest()
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object of a workdir.
-
-    Raises:
-      UserError: The file is missing, is not a JSON object, or is a link out of its folder.
-    """
+    """Reads a JSON object of a workdir, which must not be a link out of it."""
     with readable(path):
         try:
             values = files.read_json(path, path.parent)

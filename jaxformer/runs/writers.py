@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
@@ -81,29 +81,19 @@ class Terminal:
 
     def write(self, step: int, kind: str, values: Values) -> None:
         """Prints one report."""
-        place = f"step {step}/{self._steps}"
-        if kind == "failed_validation":
-            cause = values["error"]
-            self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
-            return
-        if kind == "skipped":
-            batch = f"; {values['batch']}" if values["batch"] else ""
-            every = "; metrics.jsonl has the numbers of all" if values["examples"] else ""
-            self.log(f"step {step} skipped: its update was NaN or Inf{batch}{every}")
-            return
         texts = (
             self._formats[name].format(value) if name in self._formats else f"{name} {value:.4g}"
             for name, value in values.items()
         )
         parts = [text for text in texts if text]
         if kind == "valid":
-            self.log(f"{place}  validation: {'  '.join(parts)}")
+            self.log(f"step {step}/{self._steps}  validation: {'  '.join(parts)}")
         elif not self._bar.disable:
             self._bar.set_postfix_str(", ".join(parts))
         else:
             seconds_left = values["seconds_per_step"] * (self._steps - step)
             left = tqdm.format_interval(int(seconds_left))
-            self.log(f"{place}  {'  '.join(parts)}  {left} left")
+            self.log(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
 
     def close(self) -> None:
         self._bar.close()
@@ -112,9 +102,10 @@ class Terminal:
 class MetricsFile:
     """``metrics.jsonl``: one JSON line for each report.
 
+    A run that was killed between the report of a validation and its score repeats the validation,
+    but not its report.
+
     Attributes:
-      kept: Kind and step of the reports that the file keeps. A run that was killed between the
-        report of a validation and its score repeats the validation, but not its report.
       cut: Kind and step of reports made after the step that the run resumes from, removed now or by
         earlier resumptions. The run will report them again.
     """
@@ -128,12 +119,12 @@ class MetricsFile:
         *lines, torn = content.split(b"\n")
         if _report_of(torn) is not None:  # only its line end is missing
             lines.append(torn)
-        kept, cut, self.kept = [], [], set()
+        kept, cut, self._kept = [], [], set()
         for line in filter(bytes.strip, lines):
             report = _report_of(line)
             if report is not None and report.reported <= start:
                 kept.append(line + b"\n")
-                self.kept.add(report[:2])
+                self._kept.add(report[:2])
             else:
                 cut.append(line + b"\n")
         if cut:
@@ -146,8 +137,13 @@ class MetricsFile:
         # Without a buffer, nothing is left to write when a full disk ends the run.
         self._file = folder.metrics.open("ab", buffering=0)
 
-    def write(self, step: int, kind: str, values: Values) -> None:
-        """Appends a line. NaN and infinity become null, since JSON has neither."""
+    def write(self, step: int, kind: str, values: Values) -> bool:
+        """Appends a line, unless it was kept; returns whether it did.
+
+        NaN and infinity become null, since JSON has neither.
+        """
+        if (kind, step) in self._kept:
+            return False
         known = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -161,17 +157,14 @@ class MetricsFile:
                 f"{self._file.name}: {error.strerror}; free or repair the disk, then run the same "
                 "command"
             ) from error
+        return True
 
     def close(self) -> None:
         self._file.close()
 
 
 def _content(path: pathlib.Path) -> bytes:
-    """Returns the content of a file of the workdir, empty if there is none.
-
-    Raises:
-      UserError: Something other than a file has this name, or a link leads out of the workdir.
-    """
+    """Returns the content of a file of the workdir, empty if there is none."""
     try:
         with open_file(path, path.parent) as file:
             return file.read()
@@ -180,17 +173,9 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 class _Report(NamedTuple):
-    """A line of the metrics.
-
-    Attributes:
-      kind: Kind of the report.
-      step: The step that it is about.
-      reported: Number of steps taken when it was made.
-    """
-
     kind: str
-    step: float
-    reported: float
+    step: float  # that it is about
+    reported: float  # number of steps taken when it was made
 
 
 def _report_of(line: bytes) -> _Report | None:
@@ -213,41 +198,37 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        self._installed = importlib.util.find_spec("tensorboardX") is not None
         self._folder, self._start = folder.tensorboard, start
         self._file: Any = None
         self._next_flush = 0.0
 
     def write(self, step: int, kind: str, values: Values) -> None:
         """Adds a point to each curve."""
-        if not self._installed:
+        if importlib.util.find_spec("tensorboardX") is None:
             return
-        from tensorboardX.proto import event_pb2
         from tensorboardX.summary import scalar
 
-        file = self._file = self._file or self._open()
+        if not self._file:
+            self._open()
         for name, value in values.items():
-            point = scalar(f"{kind}/{name}", value)
-            file.write_event(
-                cast(Any, event_pb2).Event(step=step, wall_time=time.time(), summary=point)
-            )
+            self._add(step, summary=scalar(f"{kind}/{name}", value))
         if time.monotonic() > self._next_flush:  # it waits for the disk
-            file.flush()
+            self._file.flush()
             self._next_flush = time.monotonic() + _FLUSH_SECONDS
 
-    def _open(self) -> Any:
+    def _open(self) -> None:
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2
 
         self._folder.mkdir(exist_ok=True)
-        file = EventsWriter(str(self._folder / "events"), f".{self._start}")
+        self._file = EventsWriter(str(self._folder / "events"), f".{self._start}")
         # TensorBoard hides events of earlier runs from this step on. They will be reported again.
-        messages = cast(Any, event_pb2)
-        session = messages.SessionLog(status=messages.SessionLog.START)
-        file.write_event(
-            messages.Event(step=self._start + 1, wall_time=time.time(), session_log=session)
-        )
-        return file
+        self._add(self._start + 1, session_log={"status": "START"})
+
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto import event_pb2
+
+        event: Any = event_pb2
+        self._file.write_event(event.Event(step=step, wall_time=time.time(), **content))
 
     def close(self) -> None:
         if self._file is not None:

@@ -18,6 +18,7 @@ from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import peak_flops
 from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.mirror import mirrored
 from jaxformer.runs.reporting import Reporter, Window
 from jaxformer.runs.run_directory import (
     Settings,
@@ -25,11 +26,10 @@ from jaxformer.runs.run_directory import (
     check_workdir,
     describe_run,
     initialize_workdir,
-    mirrored,
     only_run_in,
     prepare_run,
 )
-from jaxformer.runs.signals import StopSignals, stop_signals
+from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
 from jaxformer.runs.writers import Writer
 from jaxformer.training.independence import describe_dependence
@@ -101,7 +101,7 @@ class Run:
         identity = task.identity()
         processes.check_agreement(identity)
         metadata = describe_run(identity, config or settings)
-        with _open_files(folder, settings, mesh, identity) as (stop, checkpoints, on_commit):
+        with _open_files(folder, settings, mesh) as (stop, checkpoints, on_commit):
             # Checked again: another run may have used the workdir while this one read its data.
             check_workdir(folder, config or settings)
             check_identity(folder, identity)
@@ -288,7 +288,7 @@ class Run:
 
 @contextlib.contextmanager
 def _open_files(
-    folder: Workdir, settings: FitConfig, mesh: Mesh, identity: dict[str, str]
+    folder: Workdir, settings: FitConfig, mesh: Mesh
 ) -> Iterator[tuple[StopSignals, Checkpoints, Callable[[int], None]]]:
     """Locks the folder of a run, and collects signals; the function records a saved step."""
 
@@ -301,8 +301,8 @@ def _open_files(
         global_mesh(mesh),
         watchdog.watch(settings.stall_timeout),
         only_run_in(folder),
-        stop_signals() as stop,
-        mirrored(folder, settings.mirror, identity) as update_mirror,
+        StopSignals() as stop,
+        mirrored(folder, settings.mirror) as update_mirror,
         Checkpoints(folder.checkpoints, keep=keep, on_commit=on_commit) as checkpoints,
     ):
         yield stop, checkpoints, on_commit

@@ -148,9 +148,8 @@ class Validation:
 
         Repeats it if it was due and was interrupted; returns whether it ended, as :meth:`run`.
         """
-        scored, score = self._checkpoints.score(start)
-        if scored:
-            self._count(math.nan if score is None else score)
+        if (score := self._checkpoints.score(start)) is not None:
+            self._count(score)
         elif start <= self._settings.steps and self.is_due(start):
             return self.run(start, state)
         return True

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from jaxformer.errors import StoppedError
-from jaxformer.runs.signals import stop_signals
+from jaxformer.runs.signals import StopSignals
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _handlers():
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_process(first, second):
-    with stop_signals():
+    with StopSignals():
         signal.raise_signal(first)
         with pytest.raises(KeyboardInterrupt, match="stopped at once") as stopped:
             signal.raise_signal(second)
@@ -32,7 +32,7 @@ def test_a_second_signal_ends_the_process(first, second):
 
 
 def test_a_signal_ends_a_block_that_has_nothing_to_save():
-    with stop_signals() as stop:
+    with StopSignals() as stop:
         with pytest.raises(StoppedError, match="SIGHUP: nothing to save"), stop.at_once():
             signal.raise_signal(signal.SIGHUP)
         with pytest.raises(StoppedError), stop.at_once():
@@ -52,7 +52,7 @@ def test_a_signal_ends_a_block_that_has_nothing_to_save():
     ],
 )
 def test_signals_are_collected_and_sighup_does_not_end_the_process(numbers):
-    with stop_signals() as stop:
+    with StopSignals() as stop:
         assert not stop.asked()
         for number in numbers:
             signal.raise_signal(number)
@@ -62,7 +62,7 @@ def test_signals_are_collected_and_sighup_does_not_end_the_process(numbers):
 
 def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with stop_signals() as stop:
+    with StopSignals() as stop:
         signal.raise_signal(signal.SIGHUP)
     assert stop.received == []
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN

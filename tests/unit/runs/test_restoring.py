@@ -6,34 +6,29 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.runs import untrusted
-from jaxformer.runs.untrusted import DamagedError, check_listing, check_sizes
-
-
-def test_a_folder_that_cannot_be_read_is_damaged(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DamagedError, match="file cannot be read: Not a directory"):
-        check_listing(tmp_path / "file", set(), set())
+from jaxformer.errors import UserError
+from jaxformer.runs import restoring
+from jaxformer.runs.restoring import check_sizes
 
 
 def test_arrays_are_in_proportion_to_their_files(tmp_path):
     (tmp_path / "data").write_bytes(bytes(1000))
-    most = untrusted._SMALL + untrusted._COMPRESSION * 1000
+    most = restoring._SMALL + restoring._COMPRESSION * 1000
 
     def message(size):
-        with pytest.raises(DamagedError) as caught:
+        with pytest.raises(UserError) as caught:
             check_sizes(tmp_path, jax.ShapeDtypeStruct((size,), np.uint8))
         return str(caught.value)
 
     assert f"expected files for arrays of {most + 1:,} bytes, found 1,000" in message(most + 1)
-    (tmp_path / untrusted.METADATA).write_text("{}")
+    (tmp_path / restoring.METADATA).write_text("{}")
     assert "expected arrays in the formats" in message(most)
 
 
 @pytest.mark.parametrize(
     ("chunks", "dtype", "size"),
     [
-        ([3, 4], "<f4", 12 * untrusted._LARGEST_NUMBER),
+        ([3, 4], "<f4", 12 * restoring._LARGEST_NUMBER),
         ([3, -4], "<f4", None),
         ([3, 4.0], "<f4", None),
         ([True], "<f4", None),
@@ -44,7 +39,7 @@ def test_arrays_are_in_proportion_to_their_files(tmp_path):
 def test_chunks_have_whole_sizes_and_numbers(chunks, dtype, size):
     metadata = json.dumps({"chunks": chunks, "dtype": dtype}).encode()
     if size is not None:
-        assert untrusted._chunk_size("place", metadata) == size
+        assert restoring._chunk_size("place", metadata) == size
         return
-    with pytest.raises(DamagedError, match="place: expected the metadata of an array of numbers"):
-        untrusted._chunk_size("place", metadata)
+    with pytest.raises(UserError, match="place: expected the metadata of an array of numbers"):
+        restoring._chunk_size("place", metadata)

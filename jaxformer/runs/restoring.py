@@ -1,0 +1,143 @@
+"""Reading one step of a run: verified, and within limits if somebody else may have made it.
+
+Hashes prove nothing about the step of somebody else: whoever wrote its files also wrote its
+manifest. Before anything in such a step is used, its sizes are checked.
+"""
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+
+from jaxformer.errors import UserError
+from jaxformer.files import read_json
+from jaxformer.layout import global_mesh
+from jaxformer.runs.manifest import Manifest, describe_leaves, versions
+from jaxformer.runs.step_folders import METADATA, list_files, lock_step
+
+# Arrays may take this many times the bytes of their files, and this much in any case. Compressed
+# weights take about 0.9 of their size, and pruned weights less.
+_COMPRESSION, _SMALL = 16, 256 << 20
+# Dtypes of Zarr 2, such as "<f4" and "bfloat16", and not records or strings.
+_NUMBERS = re.compile(r"[<>|][biufc]\d{1,2}|(bfloat|float|u?int)\d\w{0,10}")
+_LARGEST_NUMBER = 16
+
+
+class Restored(NamedTuple):
+    """A state, bit for bit as it was saved.
+
+    Attributes:
+      step: Step at which it was saved.
+      state: The state, sharded like the template.
+      metadata: Metadata given to :meth:`~jaxformer.Checkpoints.save`.
+    """
+
+    step: int
+    state: PyTree
+    metadata: dict[str, Any]
+
+
+def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Restored:
+    """Verifies and reads a step, which no run removes meanwhile.
+
+    With ``partial``, the step may hold more arrays, and may be somebody else's.
+    """
+    Manifest.read(folder)  # before it is locked: it may be a link out of the workdir, or a pipe
+    with lock_step(folder, shared=True):
+        before = versions(folder)
+        manifest = Manifest.read(folder, verify=True)
+        manifest.check_leaves(describe_leaves(template), partial=partial)
+        try:
+            if partial:  # The config may be the author's, too, and not the user's.
+                check_sizes(folder, template)
+            state = _restore(folder, template, partial)
+        except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:  # Orbax has no class for its errors.
+            cause = f"{type(error).__name__}: {str(error)[:500]}"
+            raise UserError(
+                f"{folder} is as it was saved, but cannot be restored: {cause}"
+            ) from error
+        finally:
+            if versions(folder) != before:
+                raise UserError(f"{folder} changed while it was read; run the same command again")
+    return Restored(manifest.step, state, manifest.metadata)
+
+
+@global_mesh(None)
+def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
+    template = jax.tree.map(_abstract, template)
+    args = ocp.args.PyTreeRestore(
+        template,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(template),
+        partial_restore=partial,
+    )
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        arrays = checkpointer.restore(folder, args=args)
+    # Arrays of several processes cannot be put anywhere else.
+    return jax.block_until_ready(
+        jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays)
+    )
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def check_sizes(folder: pathlib.Path, template: PyTree) -> None:
+    """Checks that reading arrays takes memory in proportion to the files of the step.
+
+    The manifest confirms the shapes in the template.
+
+    Raises:
+      UserError: The arrays, or their chunks, are much larger than the files.
+    """
+    leaves = jax.tree.leaves(template)
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    stored = sum(status.st_size for status in list_files(folder).values())
+    if size > _SMALL + _COMPRESSION * stored:
+        raise UserError(f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}")
+    for name, chunk in _chunk_sizes(folder):
+        if chunk > _SMALL + size:
+            raise UserError(
+                f"{folder}: expected chunks within arrays of {size:,} bytes, found one of "
+                f"{chunk:,} in {name!r:.200}"
+            )
+
+
+def _chunk_sizes(folder: pathlib.Path) -> Iterator[tuple[str, int]]:
+    """Yields names of arrays and the bytes of a chunk, which is decompressed as a whole."""
+    import tensorstore
+
+    metadata = read_json(folder / METADATA)
+    if not isinstance(metadata, dict) or not metadata.get("use_ocdbt") or metadata.get("use_zarr3"):
+        raise UserError(f"{folder / METADATA}: expected arrays in the formats OCDBT and Zarr 2")
+    database: dict[str, Any] = {"driver": "ocdbt", "base": folder.absolute().as_uri() + "/"}
+    store = tensorstore.KvStore.open(database).result()
+    for key in store.list().result():
+        if key.endswith(b"/.zarray"):
+            name = key.decode(errors="replace")
+            yield name, _chunk_size(f"{folder}: {name:.200}", store.read(key).result().value)
+
+
+def _chunk_size(place: str, metadata: bytes) -> int:
+    """Returns an upper bound of the bytes of a chunk.
+
+    TensorStore itself cannot tell: opening an array of records allocates one of them.
+    """
+    try:
+        values = json.loads(metadata)
+        chunk, dtype = values["chunks"], values["dtype"]
+        good = isinstance(dtype, str) and _NUMBERS.fullmatch(dtype)
+        if good and all(type(size) is int and size >= 0 for size in chunk):
+            return math.prod(chunk) * _LARGEST_NUMBER
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise UserError(f"{place}: expected the metadata of an array of numbers")

@@ -263,7 +263,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.kinds import make_init
     from jaxformer.models.flops import training_flops
     from jaxformer.tasks.translation import TranslationLoss
-    from jaxformer.training.mesh import num_batch_shards
+    from jaxformer.training.mesh import BatchShards
 
     config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
     rows, length = size["rows"], size["length"]
@@ -274,7 +274,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     ]
     lengths = np.full(len(store), length)
     plan = bucket_plan(lengths, lengths, tokens_per_batch=rows * length, seed=0)
-    batches = load_batches(store, plan, row_multiple=num_batch_shards(mesh))
+    batches = load_batches(store, plan, row_multiple=BatchShards.of(mesh).row_multiple)
     known = {
         "flops": training_flops(config.model, rows, length, length),
         "padding_efficiency": plan.efficiency,

@@ -56,7 +56,6 @@ from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.tasks.classification.classifier import Classifier as Classifier
 from jaxformer.tasks.parsing.parser import Parser as Parser
-from jaxformer.training.evaluation import evaluate_loss as evaluate_loss
 from jaxformer.training.fitting import fit as fit
 from jaxformer.training.hooks import every as every
 from jaxformer.training.losses import cross_entropy as cross_entropy
@@ -64,11 +63,12 @@ from jaxformer.training.mesh import BatchShards as BatchShards
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import muon as muon
-from jaxformer.training.per_layer import per_layer as per_layer
+from jaxformer.training.optimizer import per_layer as per_layer
 from jaxformer.training.state import TrainState as TrainState
 from jaxformer.training.state import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step
 from jaxformer.training.task import Randomness as Randomness
 from jaxformer.training.task import Task as Task
+from jaxformer.training.validation import evaluate_loss as evaluate_loss
 
 __version__: str

@@ -46,6 +46,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     step = make_train_step(loss, optimizer, mesh, gradient_accumulation=gradient_accumulation)
     program = step.lower(state, batch).compile()
     reserved = program.memory_analysis()
+    assert reserved is not None
     new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
     return StepMemory(reserved.argument_size_in_bytes, reserved.temp_size_in_bytes + new)
 

@@ -32,10 +32,10 @@ from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import given_tokenizer
 from jaxformer.tasks.token_loss import TokenLoss
-from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Init, Loss, Randomness, Sums, Task, dropout_of
+from jaxformer.training.validation import evaluate_loss
 
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:

@@ -25,10 +25,10 @@ from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import Dataset, open_dataset
 from jaxformer.tasks.token_loss import TokenLoss
-from jaxformer.training.evaluation import evaluate_loss
 from jaxformer.training.losses import projected_cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Init, Loss, Randomness, Sums, Task, dropout_of
+from jaxformer.training.validation import evaluate_loss
 
 # Decodes a slice of the validation sentences; calls its last argument after each batch.
 Decode: TypeAlias = Callable[[Translator, slice, Callable[[int], None]], list[str]]

@@ -1,23 +1,55 @@
 """The training loop: :func:`fit` trains any task."""
 
+import dataclasses
+import itertools
 import pathlib
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
+import jax
 import optax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
+from jaxformer.errors import UserError
 from jaxformer.files import run_path
-from jaxformer.runs import watchdog
-from jaxformer.runs.run_directory import Settings
+from jaxformer.layout import global_mesh
+from jaxformer.nn.backend import peak_flops
+from jaxformer.runs import processes, watchdog
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.mirror import mirrored
+from jaxformer.runs.reporting import Reporter, Window
+from jaxformer.runs.run_directory import (
+    Settings,
+    check_identity,
+    check_metadata,
+    check_workdir,
+    describe_run,
+    initialize_workdir,
+    only_run_in,
+    prepare_run,
+)
+from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
 from jaxformer.runs.writers import Writer
-from jaxformer.training.hooks import Hook
-from jaxformer.training.mesh import make_mesh
-from jaxformer.training.profiling import profiling
-from jaxformer.training.run import Run
+from jaxformer.training.hooks import Hook, profiling
+from jaxformer.training.independence import describe_dependence
+from jaxformer.training.initial_state import is_finite, other_hyperparameters, restore_or_initialize
+from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.state import StartFrom, TrainState
+from jaxformer.training.step import CompiledStep, make_train_step
 from jaxformer.training.task import Task, check_task
+from jaxformer.training.validation import Validation, best_metric
+
+# A run that has skipped this many steps in a row will not recover on its own.
+_MOST_SKIPPED_IN_ROW = 10
+# Names in the metadata of a checkpoint, beside the names of the identity: the unfinished report,
+# and the history of validations.
+_WINDOW, _VALIDATIONS = "since_last_report", "best_and_validations_since"
+
+Shape: TypeAlias = tuple[tuple[int, ...], ...]  # of all arrays of a batch
 
 
 def fit(
@@ -44,22 +76,18 @@ def fit(
         must be given the same one.
       workdir: Run directory: checkpoints, metrics, identity.
       settings: Length of the training, and intervals of reports, validations and checkpoints.
-      mesh: Devices, from :func:`~jaxformer.training.mesh.make_mesh`. None puts all of them along
-        "data".
+      mesh: Devices, from :func:`~jaxformer.make_mesh`. None puts all of them along "data".
       config: Your own config that contains the settings: any object with ``to_dict`` and
         ``from_dict``. It is saved, and a resumed run must match it. When None, a resumed run must
         match the seed of the settings.
       learning_rate: Schedule of the optimizer, used only in reports.
-      start_from: Returns the parameters that a new run starts from, given the ones that
-        ``task.init`` has created; with ``lambda fresh: params``, the run continues from ``params``.
-        A resumed run does not call it.
+      start_from: Returns the parameters that a new run starts from, given the ones from
+        ``task.init``, as ``lambda fresh: params`` does. A resumed run does not call it.
       hooks: Called after each step, once it is reported and saved, with the step number, the state
         and the sums of the step. The next step donates the state: copy what you keep. An exception
-        ends the run. The run can be resumed from the newest checkpoint, and then repeats the later
-        steps and their hooks.
+        ends the run, which resumes from its newest checkpoint and repeats the later steps.
       writers: Receive all training and validation reports, in addition to the terminal,
-        ``metrics.jsonl`` and TensorBoard. A writer that raises is dropped with a message in the
-        log.
+        ``metrics.jsonl`` and TensorBoard. A writer that raises is dropped, with a line in the log.
 
     Returns:
       The final state.
@@ -67,46 +95,236 @@ def fit(
     Raises:
       UserError: The workdir belongs to another experiment, another process trains in it, its
         checkpoints are missing, or the task is invalid.
-      FloatingPointError: Updates were not finite for many steps in a row, or the parameters are
-        not finite.
+      FloatingPointError: Updates were not finite for many steps in a row, or parameters are not.
       KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
     """
     check_task(task)
     folder, settings = Workdir(run_path(workdir)), settings or FitConfig()
-    mesh = make_mesh() if mesh is None else mesh
-    with Run.open(
-        *(task, optimizer, folder, settings, mesh, config),
-        learning_rate=learning_rate,
-        start_from=start_from,
-        writers=writers,
-    ) as (run, state):
-        if run.is_done():
-            return state
-        step, stop = run.start, False
-        with profiling(settings.profiled_steps, folder.profile, run.reporter.log) as profile:
-            for batch in run.batches():
-                train_step = run.compiled(state, batch)
+    mesh, config = make_mesh() if mesh is None else mesh, config or settings
+    return Run(
+        task, optimizer, folder, settings, mesh, config, learning_rate, start_from, hooks, writers
+    ).run()
+
+
+@dataclasses.dataclass
+class Run:
+    """A run; its fields are the arguments of :func:`fit`. All else is set as the run begins."""
+
+    task: Task
+    optimizer: optax.GradientTransformation
+    folder: Workdir
+    settings: FitConfig
+    mesh: Mesh
+    config: Settings
+    learning_rate: optax.Schedule | None
+    start_from: StartFrom | None
+    hooks: Sequence[Hook]
+    writers: Sequence[Writer]
+
+    def run(self) -> TrainState:
+        """Opens the folder, resumes or begins the run there, and returns its final state."""
+        folder, settings, config = self.folder, self.settings, self.config
+        best_metric(self.task, settings)  # refuses a metric whose direction is not known
+        check_mesh(self.mesh)
+        prepare_run(folder, config, settings.mirror)
+        identity = self.task.identity()
+        processes.check_agreement(identity)
+        keep = settings.keep_checkpoints
+        with (
+            global_mesh(self.mesh),
+            watchdog.watch(settings.stall_timeout),
+            only_run_in(folder),
+            StopSignals() as self.stop,
+            mirrored(folder, settings.mirror) as self.update_mirror,
+            Checkpoints(folder.checkpoints, keep=keep, on_commit=self._record) as self.checkpoints,
+        ):
+            # Checked again: another run may have used the workdir while this one read its data.
+            check_workdir(folder, config)
+            check_identity(folder, identity)
+            state, saved = self._restore(identity)
+            formats, start = self.task.log_formats, self.saved
+            with Reporter(
+                folder, start=start, steps=settings.steps, writers=self.writers, formats=formats
+            ) as self.reporter:
+                self._prepare(state, saved)
+                return state if self._is_done() else self._train(state)
+
+    def _record(self, step: int) -> None:
+        """Records a step that is saved."""
+        self.folder.record_commit(step)
+        self.update_mirror()
+
+    def _restore(self, identity: dict[str, str]) -> tuple[TrainState, dict[str, Any]]:
+        """Returns the newest state, or a fresh one, and the metadata of its checkpoint."""
+        task, settings = self.task, self.settings
+        self.metadata = describe_run(identity, self.config)
+        with self.stop.at_once():
+            state, saved = restore_or_initialize(
+                task, self.optimizer, self.mesh, settings.seed, self.checkpoints, self.start_from
+            )
+        self.saved = int(state.step)
+        if self.saved:
+            check_metadata(self.folder, self.metadata, saved)
+        if processes.is_primary():
+            if self.saved < settings.steps or not self.folder.config.exists():
+                initialize_workdir(self.folder, self.config, identity, task.save)
+            if self.saved:  # an earlier version may have made the workdir without this record
+                self._record(self.saved)
+        return state, saved
+
+    def _prepare(self, state: TrainState, saved: dict[str, Any]) -> None:
+        """Prepares the loop, logs where it begins, and repeats an interrupted validation."""
+        task, settings, mesh, start = self.task, self.settings, self.mesh, self.saved
+        kind, accumulation = mesh.devices.flat[0].device_kind, settings.gradient_accumulation
+        self.shards = BatchShards.of(mesh, accumulation)
+        self.shapes = {_shape_of(batch) for batch in task.shapes(self.shards)}
+        self.programs: dict[Shape, CompiledStep] = {}
+        self.step = make_train_step(
+            task.loss, self.optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
+        )
+        peak, history = peak_flops(kind), saved.get(_VALIDATIONS, ())
+        self.window = Window(self.learning_rate, saved.get(_WINDOW), peak and mesh.size * peak)
+        self.validation = Validation(
+            task, settings, mesh, self.checkpoints, self.reporter, self.stop, history
+        )
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        devices, summary = "device" if mesh.size == 1 else "devices", task.summary()
+        self.reporter.log(
+            f"{parameters:,} parameters on {mesh.size} {kind} {devices}"
+            f"{'; ' if summary else ''}{summary}"
+        )
+        self.reporter.log(f"{'resumed from' if start else 'starting at'} step {start}")
+        if start:
+            for line in other_hyperparameters(self.optimizer, state):
+                self.reporter.log(line)
+            if not self.validation.resume(state, start):
+                self.stop.end_run(start)
+
+    def _is_done(self) -> bool:
+        """Returns whether there is nothing to do, and logs why."""
+        reason = self.validation.out_of_patience()
+        if self.saved >= self.settings.steps:
+            reason = reason or f"{self.settings.section}.steps={self.settings.steps} are done"
+        if reason:
+            self.reporter.log(f"nothing to do: {reason}")
+        return bool(reason)
+
+    def _train(self, state: TrainState) -> TrainState:
+        settings, step, stop = self.settings, self.saved, False
+        batches = self.window.timed(self.stop.until_stopped(self._batches(step)))
+        with profiling(settings.profiled_steps, self.folder.profile, self.reporter.log) as profile:
+            for batch in batches:
+                program = self._compiled(state, batch)
                 if step == 0:
-                    run.check_independence(state, batch)
+                    self._check_independence(state, batch)
                 watchdog.progress(f"step {step}")
-                state, sums = train_step(state, batch)
+                state, sums = program(state, batch)
                 step += 1
-                run.checkpoints.check()
-                run.window.add(step, sums, task.flops(batch))
-                run.reporter.advance(step)
+                self.checkpoints.check()
+                self.window.add(step, sums, self.task.flops(batch))
+                self.reporter.advance(step)
                 last = step == settings.steps
-                stop = run.stop.asked() and not last
+                stop = self.stop.asked() and not last
                 if step % settings.log_every == 0 or last:
-                    run.report(state)
+                    self._report(state)
                 due = step % settings.checkpoint_every == 0 or last
                 if due or stop:
-                    run.save(step, state, interim=not due)
-                if run.validation.is_due(step) and not stop:
-                    with run.window.paused():
-                        stop = not run.validation.run(step, state)
-                for hook in (*hooks, profile):
+                    self._save(step, state, interim=not due)
+                if self.validation.is_due(step) and not stop:
+                    with self.window.paused():
+                        stop = not self.validation.run(step, state)
+                for hook in (*self.hooks, profile):
                     hook(step, state, sums)
-                if stop or run.validation.out_of_patience():
+                if stop or self.validation.out_of_patience():
                     break
-            run.end(step, state, stopped=stop)
-    return state
+            self._end(step, state, stopped=stop)
+        return state
+
+    def _batches(self, step: int) -> Iterator[PyTree]:
+        """Yields the batches of the remaining steps, on the devices."""
+        steps, accumulation = self.settings.steps, self.settings.gradient_accumulation
+        for batch in itertools.islice(self.task.batches(step, self.shards), steps - step):
+            yield to_devices(self.mesh, batch, accumulation)
+            step += 1
+        if step < steps:
+            raise UserError(
+                f"expected batches for {steps} steps, but there were only {step}; let "
+                "Task.batches begin another epoch, or train for fewer steps"
+            )
+
+    def _compiled(self, state: TrainState, batch: PyTree) -> CompiledStep:
+        """Returns the step compiled for the shape of a batch; logs each compilation."""
+        if (shape := _shape_of(batch)) in self.programs:
+            return self.programs[shape]
+        if self.shapes and shape not in self.shapes:
+            raise UserError(f"expected a batch of one of Task.shapes, got {shape}")
+        sizes = sorted({"x".join(map(str, leaf)) for leaf in shape if leaf})
+        place = f"{len(self.programs) + 1}{f' of {len(self.shapes)}' if self.shapes else ''}"
+        self.reporter.log(f"compiling the step for shape {place}: {', '.join(sizes)}")
+        watchdog.progress("the start of the compilation", limited=False)
+        began = time.monotonic()
+        with self.window.paused():
+            self.programs[shape] = self.step.compile(state, batch)
+        self.reporter.log(f"compiled it in {time.monotonic() - began:.0f} s")
+        return self.programs[shape]
+
+    def _check_independence(self, state: TrainState, batch: PyTree) -> None:
+        """Logs a warning if the loss of a user's task depends on how rows are split."""
+        if type(self.task).__module__.startswith("jaxformer."):
+            return
+        watchdog.progress("the check of the loss before the first step", limited=False)
+        with self.window.paused():
+            found = describe_dependence(
+                self.task.loss, state.params, batch, self.mesh, self.settings.gradient_accumulation
+            )
+        if found:
+            self.reporter.log(f"warning: {found}")
+
+    def _report(self, state: TrainState) -> None:
+        """Reports the means of the window and its skipped batches; raises after too many."""
+        step, skipped, spike = int(state.step), self.window.skipped(), self.window.spike()
+        means = self.window.means(updates=step - int(state.skipped))
+        self.reporter.write(step, "train", means)
+        if spike:
+            self.reporter.log(spike)
+        for number in skipped:
+            examples = list(self.task.example_ids(number - 1))
+            batch = self.task.describe_batch(number - 1)
+            self.reporter.skipped(number, batch, examples, now=step)
+        in_row = int(state.skipped_in_row)
+        if in_row >= _MOST_SKIPPED_IN_ROW:
+            raise FloatingPointError(
+                f"updates were NaN or Inf for the last {in_row} steps; {self._newest_checkpoint()}"
+            )
+
+    def _newest_checkpoint(self) -> str:
+        steps = self.checkpoints.steps()
+        return f"the newest checkpoint is of step {max(steps)}" if steps else "nothing is saved yet"
+
+    def _save(self, step: int, state: TrainState, *, interim: bool) -> None:
+        """Saves a finite state in the background, with the report that is not due yet."""
+        with self.window.paused():
+            if not is_finite(state.params, state.opt_state):
+                raise FloatingPointError(
+                    f"the parameters or the optimizer's state are NaN or Inf at step {step}, which "
+                    f"is not saved; {self._newest_checkpoint()}"
+                )
+            history = self.validation.history
+            metadata = {**self.metadata, _WINDOW: self.window.saved(), _VALIDATIONS: history}
+            watchdog.progress(f"step {step} and the start of its save")
+            self.checkpoints.save(step, state, metadata=metadata, interim=interim)
+        self.saved = step
+
+    def _end(self, step: int, state: TrainState, *, stopped: bool) -> None:
+        """Completes the last save; logs or raises why the run ends before its last step."""
+        if self.saved < step:
+            self._save(step, state, interim=True)
+        self.checkpoints.wait()
+        if reason := self.validation.out_of_patience():
+            self.reporter.log(f"stopped early at step {step}: {reason}")
+        elif stopped or step < self.settings.steps:
+            self.stop.end_run(step)
+
+
+def _shape_of(batch: PyTree) -> Shape:
+    return tuple(leaf.shape for leaf in jax.tree.leaves(batch))

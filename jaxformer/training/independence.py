@@ -1,14 +1,12 @@
 """A check before the first step: the loss must not depend on how rows are split."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 from jaxtyping import Array, PyTree
 
 from jaxformer.layout import global_mesh
-from jaxformer.training.mesh import AXES, DATA_AXIS, num_batch_shards, replicated
+from jaxformer.training.mesh import AXES, DATA_AXIS, BatchShards, replicated
 from jaxformer.training.step import global_sums, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
@@ -46,7 +44,7 @@ def describe_dependence(
 
 
 @cached_by_function
-def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> Callable:
+def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax.stages.Wrapped:
     """Returns a jitted function: the mean loss of rows split as in training, and in one batch.
 
     The third result is the mean magnitude of the loss, the scale of rounding errors.
@@ -60,7 +58,7 @@ def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> Cal
         return {"loss": loss_sum, "count": count, "size": jnp.abs(loss_sum)}
 
     def first_rows(array: Array) -> Array:
-        shards = array.reshape(num_batch_shards(mesh), -1, *array.shape[1:])
+        shards = array.reshape(BatchShards.of(mesh).shard_count, -1, *array.shape[1:])
         return shards[:, :gradient_accumulation].reshape(-1, *array.shape[1:])
 
     def mean_losses(params: PyTree, batch: PyTree) -> tuple[Array, Array, Array]:

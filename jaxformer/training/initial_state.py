@@ -12,8 +12,6 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.runs import processes
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.runs.run_directory import check_metadata
-from jaxformer.runs.workdir import Workdir
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.state import StartFrom, TrainState, abstract_state, init_state
 from jaxformer.training.step import all_finite
@@ -27,23 +25,27 @@ def restore_or_initialize(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     seed: int,
-    folder: Workdir,
     checkpoints: Checkpoints,
-    metadata: dict[str, Any],
     start_from: StartFrom | None,
+    *,
+    before: int | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Returns the newest state and its metadata, or a fresh state and none."""
+    """Returns the newest state and its metadata, or a fresh state and none.
+
+    ``before`` excludes this checkpoint and all later ones.
+    """
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         processes.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
     template = abstract_state(task.init, optimizer, mesh, task.describe)
     _check_parameters(template)
-    restored = checkpoints.restore(template)
-    if restored is None:
+    steps = [step for step in checkpoints.steps() if before is None or step < before]
+    if not steps:
         state = init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
         _check_finite(state)
         return state, {}
-    check_metadata(folder, metadata, restored.metadata)
+    restored = checkpoints.restore(template, step=None if before is None else steps[-1])
+    assert restored is not None
     return restored.state, restored.metadata
 
 

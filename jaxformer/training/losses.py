@@ -1,7 +1,6 @@
 """Label-smoothed cross-entropy (section 5.4) that never holds the logits of a whole batch."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,15 +69,9 @@ def projected_cross_entropy(
     smoothing: float,
     compute_dtype: str,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Computes :func:`cross_entropy` of a model's output over the targets that are not padding.
+    """Computes :func:`cross_entropy` of a model's last features, over targets that are ``real``.
 
-    Args:
-      features: Output of the last layer.
-      projection: Matrix and bias of the logits, from the model's ``output_projection``.
-      targets: Target token ids.
-      real: True where a target is not padding.
-      smoothing: epsilon_ls.
-      compute_dtype: Compute dtype of the model, used for the logits.
+    The matrix and the bias of the logits are from the model's ``output_projection``.
     """
     rows = features.reshape(-1, features.shape[-1])
     matrix, bias = projection
@@ -138,22 +131,13 @@ def _chunked(embedding, features, targets, weights, smoothing):
 
 @_chunked.defjvp
 def _chunked_jvp(smoothing, primals, tangents):
-    """Returns both sums, and the tangent of the loss from its gradients.
+    """Returns both sums, and the tangent of the loss from its gradients, in one pass.
 
     This serves both modes of differentiation. The tangent of the likelihood is 0 by design.
     """
-    loss, nll, losses, gradients = _sums_and_gradients(primals, smoothing)
-    tangent = (losses * tangents[3]).sum()
-    for gradient, by in zip(gradients, tangents[:2], strict=True):
-        tangent += (gradient * by).sum(dtype=tangent.dtype)
-    return (loss, nll), (tangent, jnp.zeros_like(nll))
-
-
-def _sums_and_gradients(primals, smoothing):
-    """Returns both sums, the loss of every row and its gradients, in one pass over the chunks."""
     embedding, features, targets, weights = primals
     projection = _projection(embedding, features.dtype)
-    kernel = projection.kernel
+    kernel, *_ = projection
 
     def chunk_gradients(kernel_gradient, chunk):
         rows, targets, weights = chunk
@@ -169,32 +153,22 @@ def _sums_and_gradients(primals, smoothing):
     )
     # The barrier keeps XLA from folding the transpose into a matmul that CPUs have no kernel for.
     kernel_gradient = jax.lax.optimization_barrier(kernel_gradient)[:, : len(embedding)].T
-    loss = (weights * losses).sum()
-    return loss, nll.sum(), losses, (kernel_gradient, features_gradient)
-
-
-class _Projection(NamedTuple):
-    """The embedding, prepared once for all chunks.
-
-    Attributes:
-      kernel: The transposed embedding, with which all three matmuls of a chunk are fast on CPUs.
-        Columns of zeros pad it to a multiple of 16, unless the vocabulary is sharded: GPUs would
-        copy logits of another width.
-      mean: The mean row, in at least float32. Its logit is the mean of the logits.
-      vocab_size: V.
-    """
-
-    kernel: Float[Array, "D W"]
-    mean: Float[Array, " D"]
-    vocab_size: int
+    loss, nll = (weights * losses).sum(), nll.sum()
+    tangent = (losses * tangents[3]).sum()
+    for gradient, by in ((kernel_gradient, tangents[0]), (features_gradient, tangents[1])):
+        tangent += (gradient * by).sum(dtype=tangent.dtype)
+    return (loss, nll), (tangent, jnp.zeros_like(nll))
 
 
 def _projection(embedding, dtype):
-    rounded, size = embedding.astype(dtype), len(embedding)
-    # With a sharded vocabulary, padding would move rows between devices.
-    padding = -size % 16 if shards_of("vocab") == 1 else 0
+    """Prepares the embedding once for all chunks; returns its kernel, its mean row and V."""
+    rounded, vocab_size = embedding.astype(dtype), len(embedding)
+    # All three matmuls of a chunk are fast on CPUs with the transposed embedding. Columns of zeros
+    # pad it to a multiple of 16, since GPUs would copy logits of another width. With a sharded
+    # vocabulary, padding would move rows between devices.
+    padding = -vocab_size % 16 if shards_of("vocab") == 1 else 0
     kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, padding))))
-    return _Projection(kernel, rounded.mean(axis=0, dtype=at_least_float32(rounded)), size)
+    return kernel, rounded.mean(axis=0, dtype=at_least_float32(rounded)), vocab_size
 
 
 def _chunk(features, targets, projection, smoothing):
@@ -211,7 +185,8 @@ def _chunk(features, targets, projection, smoothing):
     # A sum instead of an index: no device has all of a sharded vocabulary.
     is_target = (columns == targets[:, None]).astype(logits.dtype)
     nll = log_total - (logits * is_target).sum(axis=-1)
-    # Not a matmul, which accelerators would compute in less than float32.
+    # The logit of the mean row is the mean of the logits. Not a matmul, which accelerators would
+    # compute in less than float32.
     uniform_nll = log_total - (features.astype(mean.dtype) * mean[None]).sum(axis=-1)
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
     probabilities = jnp.exp(logits - log_total[:, None])

@@ -8,7 +8,7 @@ compiler inserts the communication for the last two, from the rules of this modu
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -26,6 +26,8 @@ from jaxformer.nn.parameters import ParameterInfo
 
 DATA_AXIS = "data"
 AXES = (DATA_AXIS, "fsdp", "tensor")
+
+Leaf = jax.Array | jax.ShapeDtypeStruct
 
 # Maps axes of the model to axes of the mesh. "batch" is the batch within one shard of "data".
 RULES = {
@@ -57,7 +59,7 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "mesh")
-        sizes = {name: getattr(self, name) for name in ("data", "fsdp", "tensor")}
+        sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
             if size < 1 and size != -1:
                 raise UserError(f"mesh.{name} must be at least 1, or -1 for the rest: got {size}")
@@ -123,22 +125,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec((DATA_AXIS, "fsdp")))
 
 
-def num_batch_shards(mesh: Mesh) -> int:
-    """Returns the number of shards of the rows of a batch."""
-    return mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
-
-
-def local_batch_shards(mesh: Mesh) -> list[int]:
-    """Returns the numbers of the row shards that this process reads, ascending.
-
-    They are not always contiguous: TPUs are ordered by their interconnect. Processes whose devices
-    differ only along "tensor" read the same rows.
-    """
-    process = jax.process_index()
-    shards = mesh.devices.reshape(num_batch_shards(mesh), -1)
-    return [n for n, shard in enumerate(shards) if any(d.process_index == process for d in shard)]
-
-
 class BatchShards(NamedTuple):
     """Equal, contiguous shards of the rows of every batch on a mesh.
 
@@ -155,43 +141,40 @@ class BatchShards(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, gradient_accumulation: int = 1) -> "BatchShards":
-        """Returns the shards of a mesh, for so many micro-batches per step."""
-        count = num_batch_shards(mesh)
-        return cls(count * gradient_accumulation, local_batch_shards(mesh), count)
+        """Returns the shards of a mesh, for so many micro-batches per step.
+
+        Local shards are not always contiguous: TPUs are ordered by their interconnect. Processes
+        whose devices differ only along "tensor" read the same rows.
+        """
+        process, count = jax.process_index(), mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
+        devices = enumerate(mesh.devices.reshape(count, -1))
+        local = [n for n, those in devices if any(d.process_index == process for d in those)]
+        return cls(count * gradient_accumulation, local, count)
 
     def local(self, batch: PyTree) -> PyTree:
         """Takes the rows of this process from a global batch of NumPy arrays."""
         if len(self.local_shards) == self.shard_count:
             return batch
-        return jax.tree.map(
-            lambda a: np.concatenate(
-                [np.split(a, self.shard_count)[shard] for shard in self.local_shards]
-            ),
-            batch,
-        )
+
+        def rows(array: np.ndarray) -> np.ndarray:
+            shards = np.split(array, self.shard_count)
+            return np.concatenate([shards[number] for number in self.local_shards])
+
+        return jax.tree.map(rows, batch)
 
 
 def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
-    """Returns the sharding of every parameter.
+    """Returns the sharding of every parameter, from its description in ``info`` or None.
 
     An axis that cannot be split evenly is not split. An array without a description is replicated.
-
-    Args:
-      mesh: Mesh from :func:`make_mesh`.
-      params: Arrays or their shapes.
-      info: A :class:`~jaxformer.nn.ParameterInfo` or None for each array.
     """
 
-    def sharding(
-        leaf: jax.Array | jax.ShapeDtypeStruct, facts: ParameterInfo | None
-    ) -> NamedSharding:
+    def sharding(leaf: Leaf, facts: ParameterInfo | None) -> NamedSharding:
         if facts is None or len(facts.axes) != leaf.ndim:
             return replicated(mesh)
         axes = [RULES.get(name or "") for name in facts.axes]
-        fits = [
-            axis if axis and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(axes, leaf.shape, strict=True)
-        ]
+        sizes = zip(axes, leaf.shape, strict=True)
+        fits = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes]
         return NamedSharding(mesh, PartitionSpec(*fits))
 
     return jax.tree.map(sharding, params, info)
@@ -204,21 +187,11 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
     sharded like the parameter: Adam's moments, for instance. So is an array of one layer of a
     stack, which has the layer's index in its path instead of the layer axis. All others are
     replicated: counts, and the row and column statistics of Adafactor.
-
-    Args:
-      mesh: Mesh from :func:`make_mesh`.
-      opt_state: Arrays or their shapes.
-      params: Arrays or their shapes.
-      layout: Shardings of the parameters, from :func:`param_shardings`.
     """
-    shardings = {
-        path: (leaf.shape, sharding)
-        for (path, leaf), sharding in zip(
-            jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(layout), strict=True
-        )
-    }
+    leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(layout), strict=True)
+    shardings = {path: (leaf.shape, sharding) for (path, leaf), sharding in leaves}
 
-    def sharding(path: tuple, leaf: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
+    def sharding(path: jax.tree_util.KeyPath, leaf: Leaf) -> NamedSharding:
         for end in (path[start:] for start in range(len(path) + 1)):
             for known in (end, tuple(k for k in end if not isinstance(k, SequenceKey))):
                 shape, found = shardings.get(known, ((), None))
@@ -227,30 +200,29 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
                     return NamedSharding(mesh, PartitionSpec(*found.spec[axes:]))
         return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(sharding, opt_state)
+    return jax.tree.map_with_path(sharding, opt_state)
 
 
 def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyTree:
     """Transfers this process's rows of a batch to its devices, as its shards of the global batch.
 
-    Raises:
-      UserError: A leaf is no array of numbers with rows along its first axis, or the rows are not
-        divisible by the number of batch shards times micro-batches.
+    Raises a ``UserError`` unless all leaves are arrays of numbers with rows for each micro-batch.
     """
-    sharding, shards, count = batch_sharding(mesh), local_batch_shards(mesh), num_batch_shards(mesh)
+    shards, sharding = BatchShards.of(mesh, gradient_accumulation), batch_sharding(mesh)
+    local_count, count = len(shards.local_shards), shards.shard_count
 
     def place(path: jax.tree_util.KeyPath, local: np.ndarray) -> jax.Array:
         _check_rows(f"batch{jax.tree_util.keystr(path)}", local)
-        if local.shape[0] % (len(shards) * gradient_accumulation):
+        if local.shape[0] % (local_count * gradient_accumulation):
             raise UserError(
-                f"expected batches of rows divisible by {count * gradient_accumulation}, for "
-                f"{count} shards of {gradient_accumulation} micro-batches: got an array of shape "
+                f"expected batches of rows divisible by {shards.row_multiple}, for {count} shards "
+                f"of {gradient_accumulation} micro-batches: got an array of shape "
                 f"{np.shape(local)}; add rows that count nothing"
             )
-        rows = local.shape[0] // len(shards)
+        rows = local.shape[0] // local_count
 
         def shard(index: Any) -> np.ndarray:
-            start = rows * shards.index((index[0].start or 0) // rows)
+            start = rows * shards.local_shards.index((index[0].start or 0) // rows)
             return local[start : start + rows]
 
         return jax.make_array_from_callback((count * rows, *local.shape[1:]), sharding, shard)
@@ -258,26 +230,24 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
     return jax.tree.map_with_path(place, batch)
 
 
-def _check_rows(name: str, array: Any) -> None:
+def _check_rows(name: str, array: object) -> None:
     """Checks that a leaf of a batch is an array of numbers with at least one row."""
     if not isinstance(array, np.ndarray | np.generic | jax.Array):
-        advice = "make NumPy arrays of lists"
-        found = f"{array!r:.50} of type {type(array).__name__}"
+        found = f"{array!r:.50} of type {type(array).__name__}; make NumPy arrays of lists"
     elif array.ndim == 0:
-        found, advice = "a scalar", "repeat it for each row"
+        found = "a scalar; repeat it for each row"
     elif array.dtype.kind in "OSUM":
-        found, advice = f"dtype {array.dtype}", "keep texts and objects out of batches"
+        found = f"dtype {array.dtype}; keep texts and objects out of batches"
     elif len(array) == 0:
-        found, advice = f"no rows, shape {array.shape}", "let Task.batches yield others"
+        found = f"no rows, shape {array.shape}; let Task.batches yield others"
     else:
         return
     raise UserError(
-        f"{name}: expected an array of numbers with rows along its first axis, got {found}; "
-        f"{advice}"
+        f"{name}: expected an array of numbers with rows along its first axis, got {found}"
     )
 
 
-def check_mesh(mesh: Any) -> None:
+def check_mesh(mesh: object) -> None:
     """Checks that a mesh has the axes of :func:`make_mesh`; raises a ``UserError``."""
     names = getattr(mesh, "axis_names", None)
     if names != AXES:
@@ -297,13 +267,16 @@ def sum_over_data(
     The sharding rules of this module apply inside ``function``.
     """
     shards = mesh.shape[DATA_AXIS]
+    # Before jax 0.8, a shard_map knows its mesh only inside the mesh's context.
+    known = contextlib.nullcontext() if hasattr(jax.lax, "pcast") else mesh
 
     def on_shard(params: PyTree, *rest: PyTree) -> PyTree:
-        with _rules_of(mesh):
+        with known, nn.logical_axis_rules(tuple(RULES.items())):
             # XLA cannot sum over an axis of size 1 while it partitions the other axes.
             if shards == 1:
                 return function(params, *rest)
-            return jax.lax.psum(function(_varying(params), *rest), DATA_AXIS)
+            varying = jax.tree.map(lambda a: pvary(a, DATA_AXIS), params)
+            return jax.lax.psum(function(varying, *rest), DATA_AXIS)
 
     return jax.shard_map(
         on_shard,
@@ -313,15 +286,3 @@ def sum_over_data(
         axis_names={DATA_AXIS},
         check_vma=shards > 1,
     )
-
-
-@contextlib.contextmanager
-def _rules_of(mesh: Mesh) -> Iterator[None]:
-    # Before jax 0.8, a shard_map knows its mesh only inside the mesh's context.
-    known = contextlib.nullcontext() if hasattr(jax.lax, "pcast") else mesh
-    with known, nn.logical_axis_rules(tuple(RULES.items())):
-        yield
-
-
-def _varying(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda a: pvary(a, DATA_AXIS), tree)

@@ -1,10 +1,12 @@
-"""Optimizers as optax chains: Adam (section 5.3) and Muon, their schedules, and freezing."""
+"""Optimizers as optax transformations: Adam (section 5.3), Muon, schedules, rules per layer."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import PyTree
 
@@ -49,13 +51,11 @@ def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedul
     at the step after the last one.
     """
     warmup, steps, scale = settings.warmup_steps, settings.steps, settings.learning_rate_scale
-    if settings.learning_rate is not None:
-        scale *= settings.learning_rate * (d_model * warmup) ** 0.5
+    peak, rate = (d_model * warmup) ** -0.5, settings.learning_rate
     if settings.schedule == "inverse_sqrt":
+        scale *= 1 if rate is None else rate * (d_model * warmup) ** 0.5
         return inverse_sqrt_schedule(d_model, warmup, scale)
-    peak = scale * (d_model * warmup) ** -0.5
-    if settings.learning_rate is not None:
-        peak = settings.learning_rate_scale * settings.learning_rate
+    peak = scale * (peak if rate is None else rate)
     schedule = optax.schedules.linear_schedule(0.0, peak, warmup)
     if settings.schedule == "linear":
         fall = optax.schedules.linear_schedule(peak, 0.0, steps + 1 - warmup)
@@ -70,16 +70,12 @@ def configured_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimizer of the settings: the paper's Adam (section 5.3) by default.
 
-    Frozen parameters are not considered; see :func:`freeze`.
+    It freezes nothing; see :func:`freeze`. ``describe`` returns a description of the parameters,
+    for Muon and weight decay.
 
     Departs from the paper: options only: ``clip_norm`` (gradients are clipped by their global norm
     first), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,
     ``weight_decay`` and ``adam_dtype="bfloat16"``.
-
-    Args:
-      settings: Training settings of the experiment.
-      d_model: Width of the model, on which the learning rate depends.
-      describe: Returns a description of the parameters, for Muon and weight decay.
     """
     schedule, decay = configured_schedule(settings, d_model), settings.weight_decay
     parts: list[optax.GradientTransformation] = []
@@ -93,8 +89,7 @@ def configured_optimizer(
     adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
     parts.append(adam if settings.adam_dtype == "float32" else _kept_in_bfloat16(adam))
     if decay:
-        numbers = matrix_dimensions(describe())
-        decays = jax.tree.map(lambda n: n is not None, numbers, is_leaf=_is_dimensions)
+        decays = jax.tree.map(_is_matrix, describe(), is_leaf=_is_info)
         parts.append(optax.add_decayed_weights(decay, decays))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
@@ -115,21 +110,19 @@ def freeze(
       names: Names separated by commas: components of paths, such as "encoder", or several in a row,
         such as "encoder/layers".
       params: Parameters, or a description or shapes in the same tree structure.
-
-    Raises:
-      UserError: No parameter has one of the names, or all are frozen.
     """
     leaves = jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, ParameterInfo))
     paths = [path_of(path) for path, _ in leaves]
-    chosen = [name.strip(" /") for name in names.split(",")]
-    frozen = {path for path in paths for name in chosen if f"/{name}/" in f"/{path}/"}
-    for name in chosen:
-        if not any(f"/{name}/" in f"/{path}/" for path in paths):
+    frozen: set[str] = set()
+    for name in (name.strip(" /") for name in names.split(",")):
+        found = {path for path in paths if f"/{name}/" in f"/{path}/"}
+        if not found:
             known = dict.fromkeys(part for path in paths for part in path.split("/"))
             raise UserError(
                 f"training.freeze: no parameter is called {name!r}; give names separated by "
                 f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
             )
+        frozen |= found
     if len(frozen) == len(paths):
         raise UserError(f"training.freeze={names} freezes all parameters; leave some to train")
 
@@ -144,10 +137,6 @@ def freeze(
 def path_of(path: jax.tree_util.KeyPath) -> str:
     """Returns the path of a parameter with slashes, such as "encoder/layers/norm"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _is_dimensions(node: Any) -> bool:
-    return node is None or isinstance(node, optax.contrib.MuonDimensionNumbers)
 
 
 def _kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -197,26 +186,104 @@ def muon(
 
 
 def matrix_dimensions(info: PyTree) -> PyTree:
-    """Returns the dimension numbers of each matrix of a layer, for ``optax.contrib.muon``.
+    """Returns the dimension numbers of each matrix of a layer, for Muon; None for the rest.
 
     The axis that the matmul sums over is the input. All axes after it form the output together,
-    such as heads and head size. Axes before it, such as the layers of a stack, index separate
-    matrices. All other parameters give None: embeddings, biases, norms, positions.
+    such as heads and head size. Axes before it, such as the layers of a stack, index matrices.
 
     >>> from jaxformer.nn import ParameterInfo
     >>> matrix_dimensions({"query": ParameterInfo((None, "d_model", "heads", None), "matrix")})
     {'query': MuonDimensionNumbers(reduction_axis=(1,), output_axis=(2, 3))}
     """
 
-    def dimensions(facts: ParameterInfo | None) -> Any:
+    def dimensions(facts: ParameterInfo | None) -> optax.contrib.MuonDimensionNumbers | None:
         if facts is None or facts.role != "matrix":
             return None
         first = facts.summed_axis
         assert first is not None
-        return optax.contrib.MuonDimensionNumbers(
-            (first,), tuple(range(first + 1, len(facts.axes)))
-        )
+        outputs = tuple(range(first + 1, len(facts.axes)))
+        return optax.contrib.MuonDimensionNumbers((first,), outputs)
 
-    return jax.tree.map(
-        dimensions, info, is_leaf=lambda node: node is None or isinstance(node, ParameterInfo)
-    )
+    return jax.tree.map(dimensions, info, is_leaf=_is_info)
+
+
+def _is_matrix(facts: ParameterInfo | None) -> bool:
+    return facts is not None and facts.role == "matrix"
+
+
+def _is_info(node: object) -> bool:
+    return node is None or isinstance(node, ParameterInfo)
+
+
+def per_layer(
+    optimizer: optax.GradientTransformation, *stacks: str
+) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimizer that is applied to each layer of a stack separately.
+
+    A :class:`~jaxformer.Stack` keeps a parameter of all its layers in one array, with a leading
+    layer axis. Rules that depend on the rank, norm or mean of an array need this wrapper:
+    ``optax.contrib.muon``, LAMB, Adafactor, masks by ``ndim``, and others. The optimizer, its state
+    and its functions for masks and labels have a tuple of layers in place of each stack.
+
+    Args:
+      optimizer: Any gradient transformation.
+      *stacks: Names of the stacks in the parameters; by default "layers", as in a ``Stack``.
+
+    Raises:
+      UserError: In ``init``: no stack has such a name, or its arrays have no common layer axis.
+    """
+    inner, names = optax.with_extra_args_support(optimizer), stacks or ("layers",)
+
+    def unstack(tree: PyTree) -> PyTree:
+        return _map_stacks(names, lambda stack: tuple(map(unstack, _layers(stack))), tree)
+
+    def restack(tree: PyTree) -> PyTree:
+        def stack(layers: tuple[PyTree, ...]) -> PyTree:
+            return jax.tree.map(lambda *arrays: jnp.stack(arrays), *map(restack, layers))
+
+        return _map_stacks(names, stack, tree)
+
+    def init(params: PyTree) -> PyTree:
+        layers = unstack(params)
+        if jax.tree.leaves(params) and jax.tree.structure(layers) == jax.tree.structure(params):
+            paths = ", ".join(path_of(path) for path, _ in jax.tree.leaves_with_path(params))
+            raise UserError(
+                f"per_layer: no stack is called {' or '.join(names)}; name the stacks in the paths "
+                f"{paths:.400}"
+            )
+        return inner.init(layers)
+
+    def update(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
+        extra = {  # such as the gradient and the function of a line search
+            name: _after(restack, value) if callable(value) else unstack(value)
+            for name, value in extra.items()
+        }
+        updates, state = inner.update(unstack(updates), state, unstack(params), **extra)
+        return restack(updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _after(first: Callable, function: Callable) -> Callable:
+    return lambda tree, **options: function(first(tree), **options)
+
+
+def _map_stacks(names: tuple[str, ...], function: Callable, tree: PyTree) -> PyTree:
+    def is_stack(path: jax.tree_util.KeyPath, _: Any = None) -> bool:
+        return f"/{path_of(path)}".endswith(tuple(f"/{name}" for name in names))
+
+    def apply(path: jax.tree_util.KeyPath, node: PyTree) -> PyTree:
+        return function(node) if is_stack(path) else node
+
+    return jax.tree.map_with_path(apply, tree, is_leaf=is_stack, is_leaf_takes_path=True)
+
+
+def _layers(stack: PyTree) -> list[PyTree]:
+    shapes = {path_of(path): np.shape(array) for path, array in jax.tree.leaves_with_path(stack)}
+    # A stack whose arrays are all masked passes as one layer.
+    sizes = {shape[:1] for shape in shapes.values()} or {(1,)}
+    if len(sizes) > 1 or () in sizes or any(path[:1].isdigit() for path in shapes):
+        raise UserError(f"per_layer: expected arrays with one layer axis in a stack, got {shapes}")
+    return [jax.tree.map(operator.itemgetter(i), stack) for i in range(*sizes.pop())]

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -14,17 +14,12 @@ from tqdm import tqdm
 
 from jaxformer.errors import UserError
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.training.mesh import (
-    DATA_AXIS,
-    BatchShards,
-    make_mesh,
-    sum_over_data,
-    to_devices,
-)
+from jaxformer.training.initial_state import restore_or_initialize
+from jaxformer.training.mesh import DATA_AXIS, BatchShards, make_mesh, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
-from jaxformer.training.state import StartFrom, TrainState, abstract_state, init_state
+from jaxformer.training.state import StartFrom
 from jaxformer.training.step import global_norm, local_gradients, make_train_step, step_key
-from jaxformer.training.task import Loss, Randomness, Sums, Task
+from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
 
 
 class Contribution(NamedTuple):
@@ -34,8 +29,7 @@ class Contribution(NamedTuple):
       text: The example.
       count: Its "count", such as target tokens.
       loss: Its loss, divided by its own count.
-      grad_norm: Norm of the gradient of its loss, divided by the count of the batch. These
-        gradients sum to the gradient of the step.
+      grad_norm: Norm of its share of the gradient of the step.
     """
 
     text: str
@@ -50,8 +44,7 @@ class Replayed(NamedTuple):
     Attributes:
       start: Step of the checkpoint from which the state was computed again; 0 without one.
       sums: Sums of the step, as in training.
-      contributions: What the examples contributed: first those that are NaN or infinite, then those
-        with the largest gradients.
+      contributions: First those that are NaN or infinite, then those with the largest gradients.
     """
 
     start: int
@@ -79,7 +72,9 @@ def replay(
     most = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
     if not 1 <= step <= most:
         raise UserError(f"expected a step that the run has taken, from 1 to {most}: got {step}")
-    state = _newest_state(task, optimizer, checkpoints, mesh, settings.seed, step, start_from)
+    state, _ = restore_or_initialize(
+        task, optimizer, mesh, settings.seed, checkpoints, start_from, before=step
+    )
     start, accumulation = int(state.step), settings.gradient_accumulation
     train_step = make_train_step(
         task.loss, optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
@@ -88,49 +83,18 @@ def replay(
     before = itertools.islice(batches, step - 1 - start)
     for batch in tqdm(before, f"steps {start + 1} to {step - 1}", step - 1 - start, leave=False):
         state, _ = train_step(state, to_devices(mesh, batch, accumulation))
-    batch = next(batches)
-    # Examples are measured on one device.
-    params, key = jax.device_get(state.params), step_key(settings.seed, jnp.asarray(step - 1))
+    batch, params = next(batches), jax.device_get(state.params)
     _, sums = train_step(state, to_devices(mesh, batch, accumulation))
     sums = {name: float(value) for name, value in jax.device_get(sums).items()}
-    sums_and_norm = _on_one_device(task.loss)
-    found = []
-    for example in task.examples(step - 1, batch):
-        randomness = Randomness(key, jnp.array([example.row]))
-        own, norm = jax.device_get(sums_and_norm(params, example.batch, randomness))
-        count = float(own["count"])
-        if count == 0 and norm == 0:
-            continue  # An empty row, which only makes the batch divisible.
-        loss = float(own["loss"]) / (count or math.nan)
-        found.append(Contribution(example.text, count, loss, float(norm)))
-    # Not the count of the batch, which may be NaN because of one example.
-    total = sum(each.count for each in found if math.isfinite(each.count)) or math.nan
-    found = [each._replace(grad_norm=each.grad_norm / total) for each in found]
+    key = step_key(settings.seed, jnp.asarray(step - 1))
+    found = _contributions(task.loss, params, key, task.examples(step - 1, batch))
     return Replayed(start, sums, sorted(found, key=_rank))
 
 
-def _newest_state(
-    task: Task,
-    optimizer: optax.GradientTransformation,
-    checkpoints: Checkpoints,
-    mesh: Mesh,
-    seed: int,
-    before: int,
-    start_from: StartFrom | None,
-) -> TrainState:
-    steps = [step for step in checkpoints.steps() if step < before]
-    if not steps:
-        return init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
-    template = abstract_state(task.init, optimizer, mesh, task.describe)
-    restored = checkpoints.restore(template, step=steps[-1])
-    assert restored is not None
-    return restored.state
-
-
-def _on_one_device(
-    loss: Loss,
-) -> Callable[[PyTree, PyTree, Randomness], tuple[Sums, Float[Array, ""]]]:
-    """Returns a function to the sums of a batch, and the norm of the gradient of its loss."""
+def _contributions(
+    loss: Loss, params: PyTree, key: Array, examples: Iterable[Example]
+) -> list[Contribution]:
+    """Measures examples on one device."""
 
     def sums_and_norm(
         params: PyTree, batch: PyTree, randomness: Randomness
@@ -140,7 +104,18 @@ def _on_one_device(
 
     mesh = make_mesh(devices=jax.local_devices()[:1])
     specs = (PartitionSpec(DATA_AXIS), PartitionSpec())
-    return jax.jit(sum_over_data(mesh, sums_and_norm, specs))
+    measure = jax.jit(sum_over_data(mesh, sums_and_norm, specs))
+    found = []
+    for example in examples:
+        randomness = Randomness(key, jnp.array([example.row]))
+        sums, norm = jax.device_get(measure(params, example.batch, randomness))
+        count = float(sums["count"])
+        if count or norm:  # else an empty row, which only makes the batch divisible
+            loss_per_count = float(sums["loss"]) / (count or math.nan)
+            found.append(Contribution(example.text, count, loss_per_count, float(norm)))
+    # Not the count of the batch, which may be NaN because of one example.
+    total = sum(each.count for each in found if math.isfinite(each.count)) or math.nan
+    return [each._replace(grad_norm=each.grad_norm / total) for each in found]
 
 
 def _rank(contribution: Contribution) -> float:

@@ -6,13 +6,7 @@ import re
 from typing import Any, Literal
 
 from jaxformer.errors import UserError
-from jaxformer.fields import (
-    build,
-    check_fraction,
-    check_known,
-    check_positive,
-    check_types,
-)
+from jaxformer.fields import build, check_fraction, check_known, check_positive, check_types
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
@@ -77,13 +71,12 @@ class FitConfig:
             raise UserError(f"{section}.patience must be 0 or more: got {self.patience}")
         if self.mirror is not None:
             local_path(self.mirror)  # refuses URLs
-        if self.profile is not None:
-            steps = self.profiled_steps
-            if not steps or steps[0] == 1 or steps[-1] > self.steps:
-                raise UserError(
-                    f"{section}.profile: expected two numbers from 1 to {self.steps}, the smaller "
-                    f"first, such as 100:110: got {self.profile!r}"
-                )
+        steps = self.profiled_steps
+        if self.profile is not None and not (steps and steps[0] > 1 and steps[-1] <= self.steps):
+            raise UserError(
+                f"{section}.profile: expected two numbers from 1 to {self.steps}, the smaller "
+                f"first, such as 100:110: got {self.profile!r}"
+            )
         if not 0 <= self.seed < 2**31:
             raise UserError(f"{section}.seed must be from 0 to {2**31 - 1}: got {self.seed}")
 

@@ -1,13 +1,14 @@
 """The state of a training run: parameters, optimizer state and counters, sharded over the mesh."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 from jaxtyping import Array, Int, PyTree
 
 from jaxformer.errors import UserError
@@ -55,19 +56,20 @@ def init_state(
     Args:
       init: Creates the parameters from a key.
       optimizer: Any gradient transformation.
-      mesh: Mesh from :func:`~jaxformer.training.mesh.make_mesh`.
+      mesh: Mesh from :func:`~jaxformer.make_mesh`.
       seed: Seed of the key.
-      describe: See :meth:`~jaxformer.training.task.Task.describe`. By default, the description of
-        the parameters that :func:`~jaxformer.nn.parameter` created.
+      describe: See :meth:`~jaxformer.Task.describe`. By default, the description of the parameters
+        that :func:`~jaxformer.nn.parameter` created.
       start_from: Returns other parameters of the same shapes, given the ones from ``init``.
 
     Raises:
       UserError: ``start_from`` returns parameters with other names or shapes.
     """
     with global_mesh(mesh):
-        create, key = _make_create_state(init, optimizer), jax.random.key(seed)
-        layout = _layout(init, jax.eval_shape(create, key), mesh, describe)
-        state = jax.jit(create, out_shardings=layout)(key)
+        create = _make_create_state(init, optimizer)
+        abstract = abstract_state(init, optimizer, mesh, describe)
+        layout = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        state = jax.jit(create, out_shardings=layout)(jax.random.key(seed))
         if start_from is None:
             return state
         params = _placed_like(state.params, start_from(state.params))
@@ -76,12 +78,8 @@ def init_state(
 
 
 def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
-    """Returns parameters cast and sharded like ``fresh``.
-
-    Raises:
-      UserError: They have other names or shapes.
-    """
-    expected, found = map(_shapes, (fresh, params))
+    """Returns parameters cast and sharded like ``fresh``, which has the same names and shapes."""
+    expected, found = _shapes(fresh), _shapes(params)
     for path in expected | found:
         if expected.get(path) != found.get(path):
             raise UserError(
@@ -89,7 +87,7 @@ def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
                 f"{found.get(path, 'none')}"
             )
 
-    def place(array: Array, values: Any) -> Array:
+    def place(array: Array, values: ArrayLike) -> Array:
         if isinstance(values, jax.Array) and values.sharding == array.sharding:
             return jnp.array(values, array.dtype)  # A copy, since the first step donates it.
         values = np.asarray(values, array.dtype)
@@ -110,21 +108,17 @@ def abstract_state(
     describe: Describe | None = None,
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of :func:`init_state` without computing it."""
-    shapes = jax.eval_shape(_make_create_state(init, optimizer), jax.random.key(0))
-    return jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-        shapes,
-        _layout(init, shapes, mesh, describe),
-    )
-
-
-def _layout(init: Init, state: TrainState, mesh: Mesh, describe: Describe | None) -> TrainState:
-    """Returns the sharding of every array of the state."""
     info = describe_init(init) if describe is None else describe()
-    whole, params = replicated(mesh), param_shardings(mesh, state.params, info)
-    opt_state = opt_state_shardings(mesh, state.opt_state, state.params, params)
-    layout: Any = (whole, params, opt_state, whole, whole)
-    return TrainState(*layout)
+    shapes = jax.eval_shape(_make_create_state(init, optimizer), jax.random.key(0))
+    params = param_shardings(mesh, shapes.params, info)
+    opt_state = opt_state_shardings(mesh, shapes.opt_state, shapes.params, params)
+    layout = jax.tree.map(lambda _: replicated(mesh), shapes)
+    layout = layout._replace(params=params, opt_state=opt_state)
+
+    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(place, shapes, layout)
 
 
 @cached_by_function

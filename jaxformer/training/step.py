@@ -7,7 +7,7 @@ devices or micro-batches, even if the rows of a batch have different lengths.
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +20,17 @@ from jaxformer.errors import UserError
 from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
 from jaxformer.nn.precision import at_least_float32
-from jaxformer.training.mesh import (
-    DATA_AXIS,
-    batch_sharding,
-    replicated,
-    sum_over_data,
-)
+from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data
 from jaxformer.training.state import TrainState
-from jaxformer.training.task import (
-    Loss,
-    Randomness,
-    Sums,
-    cached_by_function,
-)
+from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
 # Names that the step adds to the sums of a loss.
 _OWN = {"grad_norm", "skipped"}
-# (state, batch, seed) -> (next state, sums of the batch)
+# Some rows of a batch, and their numbers in the global batch.
+Rows = tuple[PyTree, Int[Array, " B"]]
+# (state, batch, seed) -> (next state, sums of the batch), and the same for one seed
 StepFunction = Callable[[TrainState, PyTree, Integer[Array, ""]], tuple[TrainState, Sums]]
+CompiledStep = Callable[[TrainState, PyTree], tuple[TrainState, Sums]]
 
 
 class TrainStep:
@@ -46,21 +39,19 @@ class TrainStep:
     def __init__(self, function: StepFunction, mesh: Mesh, seed: int) -> None:
         # The seed is an argument of the program, so that runs of other seeds need no compilation.
         self._function, self._mesh, self._seed = function, mesh, np.uint32(seed)
-        self._jitted: Any = None
+        self._jitted: jax.stages.Wrapped | None = None
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
         """Takes one step. The state is donated."""
         with global_mesh(self._mesh):
             return self._jit(state)(state, batch, self._seed_on_devices)
 
-    def lower(self, state: TrainState, batch: PyTree) -> Any:
+    def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
         """Lowers the step for these shapes, like ``jax.jit(...).lower``; the seed is an input."""
         with global_mesh(self._mesh):
             return self._jit(state).lower(state, batch, self._seed)
 
-    def compile(
-        self, state: TrainState, batch: PyTree
-    ) -> Callable[[TrainState, PyTree], tuple[TrainState, Sums]]:
+    def compile(self, state: TrainState, batch: PyTree) -> CompiledStep:
         """Returns the step compiled for these shapes; under ``jax.disable_jit()``, the step."""
         if jax.config.jax_disable_jit:
             return self
@@ -74,22 +65,26 @@ class TrainStep:
             sharding = replicated(self._mesh)
             return jax.make_array_from_callback((), sharding, lambda _: self._seed)
 
-    def _jit(self, state: TrainState) -> Any:
+    def _jit(self, state: TrainState) -> jax.stages.Wrapped:
+        """Returns the step, jitted for the layout of the first state that it is given."""
         if self._jitted is None:
-            layout = jax.tree.map(self._sharding, state)
+            whole = replicated(self._mesh)
+
+            def sharding_of(leaf: object) -> NamedSharding:
+                found = getattr(leaf, "sharding", None)
+                if isinstance(found, NamedSharding) and found.mesh == self._mesh:
+                    return found
+                return whole
+
+            layout = jax.tree.map(sharding_of, state)
             self._jitted = jax.jit(
                 self._function,
                 donate_argnums=0,
-                in_shardings=(layout, batch_sharding(self._mesh), replicated(self._mesh)),
-                out_shardings=(layout, replicated(self._mesh)),
+                in_shardings=(layout, batch_sharding(self._mesh), whole),
+                out_shardings=(layout, whole),
                 compiler_options=dict(backend().compiler_options),
             )
         return self._jitted
-
-    def _sharding(self, leaf: Any) -> NamedSharding:
-        sharding = getattr(leaf, "sharding", None)
-        known = isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh
-        return cast(NamedSharding, sharding) if known else replicated(self._mesh)
 
 
 def make_train_step(
@@ -102,19 +97,17 @@ def make_train_step(
 ) -> TrainStep:
     """Returns the jitted step: forward, backward, one psum, one update. The state is donated.
 
-    The rows of a batch must be divisible by the batch shards of the mesh
-    (:func:`~jaxformer.training.mesh.num_batch_shards`) times
-    ``gradient_accumulation``.
+    The rows of a batch must be divisible by ``BatchShards.of(mesh, ...).row_multiple``: the batch
+    shards of the mesh times ``gradient_accumulation``.
 
     Departs from the paper: a step that would make parameters or optimizer state NaN or Inf changes
     neither, on any device. A step whose loss or gradient norm is not finite is skipped, too.
 
     Args:
-      loss: Sums by name; "loss" over "count" is minimized. See
-        :class:`~jaxformer.training.task.Task`.
+      loss: Sums by name; "loss" over "count" is minimized. See :meth:`~jaxformer.Task.loss`.
       optimizer: Any gradient transformation.
-      mesh: Mesh from :func:`~jaxformer.training.mesh.make_mesh`.
-      seed: Seed of the key of :class:`~jaxformer.training.task.Randomness`, together with the step.
+      mesh: Mesh from :func:`~jaxformer.make_mesh`.
+      seed: Seed of the key of :class:`~jaxformer.Randomness`, together with the step.
       gradient_accumulation: Micro-batches per step. The result depends on it only by
         floating-point rounding.
 
@@ -122,15 +115,7 @@ def make_train_step(
       A :class:`TrainStep`: ``(state, batch) -> (state, sums)``. The sums are over the global batch
       and include "grad_norm", the global norm of the gradient before clipping, and "skipped": 1 if
       the update was not finite, else 0.
-
-    Raises:
-      UserError: The loss is not callable.
     """
-    if not callable(loss):
-        raise UserError(
-            "loss: expected a function of parameters, batch and randomness, got "
-            f"{type(loss).__name__}; see help(jaxformer.Task.loss)"
-        )
     function = _make_step_function(loss, optimizer, mesh, gradient_accumulation)
     return TrainStep(function, mesh, seed)
 
@@ -210,20 +195,11 @@ def _update(
     # Not the gradients: the square of a finite gradient above 1e19, Adam's second moment, is Inf.
     # Clipping would turn finite gradients, whose norm overflows, into an update of zero.
     finite = all_finite(params, opt_state) & jnp.isfinite(norm) & jnp.isfinite(loss["value"])
-    params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(finite, new, old),
-        (params, opt_state),
-        (state.params, state.opt_state),
-    )
+    new, old = (params, opt_state), (state.params, state.opt_state)
+    params, opt_state = jax.tree.map(functools.partial(jnp.where, finite), new, old)
     skipped = (~finite).astype(jnp.int32)
-    state = TrainState(
-        step=state.step + 1,
-        params=params,
-        opt_state=opt_state,
-        skipped=state.skipped + skipped,
-        skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
-    )
-    return state, skipped
+    in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
+    return TrainState(state.step + 1, params, opt_state, state.skipped + skipped, in_row), skipped
 
 
 def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
@@ -245,22 +221,13 @@ def local_gradients(
 ) -> tuple[PyTree, Sums]:
     """Sums gradients and metrics over the micro-batches of this device."""
 
-    def sums(params: PyTree, batch: PyTree, row_ids: Int[Array, " B"]) -> tuple[Array, Sums]:
-        sums = _checked(loss(params, batch, Randomness(randomness.key, row_ids)))
+    def sums(params: PyTree, rows: Rows) -> tuple[Array, Sums]:
+        sums = checked_sums(loss(params, rows[0], Randomness(randomness.key, rows[1])))
         return sums["loss"], sums
 
-    gradients_of = jax.grad(sums, has_aux=True)
-    if gradient_accumulation == 1:
-        return gradients_of(params, batch, randomness.row_ids)
-
-    def accumulate(total: PyTree, micro_batch: tuple[PyTree, Array]) -> tuple[PyTree, Sums]:
-        gradients, sums = gradients_of(params, *micro_batch)
-        return jax.tree.map(jnp.add, total, gradients), sums
-
-    micro_batches = _micro_batches((batch, randomness.row_ids), gradient_accumulation)
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    total, stacked_sums = jax.lax.scan(accumulate, zeros, micro_batches)
-    return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
+    gradients_of = functools.partial(jax.grad(sums, has_aux=True), params)
+    rows = (batch, randomness.row_ids)
+    return _over_micro_batches(gradients_of, rows, gradient_accumulation, params)
 
 
 def global_sums(
@@ -269,42 +236,34 @@ def global_sums(
     """Returns a function that sums a loss over all shards and micro-batches, as a step does."""
 
     def sums_on_shard(params: PyTree, batch: PyTree, key: Array) -> Sums:
-        if gradient_accumulation == 1:
-            return _checked(loss(params, batch, Randomness(key, _row_ids(batch))))
-        micro_batches = _micro_batches((batch, _row_ids(batch)), gradient_accumulation)
-        stacked_sums = jax.lax.map(
-            lambda rows: _checked(loss(params, rows[0], Randomness(key, rows[1]))), micro_batches
-        )
-        return jax.tree.map(lambda a: a.sum(0), stacked_sums)
+        def sums(rows: Rows) -> tuple[PyTree, Sums]:
+            return (), checked_sums(loss(params, rows[0], Randomness(key, rows[1])))
+
+        rows = (batch, _row_ids(batch))
+        return _over_micro_batches(sums, rows, gradient_accumulation, like=())[1]
 
     return sum_over_data(mesh, sums_on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec()))
 
 
-def _micro_batches(rows: PyTree, count: int) -> PyTree:
-    """Stacks micro-batches; strided, so that each one has rows of every device."""
-    return jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), rows)
+def _over_micro_batches(
+    function: Callable[[Rows], tuple[PyTree, Sums]], rows: Rows, count: int, like: PyTree
+) -> tuple[PyTree, Sums]:
+    """Adds up both results of a function; the first, shaped ``like`` this, exists only once."""
+    if count == 1:
+        return function(rows)
+
+    def add(total: PyTree, micro_batch: Rows) -> tuple[PyTree, Sums]:
+        arrays, sums = function(micro_batch)
+        return jax.tree.map(jnp.add, total, arrays), sums
+
+    # Strided, so that each micro-batch has rows of every device.
+    micro_batches = jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), rows)
+    total, stacked_sums = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, like), micro_batches)
+    return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
 
 
-def make_eval_step(loss: Loss, mesh: Mesh) -> Callable[[PyTree, PyTree], Sums]:
-    """Returns the jitted validation step: sums over a global batch, without randomness."""
-
-    def sums(params: PyTree, batch: PyTree) -> Sums:
-        return _checked(loss(params, batch, None))
-
-    step = jax.jit(
-        sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),
-        in_shardings=(None, batch_sharding(mesh)),
-        out_shardings=replicated(mesh),
-    )
-    return global_mesh(mesh)(step)
-
-
-def _checked(sums: Any) -> Sums:
-    """Converts the sums of a loss function to arrays.
-
-    Raises:
-      UserError: They are not what :class:`~jaxformer.training.task.Task` requires.
-    """
+def checked_sums(sums: object) -> Sums:
+    """Converts the sums of a loss function to arrays, or raises what :meth:`Task.loss` requires."""
     if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _OWN & sums.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise UserError(

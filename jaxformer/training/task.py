@@ -28,8 +28,8 @@ class Randomness(NamedTuple):
 
     Attributes:
       key: Key of the step, the same on every device.
-      row_ids: Numbers of the rows in the global batch. Random numbers of a row are drawn from
-        ``jax.random.fold_in(key, row_id)``, so that they are the same on any number of devices.
+      row_ids: Numbers of the rows in the global batch. Draw the random numbers of a row from
+        ``jax.random.fold_in(key, row_id)``.
     """
 
     key: Array
@@ -40,8 +40,7 @@ def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str,
     """Returns dropout arguments of a model, and ``rngs`` of ``apply``; without, dropout is off."""
     if randomness is None:
         return {"deterministic": True}, None
-    arguments = {"deterministic": False, "row_ids": randomness.row_ids}
-    return arguments, {"dropout": randomness.key}
+    return {"deterministic": False, "row_ids": randomness.row_ids}, {"dropout": randomness.key}
 
 
 class Example(NamedTuple):
@@ -67,11 +66,10 @@ Result = TypeVar("Result")
 
 
 def cached_by_function(make: Callable[..., Result]) -> Callable[..., Result]:
-    """Caches results for equal arguments; the first argument is a function of a task.
+    """Caches results, for each backend; the first argument is a function of a task.
 
-    Runs of equal functions then compile their programs once, for each backend. A method is not
-    equal to another task's, and a cache would keep the task's data alive: its results are not
-    cached.
+    Runs of equal functions then compile their programs once. Results for a method are not cached:
+    no other task has an equal one, and the cache would keep the task's data alive.
     """
 
     @functools.lru_cache(maxsize=16)
@@ -97,16 +95,15 @@ def describe_init(init: Init) -> PyTree:
 class Task(Protocol):
     """A model, its data and its evaluation: everything that :func:`~jaxformer.fit` trains.
 
-    Derive from this class and implement the four abstract methods; the others have defaults.
-    Results must depend only on the arguments and on what :meth:`identity` hashes. A run then
-    resumes exactly, and computes the same on any number of devices, up to floating-point rounding.
+    Derive from this class and implement the four abstract methods. Results must depend only on the
+    arguments and on what :meth:`identity` hashes. A run then resumes exactly, and computes the same
+    on any number of devices, up to floating-point rounding.
 
     Attributes:
       best: Name of the value of :meth:`evaluate` that selects the best checkpoint, and whether its
         least ("min") or greatest ("max") value is the best.
       log_formats: Formats of values of :meth:`evaluate` in the log, by name, such as
-        ``{"f1": "F1 {:.2f}"}``. An empty format hides a value; the default is its name and four
-        digits.
+        ``{"f1": "F1 {:.2f}"}``. An empty format hides a value; the default has four digits.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("loss", "min")
@@ -115,7 +112,6 @@ class Task(Protocol):
     @abc.abstractmethod
     def init(self, key: Array) -> PyTree:
         """Creates the parameters: a dict, or any pytree, of arrays."""
-        ...
 
     @abc.abstractmethod
     def loss(self, params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
@@ -134,7 +130,6 @@ class Task(Protocol):
           Scalars "loss", "count", and any others but "skipped" and "grad_norm". They are sums, not
           means, so that rows of different length have the same weight on one device and on many.
         """
-        ...
 
     @abc.abstractmethod
     def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
@@ -149,7 +144,6 @@ class Task(Protocol):
           start: Number of the first batch, from 0: the number of steps already taken.
           shards: Batch shards of the mesh, including those that this process reads.
         """
-        ...
 
     @abc.abstractmethod
     def identity(self) -> dict[str, str]:
@@ -157,7 +151,6 @@ class Task(Protocol):
 
         A run can be resumed only with the same hashes.
         """
-        ...
 
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
@@ -165,17 +158,14 @@ class Task(Protocol):
         """Computes named values, including :attr:`best`; an empty dict means no evaluation.
 
         An error ends the run if no validation succeeded before; a later one is only reported.
-        Functions jitted here, and a loss defined here, would be compiled at every validation:
-        define them outside, or in ``__init__``.
+        Functions jitted here, and a loss defined here, are compiled at every validation.
 
         Args:
           params: Parameters on the devices of the mesh, as :func:`~jaxformer.evaluate_loss` takes
             them.
           mesh: Mesh of the run.
-          check_stop: Call it from time to time. It raises once the run has been asked to stop and
-            the values are no longer needed. It also counts as progress for the setting
-            ``stall_timeout``. With several processes, it raises on all of them at the same call, so
-            all must call it equally often.
+          check_stop: Call it from time to time, equally often on all processes. It raises once the
+            run has been asked to stop, and counts as progress for the setting ``stall_timeout``.
         """
         return {}
 
@@ -196,11 +186,7 @@ class Task(Protocol):
         """Returns every shape of a global batch, as pytrees of ``jax.ShapeDtypeStruct``.
 
         The step is compiled for each shape when it first comes; any other shape is an error.
-        Without shapes, all are allowed.
-
-        Args:
-          shards: Batch shards of the mesh; the rows of each shape must be divisible by
-            ``shards.row_multiple``.
+        Without shapes, all are allowed. Rows are divisible by ``shards.row_multiple``.
         """
         return ()
 
@@ -212,11 +198,7 @@ class Task(Protocol):
         return 0
 
     def save(self, workdir: Workdir) -> None:
-        """Writes the task's own files, such as a tokenizer, into a new workdir.
-
-        Args:
-          workdir: Run directory; ``workdir.path`` is its ``pathlib.Path``.
-        """
+        """Writes the task's own files, such as a tokenizer, into the folder ``workdir.path``."""
 
     def summary(self) -> str:
         """Returns a summary of the data for the log, one or several lines."""
@@ -232,24 +214,16 @@ class Task(Protocol):
         ``jaxformer replay`` measures the loss and the gradient of each.
         """
         for row in range(len(jax.tree.leaves(batch)[0])):
-            yield Example(
-                row, jax.tree.map(lambda a, row=row: a[row : row + 1], batch), f"row {row}"
-            )
+            alone = jax.tree.map(lambda array, row=row: array[row : row + 1], batch)
+            yield Example(row, alone, f"row {row}")
 
     def example_ids(self, number: int) -> Sequence[int]:
-        """Returns numbers of all examples of batch ``number``, for ``metrics.jsonl``.
-
-        They are written if the update was not finite.
-        """
+        """Returns numbers of all examples of batch ``number``, if its update was not finite."""
         return ()
 
 
-def check_task(task: Any) -> None:
-    """Checks that this is a task.
-
-    Raises:
-      UserError: It is a class, or lacks methods.
-    """
+def check_task(task: object) -> None:
+    """Raises a ``UserError`` if this is a class, or lacks methods of a task."""
     if isinstance(task, type):
         raise UserError(
             f"expected a Task, got the class {task.__name__}; give {task.__name__}(...)"

@@ -1,20 +1,26 @@
-"""Validation during training: scores of checkpoints, the best one, and early stopping."""
+"""Validation during training: mean losses, scores of checkpoints, the best one, early stopping."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
+from jaxformer.layout import global_mesh
+from jaxformer.nn.backend import Backend, backend
 from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.runs.reporting import Reporter
+from jaxformer.runs.reporting import Reporter, mean_values
 from jaxformer.runs.signals import StopSignals
+from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.state import TrainState
-from jaxformer.training.task import Task
+from jaxformer.training.step import checked_sums
+from jaxformer.training.task import Loss, Sums, Task
 
 # Values whose direction is known.
 _DIRECTIONS = {
@@ -23,16 +29,58 @@ _DIRECTIONS = {
 }
 
 
+# Compiled once for all evaluations of a run. The cache is small, since a loss may keep its data
+# alive.
+@functools.lru_cache(maxsize=2)
+def _eval_step(loss: Loss, mesh: Mesh, _: Backend) -> Callable[[PyTree, PyTree], Sums]:
+    """Returns the jitted validation step: sums over a global batch, without randomness."""
+
+    def sums(params: PyTree, batch: PyTree) -> Sums:
+        return checked_sums(loss(params, batch, None))
+
+    step = jax.jit(
+        sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),
+        in_shardings=(None, batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
+    )
+    return global_mesh(mesh)(step)
+
+
+def evaluate_loss(
+    loss: Loss,
+    params: PyTree,
+    batches: Iterable[PyTree],
+    mesh: Mesh,
+    check_stop: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Computes means per count over all batches; a sum "nll" gives "perplexity".
+
+    Args:
+      loss: Returns sums over a batch; see :meth:`Task.loss <jaxformer.Task.loss>`.
+      params: Parameters on the devices of the mesh.
+      batches: Batches of NumPy arrays, with rows divisible by the batch shards of the mesh. Each of
+        several processes passes its own rows.
+      mesh: Mesh from :func:`~jaxformer.make_mesh`.
+      check_stop: Called before each batch.
+
+    Returns:
+      "loss", "perplexity" if there is a sum "nll", and every other sum, each divided by "count".
+    """
+    # One at a time: concurrent programs that sum over the devices of a CPU can deadlock.
+    sums = []
+    for batch in batches:
+        check_stop()
+        step = _eval_step(loss, mesh, backend())
+        sums.append(jax.device_get(step(params, to_devices(mesh, batch))))
+    return mean_values(sums)
+
+
 class _ValidationStoppedError(Exception):
     """Ends a validation when the run has been asked to stop."""
 
 
 def best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
-    """Returns the name of the value that selects the best checkpoint, and "min" or "max".
-
-    Raises:
-      UserError: The direction is not known.
-    """
+    """Returns the name of the value that selects the best checkpoint, and "min" or "max"."""
     if settings.best_metric is None:
         return task.best
     name, _, mode = settings.best_metric.rpartition(":")
@@ -47,49 +95,41 @@ def best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
     return name, mode
 
 
+@dataclasses.dataclass
 class Validation:
-    """Validations of a run.
+    """Validations of a run."""
 
-    Attributes:
-      history: The best score, higher being better, and the number of validations after it; empty
-        before the first one.
-    """
+    task: Task
+    settings: FitConfig
+    mesh: Mesh
+    checkpoints: Checkpoints
+    reporter: Reporter
+    stop: StopSignals
+    # The best score, higher being better, and the number of validations after it, if there is one.
+    history: Sequence[float]
 
-    def __init__(
-        self,
-        task: Task,
-        settings: FitConfig,
-        mesh: Mesh,
-        checkpoints: Checkpoints,
-        reporter: Reporter,
-        stop: StopSignals,
-        history: Sequence[Any],
-    ) -> None:
-        self._task, self._settings, self._mesh = task, settings, mesh
-        self._checkpoints, self._reporter, self._stop = checkpoints, reporter, stop
-        self._best = best_metric(task, settings)
-        self.history = history
+    def __post_init__(self) -> None:
+        self.best = best_metric(self.task, self.settings)
 
     def is_due(self, step: int) -> bool:
         """Returns whether the run validates after this step."""
-        return step % self._settings.eval_every == 0 or step == self._settings.steps
+        return step % self.settings.eval_every == 0 or step == self.settings.steps
 
     def run(self, step: int, state: TrainState) -> bool:
         """Validates a state that is saved or being saved, and attaches the score to its checkpoint.
 
-        Returns:
-          Whether the validation ended. Otherwise it was stopped, and runs again after resuming.
+        Returns False if it was stopped; it runs again after resuming.
         """
-        values, (name, mode) = self._evaluate(step, state), self._best
+        values, (name, mode) = self._evaluate(step, state), self.best
         if not values:
             return values is not None
         # Wait first: a process killed while it waits must not report this validation twice.
-        self._checkpoints.wait()
+        self.checkpoints.wait()
         best_first = sorted(values.items(), key=lambda item: item[0] != name)
-        self._reporter.write(step, "valid", dict(best_first))
+        self.reporter.write(step, "valid", dict(best_first))
         if name in values:
             score = values[name] if mode == "max" else -values[name]
-            self._checkpoints.attach_score(step, score)
+            self.checkpoints.attach_score(step, score)
             self._count(score)
         return True
 
@@ -105,21 +145,21 @@ class Validation:
         def check_stop() -> None:
             watchdog.progress(f"a batch of the validation of step {step}")
             try:
-                self._checkpoints.check()  # copies the step to the mirror once it is saved
+                self.checkpoints.check()  # copies the step to the mirror once it is saved
             except Exception as error:
                 failures.append(error)
                 raise
-            if self._stop.asked():
+            if self.stop.asked():
                 raise _ValidationStoppedError
 
         values, stopped = {}, False
         try:
-            found = self._task.evaluate(state.params, self._mesh, check_stop)
+            found = self.task.evaluate(state.params, self.mesh, check_stop)
             values = {each: float(value) for each, value in found.items()}
-            needed = values or self._settings.patience or self._settings.best_metric
-            if needed and self._best[0] not in values:
+            needed = values or self.settings.patience or self.settings.best_metric
+            if needed and self.best[0] not in values:
                 raise UserError(
-                    f"expected {self._best[0]!r}, which selects the best checkpoint (Task.best, "
+                    f"expected {self.best[0]!r}, which selects the best checkpoint (Task.best, "
                     f"best_metric), among the values of evaluate: got {', '.join(values) or 'none'}"
                 )
         except _ValidationStoppedError:
@@ -127,10 +167,10 @@ class Validation:
         except Exception as error:
             if not self.history or jax.process_count() > 1 or failures:
                 raise
-            self._reporter.failed_validation(step, error)
+            self.reporter.failed_validation(step, error)
         if failures:  # the task has caught it
             raise failures[0]
-        return None if self._stop.agree(stopped) else values
+        return None if self.stop.agree(stopped) else values
 
     def _count(self, score: float) -> None:
         """Counts the validations since the best one."""
@@ -140,16 +180,16 @@ class Validation:
     def out_of_patience(self) -> str:
         """Returns why the run ends before its last step; "" if it does not."""
         since = self.history[1] if self.history else 0
-        ended = 0 < self._settings.patience <= since
-        return f"no better {self._best[0]} in the last {since} validations" if ended else ""
+        ended = 0 < self.settings.patience <= since
+        return f"no better {self.best[0]} in the last {since} validations" if ended else ""
 
     def resume(self, state: TrainState, start: int) -> bool:
         """Counts the validation of the checkpoint that the run resumes from.
 
         Repeats it if it was due and was interrupted; returns whether it ended, as :meth:`run`.
         """
-        if (score := self._checkpoints.score(start)) is not None:
+        if (score := self.checkpoints.score(start)) is not None:
             self._count(score)
-        elif start <= self._settings.steps and self.is_due(start):
+        elif start <= self.settings.steps and self.is_due(start):
             return self.run(start, state)
         return True

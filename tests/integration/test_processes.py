@@ -155,14 +155,15 @@ import jax, numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxformer.data.batch import Batch
-from jaxformer.training.mesh import local_batch_shards, to_devices
+from jaxformer.training.mesh import BatchShards, to_devices
 
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 order = np.array(jax.devices())[[0, 2, 3, 1]]
 mesh = Mesh(order.reshape(2, 2, 1), ("data", "fsdp", "tensor"))
-assert local_batch_shards(mesh) == [[0, 3], [1, 2]][jax.process_index()]
+local = BatchShards.of(mesh).local_shards
+assert local == [[0, 3], [1, 2]][jax.process_index()]
 shards = np.arange(24, dtype=np.int32).reshape(4, 2, 3)
-batch = to_devices(mesh, Batch(*[shards[local_batch_shards(mesh)].reshape(4, 3)] * 7))
+batch = to_devices(mesh, Batch(*[shards[local].reshape(4, 3)] * 7))
 for whole in multihost_utils.process_allgather(batch, tiled=True):
     np.testing.assert_array_equal(whole, shards.reshape(8, 3))
 """

@@ -23,7 +23,7 @@ from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
 from jaxformer.models.flops import training_flops
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.training import run as run_module
+from jaxformer.training import fitting
 
 # Compiles the shared programs first, in any order of the tests, so that they do not count here.
 pytestmark = pytest.mark.usefixtures("tiny_workdir")
@@ -189,7 +189,7 @@ def short_run(tiny_config, tmp_path_factory):
         wait(self)
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(log):
-        patch.setattr(run_module, "peak_flops", lambda kind: 5e11 if kind == "cpu" else None)
+        patch.setattr(fitting, "peak_flops", lambda kind: 5e11 if kind == "cpu" else None)
         patch.setattr(Checkpoints, "wait", interrupted)
         state = train(tiny_config(steps=2, eval_sentences=0), folder)
     return folder, state, log.getvalue()

@@ -12,13 +12,11 @@ from jaxformer.config import MeshConfig
 from jaxformer.nn import ParameterInfo
 from jaxformer.training.mesh import (
     BatchShards,
-    local_batch_shards,
     make_mesh,
-    num_batch_shards,
     opt_state_shardings,
     param_shardings,
 )
-from jaxformer.training.per_layer import per_layer
+from jaxformer.training.optimizer import per_layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +69,17 @@ CLUSTERS = [POD, tpu_slice(4, 8), TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)]
 @pytest.mark.parametrize("sizes", [(-1, 1, 1), (2, -1, 1), (1, -1, 1), (-1, 1, 2), (-1, 2, 2)])
 def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch):
     mesh = mesh_of(sizes, devices)
-    assert mesh.shape["data"] * mesh.shape["fsdp"] == num_batch_shards(mesh)
     read = {}
     for process in {device.process_index for device in devices}:
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        read[process] = local_batch_shards(mesh)
+        read[process] = BatchShards.of(mesh).local_shards
     needed = {process: set() for process in read}
     for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
         needed[device.process_index].add(data * mesh.shape["fsdp"] + fsdp)
     assert read == {process: sorted(shards) for process, shards in needed.items()}
-    assert {shard for shards in read.values() for shard in shards} == set(
-        range(num_batch_shards(mesh))
-    )
+    count = mesh.shape["data"] * mesh.shape["fsdp"]
+    assert BatchShards.of(mesh).shard_count == count
+    assert {shard for shards in read.values() for shard in shards} == set(range(count))
 
 
 def test_a_process_takes_its_own_rows_of_a_global_batch(monkeypatch):

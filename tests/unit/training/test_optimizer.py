@@ -18,8 +18,8 @@ from jaxformer.training.optimizer import (
     freeze,
     inverse_sqrt_schedule,
     path_of,
+    per_layer,
 )
-from jaxformer.training.per_layer import per_layer
 
 
 def rates_of(schedule, steps):

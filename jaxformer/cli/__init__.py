@@ -1,6 +1,5 @@
 """The ``jaxformer`` command."""
 
-import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -11,13 +10,13 @@ from jaxformer.errors import exit_code
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its :func:`~jaxformer.errors.exit_code`."""
-    return exit_code(functools.partial(_run, arguments))
 
+    def run() -> None:
+        command = parse_arguments(arguments)
+        try:
+            command()
+            print(end="", flush=True)  # Standard output may be None: closed before Python started.
+        except BrokenPipeError:  # The reader, such as `head`, has exited.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-def _run(arguments: Sequence[str] | None) -> None:
-    command = parse_arguments(arguments)
-    try:
-        command()
-        print(end="", flush=True)  # Standard output may be None: closed before Python started.
-    except BrokenPipeError:  # The reader, such as `head`, has exited.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_code(run)

@@ -40,14 +40,7 @@ COMMANDS = {
 
 
 def parse(arguments: Sequence[str] | None = None) -> functools.partial[None]:
-    """Returns the function of a command with its arguments, to be called.
-
-    Args:
-      arguments: Words of the command line, from the name of the command; by default, the process's.
-
-    Raises:
-      UserError: There is no such command or option, or a value is missing or of the wrong type.
-    """
+    """Returns the function of a command with its arguments, by default the process's."""
     words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:
         parser = _parser()

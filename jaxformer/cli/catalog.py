@@ -22,6 +22,8 @@ def data(names: Sequence[str] = ()) -> None:
       They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. After an interruption, the
       same command downloads the files that are missing.
     """
+    from jaxformer.data.fetching import fetch
+
     for name in names:
         if name not in CATALOG:
             hint = did_you_mean(name, CATALOG, f"choose from {', '.join(CATALOG)}")
@@ -32,17 +34,12 @@ def data(names: Sequence[str] = ()) -> None:
             state = "present" if is_present(corpus) else "-"
             print(f"  {name:12} {state:8} {corpus.size:13} {corpus.folder:17} {corpus.license}")
     for name in names:
-        _fetch(name)
-
-
-def _fetch(name: str) -> None:
-    corpus = CATALOG[name]
-    folder = fetch(corpus)
-    print(f"{name}: {folder} ({corpus.license})")
-    for file, recorded in corpus.files.items():
-        path = folder / file
-        digest = file_sha256(path)
-        note = "" if not recorded else ", as in docs/data.md"
-        if recorded not in ("", digest):
-            note = ", not as in docs/data.md: scores may differ from ours"
-        print(f"  {file}: {path.stat().st_size:,} bytes, SHA-256 {digest}{note}")
+        corpus = CATALOG[name]
+        folder = fetch(corpus)
+        print(f"{name}: {folder} ({corpus.license})")
+        for file, recorded in corpus.files.items():
+            digest, size = file_sha256(folder / file), (folder / file).stat().st_size
+            note = ", as in docs/data.md" if recorded else ""
+            if recorded not in ("", digest):
+                note = ", not as in docs/data.md: scores may differ from ours"
+            print(f"  {file}: {size:,} bytes, SHA-256 {digest}{note}")

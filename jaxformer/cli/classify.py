@@ -1,11 +1,10 @@
 """The command ``classify``: labels lines of text, or scores a model on labeled lines."""
 
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
-from jaxformer.cli.text import Line, Text, check_outputs, progress, reading, writing
+from jaxformer.cli.text import Line, check_outputs, processing, progress, read_text
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,33 +49,18 @@ def classify(
     if labeled is not None:
         _score(classifier, str(labeled), baselines)
         return
-    text = Text(input)
-    with (
-        reading(
-            lambda: _checked(classifier, text),
-            stream=text.stream,
-            strict=strict,
-            hidden=text.interactive,
-        ) as (blocks, report),
-        writing(output) as write,
-    ):
+    text = read_text(input, "a text")
+
+    def check(line: Line) -> None:
+        classifier.token_ids(line.text, f"{text.name}:{line.number}")
+
+    with processing(text, check, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             found = classifier.classify([line.text for line in block], report=report)
-            rows = (
+            write(
                 "" if line.error else f"{p:.4f}\t{label}" if probabilities else label
                 for line, (label, p) in zip(block, found, strict=True)
             )
-            write(rows)
-
-
-def _checked(classifier: "Classifier", text: Text) -> Iterator[Line]:
-    """Yields all lines; a line that cannot be classified becomes blank."""
-    for number, line in enumerate(text.lines(), start=1):
-        try:
-            classifier.token_ids(line.text, f"{text.name}:{number}")
-        except UserError as error:
-            line = Line("", error=line.error or str(error))
-        yield line
 
 
 def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
@@ -93,8 +77,8 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
     if not pairs:
         raise UserError(f"{path}: expected lines of a label and a text, got none")
     texts, expected = zip(*pairs, strict=True)
-    with progress(len(texts)) as report:
-        found = {"model": [x.label for x in classifier.classify(texts, report=report)]}
+    with progress(len(texts)) as bar:
+        found = {"model": [x.label for x in classifier.classify(texts, report=bar.update)]}
     if baselines:
         print("training naive Bayes and logistic regression", file=sys.stderr)
         data = data_of(classifier.config, LabeledConfig)

@@ -10,6 +10,7 @@ from jaxformer.data.text_files import COMPRESSED, read_file
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
+    from jaxformer.evaluation.bleu_report import Measure
     from jaxformer.evaluation.significance import SystemScore
 
 
@@ -47,19 +48,13 @@ def compare(
             f"--language CODE is needed, since {reference} does not end in one, such as .de"
         )
     language = language or suffix
-    names = [str(path) for path in translations]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{name} is given twice; give each system once")
+    for path in translations:
+        if translations.count(path) > 1:
+            raise UserError(f"{path} is given twice; give each system once")
     references = list(read_file(reference))
     systems = {str(path): list(read_file(path)) for path in translations}
-    report = {
-        "target_language": language,
-        "lines": len(references),
-        "resamples": RESAMPLES,
-        "trials": TRIALS,
-        "seed": seed(),
-    }
+    report: dict[str, object] = {"target_language": language, "lines": len(references)}
+    report |= {"resamples": RESAMPLES, "trials": TRIALS, "seed": seed()}
     compared = compare_systems(systems, references, target_language=language)
     compared = list(tqdm(compared, total=len(measures(language)), unit="metric", disable=None))
     if json:
@@ -68,24 +63,27 @@ def compare(
             for m, scores in compared
         ]
         print(dumps(report, ensure_ascii=False, indent=2))
-        return
+    else:
+        _print_table(report, compared)
+
+
+def _print_table(
+    report: dict[str, object], compared: Sequence[tuple["Measure", list["SystemScore"]]]
+) -> None:
     print("lines: {lines}, target language: {target_language}".format_map(report))
     print("mean +- 95 % interval: bootstrap, {resamples} resamples, seed {seed}".format_map(report))
+    names = [score.system for score in compared[0][1]]
     if len(names) > 1:
         print(
             f"p: against {names[0]}, by paired bootstrap | by approximate randomization, "
-            f"{TRIALS} trials, seed {report['seed']}"
+            f"{report['trials']} trials, seed {report['seed']}"
         )
     for measure, scores in compared:
         print(f"\n{measure.name}: {measure.method()}")
         for score in scores:
-            print(f"  {score.system:{max(map(len, names))}}  {_figures(score)}")
-
-
-def _figures(score: "SystemScore") -> str:
-    if score.score is None:
-        return f"{'n/a':>6}  (no line has 4 words)"
-    row = f"{score.score:6.2f}  {score.mean:6.2f} +- {score.interval:.2f}"
-    if score.p_bootstrap is None:
-        return row
-    return f"{row}  p {score.p_bootstrap:.4f} | {score.p_randomization:.4f}"
+            row = f"{'n/a':>6}  (no line has 4 words)"
+            if score.score is not None:
+                row = f"{score.score:6.2f}  {score.mean:6.2f} +- {score.interval:.2f}"
+            if score.p_bootstrap is not None:
+                row += f"  p {score.p_bootstrap:.4f} | {score.p_randomization:.4f}"
+            print(f"  {score.system:{max(map(len, names))}}  {row}")

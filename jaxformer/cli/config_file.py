@@ -47,7 +47,6 @@ _READERS = {
     bool: (_boolean, "true or false"),
     int: (int, "an integer"),
     float: (float, "a number"),
-    str: (str, "a text"),
 }
 
 
@@ -72,8 +71,12 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 def _run(name: str) -> Any:
     """Returns the ``ConfigDict`` of a file, which is executed, and its variant."""
     file, colon, variant = name.partition(":")
-    if not pathlib.Path(file).is_file():
-        raise _no_such_file(pathlib.Path(file))
+    path = pathlib.Path(file)
+    if not path.is_file():
+        ours = path.stem in shipped_configs()
+        otherwise = f"jaxformer's own is named {path.stem}" if ours else "name another"
+        hint = did_you_mean(str(path), map(str, path.parent.glob("*.py")), otherwise)
+        raise UserError(f"{path}: no such file; {hint}")
     try:
         get_config = runpy.run_path(file).get("get_config", lambda *_: None)
         values = get_config(variant) if colon else get_config()
@@ -115,12 +118,7 @@ def _override(config: Any, word: str) -> None:
 
 
 def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) -> dict[str, str]:
-    """Returns fields, as in "training.steps", by their names and their names in other programs.
-
-    Args:
-      prefix: Put before the fields.
-      config: Sections of a config; the paper's base model by default.
-    """
+    """Returns fields such as "training.steps" by their names here and in other programs."""
     config = Config().to_dict() if config is None else config
     sections = sorted(config, key=["search", "mesh", "model", "data", "training"].index)
     names = {name: f"{prefix}{section}.{name}" for section in sections for name in config[section]}
@@ -129,10 +127,3 @@ def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) ->
         if f"{prefix}{field}" in own:
             names |= dict.fromkeys(others.split(), f"{prefix}{field}")
     return names | dict.fromkeys(_WORKDIR, "--workdir")
-
-
-def _no_such_file(path: pathlib.Path) -> UserError:
-    ours = path.stem in shipped_configs()
-    otherwise = f"jaxformer's own is named {path.stem}" if ours else "name another"
-    hint = did_you_mean(str(path), map(str, path.parent.glob("*.py")), otherwise)
-    return UserError(f"{path}: no such file; {hint}")

@@ -18,21 +18,16 @@ def shipped_configs() -> dict[str, pathlib.Path]:
 
 def list_configs() -> str:
     """Returns a line for each config: its name, and the first line of its docstring."""
-    configs = shipped_configs()
+    configs, rows = shipped_configs(), []
     width = max(map(len, configs))
-    return "\n".join(f"  {name:{width}}  {_summary(path)}" for name, path in configs.items())
+    for name, path in configs.items():
+        document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or name
+        rows.append(f"  {name:{width}}  {document.splitlines()[0]}")
+    return "\n".join(rows)
 
 
 def find_config(name: str) -> str:
-    """Returns the file of a config, with its variant.
-
-    Args:
-      name: Name of a config that comes with jaxformer, or the path of a file, which is returned as
-        it is; both optionally with a variant.
-
-    Raises:
-      UserError: jaxformer has no config of this name. All are listed on standard error.
-    """
+    """Returns the file of a config that comes with jaxformer, with its variant; paths unchanged."""
     stem, colon, variant = name.partition(":")
     if pathlib.PurePath(stem).name != stem or stem.endswith(".py"):
         return name
@@ -42,8 +37,3 @@ def find_config(name: str) -> str:
         hint = did_you_mean(stem, configs, "name one of these, or a file such as a.py")
         raise UserError(f"there is no config {stem!r}; {hint}")
     return f"{configs[stem]}{colon}{variant}"
-
-
-def _summary(path: pathlib.Path) -> str:
-    document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return document.partition("\n")[0]

@@ -3,9 +3,10 @@
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxformer.errors import UserError, missing_device
+from jaxformer.files import cache_directory
 from jaxformer.version import __version__
 
 _PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentencepiece")
@@ -39,58 +40,42 @@ def doctor(
 
       jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
     """
-    if config is None:
-        for flag, value in (("memory", memory), ("devices", devices)):
-            if value is not None:
-                raise UserError(f"--{flag} needs --config FILE, whose training step is measured")
-        if overrides:
-            raise UserError(f"{overrides[0]} needs --config FILE, which it overrides")
-        _print_report()
-        if reason := missing_device():
-            raise UserError(reason)
-    else:
+    if config is not None:
         _measure(config, overrides, memory, devices)
+        return
+    for flag, value in (("memory", memory), ("devices", devices)):
+        if value is not None:
+            raise UserError(f"--{flag} needs --config FILE, whose training step is measured")
+    if overrides:
+        raise UserError(f"{overrides[0]} needs --config FILE, which it overrides")
+    _print_report()
+    if reason := missing_device():
+        raise UserError(reason)
 
 
 def _print_report() -> None:
-    """Prints versions, JAX's report on the machine, the cache, and the optional packages."""
+    """Prints versions, optional packages, variables, the cache, and JAX's report on the machine."""
     print(f"jaxformer: {__version__}")
     for name in _PACKAGES:
         print(f"{name}: {_version(name)}")
-    for line in _extras():
-        print(line)
-    for name in sorted(os.environ):
-        if name.startswith(_VARIABLES):
-            print(f"{name}={os.environ[name]}")
-    for report in (_print_cache, _print_jax):
-        try:
-            report()
-        except Exception as error:  # The rest of the report is useful, whatever this fails with.
-            print(f"failed with {missing_device(error) or repr(error)}")
-
-
-def _print_cache() -> None:
-    from jaxformer.files import cache_directory
-
-    folder = cache_directory()
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    place = str(folder).replace(os.path.expanduser("~"), "~", 1)  # The name of a user is private.
-    print(f"cache: {place}, {size / 1e6:.1f} MB")
-
-
-def _print_jax() -> None:
-    # Imported late, since JAX may be slow, or fail to find accelerators.
-    import jax
-
-    jax.print_environment_info()
-
-
-def _extras() -> Iterator[str]:
-    """Yields the version of each optional package."""
     for requirement in importlib.metadata.requires("jaxformer") or ():
         found = re.match(r"""([\w-]+).* extra == ["'](\w+)["']""", requirement)
         if found and found[2] not in _DEVELOPMENT:
-            yield f"extra {found[2]}: {found[1]} {_version(found[1])}"
+            print(f"extra {found[2]}: {found[1]} {_version(found[1])}")
+    for name in sorted(os.environ):
+        if name.startswith(_VARIABLES):
+            print(f"{name}={os.environ[name]}")
+    try:
+        folder = cache_directory()
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        place = str(folder).replace(os.path.expanduser("~"), "~", 1)  # A user's name is private.
+        print(f"cache: {place}, {size / 1e6:.1f} MB")
+        # Imported late, since JAX may be slow, or fail to find accelerators.
+        import jax
+
+        jax.print_environment_info()
+    except Exception as error:  # The rest of the report is useful, whatever this fails with.
+        print(f"failed with {missing_device(error) or repr(error)}")
 
 
 def _version(name: str) -> str:
@@ -105,15 +90,15 @@ def _measure(
 ) -> None:
     """Prints the memory per device for settings that save more and more, until a step fits."""
     # Imported late, so that the report works even if a library that these need is broken.
+    import jax
+
     from jaxformer.cli.config_file import load_config
 
     config = load_config(name, overrides)
     limit = None if size is None else _bytes(size)
-    if num_devices is not None and num_devices < 1:
-        raise UserError(f"--devices must be at least 1: got {num_devices}")
-    import jax
-
-    if num_devices:
+    if num_devices is not None:
+        if num_devices < 1:
+            raise UserError(f"--devices must be at least 1: got {num_devices}")
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", num_devices)
     # Imported late, since the number of devices must be set before JAX initializes them.
@@ -122,7 +107,9 @@ def _measure(
 
     use_compilation_cache()
     devices = jax.devices()
-    limit = _memory(devices[0]) if limit is None else limit
+    if limit is None:  # For a CPU, the machine's memory.
+        pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = (devices[0].memory_stats() or {}).get("bytes_limit", pages)
     batch, fields = config.data.batch
     print(
         f"A step of {batch}, on {len(devices)} {devices[0].device_kind} device(s). "
@@ -152,15 +139,4 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})", text)
     if not found:
         raise UserError(f"--memory: expected a size such as 16GB or 16GiB, got {text!r}")
-    size = int(float(found[1]) * _UNITS[found[2]])
-    if size < 1:
-        raise UserError(f"--memory must be at least 1 byte: got {text!r}")
-    return size
-
-
-def _memory(device) -> int:
-    """Returns the bytes available to programs on a device; for a CPU, the machine's memory."""
-    statistics = device.memory_stats() or {}
-    if "bytes_limit" in statistics:
-        return statistics["bytes_limit"]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(float(found[1]) * _UNITS[found[2]])

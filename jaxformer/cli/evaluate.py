@@ -4,14 +4,13 @@ from jaxformer import pretrained
 from jaxformer.cli.options import File, JsonReport, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.text import (
     PrefixOptions,
-    Text,
     check_outputs,
+    checked,
     progress,
-    refuse_bad,
+    read_text,
     report_unknown,
-    writing_if_named,
+    writing,
 )
-from jaxformer.data.text_files import paired
 
 
 def evaluate(
@@ -40,27 +39,22 @@ def evaluate(
     from jaxformer.config import DataConfig, data_of
     from jaxformer.evaluation.bleu_report import translation_report
 
-    settings = search.settings(workdir)
     check_outputs([source, reference, forced.prefixes], {"--output": output})
-    lines, references = forced.lines(Text(source)), Text(reference).lines()
-    names = (str(source), str(reference))
-    pairs = list(paired(refuse_bad(lines), refuse_bad(references), *names))
-    sources = [line.text for line, _ in pairs]
-    prefixes = [line.prefix for line, _ in pairs]
-    translator = model.load(workdir, settings)
-    report_unknown(translator.tokenizer, sources, names[0])
-    with writing_if_named(output) as write, progress(len(pairs)) as report:
+    text = forced.text(source).beside(read_text(reference), "gold")
+    lines = list(checked(text, lambda line: None, strict=True))
+    translator = model.load(workdir, search.settings(workdir))
+    report_unknown(translator.tokenizer, lines, text.name)
+    with writing(output) as write, progress(len(lines)) as bar:
         translations = translator.translate(
-            sources,
-            prefixes=prefixes if any(prefixes) else None,
-            name=names[0],
-            report=report,
+            [line.text for line in lines],
+            prefixes=forced.of(lines),
+            name=text.name,
+            report=bar.update,
         )
-        if write is not None:
-            write(translations)
+        write(translations)
     scores = translation_report(
         translations,
-        [line.text for _, line in pairs],
+        [line.gold for line in lines],
         target_language=language or data_of(translator.config, DataConfig).target_language,
     )
     print(scores.to_json() if json else scores.table())

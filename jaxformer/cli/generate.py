@@ -1,6 +1,5 @@
 """The command ``generate``: prints continuations of prompts during generation."""
 
-import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
@@ -8,31 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict, searches
 from jaxformer.cli.signatures import Fields
-from jaxformer.cli.text import Line, Text, reading
+from jaxformer.cli.text import Line, Text, processing, read_text
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
     from jaxformer.inference.generator import Generator
-
-# Printed between two texts.
-_SEPARATOR = "---"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextOptions(SearchOptions):
-    """Changes of the run's search, or of sampling one text for each prompt.
-
-    Search: Defaults come from the run's config.
-
-    Beam search: --beam-size selects it.
-
-    Sampling: The default.
-      sampling: sample, although the run's config does not
-    """
-
-    changes: Annotated[
-        dict[str, Any], Fields(searches, "search", without=("max_extra_length", "unfinished"))
-    ]
 
 
 def generate(
@@ -43,7 +22,10 @@ def generate(
     strict: Strict = False,
     weights: Checkpoint = "auto",
     dtype: Dtype | None = None,
-    search: TextOptions,
+    changes: Annotated[
+        dict[str, Any], Fields(searches, "search", without=("max_extra_length", "unfinished"))
+    ],
+    sampling: bool = False,
 ) -> None:
     """Continue prompts with a language model, printing text as it is generated.
 
@@ -51,6 +33,13 @@ def generate(
     Texts are separated by a line of ---. A line that is too long or not UTF-8 gives empty texts.
       prompt: text to continue (default: continue each line of standard input)
       tokens: number of tokens to generate
+
+    Search: Defaults come from the run's config.
+
+    Beam search: --beam-size selects it.
+
+    Sampling: The default.
+      sampling: sample, although the run's config does not
 
     Example:
       jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:" --tokens 500
@@ -62,57 +51,44 @@ def generate(
 
     if tokens < 1:
         raise UserError(f"--tokens must be at least 1: got {tokens}")
-    settings = search.settings(workdir, default=Sampling(num_samples=1))
-    if sys.stdout is None:
-        raise UserError("standard output is closed: expected a place to write the text to")
-    generator = Generator.load(workdir, weights=weights, search=settings, compute_dtype=dtype)
+    options = SearchOptions(changes=changes, sampling=sampling)
+    search = options.settings(workdir, default=Sampling(num_samples=1))
+    generator = Generator.load(workdir, weights=weights, search=search, compute_dtype=dtype)
     print(f"{workdir}: {generator.weights}", file=sys.stderr)
-    text = Text(None) if prompt is None else None
-    if text is not None and text.interactive:
-        print("Type a prompt and press Enter; Ctrl-D ends.", file=sys.stderr)
-    if prompt is not None:
+    if prompt is None:
+        text = read_text(None, "a prompt")
+    else:
         generator.check(prompt, max_tokens=tokens)
-    first = True
-    with reading(
-        lambda: iter([Line(prompt or "")]) if text is None else _checked(generator, text, tokens),
-        stream=text is not None and text.stream,
-        strict=strict,
-        hidden=True,
-    ) as (blocks, _):
-        for number, line in enumerate(itertools.chain.from_iterable(blocks)):
-            for pieces in _texts(generator, line, number, tokens):
-                if not first:
-                    print(_SEPARATOR)
-                first = False
-                for piece in pieces:
-                    print(piece, end="", flush=True)
-                print(flush=True)
+        text = Text("--prompt", lambda: iter([Line(1, prompt)]))
 
-
-def _checked(generator: "Generator", text: Text, tokens: int) -> Iterator[Line]:
-    """Yields all lines; a line that cannot be continued becomes blank."""
-    for number, line in enumerate(text.lines(), start=1):
+    def check(line: Line) -> None:
         try:
             generator.check(line.text, max_tokens=tokens)
         except UserError as error:
-            line = Line("", error=line.error or f"{text.name}:{number}: {error}")
-        yield line
+            raise UserError(f"{text.name}:{line.number}: {error}") from None
+
+    with processing(text, check, None, strict=strict) as (blocks, _, report):
+        for line in itertools.chain.from_iterable(blocks):
+            for piece in _pieces(generator, line, tokens):
+                print(piece, end="", flush=True)
+            report(1)
 
 
-def _texts(
-    generator: "Generator", prompt: Line, number: int, tokens: int
-) -> Iterator[Iterator[str]]:
-    """Yields every text, prompt included, as an iterator of pieces."""
+def _pieces(generator: "Generator", line: Line, tokens: int) -> Iterator[str]:
+    """Yields the texts of a prompt, prompt and separators included, in pieces."""
     from jaxformer.search import Sampling
 
-    search = generator.config.search
+    search, index = generator.config.search, line.number - 1
     samples = search.num_samples if isinstance(search, Sampling) else 1
-    if prompt.error is not None:
-        yield from itertools.repeat(iter(()), samples)
-    elif isinstance(search, Sampling) and samples == 1:
-        pieces = generator.stream(prompt.text, max_tokens=tokens, first=number)
-        yield itertools.chain([prompt.text], pieces)
+    if line.error is not None:
+        texts = [[""]] * samples
+    elif samples == 1:
+        pieces = generator.stream(line.text, max_tokens=tokens, first=index)
+        texts = [itertools.chain([line.text], pieces)]
     else:
-        found = generator.continuations([prompt.text], max_tokens=tokens, first=number)[0]
-        for continuation in found[:samples]:
-            yield iter([prompt.text, continuation])
+        found = generator.continuations([line.text], max_tokens=tokens, first=index)[0]
+        texts = [[line.text, continuation] for continuation in found]
+    for number, pieces in enumerate(texts):
+        yield "---\n" if index or number else ""
+        yield from pieces
+        yield "\n"

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from jaxformer import pretrained
@@ -17,27 +17,24 @@ if TYPE_CHECKING:
     from jaxformer.search import BeamSearch, Sampling
 
 
-def _path(metavar: str, convert: Callable[[str], pathlib.Path], help: str = "") -> Value:
-    return Value(help, metavar=metavar, convert=convert)
-
-
-def _weights(note: str = "") -> Value:
-    default = "auto, the average if it includes the newest checkpoint, else latest"
-    help = f"auto, averaged, best, latest or a step{note} (default: {default})"
-    return Value(help, "model", "CHECKPOINT")
-
-
 _WORKDIR = "run directory of train.py"
 _TRANSLATOR = f"{_WORKDIR} (default: pretrained, the {pretrained.DESCRIPTION})"
+_CHECKPOINT = "auto, averaged, best, latest or a step"
+_CHECKPOINTS = f"{_CHECKPOINT}; several, separated by commas, form an ensemble"
+_AUTO = " (default: auto, the average if it includes the newest checkpoint, else latest)"
 
-File: TypeAlias = Annotated[pathlib.Path, _path("FILE", local_path)]
-Folder: TypeAlias = Annotated[pathlib.Path, _path("DIR", local_path)]
-NewRunDir: TypeAlias = Annotated[pathlib.Path, _path("DIR", run_path, "workdir to create")]
-RunDir: TypeAlias = Annotated[pathlib.Path, _path("DIR", run_path, _WORKDIR)]
-ModelDir: TypeAlias = Annotated[pathlib.Path, _path("DIR", model_path, _WORKDIR)]
+File: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=local_path)]
+Folder: TypeAlias = Annotated[pathlib.Path, Value(metavar="DIR", convert=local_path)]
+NewRunDir: TypeAlias = Annotated[
+    pathlib.Path, Value("workdir to create", metavar="DIR", convert=run_path)
+]
+RunDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=run_path)]
+ModelDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=model_path)]
 # Has a default: pretrained.WORKDIR.
-TranslatorDir: TypeAlias = Annotated[pathlib.Path, _path("DIR", model_path, _TRANSLATOR)]
-Checkpoint: TypeAlias = Annotated[str, _weights()]
+TranslatorDir: TypeAlias = Annotated[
+    pathlib.Path, Value(_TRANSLATOR, metavar="DIR", convert=model_path)
+]
+Checkpoint: TypeAlias = Annotated[str, Value(_CHECKPOINT + _AUTO, "model", "CHECKPOINT")]
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "int8"],
     Value(
@@ -74,24 +71,21 @@ class ModelOptions:
         this model's
     """
 
-    weights: Annotated[str, _weights("; several, separated by commas, form an ensemble")] = "auto"
+    weights: Annotated[str, Value(_CHECKPOINTS + _AUTO, "model", "CHECKPOINT")] = "auto"
     ensemble: Sequence[ModelDir] = ()
     dtype: Dtype | None = None
 
     def load(self, workdir: pathlib.Path, search: "BeamSearch | Sampling") -> "Translator":
-        """Loads the model or ensemble, and logs its weights to standard error.
-
-        Raises:
-          UserError: A model is missing or damaged, or the tokenizers of an ensemble differ.
-        """
+        """Loads the model or ensemble, and logs its weights to standard error."""
         from jaxformer.inference.translator import Translator
 
-        settings = {"weights": self.weights, "search": search, "compute_dtype": self.dtype}
-        folders = [workdir, *self.ensemble]
-        models = [Translator.load(folder, **settings) for folder in folders]
-        tokenizer = models[0].tokenizer
-        for folder, model in zip(folders, models, strict=True):
-            if model.tokenizer.sha256 != tokenizer.sha256:
+        folders, models = [workdir, *self.ensemble], []
+        for folder in folders:
+            model = Translator.load(
+                folder, weights=self.weights, search=search, compute_dtype=self.dtype
+            )
+            models.append(model)
+            if model.tokenizer.sha256 != models[0].tokenizer.sha256:
                 raise UserError(
                     f"{folder}: expected the tokenizer of {workdir}, to make an ensemble with it, "
                     "but it has another; train both with the same vocabulary"
@@ -100,7 +94,7 @@ class ModelOptions:
                 print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
             else:
                 print(f"{folder}: {model.weights}", file=sys.stderr)
-        if codes := tokenizer.language_codes:
+        if codes := models[0].tokenizer.language_codes:
             print(f"begin each line with a language code: {', '.join(codes)}", file=sys.stderr)
         return models[0].ensemble_with(*models[1:])
 
@@ -125,45 +119,36 @@ class SearchOptions:
     ) -> "BeamSearch | Sampling":
         """Returns the run's search settings, changed by the options.
 
-        Args:
-          workdir: The run directory.
-          default: The search if no option selects an algorithm, for a run with another; None to
-            use the run's.
-
-        Raises:
-          UserError: There is no such run; a value is out of range or would have no effect.
+        If no option selects an algorithm, it is the one of ``default``, if given, or of the run.
         """
         from jaxformer.config import load_run
         from jaxformer.runs.workdir import Workdir
         from jaxformer.search import BeamSearch, Sampling
 
-        of_beam, of_sampling = (
-            {field.name for field in dataclasses.fields(kind)} for kind in (BeamSearch, Sampling)
-        )
-        if {"num_samples", "beam_size"} <= self.changes.keys():
+        changes = self.changes
+        if {"num_samples", "beam_size"} <= changes.keys():
             raise UserError("--samples and --beam-size exclude each other; leave one of them out")
+        of_beam, of_sampling = ({f.name for f in dataclasses.fields(kind)} for kind in searches())
         config = load_run(Workdir(workdir))
         run = config.search
-        kind = BeamSearch if self.changes.keys() - of_sampling else type(default or run)
-        kind = Sampling if self.sampling or "num_samples" in self.changes else kind
-        if not isinstance(run, kind):
-            number = run.num_hypotheses
-            new = Sampling(num_samples=number) if kind is Sampling else BeamSearch(beam_size=number)
-            new = default if isinstance(default, kind) else new
-            run = dataclasses.replace(new, **{n: getattr(run, n) for n in of_beam & of_sampling})
-        for name, value in self.changes.items():
-            if name not in (of_sampling if isinstance(run, Sampling) else of_beam):
+        kind = BeamSearch if changes.keys() - of_sampling else type(default or run)
+        kind = Sampling if self.sampling or "num_samples" in changes else kind
+        own, number = (of_beam, "beam_size") if kind is BeamSearch else (of_sampling, "num_samples")
+        for name, value in changes.items():
+            if name not in own:
                 beam = "beam search only, not --sampling"
-                needs = beam if isinstance(run, Sampling) else "--sampling only; add it"
+                needs = beam if kind is Sampling else "--sampling only; add it"
                 raise UserError(f"{flag(name)} {value} works with {needs}")
-        if self.changes.get("penalty") == "none" and "length_penalty" in self.changes:
+        if changes.get("penalty") == "none" and "length_penalty" in changes:
             raise UserError(
-                f"--length-penalty {self.changes['length_penalty']} has no effect with --penalty "
-                "none; leave one of them out"
+                f"--length-penalty {changes['length_penalty']} has no effect with --penalty none; "
+                "leave one of them out"
             )
+        # Settings that only the run's algorithm has are left out.
+        values = {name: getattr(run, name) for name in own if hasattr(run, name)}
+        values.setdefault(number, (default if isinstance(default, kind) else run).num_hypotheses)
         try:
-            run = dataclasses.replace(run, **self.changes)
-            return dataclasses.replace(config, search=run).search
+            return dataclasses.replace(config, search=kind(**values | changes)).search
         except UserError as error:
             names = rf"\b(?:search\.)?({'|'.join(of_beam | of_sampling)})\b"
             raise UserError(re.sub(names, lambda name: flag(name[1]), str(error))) from None

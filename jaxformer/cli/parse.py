@@ -1,40 +1,19 @@
 """The command ``parse``: parses lines of words as they arrive."""
 
 import pathlib
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, Strict
 from jaxformer.cli.text import (
+    Line,
     Text,
     check_outputs,
-    is_on_screen,
     is_stream,
-    reading,
+    processing,
+    read_text,
     writing,
-    writing_if_named,
 )
 from jaxformer.errors import UserError
-
-if TYPE_CHECKING:
-    from jaxformer.tasks.parsing.parser import Parser
-
-
-class Sentence(NamedTuple):
-    """A sentence to parse.
-
-    Attributes:
-      words: Its words; none if it cannot be parsed.
-      tags: The tags of the gold tree, if it is known.
-      gold: The text of the gold tree, if it is known.
-      error: The reason why it cannot be parsed, with its number; None if it can.
-    """
-
-    words: list[str]
-    tags: list[str] | None = None
-    gold: str = ""
-    error: str | None = None
 
 
 def parse(
@@ -72,53 +51,39 @@ def parse(
       jaxformer evalb gold.trees my.trees
     """
     from jaxformer.tasks.parsing.parser import Parser
+    from jaxformer.tasks.parsing.trees import split_words
 
-    settings = search.settings(workdir)
     if trees is not None and input is not None:
         raise UserError("--trees has the words to parse already: leave --input out")
     if gold is not None and trees is None:
         raise UserError("--gold needs --trees FILE, whose trees it writes")
     check_outputs([input, trees], {"--output": output, "--gold": gold})
-    source = trees or Text(input)
-    parser = Parser(model.load(workdir, settings))
-    interactive = isinstance(source, Text) and source.interactive
-    if interactive:
-        print("Type words with spaces between and press Enter; Ctrl-D ends.", file=sys.stderr)
-    done = 0
+    text = read_text(input, "words with spaces between") if trees is None else _treebank(trees)
+    parser = Parser(model.load(workdir, search.settings(workdir)))
+
+    def check(line: Line) -> None:
+        words = " ".join(split_words(line.text))
+        parser.translator.source_ids(words, f"{text.name}:{line.number}")
+
     with (
-        reading(
-            lambda: _checked(parser, source),
-            stream=source.stream if isinstance(source, Text) else is_stream(source),
-            strict=strict,
-            hidden=interactive or is_on_screen(output),
-        ) as (blocks, report),
-        writing(output) as write,
-        writing_if_named(gold) as write_gold,
+        processing(text, check, output, strict=strict) as (blocks, write, report),
+        writing(gold) as write_gold,
     ):
         for block in blocks:
-            words, tags, expected, _ = zip(*block, strict=True)
-            found = parser.parse(words, tags=tags, first=done + 1, report=report)
+            words = [split_words(line.text) for line in block]
+            tags = [split_words(line.other) or None for line in block]
+            found = parser.parse(words, tags=tags, first=block[0].number, report=report)
             write("" if tree is None else str(tree) for tree in found)
-            if write_gold is not None:
-                write_gold(expected)
-            done += len(block)
+            write_gold(line.gold for line in block)
 
 
-def _checked(parser: "Parser", source: Text | pathlib.Path) -> Iterator[Sentence]:
-    """Yields all sentences of a text or treebank; one that cannot be parsed has no words."""
-    from jaxformer.tasks.parsing.trees import normalize, read_tree_file, split_words
+def _treebank(path: pathlib.Path) -> Text:
+    """Returns the words of a treebank, with their parts of speech and the normalized trees."""
+    from jaxformer.tasks.parsing.trees import normalize, read_tree_file
 
-    if isinstance(source, Text):
-        sentences = (Sentence(split_words(line.text), error=line.error) for line in source.lines())
-        name = source.name
-    else:
-        found = map(normalize, read_tree_file(source))
-        name = str(source)
-        sentences = (Sentence(t.words(), t.tags(), str(t)) for t in found if t is not None)
-    for number, sentence in enumerate(sentences, start=1):
-        error = sentence.error
-        try:
-            parser.translator.source_ids(" ".join(sentence.words), f"{name}:{number}")
-        except UserError as too_long:
-            error = str(too_long)
-        yield sentence if error is None else Sentence([], gold=sentence.gold, error=error)
+    def lines() -> Iterator[Line]:
+        trees = (tree for tree in map(normalize, read_tree_file(path)) if tree is not None)
+        for number, tree in enumerate(trees, start=1):
+            yield Line(number, " ".join(tree.words()), " ".join(tree.tags()), str(tree))
+
+    return Text(str(path), lines, is_stream(path))

@@ -48,23 +48,22 @@ class AttentionOptions:
         if self.figure is not None and self.kind not in (None, "encoder"):
             raise UserError(f"--figure shows encoder self-attention: got --kind {self.kind}")
 
-    def from_zero(self, view: "AttentionView") -> tuple[int | None, list[int] | None]:
-        """Returns the layer and heads, from 0; None for unset ones."""
+    def selection(self, view: "AttentionView") -> tuple[int, list[int]]:
+        """Returns the layer and heads, from 0; by default the last layer and all heads."""
         layers, heads = view.encoder.shape[:2]
-        if self.layer is not None and not 1 <= self.layer <= layers:
-            raise UserError(f"--layer must be from 1 to {layers}: got {self.layer}")
+        layer = layers if self.layer is None else self.layer
+        if not 1 <= layer <= layers:
+            raise UserError(f"--layer must be from 1 to {layers}: got {layer}")
         for head in self.heads or ():
             if not 1 <= head <= heads:
                 raise UserError(f"--heads must be from 1 to {heads}: got {head}")
-        return (
-            None if self.layer is None else self.layer - 1,
-            None if self.heads is None else [head - 1 for head in self.heads],
-        )
+        return layer - 1, [head - 1 for head in self.heads or range(1, heads + 1)]
 
     def figures(self, view: "AttentionView") -> "dict[int, PaperFigure]":
         """Returns the paper's figures with the selected layer, heads and word."""
         from jaxformer.plots.paper_figures import paper_figures
 
+        layer, heads = self.selection(view)
         token = None
         if self.word is not None:
             tokens = [token.replace("▁", " ").strip() for token in view.source]
@@ -73,7 +72,7 @@ class AttentionOptions:
                     f"--word: expected one of the tokens {' '.join(tokens)}: got {self.word}"
                 )
             token = tokens.index(self.word)
-        layer, heads = self.from_zero(view)
+        layer = None if self.layer is None else layer
         return paper_figures(view.encoder, view.source, layer=layer, heads=heads, token=token)
 
 
@@ -104,13 +103,10 @@ def attention(
 
     folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
     output = output or folder / "attention.html"
-    suffix = output.suffix.lower()
-    if suffix not in (".html", ".png", ".svg"):
-        raise UserError(f"--output: expected a name that ends in .html, .png or .svg: got {output}")
-    check_output(output)
+    _check_suffix(output, ".html, .png or .svg")
     view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
-    if suffix == ".html":
-        layer, heads = shown.from_zero(view)
+    if output.suffix.lower() == ".html":
+        layer, heads = shown.selection(view)
         page = view.page(
             kind=shown.kind or "cross",
             layer=layer,
@@ -119,38 +115,27 @@ def attention(
             figure=shown.figure,
         )
         write_file(output, page.encode())
-    elif shown.figure is None:
-        _draw_map(shown, view, output)
     else:
-        _draw_figure(shown.figure, shown.figures(view)[shown.figure], view, output)
+        _draw(shown, view, output)
     print(f"{output}: {view.translation}")
 
 
-def _draw_map(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) -> None:
+def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) -> None:
+    """Draws the selected heads, or the counterpart of a figure of the paper."""
+    from jaxformer.plots.attention_lines import attention_lines, figure_panels
     from jaxformer.plots.attention_maps import attention_map
 
-    kind = shown.kind or "cross"
-    layer, heads = shown.from_zero(view)
+    if shown.figure is not None:
+        choice = shown.figures(view)[shown.figure]
+        panels, weights = figure_panels(shown.figure, choice), view.encoder
+        title = f"encoder self-attention, layer {choice.layer + 1} of {len(weights)}"
+        attention_lines(weights[choice.layer], view.source, panels, output, title)
+        return
+    kind, (layer, heads) = shown.kind or "cross", shown.selection(view)
     queries, keys, weights = view.weights_of(kind)
-    layer = len(weights) - 1 if layer is None else layer
-    heads = list(range(weights.shape[1])) if heads is None else heads
     title = f"{view.translation}\n{kind} attention, layer {layer + 1} of {len(weights)}"
     names = [head + 1 for head in heads]
-    attention_map(weights[layer, heads], queries, keys, output, title=title, names=names)
-
-
-def _draw_figure(
-    number: int, choice: "PaperFigure", view: "AttentionView", output: pathlib.Path
-) -> None:
-    from jaxformer.plots.attention_lines import attention_lines, figure_panels
-
-    attention_lines(
-        view.encoder[choice.layer],
-        view.source,
-        figure_panels(number, choice),
-        output,
-        title=f"encoder self-attention, layer {choice.layer + 1} of {len(view.encoder)}",
-    )
+    attention_map(weights[layer, heads], queries, keys, output, title, names)
 
 
 def plot(*, workdir: ModelDir, output: File | None = None) -> None:
@@ -166,11 +151,15 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
     from jaxformer.runs.workdir import Workdir
 
     output = output or workdir / "learning_curve.png"
-    if output.suffix.lower() not in (".png", ".svg"):
-        raise UserError(f"--output: expected a name that ends in .png or .svg: got {output}")
-    check_output(output)
+    _check_suffix(output, ".png or .svg")
     metrics = Workdir(workdir).metrics
     if not metrics.is_file():
         raise UserError(f"{metrics}: no such file; it is made by train.py")
     learning_curve(read_metrics(metrics), output)
     print(output)
+
+
+def _check_suffix(output: pathlib.Path, known: str) -> None:
+    if output.suffix.lower() not in re.findall(r"\.\w+", known):
+        raise UserError(f"--output: expected a name that ends in {known}: got {output}")
+    check_output(output)

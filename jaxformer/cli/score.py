@@ -1,9 +1,8 @@
 """The command ``score``: scores given translations."""
 
-import json as json_lib
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from json import dumps
+from typing import Annotated, Any
 
 from jaxformer import pretrained
 from jaxformer.cli.options import (
@@ -15,27 +14,7 @@ from jaxformer.cli.options import (
     searches,
 )
 from jaxformer.cli.signatures import Fields
-from jaxformer.cli.text import Text, check_outputs, is_on_screen, reading, writing
-from jaxformer.data.text_files import paired
-from jaxformer.errors import UserError
-
-if TYPE_CHECKING:
-    from jaxformer.inference.pair_scores import Score
-    from jaxformer.inference.translator import Translator
-
-
-class Pair(NamedTuple):
-    """Token ids of a pair of lines.
-
-    Attributes:
-      source: Source ids.
-      target: Target ids.
-      error: The reason why the pair cannot be scored, with its number; None if it can.
-    """
-
-    source: list[int]
-    target: list[int]
-    error: str | None = None
+from jaxformer.cli.text import Line, check_outputs, processing, read_text
 
 
 def score(
@@ -68,52 +47,28 @@ def score(
       -0.512345
       -0.734567
     """
-    check_outputs([source, target], {"--output": output})
-    texts = Text(source), Text(target)
-    translator = model.load(workdir, SearchOptions(changes=penalty).settings(workdir))
-    from jaxformer.inference.pair_scores import score_pairs
-
-    style = _json_line if json else _score_line
-    with (
-        reading(
-            lambda: _encoded(translator, *texts),
-            stream=any(text.stream for text in texts),
-            strict=strict,
-            hidden=is_on_screen(output),
-        ) as (blocks, report),
-        writing(output) as write,
-    ):
-        for block in blocks:
-            pairs = [(pair.source, pair.target) for pair in block]
-            write(map(style, block, score_pairs(translator, pairs, report=report)))
-
-
-def _score_line(pair: Pair, result: "Score") -> str:
-    return f"{math.nan if pair.error else result.score:.6f}"
-
-
-def _json_line(pair: Pair, result: "Score") -> str:
-    """Formats a score as JSON; infinity and nan, which JSON lacks, become null."""
-    values = {n: v if math.isfinite(v) else None for n, v in result._asdict().items()}
-    if pair.error is not None:
-        values |= {"score": None, "log_prob": None, "error": pair.error}
-    return json_lib.dumps(values, ensure_ascii=False)
-
-
-def _encoded(translator: "Translator", source: Text, target: Text) -> Iterator[Pair]:
-    """Yields the token ids of all pairs; a pair that cannot be scored becomes blank."""
     from jaxformer.data.tokenizer import EOS
+    from jaxformer.inference.pair_scores import Score, score_pairs
 
-    lines = paired(source.lines(), target.lines(), source.name, target.name)
-    for number, (source_line, target_line) in enumerate(lines, start=1):
-        error = source_line.error or target_line.error
-        try:
-            source_ids = translator.source_ids(source_line.text, f"{source.name}:{number}")
-            target_ids = translator.target_ids(target_line.text, f"{target.name}:{number}")
-        except UserError as too_long:
-            error = error or str(too_long)
-        if error is not None:
-            yield Pair([], [], error)
-        else:
-            # The empty translation of a sentence is end-of-sentence alone.
-            yield Pair(source_ids, target_ids or ([EOS] if source_ids else []))
+    check_outputs([source, target], {"--output": output})
+    text = read_text(source).beside(read_text(target))
+    translator = model.load(workdir, SearchOptions(changes=penalty).settings(workdir))
+
+    def encode(line: Line) -> tuple[list[int], list[int]]:
+        source_ids = translator.source_ids(line.text, f"{source}:{line.number}")
+        target_ids = translator.target_ids(line.other, f"{target}:{line.number}")
+        # The empty translation of a sentence is end-of-sentence alone.
+        return source_ids, target_ids or ([EOS] if source_ids else [])
+
+    def row(line: Line, result: Score) -> str:
+        if not json:
+            return f"{math.nan if line.error else result.score:.6f}"
+        # JSON lacks infinity and nan.
+        values = {n: v if math.isfinite(v) else None for n, v in result._asdict().items()}
+        if line.error is not None:
+            values |= {"score": None, "log_prob": None, "error": line.error}
+        return dumps(values, ensure_ascii=False)
+
+    with processing(text, encode, output, strict=strict) as (blocks, write, report):
+        for block in blocks:
+            write(map(row, block, score_pairs(translator, list(map(encode, block)), report=report)))

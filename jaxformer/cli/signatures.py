@@ -7,8 +7,8 @@ dataclass. A docstring has a summary, and then sections:
 - "Options:", or title and description of a group of options, as in "Format: A score is a log
   probability.", and for each option an indented line ``name (METAVAR): help``;
 - "Usage:", which replaces the list of all options;
-- "Example:", the last, which is printed as it is, except that a line ``{function}`` stands for
-  what this function of the module returns.
+- "Example:", the last, which is printed as it is, except for a line ``{configs}``, which stands for
+  a list of the configs that come with jaxformer.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, NoReturn
 
+from jaxformer.cli.configs import list_configs
 from jaxformer.errors import UserError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", bool: None}
@@ -36,11 +37,8 @@ _FLAGS = {
 class Value(NamedTuple):
     """Metadata of ``Annotated``: help for an option of several commands, and its conversion.
 
-    Attributes:
-      help: Help, unless a docstring has one.
-      group: Title of the group; "options" for the first.
-      metavar: Stand-in for the value in the help.
-      convert: Converts a word of the command line; by default, the type does.
+    A docstring's help and metavar take precedence. ``convert`` takes a word of the command line; by
+    default, the type does.
     """
 
     help: str = ""
@@ -52,12 +50,12 @@ class Value(NamedTuple):
 class Fields(NamedTuple):
     """Metadata of ``Annotated``: a dictionary of the given fields of dataclasses.
 
-    The sections "Attributes" of their docstrings are the help.
+    The sections "Attributes" of their docstrings are the help. Fields that only one dataclass has
+    form a group with its name.
 
     Attributes:
-      kinds: Function that imports the dataclasses. Fields that only one has form a group with its
-        name.
-      group: Title of the group of the other fields.
+      kinds: Function that imports the dataclasses.
+      group: Title of the group of their common fields.
       names: The fields; () for all but ids that can be given as a word.
       without: Fields that are left out.
     """
@@ -95,9 +93,8 @@ def summary(function: Callable[..., None]) -> str:
 def command_parser(prog: str, function: Callable[..., None]) -> CommandParser:
     """Returns a parser for the arguments of a function."""
     text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n\nExample:\n")
-    module = inspect.unwrap(function).__globals__
-    for name in re.findall(r"(?m)^  \{(\w+)\}$", example):
-        example = example.replace(f"  {{{name}}}", textwrap.indent(module[name](), "  "))
+    if "{configs}" in example:
+        example = example.replace("  {configs}", textwrap.indent(list_configs(), "  "))
     usage = re.search(r"^Usage: (.*)", text, re.MULTILINE)
     parser = CommandParser(
         prog=prog,

@@ -11,7 +11,7 @@ import sys
 import threading
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 
 from jaxformer.cli.options import File
 from jaxformer.data.findings import listed
@@ -20,9 +20,10 @@ from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
 from jaxformer.files import check_output
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from jaxformer.data.tokenizer import Tokenizer
 
-T = TypeVar("T")
 Writer: TypeAlias = Callable[[Iterable[str]], None]
 
 # Number of lines that are translated together, enough for full batches of every length.
@@ -41,73 +42,87 @@ class Line(NamedTuple):
     """A line of text.
 
     Attributes:
+      number: Its number, from 1.
       text: The line without its end; empty if it cannot be done.
-      prefix: The forced prefix of its translation.
+      other: Text beside it: a forced prefix, a translation to score, or parts of speech.
+      gold: Its reference or gold tree, if that is known.
       error: The reason why the line cannot be done, with its number; None if it can.
     """
 
+    number: int
     text: str
-    prefix: str = ""
+    other: str = ""
+    gold: str = ""
     error: str | None = None
 
 
+@dataclasses.dataclass(frozen=True)
 class Text:
-    """Lines of a file or of standard input.
+    """Lines of a file, of standard input, or of two files side by side.
 
     Attributes:
       name: Name in error messages.
+      lines: Returns an iterator over all lines; unless this is a stream, each call starts anew.
       stream: True for a pipe or a terminal, which can be read only once, as it arrives.
-      interactive: True for a terminal.
+      prompt: Shown before lines are typed; empty unless this is a terminal.
     """
 
-    def __init__(self, path: pathlib.Path | None) -> None:
-        """Initializes from a file, or from standard input if None, without reading it.
+    name: str
+    lines: Callable[[], Iterator[Line]]
+    stream: bool = False
+    prompt: str = ""
 
-        Raises:
-          UserError: Standard input is closed.
-        """
-        self.name = "standard input" if path is None else str(path)
-        self._path = path
-        self.interactive = False
-        if path is not None:
-            self.stream = is_stream(path)
-            return
-        if sys.stdin is None:
-            raise UserError("expected text on standard input, but it is closed")
-        self.interactive = sys.stdin.isatty()
-        self.stream = self.interactive or not sys.stdin.seekable()
-        self._start = 0 if self.stream else sys.stdin.buffer.tell()
+    def beside(self, other: "Text", field: str = "other") -> "Text":
+        """Returns this text, with the lines of another, of equal length, in a field of its own."""
 
-    def lines(self) -> Iterator[Line]:
-        """Yields all lines; unless this is a stream, each call starts anew.
+        def lines() -> Iterator[Line]:
+            for line, second in paired(self.lines(), other.lines(), self.name, other.name):
+                error = line.error or second.error
+                yield line._replace(**{field: second.text}, error=error)
 
-        Raises:
-          UserError: The text cannot be read, or is not UTF-8 but in another format.
-        """
-        with contextlib.ExitStack() as stack:
-            if self._path is not None:
-                stream: Any = stack.enter_context(open_bytes(self._path))
-            elif self.stream:
-                # At exit Python would wait for a thread that reads sys.stdin itself.
-                stream = stack.enter_context(open(sys.stdin.fileno(), "rb", closefd=False))
-                # After a look ahead, the end would have to be typed twice.
-                check_format(b"" if self.interactive else stream.peek(1), self.name)
-            else:
-                stream = sys.stdin.buffer
-                stream.seek(self._start)
-                check_format(stream.read(io.DEFAULT_BUFFER_SIZE), self.name)
-                stream.seek(self._start)
-            yield from lines_with_errors(stream.readline, self.name)
+        return dataclasses.replace(self, lines=lines, stream=self.stream or other.stream)
+
+
+def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
+    """Returns the text of a file, or of standard input if None, where lines may be ``typed``."""
+    if path is None:
+        return _standard_input(typed)
+
+    def lines() -> Iterator[Line]:
+        with open_bytes(path) as file:
+            yield from lines_with_errors(file.readline, str(path))
+
+    return Text(str(path), lines, is_stream(path))
+
+
+def _standard_input(typed: str) -> Text:
+    if sys.stdin is None:
+        raise UserError("expected text on standard input, but it is closed")
+    name, interactive = "standard input", sys.stdin.isatty()
+    stream = interactive or not sys.stdin.seekable()
+    start = 0 if stream else sys.stdin.buffer.tell()
+
+    def lines() -> Iterator[Line]:
+        if stream:
+            # At exit Python would wait for a thread that reads sys.stdin itself.
+            file = io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False))
+            # After a look ahead, the end would have to be typed twice.
+            check_format(b"" if interactive else file.peek(1), name)
+        else:
+            file = sys.stdin.buffer
+            file.seek(start)
+            check_format(file.read(io.DEFAULT_BUFFER_SIZE), name)
+            file.seek(start)
+        yield from lines_with_errors(file.readline, name)
+
+    prompt = f"Type {typed} and press Enter; Ctrl-D ends." if interactive else ""
+    return Text(name, lines, stream, prompt)
 
 
 def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
     r"""Yields every line of an open file; the text of a bad line is replaced by its error.
 
     Only ``\n`` and ``\r\n`` end a line. A byte order mark before the first line is skipped.
-
-    Args:
-      readline: The method of the file, which takes the number of bytes to read at most.
-      name: Name of the file in error messages.
     """
     for number in itertools.count(1):
         line = rest = readline(_LONGEST_LINE)
@@ -116,23 +131,18 @@ def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[L
         if not line:
             return
         place = f"{name}:{number}"
-        if rest is not line:
-            yield Line("", error=f"{place}: {_TOO_LONG}")
-            continue
         try:
-            yield Line(decode_line(line.removeprefix(b"" if number > 1 else BOM_UTF8), place))
+            if rest is not line:
+                raise UserError(f"{place}: {_TOO_LONG}")
+            line = line.removeprefix(b"" if number > 1 else BOM_UTF8)
+            yield Line(number, decode_line(line, place))
         except UserError as error:
-            yield Line("", error=str(error))
+            yield Line(number, "", error=str(error))
 
 
-def is_stream(path: pathlib.Path | None) -> bool:
+def is_stream(path: pathlib.Path) -> bool:
     """Returns True for a pipe, such as a shell's ``<(command)``, which can be read only once."""
-    return path is not None and path.exists() and not path.is_file()
-
-
-def is_on_screen(output: pathlib.Path | None) -> bool:
-    """Returns True if output, by default standard output, goes to a terminal."""
-    return output is None and sys.stdout is not None and sys.stdout.isatty()
+    return path.exists() and not path.is_file()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,49 +161,22 @@ class PrefixOptions:
         if self.prefix is not None and self.prefixes is not None:
             raise UserError("--prefix and --prefixes exclude each other; leave one of them out")
 
-    def lines(self, text: Text) -> Iterator[Line]:
-        """Returns every line of the text with its prefix.
+    def text(self, path: pathlib.Path | None) -> Text:
+        """Returns the text of a file or of standard input, with the prefixes beside its lines."""
+        text = read_text(path)
+        return text if self.prefixes is None else text.beside(read_text(self.prefixes))
 
-        Raises:
-          UserError: A file cannot be read, or the numbers of lines differ.
-        """
-        if self.prefixes is None:
-            return (line._replace(prefix=self.prefix or "") for line in text.lines())
-        starts = Text(self.prefixes).lines()
-        return (
-            line._replace(prefix=start.text, error=line.error or start.error)
-            for line, start in paired(text.lines(), starts, text.name, str(self.prefixes))
-        )
+    def of(self, lines: Iterable[Line]) -> list[str] | None:
+        """Returns the prefix of each line; None if there are none, which takes other programs."""
+        prefixes = [self.prefix or line.other for line in lines]
+        return prefixes if any(prefixes) else None
 
 
-@runtime_checkable
-class Checked(Protocol):
-    """A line of the input, with the reason why it cannot be done; None if it can."""
-
-    @property
-    def error(self) -> str | None: ...
-
-
-C = TypeVar("C", bound=Checked)
-
-
-def refuse_bad(lines: Iterator[C]) -> Iterator[C]:
-    """Yields lines up to the first that cannot be done.
-
-    Raises:
-      UserError: A line cannot be done.
-    """
-    for line in lines:
-        if line.error is not None:
-            raise UserError(line.error)
-        yield line
-
-
-def report_unknown(tokenizer: "Tokenizer", texts: Iterable[str], name: str, first: int = 1) -> None:
-    """Reports lines with characters outside the vocabulary, numbered from ``first``."""
+def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> None:
+    """Reports lines with characters outside the vocabulary."""
     from tqdm import tqdm
 
-    found = [(n, tokenizer.unknown_characters(text)) for n, text in enumerate(texts, first)]
+    found = [(line.number, tokenizer.unknown_characters(line.text)) for line in lines]
     unknown = [(n, characters) for n, characters in found if characters]
     for n, characters in unknown[:_MOST_NOTES]:
         shown = listed([f"{c!r} (U+{ord(c):04X})" for c in characters[:3]], len(characters))
@@ -204,139 +187,131 @@ def report_unknown(tokenizer: "Tokenizer", texts: Iterable[str], name: str, firs
 
 
 @contextlib.contextmanager
-def reading(
-    lines: Callable[[], Iterator[C]], *, stream: bool, strict: bool, hidden: bool
-) -> Iterator[tuple[Iterator[list[C]], Callable[[int], None]]]:
+def processing(
+    text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
+) -> Iterator[tuple[Iterator[list[Line]], Writer, Callable[[int], object]]]:
     """Reads lines in blocks, a file twice: the first time, to count and check its lines.
 
-    Lines that cannot be done are reported on standard error, and the others follow.
-
-    Args:
-      lines: Returns an iterator over all lines.
-      stream: True if the lines can be read only once, as they arrive.
-      strict: Refuses a line that cannot be done, in a file before the first block.
-      hidden: Hides the progress bar even if standard error is a terminal.
+    A line for which ``check`` raises a UserError is reported on standard error, and is blank in its
+    block; or it is refused if ``strict``, in a file before the first block.
 
     Yields:
-      The blocks, and a function to call with the number of newly finished lines.
+      The blocks, a writer of the output, by default standard output, and a function to call with
+      the number of newly finished lines.
 
     Raises:
-      UserError: The lines cannot be read, or one is refused.
+      UserError: The lines cannot be read, one is refused, or standard output is closed.
       SomeLinesError: All work is done, except for lines that cannot be done.
     """
     from tqdm import tqdm
 
-    def accepted() -> Iterator[C]:
-        return refuse_bad(lines()) if strict else lines()
-
-    def reported() -> Iterator[list[C]]:
+    def blocks() -> Iterator[list[Line]]:
         nonlocal read, bad
-        items = accepted()
-        blocks = iter(lambda: list(itertools.islice(items, BLOCK)), [])
-        for block in blocks_as_they_arrive(items, BLOCK) if stream else blocks:
+        lines = checked(text, check, strict=strict)
+        full = iter(lambda: list(itertools.islice(lines, BLOCK)), [])
+        for block in blocks_as_they_arrive(lines, BLOCK) if text.stream else full:
             errors = [line.error for line in block if line.error is not None]
             for error in errors:
                 tqdm.write(f"error: {error}", file=sys.stderr)  # Above a progress bar.
             read, bad = read + len(block), bad + len(errors)
             yield block
 
+    if output is None and sys.stdout is None:
+        raise UserError("expected standard output to write to, but it is closed")
+    if text.prompt:
+        print(text.prompt, file=sys.stderr)
     read = bad = 0
-    with progress(None if stream else sum(1 for _ in accepted()), hidden=hidden) as finished:
-        yield reported(), finished
+    total = None if text.stream else sum(1 for _ in checked(text, check, strict=strict))
+    hidden = bool(text.prompt) or (output is None and sys.stdout.isatty())
+    with (
+        contextlib.nullcontext(_writer(sys.stdout)) if output is None else writing(output) as write,
+        progress(total, hidden=hidden) as bar,
+    ):
+        yield blocks(), write, bar.update
     if bad:
         raise SomeLinesError(f"{bad} of {read} lines could not be done; see above")
 
 
-@contextlib.contextmanager
-def progress(total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Shows the number of finished sentences, and yields a function that adds to it."""
+def checked(text: Text, check: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:
+    """Yields all lines; one for which ``check`` raises a UserError is blank, or is refused."""
+    for line in text.lines():
+        try:
+            if line.error is not None:
+                raise UserError(line.error)
+            check(line)
+        except UserError as error:
+            if strict:
+                raise
+            line = line._replace(text="", other="", error=str(error))
+        yield line
+
+
+def progress(total: int | None, *, hidden: bool = False) -> "tqdm":
+    """Returns a progress bar of finished sentences, a context manager."""
     from tqdm import tqdm
 
     # smoothing=0 shows the mean rate, since batches of long sentences come first and are slower.
-    with tqdm(total=total, unit="sentence", smoothing=0, disable=hidden or None) as bar:
-
-        def report(finished: int) -> None:
-            bar.update(finished)
-
-        yield report
+    return tqdm(total=total, unit="sentence", smoothing=0, disable=hidden or None)
 
 
-def blocks_as_they_arrive(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Yields the items available so far, at most ``size``, waiting only for each block's first.
+def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    """Yields the lines available so far, at most ``size``, waiting only for each block's first.
 
-    A thread reads at most ``size`` items ahead while the caller processes a block. An exception of
-    ``items`` is raised after the items before it have been yielded.
+    A thread reads at most ``size`` lines ahead while the caller processes a block. An exception of
+    ``lines`` is raised after the lines before it have been yielded.
     """
-    arrived: queue.Queue = queue.Queue(maxsize=size)
+    arrived: queue.Queue[Line | Exception | None] = queue.Queue(maxsize=size)
 
     def take() -> None:
-        error = None
+        end = None
         try:
-            for item in items:
-                arrived.put((item, False, None))
-        except Exception as reason:
-            error = reason
-        arrived.put((None, True, error))
+            for line in lines:
+                arrived.put(line)
+        except Exception as error:
+            end = error
+        arrived.put(end)
 
     threading.Thread(target=take, daemon=True).start()
-    ended, error = False, None
-    while not ended:
-        block = []
+    while True:
+        items = [arrived.get()]
         with contextlib.suppress(queue.Empty):
-            while len(block) < size:
-                item, ended, error = arrived.get(timeout=_PATIENCE if block else None)
-                if ended:
-                    break
-                block.append(item)
-        if block:
+            while isinstance(items[-1], Line) and len(items) < size:
+                items.append(arrived.get(timeout=_PATIENCE))
+        if block := [item for item in items if isinstance(item, Line)]:
             yield block
-    if error is not None:
-        raise error
+        if isinstance(items[-1], Exception):
+            raise items[-1]
+        if items[-1] is None:
+            return
 
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path | None) -> Iterator[Writer]:
-    """Opens a file that gets its name once it is complete; None: standard output.
+    """Opens a file that gets its name once it is complete; None: nothing is written.
 
     Until then its name includes the process id, ``NAME.123.partial``. After an error or an
     interrupt, the finished lines stay in this file, and a message names it.
-
-    Yields:
-      A function that writes lines, given without line breaks, at once and in UTF-8.
-
-    Raises:
-      UserError: The path is not the name of a text file, or standard output is closed.
     """
     if path is None:
-        if sys.stdout is None:
-            raise UserError("standard output is closed: expected --output FILE")
-        yield _writer(sys.stdout)
+        yield lambda lines: None
         return
-    _check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    try:
-        # Mode "x" does not follow a symbolic link that somebody may have put there.
-        with partial.open("x", encoding="utf-8", errors=NOT_UTF8, newline="\n") as file:
+    # Mode "x" does not follow a symbolic link that somebody may have put there.
+    with partial.open("x", encoding="utf-8", errors=NOT_UTF8, newline="\n") as file:
+        try:
             yield _writer(file)
-        partial.replace(path)
-    except BaseException:
-        if partial.is_file() and not partial.stat().st_size:
-            partial.unlink()
-        elif partial.is_file():
-            print(f"{partial}: finished lines", file=sys.stderr)
-        raise
+        except BaseException:
+            if partial.stat().st_size:
+                print(f"{partial}: finished lines", file=sys.stderr)
+            else:
+                partial.unlink()
+            raise
+    partial.replace(path)
 
 
-def writing_if_named(
-    path: pathlib.Path | None,
-) -> contextlib.AbstractContextManager[Writer | None]:
-    """Opens a file as :func:`writing` does; None: yields None."""
-    return contextlib.nullcontext() if path is None else writing(path)
-
-
-def _writer(file) -> Writer:
+def _writer(file: TextIO) -> Writer:
     def write(lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
         file.flush()
@@ -345,36 +320,18 @@ def _writer(file) -> Writer:
 
 
 def check_outputs(
-    inputs: list[pathlib.Path | None], outputs: dict[str, pathlib.Path | None]
+    inputs: Iterable[pathlib.Path | None], outputs: dict[str, pathlib.Path | None]
 ) -> None:
-    """Checks that all outputs can be files, and none is also an input or another output.
-
-    Args:
-      inputs: Files to read.
-      outputs: Files to write, by their options.
-
-    Raises:
-      UserError: An output is an input or another output, or not the name of a text file.
-    """
-    reads = {path.resolve() for path in inputs if path is not None}
-    writes = [(option, path) for option, path in outputs.items() if path is not None]
-    for n, (option, path) in enumerate(writes):
-        if path.resolve() in reads:
-            raise UserError(f"{option} {path} is an input; name another file")
-        for other, taken in writes[:n]:
-            if path.resolve() == taken.resolve():
-                raise UserError(f"{option} {path} is also {other}; name another file")
-        _check_name(path)
-
-
-def _check_name(path: pathlib.Path) -> None:
-    """Checks that a text file may have this name.
-
-    Raises:
-      UserError: The path is a folder, a link or a device, lies in a file, or ends as if compressed.
-    """
-    check_output(path)
-    if path.suffix in COMPRESSED:
-        raise UserError(
-            f"{path}: expected a name without {path.suffix}, since the output is plain text"
-        )
+    """Refuses outputs, by option, that cannot be text files, or are an input or another output."""
+    uses = {path.resolve(): "an input" for path in inputs if path is not None}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if use := uses.get(path.resolve()):
+            raise UserError(f"{option} {path} is {use}; name another file")
+        uses[path.resolve()] = f"also {option}"
+        check_output(path)
+        if path.suffix in COMPRESSED:
+            raise UserError(
+                f"{path}: expected a name without {path.suffix}, since the output is plain text"
+            )

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from jaxformer.cli.configs import list_configs  # noqa: F401, called by the help
 from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError, exit_code
 from jaxformer.files import run_path
@@ -58,7 +57,7 @@ def train(
       CONFIG is a file, or the name of a config that comes with jaxformer, with an optional
       variant. The file is Python and is executed; nothing else is.
 
-      {list_configs}
+      {configs}
 
       Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', likewise EncoderConfig,
       DataConfig, StreamConfig, LabeledConfig, TrainingConfig and MeshConfig.
@@ -71,16 +70,19 @@ def train(
     missing += [] if workdir else ["--workdir=FOLDER"]
     if config is None or workdir is None or missing:
         raise UserError(f"expected {' and '.join(missing)}; see jaxformer train --help")
-    join = functools.partial(_join_processes, coordinator, num_processes, process_id)
-    command = functools.partial(_train, config, overrides, workdir, join)
+    processes = (coordinator, num_processes, process_id)
+    command = functools.partial(_train, config, overrides, workdir, processes)
     if coordinator is None:
         command()
     else:
-        _leaving_others_free(functools.partial(exit_code, command))
+        _leaving_others_free(command)
 
 
 def _train(
-    name: str, overrides: Sequence[str], workdir: pathlib.Path, join: Callable[[], None]
+    name: str,
+    overrides: Sequence[str],
+    workdir: pathlib.Path,
+    processes: tuple[str | None, int | None, int | None],
 ) -> None:
     faulthandler.enable(2)
     # Imported late, so that a wrong argument or --help does not wait for jax.
@@ -91,16 +93,12 @@ def _train(
 
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     config = load_config(name, overrides)
-    join()
+    _join_processes(*processes)
     jaxformer.experiment.train(config, workdir)
 
 
 def _join_processes(place: str | None, count: int | None, number: int | None) -> None:
-    """Connects the processes of a run, if the arguments specify several.
-
-    Raises:
-      UserError: The arguments contradict each other, or the processes cannot be connected.
-    """
+    """Connects the processes of a run, if the arguments specify several."""
     if place in (None, "auto"):
         if (count, number) != (None, None):
             raise UserError("--num_processes and --process_id need --coordinator=HOST:PORT")
@@ -127,7 +125,7 @@ def _join_processes(place: str | None, count: int | None, number: int | None) ->
         ) from None
 
 
-def _leaving_others_free(command: Callable[[], int]) -> None:
+def _leaving_others_free(command: Callable[[], None]) -> None:
     """Runs one process of several, and ends it if it fails, so that the others do not hang.
 
     If all processes fail, they shut down together. If only this one fails, the others are in the
@@ -135,7 +133,7 @@ def _leaving_others_free(command: Callable[[], int]) -> None:
     process is gone; see :mod:`jaxformer.runs.watchdog`.
     """
     try:
-        code = command()
+        code = exit_code(command)
     except Exception:
         traceback.print_exc()
         code = 1

@@ -1,11 +1,8 @@
 """The command ``translate``: translates lines as they arrive."""
 
 import dataclasses
-import itertools
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jaxformer import pretrained
@@ -13,20 +10,15 @@ from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, Tra
 from jaxformer.cli.text import (
     Line,
     PrefixOptions,
-    Text,
     check_outputs,
-    is_on_screen,
-    is_stream,
-    reading,
+    processing,
     report_unknown,
     writing,
-    writing_if_named,
 )
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
     from jaxformer.inference.translator import Hypothesis, Translator
-    from jaxformer.search import BeamSearch, Sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,10 +49,12 @@ class FormatOptions:
         if self.alignment_layer is not None and self.alignments is None:
             raise UserError("--alignment-layer needs --alignments FILE to write them to")
 
-    def check(self, search: "BeamSearch | Sampling") -> None:
-        """Refuses more hypotheses than the search returns."""
+    def check(self, translator: "Translator") -> None:
+        """Refuses more hypotheses than the search returns, and layers that do not exist."""
+        from jaxformer.inference.alignment import layer_indices
         from jaxformer.search import Sampling
 
+        search = translator.config.search
         if self.n_best is not None and not 1 <= self.n_best <= search.num_hypotheses:
             limit, flag = "beam size", "beam-size"
             if isinstance(search, Sampling):
@@ -69,33 +63,28 @@ class FormatOptions:
                 f"--n-best must be from 1 to the {limit}, {search.num_hypotheses}: got "
                 f"{self.n_best}; use --{flag} {max(1, self.n_best)}"
             )
+        layer_indices(translator, self.alignment_layer)
 
-    def lines(
-        self,
-        number: int,
-        line: Line,
-        hypotheses: Sequence["Hypothesis"],
-        piece: Callable[[int], str],
-    ) -> list[str]:
-        """Returns the output for a line, numbered from 0, and its hypotheses, best first.
+    def rows(self, translator: "Translator", line: Line, found: list["Hypothesis"]) -> list[str]:
+        """Returns the output for a line and its hypotheses, best first.
 
-        A blank line has no hypotheses and score 0, or nan if it could not be translated. ``piece``
-        returns the text of a token.
+        A blank line has no hypotheses and score 0, or nan if it could not be translated.
         """
         if self.json:
+            piece = translator.tokenizer.piece
             rows = [
                 {name: getattr(h, name) for name in ("text", "score", "log_prob")}
                 | {"tokens": [piece(token) for token in h.tokens]}
-                for h in hypotheses[: self.n_best or 1]
+                for h in found[: self.n_best or 1]
             ]
             error = {} if line.error is None else {"error": line.error}
             values = {"source": line.text, "hypotheses": rows, **error}
             return [json.dumps(values, ensure_ascii=False)]
         blank = ("", 0.0 if line.error is None else math.nan)
-        scored = [(h.text, h.score) for h in hypotheses] or [blank]
+        scored = [(h.text, h.score) for h in found] or [blank]
         if self.n_best is not None:
             best = scored[: self.n_best]
-            return [f"{number} ||| {text} ||| {score:.6f}" for text, score in best]
+            return [f"{line.number - 1} ||| {text} ||| {score:.6f}" for text, score in best]
         text, score = scored[0]
         return [f"{score:.6f}\t{text}" if self.scores else text]
 
@@ -132,55 +121,31 @@ def translate(
 
       jaxformer translate     # type a line, press Enter; Ctrl-D ends
     """
-    from jaxformer.inference.alignment import align, layer_indices, pharaoh
+    from jaxformer.inference.alignment import align, pharaoh
 
-    settings = search.settings(workdir)
-    style.check(settings)
-    outputs = {"--output": output, "--alignments": style.alignments}
-    check_outputs([input, forced.prefixes], outputs)
-    text = Text(input)
-    translator = model.load(workdir, settings)
+    check_outputs([input, forced.prefixes], {"--output": output, "--alignments": style.alignments})
+    text = forced.text(input)
+    translator = model.load(workdir, search.settings(workdir))
+    style.check(translator)
     translator.target_ids(forced.prefix or "", "--prefix")
-    if style.alignments is not None:
-        layer_indices(translator, style.alignment_layer)  # Checks that the layer exists.
-    if text.interactive:
-        print("Type a sentence and press Enter; Ctrl-D ends.", file=sys.stderr)
-    piece, done = translator.tokenizer.piece, 0
+
+    def check(line: Line) -> None:
+        translator.source_ids(line.text, f"{text.name}:{line.number}")
+        translator.target_ids(line.other, f"{forced.prefixes}:{line.number}")
+
     with (
-        reading(
-            lambda: _checked(translator, text, forced),
-            stream=text.stream or is_stream(forced.prefixes),
-            strict=strict,
-            hidden=text.interactive or is_on_screen(output),
-        ) as (blocks, report),
-        writing(output) as write,
-        writing_if_named(style.alignments) as write_alignments,
+        processing(text, check, output, strict=strict) as (blocks, write, report),
+        writing(style.alignments) as write_alignments,
     ):
         for block in blocks:
+            report_unknown(translator.tokenizer, block, text.name)
             texts = [line.text for line in block]
-            report_unknown(translator.tokenizer, texts, text.name, done + 1)
-            prefixes = [line.prefix for line in block]
             found = translator.hypotheses(
-                texts,
-                prefixes=prefixes if any(prefixes) else None,
-                first=done + 1,
-                report=report,
+                texts, prefixes=forced.of(block), first=block[0].number, report=report
             )
-            rows = zip(itertools.count(done), block, found)
-            write(line for row in rows for line in style.lines(*row, piece))
-            if write_alignments is not None:
+            rows = zip(block, found, strict=True)
+            write(row for line, best in rows for row in style.rows(translator, line, best))
+            if style.alignments is not None:
                 best = [(h[0].text, h[0].tokens) if h else ("", []) for h in found]
                 pairs = align(translator, texts, best, layer=style.alignment_layer)
                 write_alignments(map(pharaoh, pairs))
-            done += len(block)
-
-
-def _checked(translator: "Translator", text: Text, forced: PrefixOptions) -> Iterator[Line]:
-    """Yields all lines with their prefixes; a line that cannot be translated becomes blank."""
-    for number, line in enumerate(forced.lines(text), start=1):
-        try:
-            translator.source_ids(line.text, f"{text.name}:{number}")
-            translator.target_ids(line.prefix, f"{forced.prefixes}:{number}")
-        except UserError as error:
-            line = Line("", error=str(error))
-        yield line if line.error is None else Line("", error=line.error)

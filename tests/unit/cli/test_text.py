@@ -13,11 +13,11 @@ from jaxformer.cli import text
 from jaxformer.cli.text import (
     Line,
     PrefixOptions,
-    Text,
     blocks_as_they_arrive,
     lines_with_errors,
     paired,
-    reading,
+    processing,
+    read_text,
     report_unknown,
     writing,
 )
@@ -26,8 +26,8 @@ from jaxformer.errors import UserError
 
 
 def test_unknown_characters_are_reported_for_the_first_lines_of_a_block(capsys):
-    tokenizer = train_tokenizer(["a b"] * 9, 265)
-    report_unknown(tokenizer, ["a", "é\xa0b🙂", *["ñöüß"] * 10, "b"], "in.txt", 7)
+    given = map(Line, itertools.count(7), ["a", "é\xa0b🙂", *["ñöüß"] * 10, "b"])
+    report_unknown(train_tokenizer(["a b"] * 9, 265), given, "in.txt")
     lines = capsys.readouterr().err.split("\n")
     end = "are not in the vocabulary and may disturb the translation"
     assert lines[0] == f"note: in.txt:8: 'é' (U+00E9), '🙂' (U+1F642) {end}"
@@ -46,22 +46,22 @@ def pipe(monkeypatch):
 
 
 def test_typed_lines_arrive_one_by_one(pipe):
-    arriving = blocks_as_they_arrive(Text(None).lines(), 100)
-    for line in ("one", "two", ""):
+    arriving = blocks_as_they_arrive(read_text(None).lines(), 100)
+    for number, line in enumerate(("one", "two", ""), 1):
         pipe.write(f"{line}\n".encode())
-        assert next(arriving) == [Line(line)]
+        assert next(arriving) == [Line(number, line)]
     pipe.write(b"the last without its end")
     pipe.close()
-    assert list(arriving) == [[Line("the last without its end")]]
+    assert list(arriving) == [[Line(4, "the last without its end")]]
 
 
 def test_lines_that_arrive_together_are_one_block(pipe):
     lines = [f"{n}" for n in range(1000)]
     pipe.write("".join(f"{line}\n" for line in lines).encode())
     pipe.close()
-    arriving = list(blocks_as_they_arrive(Text(None).lines(), 400))
+    arriving = list(blocks_as_they_arrive(read_text(None).lines(), 400))
     assert [len(block) for block in arriving] == [400, 400, 200]
-    assert list(itertools.chain.from_iterable(arriving)) == list(map(Line, lines))
+    assert [*itertools.chain(*arriving)] == [*map(Line, itertools.count(1), lines)]
 
 
 def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path):
@@ -69,15 +69,15 @@ def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path):
     content = b"one\ntwo\ncaf\xe9\nfour\n"
     pipe.write(content)
     pipe.close()
-    with reading(Text(None).lines, stream=True, strict=True, hidden=True) as (arriving, _):
-        assert next(arriving) == [Line("one"), Line("two")]
+    with processing(read_text(None), len, None, strict=True) as (arriving, *_):
+        assert next(arriving) == [Line(1, "one"), Line(2, "two")]
         with pytest.raises(UserError, match="standard input:3: not UTF-8"):
             next(arriving)
     path = tmp_path / "in.txt"
     path.write_bytes(content)
     with (
         pytest.raises(UserError, match=r"in.txt:3: not UTF-8"),
-        reading(Text(path).lines, stream=False, strict=True, hidden=True),
+        processing(read_text(path), len, None, strict=True),
     ):
         pytest.fail("reads before it refuses")
 
@@ -95,8 +95,8 @@ def test_bad_lines_are_yielded_in_place():
 def test_too_long_a_line_is_skipped_up_to_its_end(excess):
     long = "a" * (text._LONGEST_LINE - 1 + excess)
     found = list(lines_with_errors(io.BytesIO(f"one\n{long}\ntwo".encode()).readline, "in"))
-    middle = Line(long) if excess <= 0 else Line("", error=f"in:2: {text._TOO_LONG}")
-    assert found == [Line("one"), middle, Line("two")]
+    middle = Line(2, long) if excess <= 0 else Line(2, "", error=f"in:2: {text._TOO_LONG}")
+    assert found == [Line(1, "one"), middle, Line(3, "two")]
 
 
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
@@ -105,7 +105,7 @@ def test_a_line_without_an_end_does_not_fill_the_memory(name, tmp_path):
     path.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
     del content
     tracemalloc.start()
-    (line,) = Text(path).lines()
+    (line,) = read_text(path).lines()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert line.error is not None
@@ -113,38 +113,37 @@ def test_a_line_without_an_end_does_not_fill_the_memory(name, tmp_path):
 
 
 def test_a_file_can_be_read_twice_and_a_pipe_once(tmp_path, monkeypatch, pipe):
-    lines = Text(None)
+    lines = read_text(None)
     assert lines.stream
     pipe.write("one".encode("utf-16-be"))
     with pytest.raises(UserError, match="standard input:1: expected UTF-8 text, got UTF-16BE"):
         next(lines.lines())
     path = tmp_path / "in.txt"
     path.write_bytes(b"one\r\n\ntwo")
-    lines = Text(path)
+    lines = read_text(path)
     assert not lines.stream
-    assert list(lines.lines()) == list(lines.lines()) == [Line("one"), Line(""), Line("two")]
+    assert [*lines.lines()] == [*lines.lines()] == [Line(1, "one"), Line(2, ""), Line(3, "two")]
     with path.open(encoding="utf-8") as stdin:
         stdin.buffer.readline()  # Another reader has consumed a line.
         monkeypatch.setattr(sys, "stdin", stdin)
-        lines = Text(None)
+        lines = read_text(None)
         assert not lines.stream
-        assert list(lines.lines()) == list(lines.lines()) == [Line(""), Line("two")]
-    named = tmp_path / "pipe"
-    os.mkfifo(named)
-    assert Text(named).stream
+        assert list(lines.lines()) == list(lines.lines()) == [Line(1, ""), Line(2, "two")]
+    os.mkfifo(tmp_path / "pipe")
+    assert read_text(tmp_path / "pipe").stream
 
 
 def test_prefixes(tmp_path):
     source, prefixes = tmp_path / "in", tmp_path / "prefixes"
     source.write_text("one\ntwo\n", encoding="utf-8")
     prefixes.write_text("eins\n\n", encoding="utf-8")
-    for options, expected in (
-        ({}, ["", ""]),
-        ({"prefix": "Der"}, ["Der", "Der"]),
-        ({"prefixes": prefixes}, ["eins", ""]),
+    for forced, expected in (
+        (PrefixOptions(), None),
+        (PrefixOptions(prefix="Der"), ["Der", "Der"]),
+        (PrefixOptions(prefixes=prefixes), ["eins", ""]),
     ):
-        lines = list(PrefixOptions(**options).lines(Text(source)))
-        assert lines == [Line("one", expected[0]), Line("two", expected[1])]
+        lines = list(forced.text(source).lines())
+        assert ([line.text for line in lines], forced.of(lines)) == (["one", "two"], expected)
 
 
 def test_texts_are_paired_if_they_have_one_length():

@@ -13,7 +13,7 @@ import tracemalloc
 import pyarrow
 import pytest
 
-from jaxformer.cli.text import Text
+from jaxformer.cli.text import read_text
 from jaxformer.config import DataConfig
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.file_corpora import TextCorpus
@@ -98,12 +98,13 @@ CONTENTS = [
 
 @pytest.mark.parametrize(("content", "message"), CONTENTS, ids=[m[:50] for _, m in CONTENTS])
 def test_faults_of_content_are_refused(content, message, prefix):
-    pathlib.Path("train.en").unlink()
-    pathlib.Path("train.en.gz" if message.startswith(BROKEN) else "train.en").write_bytes(content)
+    path = pathlib.Path("train.en")
+    path.unlink()
+    pathlib.Path("train.en.gz" if message.startswith(BROKEN) else path).write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(TextCorpus("en", "de").pairs(prefix))
     if "expected UTF-8" in message:  # The other readers report bad lines one by one.
-        for lines in (Text(pathlib.Path("train.en")).lines(), read_file(pathlib.Path("train.en"))):
+        for lines in (read_text(path).lines(), read_file(path)):
             with pytest.raises(UserError, match=message):
                 list(lines)
 

@@ -18,7 +18,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 from jaxformer.nn import Keys
 from jaxformer.nn.kernels import Projected, attend, chunked_attention, windowed_attention
@@ -137,8 +136,7 @@ def report(options, found):
 
 def draw(found, path):
     """Plots time and memory against n."""
-    with figure.style():
-        page = Figure(figsize=(7.2, 3.2), layout="constrained")
+    with figure.drawing(path, 7.2, 3.2) as page:
         for axes, what, scale, title in zip(
             page.subplots(1, 2),
             ("seconds", "memory"),
@@ -160,7 +158,6 @@ def draw(found, path):
             axes.grid(visible=True)
             axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="upper left")
-        figure.save(page, path)
 
 
 def main():

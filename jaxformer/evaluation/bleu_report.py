@@ -45,29 +45,19 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from jaxformer.checks import check_texts
 from jaxformer.errors import UserError
 
-# Languages without spaces by their ISO 639 codes and OPUS's "jap", and the code of sacreBLEU's
-# tokenizer; "char" if there is none.
-_LANGUAGES = {
-    code: tokenizer
-    for tokenizer, codes in {
-        "zh": "zh zho chi cmn yue wuu lzh nan hak gan hsn cdo cjy cpx czh czo mnp",
-        "ja": "ja jpn jap",
-        "ko": "ko kor",
-        "char": "th tha lo lao km khm my mya bur bo bod tib dz dzo",
-    }.items()
-    for code in codes.split()
+# Languages without spaces by the code of sacreBLEU's tokenizer, "char" if there is none: their ISO
+# 639 codes and OPUS's "jap".
+_WITHOUT_SPACES = {
+    "zh": "zh zho chi cmn yue wuu lzh nan hak gan hsn cdo cjy cpx czh czo mnp",
+    "ja": "ja jpn jap",
+    "ko": "ko kor",
+    "char": "th tha lo lao km khm my mya bur bo bod tib dz dzo",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One score.
-
-    Attributes:
-      name: Name of the metric.
-      score: Its value, from 0 to 100; None for BLEU if no line has four words.
-      method: Exact, reproducible description of its computation.
-    """
+    """One score, from 0 to 100, and its exact method; None for BLEU if no line has four words."""
 
     name: str
     score: float | None
@@ -76,19 +66,15 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measure:
-    """Definition of a metric.
+    """Definition of a metric: sacreBLEU's metric, applied to lines that :attr:`prepare` returns.
 
-    Attributes:
-      name: Name of the metric.
-      prepare: Preprocessing of the lines of either side.
-      scorer: sacreBLEU's metric, applied to the prepared lines.
-      steps: The equivalent Perl scripts; empty if the scorer's signature describes everything.
-      note: Text to append to the signature.
+    ``steps`` are the equivalent Perl scripts. Without them, the method is sacreBLEU's signature
+    with a ``note`` at the end.
     """
 
     name: str
-    prepare: Callable[[Sequence[str]], Sequence[str]]
     scorer: BLEU | CHRF
+    prepare: Callable[[str], str] = str
     steps: str = ""
     note: str = ""
 
@@ -102,6 +88,13 @@ class Measure:
         return isinstance(scorer, CHRF) or any(
             len(scorer.tokenizer(line).split()) >= scorer.max_ngram_order for line in lines
         )
+
+    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+        """Scores plain text against one reference for each line."""
+        sides = [[self.prepare(line) for line in side] for side in (hypotheses, references)]
+        # Perfect translations score 100.00000000000004, a rounding error of BLEU's exponential.
+        score = min(self.scorer.corpus_score(sides[0], sides[1:]).score, 100.0)
+        return Metric(self.name, score if self.is_defined(*sides) else None, self.method())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,8 +116,7 @@ class TranslationReport:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """All metrics that are not None, in the order of the fields."""
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return tuple(value for value in values if isinstance(value, Metric))
+        return tuple(value for value in vars(self).values() if isinstance(value, Metric))
 
     def to_json(self) -> str:
         """Returns the report as a JSON object with name, score and method of each metric."""
@@ -132,17 +124,15 @@ class TranslationReport:
 
     def table(self) -> str:
         """Returns the report as an aligned table of metric, score and method."""
-        rows = [
-            ("metric", "score", f"lines: {self.lines}, target language: {self.target_language}"),
-            *(
-                (metric.name, "n/a", "(no line has 4 words)")
-                if metric.score is None
-                else (metric.name, f"{metric.score:.2f}", metric.method)
-                for metric in self.metrics
-            ),
-        ]
-        width = max(len(name) for name, _, _ in rows)
-        return "\n".join(f"{name:{width}}  {score:>6}  {method}" for name, score, method in rows)
+        width = max(len(metric.name) for metric in self.metrics)
+        head = f"lines: {self.lines}, target language: {self.target_language}"
+        lines = [f"{'metric':{width}}  {'score':>6}  {head}"]
+        for metric in self.metrics:
+            score, method = "n/a", "(no line has 4 words)"
+            if metric.score is not None:
+                score, method = f"{metric.score:.2f}", metric.method
+            lines.append(f"{metric.name:{width}}  {score:>6}  {method}")
+        return "\n".join(lines)
 
 
 def corpus_bleu(
@@ -160,7 +150,7 @@ def corpus_bleu(
       UserError: The numbers of lines differ, or are 0.
     """
     check_lines(hypotheses, references)
-    return _score(sacrebleu(target_language), hypotheses, references)
+    return sacrebleu(target_language).score(hypotheses, references).score or 0.0
 
 
 def translation_report(
@@ -177,12 +167,6 @@ def translation_report(
       UserError: The numbers of lines differ, or are 0.
     """
     check_lines(hypotheses, references)
-    metrics = {}
-    for field, measure in measures(target_language).items():
-        sides = measure.prepare(hypotheses), measure.prepare(references)
-        score = _score(measure, *sides)
-        defined = measure.is_defined(*sides)
-        metrics[field] = Metric(measure.name, score if defined else None, measure.method())
     matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return TranslationReport(
         target_language=target_language,
@@ -192,15 +176,15 @@ def translation_report(
             100 * matches / len(references),
             "lines equal to their reference but for blanks at the ends, in %",
         ),
-        **metrics,
+        **{
+            field: measure.score(hypotheses, references)
+            for field, measure in measures(target_language).items()
+        },
     )
 
 
 def sacrebleu(language: str) -> Measure:
-    """Returns sacreBLEU for a language such as "de", "zh-TW" or "jpn".
-
-    Its own ``trg_lang`` chooses the tokenizer.
-    """
+    """Returns sacreBLEU with its tokenizer for a language such as "de", "zh-TW" or "jpn"."""
     code, note = _without_words(language), ""
     characters = BLEU(tokenize="char", force=True)
     try:
@@ -210,15 +194,12 @@ def sacrebleu(language: str) -> Measure:
         note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
     if code == "char":
         note = " (characters, since no tokenizer of sacreBLEU finds this language's words)"
-    return Measure(name="sacreBLEU", prepare=list, scorer=scorer, note=note)
+    return Measure(name="sacreBLEU", scorer=scorer, note=note)
 
 
 def measures(language: str) -> dict[str, Measure]:
     """Returns the metrics of a target language, by their fields of the report; no exact match."""
-    plain = {
-        "sacrebleu": sacrebleu(language),
-        "chrf": Measure(name="chrF", prepare=list, scorer=CHRF()),
-    }
+    plain = {"sacrebleu": sacrebleu(language), "chrf": Measure(name="chrF", scorer=CHRF())}
     return plain if _without_words(language) else plain | _moses_measures(language)
 
 
@@ -228,84 +209,60 @@ def _without_words(language: str) -> str | None:
     >>> _without_words("zh-Hant_TW"), _without_words("yue"), _without_words("de")
     ('zh', 'zh', None)
     """
-    return _LANGUAGES.get(re.split("[-_]", language.lower())[0])
+    code = re.split("[-_]", language.lower())[0]
+    return next((name for name, codes in _WITHOUT_SPACES.items() if code in codes.split()), None)
 
 
 def _moses_measures(language: str) -> dict[str, Measure]:
     """Returns the definitions of the metrics of Moses' Perl scripts."""
-    tokenizer = f"tokenizer.perl -l {language}, hyphens whole"
-    multi_bleu = f"multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
+    tokenizer, punctuation = MosesTokenizer(language), MosesPunctNormalizer()
+    # perl_parity reproduces the quirks of the Perl script that made Multi30k's tokenized files.
+    normalizer = MosesPunctNormalizer(language, perl_parity=True)
+
+    def tokenized(line: str) -> str:
+        return " ".join(tokenizer.tokenize(line, escape=False))
+
+    def compound_split(line: str) -> str:
+        return _split_compounds(tokenized(punctuation.replace_unicode_punct(line)))
+
+    def lowercased(line: str) -> str:
+        return tokenized(normalizer.normalize(line.lower()))
+
+    def multi_bleu(name: str, prepare: Callable[[str], str], steps: str) -> Measure:
+        # multi-bleu.perl splits at spaces and does not smooth.
+        scorer = BLEU(tokenize="none", smooth_method="none", force=True)
+        steps += f" | multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
+        return Measure(name=name, scorer=scorer, prepare=prepare, steps=steps)
+
+    tokenize = f"tokenizer.perl -l {language}, hyphens whole"
+    split = rf"replace-unicode-punctuation.perl | {tokenize} | s/(\S)-(\S)/$1 ##AT##-##AT## $2/g"
+    lower = f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenize}"
     return {
-        "tokenized_bleu": Measure(
-            name="tokenized BLEU",
-            prepare=lambda lines: _tokenized(lines, language),
-            scorer=_multi_bleu(),
-            steps=f"cased | {tokenizer} | {multi_bleu}",
+        "tokenized_bleu": multi_bleu("tokenized BLEU", tokenized, f"cased | {tokenize}"),
+        "compound_split_bleu": multi_bleu(
+            "compound-split BLEU", compound_split, f"cased | {split}"
         ),
-        "compound_split_bleu": Measure(
-            name="compound-split BLEU",
-            prepare=lambda lines: _split_compounds(_tokenized(_ascii_quotes(lines), language)),
-            scorer=_multi_bleu(),
-            steps=f"cased | replace-unicode-punctuation.perl | {tokenizer} | "
-            rf"s/(\S)-(\S)/$1 ##AT##-##AT## $2/g | {multi_bleu}",
-        ),
-        "lowercased_tokenized_bleu": Measure(
-            name="lowercased tokenized BLEU",
-            prepare=lambda lines: _tokenized(_lowercased(lines, language), language),
-            scorer=_multi_bleu(),
-            steps=f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenizer} | "
-            f"{multi_bleu}",
-        ),
+        "lowercased_tokenized_bleu": multi_bleu("lowercased tokenized BLEU", lowercased, lower),
     }
 
 
-def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Checks that there is a reference for each translation.
+def _split_compounds(line: str) -> str:
+    """Splits at hyphens as the paper's script does, which keeps the second hyphen of "a-b-c".
 
-    Raises:
-      UserError: The numbers of lines differ, or are 0, or a single string is given.
+    >>> _split_compounds("rich-text format , a-b-c , -")
+    'rich ##AT##-##AT## text format , a ##AT##-##AT## b-c , -'
     """
-    for side, name in ((hypotheses, "translations"), (references, "references")):
-        check_texts(side, name)
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+
+
+def check_lines(hypotheses: Sequence[str], references: Sequence[str], place: str = "") -> None:
+    """Checks that there is a reference for each translation; messages begin with the place."""
+    check_texts(hypotheses, f"{place}translations")
+    check_texts(references, f"{place}references")
     if len(hypotheses) != len(references):
         raise UserError(
-            "expected one reference line for each translation: got "
+            f"{place}expected one reference line for each translation: got "
             f"{len(hypotheses)} translations and {len(references)} reference lines"
         )
     if not references:
-        raise UserError("expected translations to score: got 0 lines")
-
-
-def _score(measure: Measure, hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    # Perfect translations score 100.00000000000004, a rounding error of the exponential in BLEU.
-    return min(measure.scorer.corpus_score(hypotheses, [references]).score, 100.0)
-
-
-def _multi_bleu() -> BLEU:
-    """Returns the metric of ``multi-bleu.perl``, which splits at spaces and does not smooth."""
-    return BLEU(tokenize="none", smooth_method="none", force=True)
-
-
-def _tokenized(lines: Sequence[str], language: str) -> list[str]:
-    tokenizer = MosesTokenizer(language)
-    return [" ".join(tokenizer.tokenize(line, escape=False)) for line in lines]
-
-
-def _lowercased(lines: Sequence[str], language: str) -> list[str]:
-    # perl_parity reproduces the quirks of the Perl script that made Multi30k's tokenized files.
-    normalizer = MosesPunctNormalizer(language, perl_parity=True)
-    return [normalizer.normalize(line.lower()) for line in lines]
-
-
-def _ascii_quotes(lines: Sequence[str]) -> list[str]:
-    normalizer = MosesPunctNormalizer()
-    return [normalizer.replace_unicode_punct(line) for line in lines]
-
-
-def _split_compounds(lines: Sequence[str]) -> list[str]:
-    """Splits at hyphens as the paper's script does, which keeps the second hyphen of "a-b-c".
-
-    >>> _split_compounds(["rich-text format , a-b-c , -"])
-    ['rich ##AT##-##AT## text format , a ##AT##-##AT## b-c , -']
-    """
-    return [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line) for line in lines]
+        raise UserError(f"{place}expected translations to score: got 0 lines")

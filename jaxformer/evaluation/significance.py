@@ -26,15 +26,13 @@ RESAMPLES, TRIALS = 1000, 10_000
 
 
 class SystemScore(NamedTuple):
-    """Score of one system by one metric; all figures are None for BLEU without 4-grams.
+    """Score of a system by one metric, from 0 to 100; all None for BLEU without 4-grams.
 
     Attributes:
-      system: Name of the system.
-      score: Its score, from 0 to 100.
       mean: Mean of the score over the resampled test sets.
       interval: Half the width of the 95 % interval of the resampled scores around ``mean``.
-      p_bootstrap: p-value of the difference from the baseline by the paired bootstrap; None for
-        the baseline, and for all systems if one of them has no score.
+      p_bootstrap: p-value of the difference from the baseline; None for the baseline, and for all
+        systems if one of them has no score.
       p_randomization: The same by approximate randomization.
     """
 
@@ -52,29 +50,21 @@ def compare(
     """Yields every metric of the BLEU report but exact match, with the scores of all systems.
 
     Args:
-      systems: Translations as plain, cased, detokenized text, by the name of the system; the first
-        is the baseline.
-      references: The reference for each line, also plain, cased and detokenized.
-      target_language: Code such as "de"; selects the rules of sacreBLEU's and Moses' tokenizers.
+      systems: Translations by the name of the system; the first is the baseline.
+      references: The reference for each line.
+      target_language: As for :func:`~jaxformer.evaluation.bleu_report.translation_report`.
 
     Raises:
       UserError: The numbers of lines differ or are 0.
     """
     for name, hypotheses in systems.items():
-        try:
-            check_lines(hypotheses, references)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from None
+        check_lines(hypotheses, references, f"{name}: ")
     for measure in measures(target_language).values():
         yield measure, _scores(measure, systems, references)
 
 
 def seed() -> int:
-    """Returns the seed of sacreBLEU's tests.
-
-    Raises:
-      UserError: ``SACREBLEU_SEED`` is not a positive integer.
-    """
+    """Returns the seed of sacreBLEU's tests, which ``SACREBLEU_SEED`` can change."""
     text = os.environ.get("SACREBLEU_SEED", "12345")
     if not (text.isdecimal() and int(text)):
         raise UserError(
@@ -87,8 +77,8 @@ def seed() -> int:
 def _scores(
     measure: Measure, systems: Mapping[str, Sequence[str]], references: Sequence[str]
 ) -> list[SystemScore]:
-    lines = {name: measure.prepare(hypotheses) for name, hypotheses in systems.items()}
-    reference, baseline = measure.prepare(references), next(iter(lines.values()))
+    lines = {name: list(map(measure.prepare, hypotheses)) for name, hypotheses in systems.items()}
+    reference, baseline = list(map(measure.prepare, references)), next(iter(lines.values()))
 
     def test(kind: str, samples: int) -> list[Result]:
         metric = {"": measure.scorer}
@@ -96,16 +86,16 @@ def _scores(
         _, results = columns.values()  # names, and the only metric
         return cast(list[Result], results)
 
-    bootstrap, randomized = test("bs", RESAMPLES), test("ar", TRIALS)
-    defined = {name: measure.is_defined(own, reference) for name, own in lines.items()}
+    defined = [measure.is_defined(own, reference) for own in lines.values()]
+    results = zip(lines, defined, test("bs", RESAMPLES), test("ar", TRIALS), strict=True)
     scores = []
-    for name, drawn, swapped in zip(lines, bootstrap, randomized, strict=True):
-        p_values: list[float | None] = [drawn.p_value, swapped.p_value]
-        if not all(defined.values()):
-            p_values = [None, None]
+    for name, is_defined, drawn, swapped in results:
+        p_values = drawn.p_value, swapped.p_value
+        if not all(defined):
+            p_values = None, None
         elif lines[name] == baseline and drawn.p_value is not None:
-            p_values = [1.0, 1.0]
+            p_values = 1.0, 1.0
         score = min(drawn.score, 100.0)  # Rounding errors may exceed 100.
         figures = (score, float(drawn.mean), float(drawn.ci), *p_values)  # pyright: ignore
-        scores.append(SystemScore(name, *figures) if defined[name] else SystemScore(name))
+        scores.append(SystemScore(name, *figures) if is_defined else SystemScore(name))
     return scores

@@ -5,7 +5,7 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -13,12 +13,13 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
 
-def parser(name: str, description: str | None, example: str) -> argparse.ArgumentParser:
+def parser(name: str, description: str | None, example: str = "") -> argparse.ArgumentParser:
     """Returns a parser for ``python -m jaxformer.paper.NAME`` with an example in its help."""
+    program = f"python -m jaxformer.paper.{name}"
     return argparse.ArgumentParser(
-        prog=f"python -m jaxformer.paper.{name}",
+        prog=program,
         description=description,
-        epilog=f"Example:\n  {example}",
+        epilog=f"Example:\n  {example or f'{program} --output runs/{name}'}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -28,17 +29,11 @@ def options(
     name: str, document: str | None, sizes: str, values: list[int], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
     """Parses ``--output`` and the sizes to measure, such as ``--lengths``, which have defaults."""
-    command = parser(name, document, f"python -m jaxformer.paper.{name} --output runs/{name}")
-    command.add_argument(
-        "--output", type=local_path, required=True, metavar="DIR", help="folder to write to"
-    )
-    command.add_argument(
-        f"--{sizes}",
-        type=numbers,
-        default=values,
-        metavar="N,N,...",
-        help=f"two or more of 1 or more (default: powers of 2 from {values[0]} to {values[-1]})",
-    )
+    command = parser(name, document)
+    help_ = f"two or more of 1 or more (default: powers of 2 from {values[0]} to {values[-1]})"
+    add = command.add_argument
+    add("--output", type=local_path, required=True, metavar="DIR", help="folder to write to")
+    add(f"--{sizes}", type=numbers, default=values, metavar="N,N,...", help=help_)
     chosen = command.parse_args(arguments)
     if len(given := getattr(chosen, sizes)) < 2 or given[0] < 1:
         raise UserError(f"--{sizes}: expected two or more of 1 or more: got {given}")
@@ -48,9 +43,6 @@ def options(
 def numbers(text: str) -> list[int]:
     """Parses whole numbers separated by commas; sorts them and removes duplicates.
 
-    Raises:
-      ArgumentTypeError: The text has another form.
-
     >>> numbers("8,1,2")
     [1, 2, 8]
     """
@@ -59,7 +51,7 @@ def numbers(text: str) -> list[int]:
     return sorted({int(number) for number in text.split(",")})
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Formats a table in Markdown, with a line break at the end.
 
     >>> print(markdown_table(["row", "BLEU"], [["base", "25.8"]]), end="")
@@ -67,10 +59,8 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     |---|---|
     | base | 25.8 |
     """
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    texts = ["| " + " | ".join(cells) + " |" for cells in lines]
-    texts[1] = texts[1].replace(" ", "")
-    return "".join(f"{text}\n" for text in texts)
+    head, *body = (f"| {' | '.join(cells)} |\n" for cells in (header, *rows))
+    return "".join([head, "|", "---|" * len(header), "\n", *body])
 
 
 def machine() -> str:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from matplotlib.figure import Figure
 
 from jaxformer.errors import exit_code
 from jaxformer.files import write_file
@@ -33,13 +32,13 @@ _LOOKS = {
 
 
 class Saturation(NamedTuple):
-    """Saturation of the softmax over random scores.
+    """Saturation of the softmax over random scores, float32.
 
     Attributes:
-      variance: Variance of the scores, float32.
-      largest: Largest weight, averaged over queries, float32.
+      variance: Variance of the scores.
+      largest: Largest weight, averaged over queries.
       gradient: Trace of the softmax's Jacobian, the sum of d weight_i / d score_i, averaged over
-        queries, float32.
+        queries.
     """
 
     variance: Float[Array, ""]
@@ -47,46 +46,48 @@ class Saturation(NamedTuple):
     gradient: Float[Array, ""]
 
 
-_PANELS = {
-    "variance": "Variance of the scores",
-    "largest": "Largest weight",
-    "gradient": "Gradient of the softmax, Σ ∂wᵢ/∂sᵢ",
+# Name of each measure in the table, and title of its panel.
+_MEASURES = {
+    "variance": ("variance", "Variance of the scores"),
+    "largest": ("largest weight", "Largest weight"),
+    "gradient": ("gradient", "Gradient of the softmax, Σ ∂wᵢ/∂sᵢ"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Samples the scores and writes table and plot.
-
-    Raises:
-      UserError: A number is out of range.
-    """
+    """Samples the scores and writes table and plot."""
     powers = [2**n for n in range(11)]
     options = command.options("dot_product_scaling", __doc__, "sizes", powers, arguments)
     found = {}
     for d_k in options.sizes:
         print(f"d_k = {d_k}", file=sys.stderr)
         found[d_k] = jax.device_get(measure(d_k))
-    table, plot = (options.output / f"dot_product_scaling.{suffix}" for suffix in ("md", "png"))
-    write_file(table, report(found).encode())
+    table, plot = report(found), options.output / "dot_product_scaling.png"
+    write_file(plot.with_suffix(".md"), table.encode())
     draw(found, plot)
-    print(table)
-    print(plot)
+    print(table, plot, sep="\n")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def measure(d_k: int, keys: int = _KEYS, queries: int = _QUERIES) -> dict[str, Saturation]:
     """Computes the saturation for each kind of score, with separate random keys per query."""
-    scores = random_scores(d_k, keys, queries)
-    return {name: saturation(scores[name]) for name in _LOOKS}
+    found = {}
+    for name, scores in random_scores(d_k, keys, queries).items():
+        weights = jax.nn.softmax(scores, axis=-1)
+        found[name] = Saturation(
+            variance=scores.var(),
+            largest=weights.max(axis=-1).mean(),
+            # The Jacobian is diag(w) - w w^T; its trace is 1 - 1/S for equal weights.
+            gradient=(1 - jnp.square(weights).sum(axis=-1)).mean(),
+        )
+    return found
 
 
 def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "Q S"]]:
-    """Computes scores of random queries with random keys, for each kind of score.
+    """Computes scores of random queries with random keys, for each kind of score."""
 
-    Every group of queries has a separate additive network, since the result of a single network
-    with few units would vary too much.
-    """
-
+    # A separate additive network for every group of queries, since the result of a single network
+    # with few units would vary too much.
     def group(seed: Array) -> tuple[Array, Array]:
         seeds = jax.random.split(seed, 5)
         q = jax.random.normal(seeds[0], (_QUERIES_PER_NETWORK, 1, 1, d_k))
@@ -102,30 +103,14 @@ def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "
     return {"dot product": dot, "dot product / √d_k": dot / math.sqrt(d_k), "additive": additive}
 
 
-def saturation(scores: Float[Array, "Q S"]) -> Saturation:
-    """Measures the softmax over the last axis.
-
-    The Jacobian is diag(w) - w w^T, so that its trace is 1 - sum of w_i^2: 1 - 1/S for equal
-    weights, 0 for a single one.
-    """
-    weights = jax.nn.softmax(scores, axis=-1)
-    return Saturation(
-        variance=scores.var(),
-        largest=weights.max(axis=-1).mean(),
-        gradient=(1 - jnp.square(weights).sum(axis=-1)).mean(),
-    )
-
-
 def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
-    lines = [
-        [str(d_k), *(_figure(float(getattr(kinds[name], m))) for m in _PANELS for name in _LOOKS)]
-        for d_k, kinds in found.items()
-    ]
-    names = ("variance", "largest weight", "gradient")
-    header = [
-        "d_k",
-        *(f"{name}: {kind}" for name in names for kind in ("dot", "scaled", "additive")),
-    ]
+    """Formats the measures of each d_k as a table."""
+    header, lines = ["d_k"], [[str(d_k)] for d_k in found]
+    for measured, (name, _) in _MEASURES.items():
+        header += [f"{name}: {kind}" for kind in ("dot", "scaled", "additive")]
+        for line, kinds in zip(lines, found.values(), strict=True):
+            values = [float(getattr(kinds[kind], measured)) for kind in _LOOKS]
+            line += [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
     return "\n".join(
         [
             "# Scores with growing d_k (section 3.2.1)\n",
@@ -138,27 +123,21 @@ def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
     )
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> None:
     """Plots every measure against d_k, as a PNG or SVG, with dashed lines at d_k and 1."""
     sizes = list(found)
-    with figure.style():
-        page = Figure(figsize=(7.2, 2.4), layout="constrained")
+    with figure.drawing(path, 7.2, 2.4) as page:
         panels = page.subplots(1, 3)
-        for axes, (measure_, title) in zip(panels, _PANELS.items(), strict=True):
+        for axes, (measured, (_, title)) in zip(panels, _MEASURES.items(), strict=True):
             axes.set_title(title)
             axes.grid(visible=True)
             axes.spines[["top", "right"]].set_visible(False)
             for name, (color, marker) in _LOOKS.items():
-                values = [getattr(found[d_k][name], measure_) for d_k in sizes]
-                axes.plot(sizes, values, marker, linestyle="-", color=color, markersize=4,
-                          label=name)  # fmt: skip
+                values = [getattr(found[d_k][name], measured) for d_k in sizes]
+                axes.plot(sizes, values, f"{marker}-", color=color, markersize=4, label=name)
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
-            if measure_ == "variance":
+            if measured == "variance":
                 axes.set_yscale("log")
                 axes.plot(sizes, sizes, "--", color=figure.GRAY, linewidth=0.8)
                 axes.axhline(1, linestyle="--", color=figure.GRAY, linewidth=0.8)
@@ -166,7 +145,6 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
                 axes.set_ylim(0, 1.05)
             axes.set_xlabel("d_k")
         panels[0].legend(loc="upper left")
-        figure.save(page, path)
 
 
 if __name__ == "__main__":

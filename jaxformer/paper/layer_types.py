@@ -23,16 +23,11 @@ def restricted_self_attention(
 ) -> Float[Array, "B N D"]:
     """Attends from every position to the ``neighborhood`` positions centered on it: O(r n d).
 
-    Scores are computed for 1.5 r keys per query, as
+    Positions beyond the ends are masked. Scores are computed for 1.5 r keys per query, as
     :func:`~jaxformer.nn.kernels.windowed_attention` describes.
 
-    Args:
-      x: Input, used as queries, keys and values.
-      num_heads: Number of heads, a divisor of D.
-      neighborhood: r, an odd number; positions beyond the ends are masked.
-
     Raises:
-      ValueError: The neighborhood is even or not positive.
+      ValueError: The neighborhood, r, is even or not positive.
     """
     if neighborhood < 1 or neighborhood % 2 == 0:
         raise ValueError(f"neighborhood must be odd, to have a center: got {neighborhood}")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jaxtyping import Array
-from matplotlib.figure import Figure
 
 from jaxformer.errors import exit_code
 from jaxformer.files import write_file
@@ -22,35 +21,26 @@ from jaxformer.plots import figure
 
 WIDTH, KERNEL, NEIGHBORHOOD = 512, 3, 65  # d, k and r
 _HEADS, _ROUNDS = 8, 20
-# Operations of a layer, sequential operations and longest path, without constant factors.
-_FORMULAS = {
-    "self-attention": ("n² d", "1", "1"),
-    "recurrent": ("n d²", "n", "n"),
-    "convolutional": ("k n d²", "1", "log_k n"),
-    "restricted self-attention": ("r n d", "1", "n / r"),
-}
-_LOOKS = {
-    "self-attention": (figure.BLUE, "o"),
-    "recurrent": (figure.ORANGE, "s"),
-    "convolutional": (figure.PURPLE, "^"),
-    "restricted self-attention": (figure.GREEN, "D"),
+# Operations of a layer, sequential operations and longest path, without constant factors; then
+# color and marker of its line.
+_LAYERS = {
+    "self-attention": ("n² d", "1", "1", figure.BLUE, "o"),
+    "recurrent": ("n d²", "n", "n", figure.ORANGE, "s"),
+    "convolutional": ("k n d²", "1", "log_k n", figure.PURPLE, "^"),
+    "restricted self-attention": ("r n d", "1", "n / r", figure.GREEN, "D"),
 }
 Times = dict[str, dict[int, float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures run times, and writes table and plot.
-
-    Raises:
-      UserError: A length is out of range.
-    """
+    """Measures run times, and writes table and plot."""
     powers = [32, 64, 128, 256, 512, 1024, 2048]
     options = command.options("table1", __doc__, "lengths", powers, arguments)
+    table, plot = options.output / "table1.md", options.output / "table1.png"
     times = measure(options.lengths)
-    write_file(options.output / "table1.md", report(times).encode())
-    draw(times, options.output / "table1.png")
-    print(options.output / "table1.md")
-    print(options.output / "table1.png")
+    write_file(table, report(times).encode())
+    draw(times, plot)
+    print(table, plot, sep="\n")
 
 
 def operations(n: int, d: int = WIDTH, k: int = KERNEL, r: int = NEIGHBORHOOD) -> dict[str, int]:
@@ -83,43 +73,41 @@ def measure(lengths: Sequence[int]) -> Times:
             began = time.perf_counter()
             layer(x).block_until_ready()
             best[key] = min(best[key], time.perf_counter() - began)
-    return {name: {n: best[name, n] for n in lengths} for name in _FORMULAS}
+    return {name: {n: best[name, n] for n in lengths} for name in _LAYERS}
 
 
-def _layers() -> Mapping[str, Callable[[Array], Array]]:
+def _layers() -> dict[str, Callable[[Array], Array]]:
     keys = jax.random.split(jax.random.key(0), 3)
     inputs, state = (jax.random.normal(key, (WIDTH, WIDTH)) / math.sqrt(WIDTH) for key in keys[:2])
     kernel = jax.random.normal(keys[2], (KERNEL, WIDTH, WIDTH)) / math.sqrt(WIDTH * KERNEL)
     full, near = layer_types.self_attention, layer_types.restricted_self_attention
-    heads = {"num_heads": _HEADS}
     return {
-        "self-attention": functools.partial(full, **heads),
+        "self-attention": functools.partial(full, num_heads=_HEADS),
         "recurrent": functools.partial(layer_types.recurrent, inputs=inputs, state=state),
         "convolutional": functools.partial(layer_types.convolutional, kernel=kernel),
-        "restricted self-attention": functools.partial(near, **heads, neighborhood=NEIGHBORHOOD),
+        "restricted self-attention": functools.partial(
+            near, num_heads=_HEADS, neighborhood=NEIGHBORHOOD
+        ),
     }
 
 
-def growth(times: Mapping[int, float]) -> float:
-    """Returns the exponent of n in the growth of time between the two largest lengths."""
-    before, last = sorted(times)[-2:]
-    return math.log(times[last] / times[before]) / math.log(last / before)
+def growth(values: Mapping[int, float]) -> float:
+    """Returns the exponent of n in the growth of values between the two largest lengths."""
+    before, last = sorted(values)[-2:]
+    return math.log(values[last] / values[before]) / math.log(last / before)
 
 
 def report(times: Times) -> str:
     """Formats Table 1 and the measured times."""
     formulas = command.markdown_table(
         ["layer type", "operations", "sequential", "longest path"],
-        [[name, *(f"O({cell})" for cell in cells)] for name, cells in _FORMULAS.items()],
+        [[name, *(f"O({cell})" for cell in cells[:3])] for name, cells in _LAYERS.items()],
     )
     lengths = list(times["recurrent"])
-    before, last = lengths[-2:]
-    expected = [operations(n) for n in (before, last)]
     lines = []
     for name, row in times.items():
-        ratio = expected[1][name] / expected[0][name]
-        exponent = math.log(ratio) / math.log(last / before)
         cells = [f"{1000 * seconds:,.2f}" for seconds in row.values()]
+        exponent = growth({n: operations(n)[name] for n in lengths})
         lines.append([name, *cells, f"{growth(row):.2f}", f"{exponent:g}"])
     header = ["layer", *(f"n = {n}" for n in lengths), "growth measured", "by formula"]
     return "\n".join(
@@ -128,7 +116,8 @@ def report(times: Times) -> str:
             formulas,
             f"Milliseconds of one layer, forward, float32, one sequence; d = {WIDTH}, {_HEADS} "
             f"heads, k = {KERNEL}, r = {NEIGHBORHOOD}; fastest of {_ROUNDS} rounds on "
-            f"{command.machine()}. Growth: the exponent of n between n = {before} and {last}.\n",
+            f"{command.machine()}. Growth: the exponent of n between n = {lengths[-2]} and "
+            f"{lengths[-1]}.\n",
             command.markdown_table(header, lines),
         ]
     )
@@ -137,14 +126,13 @@ def report(times: Times) -> str:
 def draw(times: Times, path: pathlib.Path) -> None:
     """Plots time against n, with dashed lines of the formulas' slopes, as a PNG or SVG."""
     last = max(times["recurrent"])
-    with figure.style():
-        page = Figure(figsize=(5.0, 3.4), layout="constrained")
+    with figure.drawing(path, 5.0, 3.4) as page:
         axes = page.subplots()
         for name, row in times.items():
-            color, marker = _LOOKS[name]
+            formula, _, _, color, marker = _LAYERS[name]
             scale = 1000 * row[last] / operations(last)[name]
             slope = [scale * operations(n)[name] for n in row]
-            label = f"{name}, O({_FORMULAS[name][0]})"
+            label = f"{name}, O({formula})"
             milliseconds = [1000 * seconds for seconds in row.values()]
             axes.plot(list(row), milliseconds, marker, color=color, markersize=4.5, label=label)
             axes.plot(list(row), slope, "--", color=color, linewidth=0.9)
@@ -157,7 +145,6 @@ def draw(times: Times, path: pathlib.Path) -> None:
         axes.grid(visible=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="upper left")
-        figure.save(page, path)
 
 
 if __name__ == "__main__":

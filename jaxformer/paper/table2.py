@@ -14,7 +14,6 @@ from jaxformer.models.flops import training_flops
 from jaxformer.paper import command
 from jaxformer.paper.table3_rows import row_config
 
-_EXAMPLE = "python -m jaxformer.paper.table2 > table2.md"
 GPUS = 8
 SUSTAINED = 9.5e12  # floating-point operations per second of a P100, as the paper estimates
 _TOKENS_PER_BATCH = 25_000  # source tokens, and as many target tokens
@@ -34,7 +33,8 @@ RUNS = (PublishedRun("base", 12, 3.3e18), PublishedRun("big", 3.5 * 24, 2.3e19))
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    command.parser("table2", __doc__, _EXAMPLE).parse_args(arguments)
+    example = "python -m jaxformer.paper.table2 > table2.md"
+    command.parser("table2", __doc__, example).parse_args(arguments)
     print(report(), end="")
 
 
@@ -42,29 +42,20 @@ def report() -> str:
     """Returns the table."""
     lines = []
     for run in RUNS:
-        counted = run_flops(run.row)
+        steps, counted = row_config(run.row).training.steps, run_flops(run.row)
         estimated = estimate(run.hours)
-        lines.append(
-            [
-                run.row,
-                f"{row_config(run.row).training.steps:,}",
-                f"{counted:.2e}",
-                f"{run.flops:.1e}",
-                f"{estimated:.2e}",
-                f"{counted / estimated:.0%}",
-            ]
-        )
+        flops = (f"{counted:.2e}", f"{run.flops:.1e}", f"{estimated:.2e}")
+        lines.append([run.row, f"{steps:,}", *flops, f"{counted / estimated:.0%}"])
     header = ["model", "steps", "counted", "paper", "its estimate again", "counted / estimate"]
+    hours = " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
     return "\n".join(
         [
             "# Training cost of Table 2: floating point operations\n",
             command.markdown_table(header, lines),
             f"Counted: all matrix multiplications, forward and backward, of {_TOKENS_PER_BATCH:,} "
             f"source and {_TOKENS_PER_BATCH:,} target tokens per step, in sentences of {_LENGTH}, "
-            "without padding. "
-            f"Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, "
-            + " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
-            + ".\n",
+            f"without padding. Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, "
+            f"{hours}.\n",
         ]
     )
 

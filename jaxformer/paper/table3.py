@@ -18,13 +18,11 @@ from tqdm import tqdm
 
 from jaxformer.config import Config, DataConfig, data_of
 from jaxformer.data.corpus import open_corpus
-from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError, exit_code
 from jaxformer.evaluation.bleu_report import TranslationReport, translation_report
 from jaxformer.experiment import train
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import abstract_params
 from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
@@ -39,32 +37,25 @@ jaxformer data tatoeba
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains the unfinished rows and writes the table.
-
-    Raises:
-      UserError: A row, scale or folder is invalid, or there is no finished row.
-      FloatingPointError: A row diverged; all others are finished.
-    """
+    """Trains the unfinished rows and writes the table."""
     options = _options(arguments)
     folder = options.workdir / "rows"
+    # Rows that diverged; all others are finished.
     failures = [] if options.report else _run_rows(options, folder)
     results = load_results(folder)
     if results:
-        _write_table(results, options.workdir)
+        table, plot = options.workdir / "table3.md", options.workdir / "table3.png"
+        write_file(table, report(results).encode())
+        print(table)
+        if {"base"} < {result.row for result in results}:
+            draw(results, plot)
+            print(plot)
+        else:
+            print("no picture yet: it compares other rows with base", file=sys.stderr)
     if failures:
         raise FloatingPointError("; ".join(failures))
     if not results:
         raise UserError(f"{folder}: expected finished rows, */result.json: there is none yet")
-
-
-def _write_table(results: Sequence[Result], folder: pathlib.Path) -> None:
-    write_file(folder / "table3.md", report(results).encode())
-    print(folder / "table3.md")
-    if {"base"} < {result.row for result in results}:
-        draw(results, folder / "table3.png")
-        print(folder / "table3.png")
-    else:
-        print("no picture yet: it compares other rows with base", file=sys.stderr)
 
 
 def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
@@ -74,7 +65,10 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
         for seed in options.seeds
         for row in options.rows
     }
-    finished = _check(configs, folder, options.scale)
+    results = load_results(folder)
+    finished = {(result.row, result.seed) for result in results}
+    row, seed = next((job for job in configs if job not in finished), next(iter(configs)))
+    _check(configs[row, seed], folder, row, options.scale, results[0] if results else None)
     failures = []
     for number, ((row, seed), config) in enumerate(configs.items(), 1):
         title = f"[{number}/{len(configs)}] {row}: {describe(row, options.scale)}; seed {seed}"
@@ -90,56 +84,43 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     return failures
 
 
-def _check(
-    configs: dict[tuple[str, int], Config], folder: pathlib.Path, scale: str
-) -> set[tuple[str, int]]:
-    """Checks that the rows have the scale, steps and data of the finished rows.
-
-    Returns:
-      The finished rows with their seeds.
-
-    Raises:
-      UserError: A row has other settings or data than a finished row, or cannot be finished.
-    """
-    results = load_results(folder)
-    finished = {(result.row, result.seed) for result in results}
-    row, seed = next((job for job in configs if job not in finished), next(iter(configs)))
-    config = configs[row, seed]
-    steps = config.training.steps // ROWS[row].longer
-    if results and (results[0].scale, results[0].steps) != (scale, steps):
-        raise UserError(
-            f"{folder}: holds rows of --scale {results[0].scale} --steps {results[0].steps}, but "
-            f"{scale} and {steps} were given; give the same, or another --workdir"
-        )
-    data = open_dataset(config, _place(folder, row, seed))
-    if results and data.identity != results[0].data:
-        raise UserError(
-            f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
-            f"{results[0].data}, got {data.identity}; give the same --data, or another --workdir"
-        )
-    _check_sentences(config, data.tokenizer)
-    return finished
-
-
-def _check_sentences(config: Config, tokenizer: Tokenizer) -> None:
-    """Checks that perplexity and BLEU can include every pair of the validation split."""
-    data = data_of(config, DataConfig)
-    split, longest = data.valid, config.model.max_length - 1
-    invalid = []
-    for number, (source, target) in enumerate(open_corpus(data).pairs(split), 1):
-        lengths = len(tokenizer.encode(source)), len(tokenizer.encode_target(target))
-        if not all(1 <= length <= longest for length in lengths):
-            invalid.append(number)
-    if invalid:
-        raise UserError(
-            f"{split}: expected sentences of 1 to {longest} tokens (model.max_length), but "
-            f"{len(invalid)} pairs are shorter or longer, the first in line {invalid[0]}; remove "
-            "these pairs"
-        )
+def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
+    config = row_config(row, options.scale, steps=options.steps, seed=seed)
+    if options.data is None:
+        return config
+    splits = {split: str(options.data / split) for split in ("train", "valid")}
+    data = dataclasses.replace(data_of(config, DataConfig), corpus="text", **splits)
+    return dataclasses.replace(config, data=data)
 
 
 def _place(folder: pathlib.Path, row: str, seed: int) -> Workdir:
     return Workdir(folder / f"{row}-{seed}")
+
+
+def _check(
+    config: Config, folder: pathlib.Path, row: str, scale: str, finished: Result | None
+) -> None:
+    """Checks that a row has the scale, steps and data of a finished row, and can be scored."""
+    steps, seed = config.training.steps // ROWS[row].longer, config.training.seed
+    if finished and (finished.scale, finished.steps) != (scale, steps):
+        raise UserError(
+            f"{folder}: holds rows of --scale {finished.scale} --steps {finished.steps}, but "
+            f"{scale} and {steps} were given; give the same, or another --workdir"
+        )
+    data = open_dataset(config, _place(folder, row, seed))
+    if finished and data.identity != finished.data:
+        raise UserError(
+            f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
+            f"{finished.data}, got {data.identity}; give the same --data, or another --workdir"
+        )
+    split = data_of(config, DataConfig).valid
+    pairs = range(sum(1 for _ in data.corpus.pairs(split)))
+    if omitted := sorted(set(pairs).difference(data.valid.numbers.tolist())):
+        raise UserError(
+            f"{split}: expected sentences of 1 to {config.model.max_length - 1} tokens "
+            f"(model.max_length), but {len(omitted)} pairs are shorter or longer, the first in "
+            f"line {omitted[0] + 1}; remove these pairs"
+        )
 
 
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
@@ -149,6 +130,9 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
       UserError: The folder holds another or a longer experiment, or data is missing or malformed.
       FloatingPointError: Training diverges.
     """
+    data = data_of(config, DataConfig)
+    # Of files, the name of their folder, which does not depend on the machine.
+    name = pathlib.Path(data.train).absolute().parent.name if data.corpus == "text" else data.corpus
     state = train(config, folder.path)
     perplexity, training_seconds = _training(config, folder, row, int(state.step))
     began = time.monotonic()
@@ -159,12 +143,12 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         scale=scale,
         steps=config.training.steps // ROWS[row].longer,
         seed=config.training.seed,
-        corpus=_corpus_name(data_of(config, DataConfig)),
+        corpus=name,
         perplexity=perplexity,
         bleu=scores.sacrebleu.score or 0.0,  # None if no sentence has four words
         bleu_signature=scores.sacrebleu.method,
         compound_split_bleu=scores.compound_split_bleu.score or 0.0,
-        parameters=count_parameters(config),
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         training_seconds=training_seconds,
         decoding_seconds=time.monotonic() - began,
         machine=command.machine(),
@@ -175,18 +159,8 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     return result
 
 
-def count_parameters(config: Config) -> int:
-    """Counts the parameters of a model from their shapes."""
-    return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config.model)))
-
-
 def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[float, float]:
-    """Returns the perplexity after the last step, and the seconds of all steps.
-
-    Raises:
-      UserError: The row, now at ``step``, continued after its last step, or was not validated.
-      FloatingPointError: Training diverged.
-    """
+    """Returns the perplexity after the last step, and the seconds of all steps."""
     steps, records = config.training.steps, read_metrics(folder.metrics)
     valid = [r for r in records if r["kind"] == "valid" and r["step"] == steps]
     if step > steps or not valid:
@@ -205,13 +179,6 @@ def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[flo
     return perplexity, seconds
 
 
-def _corpus_name(data: DataConfig) -> str:
-    """Returns the name of the corpus; for files, the name of their folder without its path."""
-    if data.corpus == "text":
-        return pathlib.Path(data.train).absolute().parent.name
-    return data.builder if data.corpus == "tfds" else data.corpus
-
-
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation split, and writes translations and scores to the folder."""
     data = data_of(config, DataConfig)
@@ -226,19 +193,6 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
     scores = translation_report(translations, references, target_language=language)
     write_file(folder.path / "report.json", scores.to_json().encode())
     return scores
-
-
-def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
-    config = row_config(row, options.scale, steps=options.steps, seed=seed)
-    if options.data is None:
-        return config
-    data = dataclasses.replace(
-        data_of(config, DataConfig),
-        corpus="text",
-        train=str(options.data / "train"),
-        valid=str(options.data / "valid"),
-    )
-    return dataclasses.replace(config, data=data)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

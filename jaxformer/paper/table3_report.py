@@ -5,17 +5,14 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from jaxformer.config import DataConfig, data_of
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
-from jaxformer.paper.table3_rows import ROWS, describe, row_config
+from jaxformer.paper.table3_rows import ROWS, Row, describe, row_config
 from jaxformer.plots import figure
 from jaxformer.runs.workdir import read_object
 from jaxformer.training.optimizer import inverse_sqrt_schedule
@@ -47,9 +44,6 @@ class Result:
 
     Attributes:
       steps: Training steps of the row "base" at this scale.
-      perplexity: Perplexity per BPE token.
-      bleu: Cased detokenized sacreBLEU.
-      compound_split_bleu: BLEU of the same translations, computed as in the paper.
       training_seconds: Duration of the training steps alone.
       decoding_seconds: Duration of translating the validation split, compilation included.
       data: SHA-256 of the tokenizer and of both splits of the corpus.
@@ -74,20 +68,6 @@ class Result:
         """Writes the result as JSON, atomically."""
         write_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
 
-    @classmethod
-    def load(cls, path: pathlib.Path) -> "Result":
-        """Reads a result.
-
-        Raises:
-          UserError: The file is damaged, or not the result of a row.
-        """
-        values, names = read_object(path), {field.name for field in dataclasses.fields(cls)}
-        if values.get("row") not in ROWS or not names <= values.keys():
-            raise UserError(
-                f"{path}: expected a finished row of Table 3; delete it to train it anew"
-            )
-        return cls(**{name: values[name] for name in names})
-
 
 def load_results(folder: pathlib.Path) -> list[Result]:
     """Reads all finished rows below a folder, in the order of the table.
@@ -95,11 +75,17 @@ def load_results(folder: pathlib.Path) -> list[Result]:
     Raises:
       UserError: A result is damaged, or results differ in scale, steps or data.
     """
-    paths = sorted(folder.glob("*/result.json"))
-    results = [Result.load(path) for path in paths]
-    for path, result in zip(paths, results, strict=True):
+    names = {field.name for field in dataclasses.fields(Result)}
+    paths, results = sorted(folder.glob("*/result.json")), []
+    for path in paths:
+        values = read_object(path)
+        if values.get("row") not in ROWS or not names <= values.keys():
+            raise UserError(
+                f"{path}: expected a finished row of Table 3; delete it to train it anew"
+            )
+        results.append(Result(**{name: values[name] for name in names}))
         for name in ("scale", "steps", "data"):
-            first, other = getattr(results[0], name), getattr(result, name)
+            first, other = getattr(results[0], name), values[name]
             if first != other:
                 raise UserError(
                     f"{path}: has another {name} than {paths[0]}: expected {first}, got {other}; "
@@ -148,25 +134,22 @@ def _table(results: Sequence[Result]) -> str:
         *("parameters", "paper (10⁶)", "seeds", "minutes"),
     ]
     lines = []
-    for row, same in _by_row(results).items():
-        paper, config = ROWS[row], row_config(row, same[0].scale, steps=same[0].steps)
+    for row, seeds in _by_row(results).items():
+        paper, first = ROWS[row], seeds[0]
+        figures = {}
+        for name in ("perplexity", "bleu", "compound_split_bleu"):
+            mean, spread = _mean_and_spread(seeds, attrgetter(name))
+            figures[name] = f"{mean:.2f} ± {spread:.2f}" if len(seeds) > 1 else f"{mean:.2f}"
         training, decoding = (
-            statistics.mean(getattr(result, f"{work}_seconds") for result in same) / 60
-            for work in ("training", "decoding")
+            _mean_and_spread(seeds, attrgetter(name))[0] / 60
+            for name in ("training_seconds", "decoding_seconds")
         )
         lines.append(
             [
-                row,
-                describe(row, same[0].scale),
-                f"{config.training.steps:,}",
-                _mean_and_spread(r.perplexity for r in same),
-                f"{paper.perplexity:.2f}",
-                _mean_and_spread(r.bleu for r in same),
-                _mean_and_spread(r.compound_split_bleu for r in same),
-                f"{paper.bleu:.1f}",
-                f"{same[0].parameters:,}",
-                f"{paper.parameters or ''}",
-                str(len(same)),
+                *(row, describe(row, first.scale), f"{paper.longer * first.steps:,}"),
+                *(figures["perplexity"], f"{paper.perplexity:.2f}"),
+                *(figures["bleu"], figures["compound_split_bleu"], f"{paper.bleu:.1f}"),
+                *(f"{first.parameters:,}", f"{paper.parameters or ''}", str(len(seeds))),
                 f"{training:.1f} + {decoding:.1f}",
             ]
         )
@@ -175,17 +158,15 @@ def _table(results: Sequence[Result]) -> str:
 
 def _claims(results: Sequence[Result]) -> str:
     """Tabulates differences between rows, worse minus better, beside the paper's."""
-    rows = _by_row(results)
-    lines = []
+    rows, lines = _by_row(results), []
     for claim, worse, better in _CLAIMS:
-        if worse not in rows or better not in rows:
-            continue
-        cells = []
-        for measure in (attrgetter("perplexity"), attrgetter("bleu")):
-            ours = _mean(measure, rows[worse]) - _mean(measure, rows[better])
-            paper = measure(ROWS[worse]) - measure(ROWS[better])
-            cells += [f"{ours:+.2f}", f"{paper:+.2f}"]
-        lines.append([claim, f"{worse} - {better}", *cells])
+        if worse in rows and better in rows:
+            cells = [
+                f"{difference:+.2f}"
+                for measure in (attrgetter("perplexity"), attrgetter("bleu"))
+                for difference in _differences(rows, worse, better, measure)
+            ]
+            lines.append([claim, f"{worse} - {better}", *cells])
     if not lines:
         return ""
     header = ["the paper's claim", "rows", "PPL", "paper", "BLEU", "paper"]
@@ -196,40 +177,29 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     """Plots the difference between each row and base, ours and the paper's, as a PNG or SVG."""
     rows = _by_row(results)
     others = [row for row in rows if row != "base"]
-    with figure.style():
-        page = Figure(figsize=(6.4, 1.3 + 0.18 * len(others)), layout="constrained")
+    places = range(len(others))
+    panels = {"100 ln(perplexity)": _log_perplexity, "BLEU": attrgetter("bleu")}
+    with figure.drawing(path, 6.4, 1.3 + 0.18 * len(others)) as page:
         left, right = page.subplots(1, 2, sharey=True)
-        _draw_differences(left, rows, others, _log_perplexity)
-        _draw_differences(right, rows, others, attrgetter("bleu"))
-        left.set_title("100 ln(perplexity)")
-        right.set_title("BLEU")
+        for axes, (title, measure) in zip((left, right), panels.items(), strict=True):
+            axes.set_title(title)
+            axes.grid(visible=True, axis="x")
+            axes.axvline(0, color=figure.GRAY, linewidth=0.8)
+            axes.spines[["top", "right"]].set_visible(False)
+            differences = [_differences(rows, row, "base", measure) for row in others]
+            ours, paper = zip(*differences, strict=True)
+            spread = [_mean_and_spread(rows[row], measure)[1] for row in others]
+            look = {"fmt": "o", "color": figure.BLUE, "markersize": 4}
+            axes.errorbar(ours, places, xerr=spread, label="ours", **look)
+            axes.plot(paper, places, "D", color=figure.ORANGE, markersize=3.5, label="the paper's")
         page.suptitle("Difference to the row base", x=0.01, ha="left")
         labels = [f"{row}: {describe(row, results[0].scale)}" for row in others]
-        left.set_yticks(range(len(others)), labels)
+        left.set_yticks(places, labels)
         left.set_ylim(len(others) - 0.5, -0.5)
         page.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        figure.save(page, path)
 
 
-def _draw_differences(
-    axes: Axes,
-    rows: dict[str, list[Result]],
-    others: Sequence[str],
-    measure: Callable,
-) -> None:
-    axes.grid(visible=True, axis="x")
-    axes.axvline(0, color=figure.GRAY, linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    base = _mean(measure, rows["base"])
-    ours = [_mean(measure, rows[row]) - base for row in others]
-    spread = [_spread(measure(r) for r in rows[row]) for row in others]
-    paper = [measure(ROWS[row]) - measure(ROWS["base"]) for row in others]
-    places = range(len(others))
-    axes.errorbar(ours, places, xerr=spread, fmt="o", color=figure.BLUE, markersize=4, label="ours")
-    axes.plot(paper, places, "D", color=figure.ORANGE, markersize=3.5, label="the paper's")
-
-
-def _log_perplexity(row) -> float:
+def _log_perplexity(row: Result | Row) -> float:
     return 100 * math.log(row.perplexity)
 
 
@@ -238,17 +208,17 @@ def _by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
     return {name: [result for result in results if result.row == name] for name in names}
 
 
-def _mean(measure: Callable[[Result], float], results: Iterable[Result]) -> float:
-    return statistics.mean(map(measure, results))
+def _differences(
+    rows: dict[str, list[Result]], one: str, other: str, measure: Callable[[Result | Row], float]
+) -> tuple[float, float]:
+    """Returns the difference between two rows, ours and the paper's."""
+    ours, base = (_mean_and_spread(rows[row], measure)[0] for row in (one, other))
+    return ours - base, measure(ROWS[one]) - measure(ROWS[other])
 
 
-def _spread(values: Iterable[float]) -> float:
-    """Returns the sample standard deviation; 0 for a single value."""
-    values = list(values)
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def _mean_and_spread(values: Iterable[float]) -> str:
-    values = list(values)
-    mean = f"{statistics.mean(values):.2f}"
-    return f"{mean} ± {_spread(values):.2f}" if len(values) > 1 else mean
+def _mean_and_spread(
+    seeds: Sequence[Result], measure: Callable[[Result], float]
+) -> tuple[float, float]:
+    """Returns mean and sample standard deviation, which is 0 for a single seed."""
+    values = [measure(result) for result in seeds]
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0

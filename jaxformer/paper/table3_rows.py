@@ -1,7 +1,7 @@
 """The 20 rows of Table 3: changes of each to the base model, and the paper's results."""
 
 import dataclasses
-from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
@@ -11,20 +11,15 @@ from jaxformer.files import data_directory
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of Table 3, with the results in the paper.
+    """A row of Table 3: changed fields, in the paper's sizes, and the paper's results.
 
-    Attributes:
-      model: Changed fields of ``ModelConfig``, in the paper's sizes; unset head sizes follow.
-      training: Changed fields of ``TrainingConfig``.
-      longer: Factor on the number of training steps.
-      perplexity: Perplexity per word piece on newstest2013.
-      bleu: BLEU on newstest2013.
-      parameters: Number of parameters in millions; None if the paper prints none, as for rows with
-        the size of base.
+    ``longer`` is a factor on the number of training steps. Perplexity, per word piece, and BLEU are
+    measured on newstest2013. Parameters are in millions, None where the paper prints none, as for
+    rows with the size of base.
     """
 
-    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
     longer: int = 1
     perplexity: float
     bleu: float
@@ -63,28 +58,15 @@ ROWS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Size of the rows relative to the paper.
+    """Config of all rows, but for their changes, and size of the rows relative to the paper.
 
-    Attributes:
-      base: Config of the row "base".
-      width: Divisor of the paper's d_model, d_ff, d_k and d_v; the number of heads is unchanged.
-      depth: Divisor of the number of layers.
+    ``width`` divides d_model, d_ff, d_k and d_v, and ``depth`` the number of layers. The number of
+    heads is unchanged.
     """
 
-    base: Config
+    config: Config
     width: int = 1
     depth: int = 1
-
-    def __post_init__(self) -> None:
-        paper, ours = ModelConfig(), self.base.model
-        assert (ours.d_model, ours.d_ff) == (paper.d_model // self.width, paper.d_ff // self.width)
-        assert ours.num_layers == paper.num_layers // self.depth
-
-    def change(self, name: str, value: Any) -> Any:
-        """Scales the paper's value of a field of ``ModelConfig``."""
-        if name in ("d_model", "d_ff", "d_k", "d_v"):
-            return value // self.width
-        return value // self.depth if name == "num_layers" else value
 
 
 # Folder of external data, as for the files in configs/.
@@ -97,18 +79,11 @@ _PAPER = Config(
         train=f"{_DATA}/wmt14-de-en/train-*.parquet",
         valid=f"{_DATA}/wmt14-de-en/validation-*.parquet",
     ),
-    training=TrainingConfig(eval_every=15_000, eval_sentences=0, keep_checkpoints=1),
+    training=TrainingConfig(eval_every=15_000),
 )
 
 _SMALL = Config(
-    model=ModelConfig(
-        vocab_size=6000,
-        d_model=128,
-        d_ff=512,
-        num_layers=3,
-        max_length=256,
-        compute_dtype="bfloat16",
-    ),
+    model=ModelConfig(vocab_size=6000, max_length=256, compute_dtype="bfloat16"),
     data=DataConfig(
         corpus="text",
         train=f"{_DATA}/tatoeba-en-de/train",
@@ -117,41 +92,22 @@ _SMALL = Config(
         tokens_per_batch=2048,
         max_length=64,
     ),
-    training=TrainingConfig(
-        steps=2000,
-        warmup_steps=400,
-        checkpoint_every=500,
-        eval_every=10_000,
-        eval_sentences=0,
-        keep_checkpoints=1,
-    ),
+    training=TrainingConfig(steps=2000, warmup_steps=400, checkpoint_every=500, eval_every=10_000),
 )
 
 _SMOKE = Config(
-    model=ModelConfig(vocab_size=300, d_model=32, d_ff=128, num_layers=3, max_length=128),
+    model=ModelConfig(vocab_size=300, max_length=128),
     data=DataConfig(
-        corpus="numerals",
-        valid="held_out",
-        batching="packing",
-        tokens_per_batch=256,
-        max_length=64,
+        corpus="numerals", valid="held_out", batching="packing", tokens_per_batch=256, max_length=64
     ),
-    training=TrainingConfig(
-        steps=4,
-        warmup_steps=2,
-        log_every=2,
-        checkpoint_every=2,
-        eval_every=4,
-        eval_sentences=0,
-        keep_checkpoints=1,
-    ),
+    training=TrainingConfig(steps=4, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=4),
 )
 
 # The paper's scale, one for a few hours on a CPU, and one for smoke tests.
 SCALES = {
-    "paper": Scale(base=_PAPER),
-    "small": Scale(base=_SMALL, width=4, depth=2),
-    "smoke": Scale(base=_SMOKE, width=16, depth=2),
+    "paper": Scale(config=_PAPER),
+    "small": Scale(config=_SMALL, width=4, depth=2),
+    "smoke": Scale(config=_SMOKE, width=16, depth=2),
 }
 
 
@@ -169,11 +125,23 @@ def row_config(
         raise UserError(f"unknown row {row!r} of Table 3; known rows: {', '.join(ROWS)}")
     if scale not in SCALES:
         raise UserError(f"unknown scale {scale!r}; known scales: {', '.join(SCALES)}")
-    change, size = ROWS[row], SCALES[scale]
-    base = size.base
-    model = {name: size.change(name, value) for name, value in change.model.items()}
-    steps = change.longer * (base.training.steps if steps is None else steps)
-    training = dataclasses.replace(base.training, **change.training, steps=steps, seed=seed)
+    change, size, paper = ROWS[row], SCALES[scale], ModelConfig()
+    divisors = {"num_layers": size.depth}
+    divisors |= dict.fromkeys(("d_model", "d_ff", "d_k", "d_v"), size.width)
+    sizes = {name: getattr(paper, name) for name in ("num_layers", "d_model", "d_ff")}
+    model = {
+        name: value // divisors[name] if name in divisors else value
+        for name, value in (sizes | change.model).items()
+    }
+    base = size.config
+    training = dataclasses.replace(
+        base.training,
+        **change.training,
+        steps=change.longer * (base.training.steps if steps is None else steps),
+        seed=seed,
+        eval_sentences=0,
+        keep_checkpoints=1,
+    )
     return dataclasses.replace(
         base, model=dataclasses.replace(base.model, **model), training=training
     )
@@ -185,21 +153,20 @@ def describe(row: str, scale: str) -> str:
     >>> describe("A1", "paper")
     'h 1, d_k 512, d_v 512'
     """
-    base, config = (_symbols(row_config(name, scale)) for name in ("base", row))
-    changes = {name: value for name, value in config.items() if value != base[name]}
-    return ", ".join(f"{name} {value}" for name, value in (changes or base).items())
+    base, config = row_config("base", scale), row_config(row, scale)
+    values = {symbol: (value(config), value(base)) for symbol, value in _SYMBOLS.items()}
+    changes = {symbol: pair for symbol, pair in values.items() if pair[0] != pair[1]}
+    return ", ".join(f"{symbol} {value}" for symbol, (value, _) in (changes or values).items())
 
 
-def _symbols(config: Config) -> dict[str, Any]:
-    model = config.model
-    return {
-        "N": model.num_layers,
-        "d_model": model.d_model,
-        "d_ff": model.d_ff,
-        "h": model.num_heads,
-        "d_k": model.key_size,
-        "d_v": model.value_size,
-        "P_drop": model.dropout_rate,
-        "ε_ls": config.training.label_smoothing,
-        "positions": model.positions,
-    }
+_SYMBOLS = {
+    "N": attrgetter("model.num_layers"),
+    "d_model": attrgetter("model.d_model"),
+    "d_ff": attrgetter("model.d_ff"),
+    "h": attrgetter("model.num_heads"),
+    "d_k": attrgetter("model.key_size"),
+    "d_v": attrgetter("model.value_size"),
+    "P_drop": attrgetter("model.dropout_rate"),
+    "ε_ls": attrgetter("training.label_smoothing"),
+    "positions": attrgetter("model.positions"),
+}

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from jaxformer.plots import figure
@@ -64,41 +63,33 @@ def attention_lines(
     width = min(max(_NARROWEST, _TOKEN * len(tokens)), _WIDEST)
     text = _LETTER * max(map(len, labels))
     height = _GAP + 2 * text + 0.35
-    with figure.style():
-        page = Figure(figsize=(width + 0.9, len(panels) * height + 0.5), layout="constrained")
+    with figure.drawing(path, width + 0.9, len(panels) * height + 0.5) as page:
         rows = page.subplots(len(panels), 1, squeeze=False)[:, 0]
         for axes, panel in zip(rows, panels, strict=True):
-            _draw(axes, panel, weights, labels)
-            points = min(8.0, 72 * 0.8 * width / len(tokens))
-            _write(axes, panel, labels, points)
+            _draw(axes, panel, weights)
+            _write(axes, panel, labels, points=min(8.0, 72 * 0.8 * width / len(tokens)))
         page.suptitle(figure.drawable(title), x=0.01, ha="left", parse_math=False)
-        figure.save(page, path)
 
 
-def _draw(
-    axes: Axes, panel: PaperFigure, weights: Float[np.ndarray, "H S S"], labels: Sequence[str]
-) -> None:
-    count = len(labels)
+def _draw(axes: Axes, panel: PaperFigure, weights: Float[np.ndarray, "H S S"]) -> None:
+    weights = np.minimum(weights.astype(float), 1.0)
+    count = weights.shape[2]
     queries = range(count) if panel.token is None else [panel.token]
     bottom = 0.0 if panel.token is None else 0.04 * len(panel.heads)
     for order, head in enumerate(panel.heads):
-        color = _COLORS[head % len(_COLORS)]
+        seen = [(q, k) for q in queries for k in range(count) if weights[head, q, k] >= _FAINT]
+        strengths = [weights[head, q, k] for q, k in seen]
+        # The opacity of small weights is raised for one query; for all, they would hide large ones.
+        power = 1.0 if panel.token is None else 0.5
+        colors = [to_rgba(_COLORS[head % len(_COLORS)], w**power) for w in strengths]
         shift = 0.5 * ((order + 0.5) / len(panel.heads) - 0.5)
-        found = [(q, k, float(weights[head, q, k])) for q in queries for k in range(count)]
-        seen = [(q, k, min(w, 1.0)) for q, k, w in found if w >= _FAINT]
-        axes.add_collection(
-            LineCollection(
-                [[(q + shift, 1.0), (k + shift, bottom)] for q, k, _ in seen],
-                colors=[to_rgba(color, _opacity(w, panel)) for _, _, w in seen],
-                linewidths=[0.6 + 1.2 * w for _, _, w in seen],
-            )
-        )
+        lines = [[(q + shift, 1.0), (k + shift, bottom)] for q, k in seen]
+        widths = [0.6 + 1.2 * w for w in strengths]
+        axes.add_collection(LineCollection(lines, colors=colors, linewidths=widths))
         if panel.token is not None:
-            heights = (bottom - 0.04 * (order + 1), 0.036)
-            for _, k, w in seen:
-                axes.broken_barh(
-                    [(k - 0.4, 0.8)], heights, facecolor=to_rgba(color, _opacity(w, panel))
-                )
+            place = (bottom - 0.04 * (order + 1), 0.036)
+            for (_, k), color in zip(seen, colors, strict=True):
+                axes.broken_barh([(k - 0.4, 0.8)], place, facecolor=color)
     axes.set_xlim(-0.6, count - 0.4)
     axes.set_ylim(0, 1)
 
@@ -112,24 +103,16 @@ def _write(axes: Axes, panel: PaperFigure, labels: Sequence[str], points: float)
         range(len(labels)), labels, rotation=90, fontsize=points, parse_math=False, color="black"
     )
     axes.tick_params(length=0, labeltop=True, labelbottom=True, pad=2)
-    if panel.token is not None:
-        # Grays out all tokens above except the query.
-        for index, tick in enumerate(axes.xaxis.get_major_ticks()):
-            if index != panel.token:
-                tick.label2.set_color("#767676")
-            else:
-                tick.label2.set_fontweight("bold")
+    if panel.token is not None:  # Only the query stands out above.
+        above = [tick.label2 for tick in axes.xaxis.get_major_ticks()]
+        above.pop(panel.token).set_fontweight("bold")
+        for label in above:
+            label.set_color("#767676")
+    colors = {head: _COLORS[head % len(_COLORS)] for head in panel.heads}
     axes.legend(
-        handles=[
-            Patch(color=_COLORS[h % len(_COLORS)], label=f"head {h + 1}") for h in panel.heads
-        ],
+        handles=[Patch(color=color, label=f"head {head + 1}") for head, color in colors.items()],
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),
         handlelength=0.8,
         handleheight=0.8,
     )
-
-
-def _opacity(weight: float, panel: PaperFigure) -> float:
-    """Raises the opacity of small weights for one query; for all, they would hide large ones."""
-    return weight if panel.token is None else weight**0.5

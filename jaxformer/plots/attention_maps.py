@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
 
 from jaxformer.plots import figure
 
@@ -53,11 +52,18 @@ def attention_map(
     heads = len(weights)
     names = range(1, heads + 1) if names is None else names
     across = min(heads, _ACROSS)
-    width, height = (_side(len(labels), across) for labels in (keys, queries))
+    down = math.ceil(heads / across)
+    width, height = (  # of a panel, in inches
+        min(max(_CELL * len(labels), _SHORTEST), _PAGE / max(across, 2))
+        for labels in (keys, queries)
+    )
+    left, below = (_CHARACTER * max(map(len, map(readable, side))) for side in (queries, keys))
+    labeled = 2 if heads % across else 1  # rows with labels below; two if the last row is short
+    page_width = across * (width + 0.1) + left + 1.0
+    page_height = down * (height + 0.3) + labeled * below + 0.6
     largest = np.max(weights, initial=0.0, where=np.isfinite(weights)) or 1.0
-    with figure.style():
-        page = Figure(figsize=_page_size(heads, queries, keys), layout="constrained")
-        grid = page.subplots(math.ceil(heads / across), across, squeeze=False)
+    with figure.drawing(path, page_width, page_height) as page:
+        grid = page.subplots(down, across, squeeze=False)
         for head, axes in enumerate(grid.flat):
             if head >= heads:
                 axes.remove()
@@ -66,27 +72,11 @@ def attention_map(
             axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GRAY)
             _label(axes.xaxis, keys if head + across >= heads else [], width, rotation=90)
             _label(axes.yaxis, queries if head % across == 0 else [], height, rotation=0)
-        page_width, page_height = page.get_size_inches()
         bar = page.colorbar(image, ax=page.axes, pad=0.01, aspect=page_height / 0.12)
         bar.set_label("attention weight")
-        page.suptitle(_wrapped(title, page_width), x=0.01, ha="left", parse_math=False)
-        figure.save(page, path)
-
-
-def _side(labels: int, across: int) -> float:
-    """Returns the side of a panel, in inches."""
-    return min(max(_CELL * labels, _SHORTEST), _PAGE / max(across, 2))
-
-
-def _page_size(heads: int, queries: Sequence[str], keys: Sequence[str]) -> tuple[float, float]:
-    """Returns width and height of the page with labels, color bar and title, in inches."""
-    across = min(heads, _ACROSS)
-    left, below = (_CHARACTER * max(map(len, map(readable, side))) for side in (queries, keys))
-    labeled = 2 if heads % across else 1  # rows with labels below; two if the last row is short
-    return (
-        across * (_side(len(keys), across) + 0.1) + left + 1.0,
-        math.ceil(heads / across) * (_side(len(queries), across) + 0.3) + labeled * below + 0.6,
-    )
+        wrapper = textwrap.TextWrapper(int(page_width / _CHARACTER), max_lines=3, placeholder=" …")
+        lines = map(wrapper.fill, figure.drawable(title).split("\n"))
+        page.suptitle("\n".join(lines), x=0.01, ha="left", parse_math=False)
 
 
 def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> None:
@@ -108,13 +98,3 @@ def readable(piece: str) -> str:
     """Returns a drawable label of at most 16 characters, with a middle dot for a space."""
     label = figure.drawable(piece.replace("▁", "·"))
     return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
-
-
-def _wrapped(title: str, width: float) -> str:
-    """Wraps the title to a page of ``width`` inches."""
-    characters = int(width / _CHARACTER)
-    lines = [
-        textwrap.wrap(line, characters, max_lines=3, placeholder=" …")
-        for line in figure.drawable(title).split("\n")
-    ]
-    return "\n".join("\n".join(line) for line in lines)

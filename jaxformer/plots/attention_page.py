@@ -20,6 +20,7 @@ from jaxformer.errors import UserError
 from jaxformer.plots.paper_figures import PaperFigure, paper_figures
 
 _FINEST = 65535  # Weights are stored as uint16 fractions of this.
+_KINDS = ("encoder", "decoder", "cross")
 _SCRIPTS = {
     "model": "attention_page_model.js",
     "panels": "attention_page_panels.js",
@@ -55,14 +56,11 @@ class AttentionView:
         Raises:
           UserError: There is no such kind.
         """
-        kinds = {
-            "encoder": (self.source, self.source, self.encoder),
-            "decoder": (self.target, self.target, self.decoder),
-            "cross": (self.target, self.source, self.cross),
-        }
-        if kind not in kinds:
-            raise UserError(f"expected kind to be one of {', '.join(kinds)}, got {kind!r:.80}")
-        return kinds[kind]
+        if kind not in _KINDS:
+            raise UserError(f"expected kind to be one of {', '.join(_KINDS)}, got {kind!r:.80}")
+        queries = self.source if kind == "encoder" else self.target
+        keys = self.target if kind == "decoder" else self.source
+        return queries, keys, getattr(self, kind)
 
     def page(
         self,
@@ -86,34 +84,30 @@ class AttentionView:
         Raises:
           UserError: Weights are not finite, or there is no such kind, layer, head or figure.
         """
-        self.weights_of(kind)
         layers, all_heads = self.encoder.shape[:2]
+        start = {
+            "kind": kind,
+            "layer": layers - 1 if layer is None else layer,
+            "heads": sorted(range(all_heads) if heads is None else heads),
+            "figure": figure,
+        }
+        self.weights_of(kind)  # Checks the kind.
+        _check_indices("layer", [start["layer"]], layers)
+        _check_indices("heads", start["heads"], all_heads)
         if figure not in (None, 3, 4, 5):
             raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
-        _check_indices("layer", () if layer is None else (layer,), layers)
-        _check_indices("heads", heads or (), all_heads)
         figures = paper_figures(self.encoder, self.source) if figures is None else figures
-        names = ("encoder", "decoder", "cross")
         content = {
             "source": self.source,
             "target": self.target,
             "layers": layers,
             "heads": all_heads,
-            "weights": {name: _packed(name, self.weights_of(name)[2]) for name in names},
+            "weights": {name: _packed(name, getattr(self, name)) for name in _KINDS},
             "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
-            "start": {
-                "kind": kind,
-                "layer": layers - 1 if layer is None else layer,
-                "heads": sorted(range(all_heads) if heads is None else heads),
-                "figure": figure,
-            },
+            "start": start,
         }
-        return _filled(
-            title=_text(self.sentence),
-            sentence=_text(self.sentence),
-            translation=_text(self.translation),
-            data=_json(content),
-        )
+        texts = {"sentence": _text(self.sentence), "translation": _text(self.translation)}
+        return _filled(**texts, data=_json(content))
 
     def _repr_html_(self) -> str:
         return in_frame(self.page())

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import pathlib
+from collections.abc import Iterator
 
 import matplotlib.style
 from matplotlib import font_manager
@@ -20,38 +21,35 @@ GRAY = "#595959"
 # characters, the fonts below are tried in turn if they are installed.
 _FONT = "DejaVu Sans"
 _MORE_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans Devanagari",
-    "Noto Sans Thai",
-    "Arial Unicode MS",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "WenQuanYi Micro Hei",
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Devanagari", "Noto Sans Thai"),
+    *("Arial Unicode MS", "Hiragino Sans", "Microsoft YaHei", "WenQuanYi Micro Hei"),
 )
 
+_GRAY_PARTS = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+_THIN_PARTS = ("axes.linewidth", "grid.linewidth", "xtick.major.width", "ytick.major.width")
 _STYLE = {
-    "axes.edgecolor": GRAY,
-    "axes.labelcolor": GRAY,
-    "axes.linewidth": 0.6,
+    **dict.fromkeys(_GRAY_PARTS, GRAY),
+    **dict.fromkeys(_THIN_PARTS, 0.6),
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
     "figure.titlesize": 9,
     "font.size": 8,
     "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.6,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
-    "xtick.color": GRAY,
-    "xtick.major.width": 0.6,
-    "ytick.color": GRAY,
-    "ytick.major.width": 0.6,
 }
 
 
-def style() -> contextlib.AbstractContextManager[None]:
-    """Returns a context with the style of all figures, independent of the user's matplotlibrc."""
-    return matplotlib.style.context(["default", _STYLE, {"font.family": _fonts()}])
+@contextlib.contextmanager
+def drawing(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]:
+    """Yields a figure of a size in inches, in the style of all figures, and then saves it.
+
+    The user's matplotlibrc has no effect. See :func:`save` for the formats.
+    """
+    with matplotlib.style.context(["default", _STYLE, {"font.family": _fonts()}]):
+        page = Figure(figsize=(width, height), layout="constrained")
+        yield page
+        save(page, path)
 
 
 def drawable(text: str) -> str:
@@ -70,13 +68,10 @@ def drawable(text: str) -> str:
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Writes the figure atomically, as SVG if the name ends in ``.svg``, else as PNG.
+    """Writes the figure atomically, as SVG if the name ends in ``.svg``, else as PNG of 200 dpi.
 
-    A PNG has 200 dots per inch. An SVG has outlines instead of letters, so it looks the same
-    everywhere. The same figure gives the same SVG file.
-
-    Raises:
-      OSError: The file cannot be written; an existing file is unchanged.
+    An SVG has outlines instead of letters, so it looks the same everywhere. The same figure gives
+    the same SVG file.
     """
     content = io.BytesIO()
     if path.suffix.lower() == ".svg":

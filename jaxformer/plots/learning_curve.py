@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from jaxformer.errors import UserError
-from jaxformer.files import read_whole
+from jaxformer.files import read_whole, readable
 from jaxformer.plots import figure
 
 _TITLES = {
@@ -37,16 +36,10 @@ _MOST_BYTES = 64 << 20  # Metrics of 400,000 reports.
 _MOST_PANELS = 99
 # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _DIVERGED, _LARGEST = 1e9, 1e30
+_MARKER = {"marker": "o", "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.6}
 _LOOKS = {
     "train": {"color": figure.BLUE, "label": "training"},
-    "valid": {
-        "color": figure.ORANGE,
-        "label": "validation",
-        "marker": "o",
-        "markersize": 4,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.6,
-    },
+    "valid": {"color": figure.ORANGE, "label": "validation", **_MARKER},
 }
 
 
@@ -58,10 +51,8 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
       UserError: The file is missing, too large, or a line before the last is not a JSON object.
     """
-    try:
+    with readable(path):
         content = read_whole(path, path.parent, most=_MOST_BYTES)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected the metrics of a run") from None
     records = []
     for number, raw in enumerate(io.BytesIO(content), start=1):
         if raw.isspace():
@@ -104,8 +95,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
         raise UserError("expected a run with reports to draw: got none; let it train for longer")
     rows = math.ceil(len(shown) / 3)
     columns = math.ceil(len(shown) / rows)
-    with figure.style():
-        page = Figure(figsize=(3.5 * columns, 0.3 + 2.2 * rows), layout="constrained")
+    with figure.drawing(path, 3.5 * columns, 0.3 + 2.2 * rows) as page:
         grid = page.subplots(rows, columns, squeeze=False, sharex=True)
         for place, axes in enumerate(grid.flat):
             if place >= len(shown):
@@ -119,22 +109,18 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
         handles = [lines[name] for name in sorted(lines)]
         page.legend(handles=handles, loc="outside upper right", ncols=2)
         page.align_ylabels()
-        figure.save(page, path)
 
 
 def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[int, float]:
     """Returns values by step; if a resumed run logged a step again, its last value."""
-    values = {
-        record["step"]: record[name]
-        for record in records
-        if record.get("kind") == kind
-        and isinstance(record.get("step"), int)
-        and abs(record["step"]) < 2**53  # a float holds it
-        and isinstance(record.get(name), int | float)
-    }
+    values = {}
+    for record in records:
+        step, value = record.get("step"), record.get(name)
+        exact = isinstance(step, int) and abs(step) < 2**53  # A float holds it.
+        if record.get("kind") == kind and exact and isinstance(value, int | float):
+            values[step] = value
     limit = _DIVERGED if name in _TITLES else _LARGEST
-    good = {step: value for step, value in sorted(values.items()) if abs(value) < limit}
-    return {step: float(value) for step, value in good.items()}
+    return {step: float(value) for step, value in sorted(values.items()) if abs(value) < limit}
 
 
 def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:

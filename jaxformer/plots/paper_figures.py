@@ -80,10 +80,10 @@ def _words(tokens: Sequence[str]) -> Bool[np.ndarray, " S"]:
 
 
 def _most_different(weights: Float[np.ndarray, "H S S"]) -> tuple[int, ...]:
-    pairs = itertools.combinations(range(len(weights)), 2)
-    return max(pairs, key=lambda pair: _distance(*weights[list(pair)]), default=(0,))
+    """Returns the pair of heads with the largest mean total variation distance; (0,) if alone."""
 
+    def distance(pair: tuple[int, int]) -> float:
+        one, other = weights[list(pair)]
+        return float(np.abs(one - other).sum(axis=1).mean() / 2)
 
-def _distance(one: Float[np.ndarray, "S S"], other: Float[np.ndarray, "S S"]) -> float:
-    """Returns the mean total variation distance of the rows."""
-    return float(np.abs(one - other).sum(axis=1).mean() / 2)
+    return max(itertools.combinations(range(len(weights)), 2), key=distance, default=(0,))

@@ -9,7 +9,7 @@ import pytest
 from jaxformer.data.numerals import english, german
 from jaxformer.errors import UserError
 from jaxformer.paper.table3 import main
-from jaxformer.paper.table3_report import Result
+from jaxformer.paper.table3_report import load_results
 
 STEPS = 4
 
@@ -36,7 +36,7 @@ def arguments(corpus, workdir, *more):
 def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     row = tmp_path / "rows" / "C1-0"
     main(arguments(corpus, tmp_path))
-    found = Result.load(row / "result.json")
+    (found,) = load_results(tmp_path / "rows")
     assert dataclasses.asdict(found) == json.loads((row / "result.json").read_text())
     assert (found.row, found.steps, found.seed) == ("C1", STEPS, 0)
     report = json.loads((row / "report.json").read_text())

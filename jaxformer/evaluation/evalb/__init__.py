@@ -24,7 +24,3 @@ from jaxformer.evaluation.evalb.brackets import score as score
 from jaxformer.evaluation.evalb.parameter_file import COLLINS as COLLINS
 from jaxformer.evaluation.evalb.parameter_file import ParameterFile as ParameterFile
 from jaxformer.evaluation.evalb.parameter_file import read_parameters as read_parameters
-from jaxformer.evaluation.evalb.table import Report as Report
-from jaxformer.evaluation.evalb.table import SentenceScores as SentenceScores
-from jaxformer.evaluation.evalb.table import Status as Status
-from jaxformer.evaluation.evalb.table import Summary as Summary

@@ -45,24 +45,13 @@ def score(gold: Sequence[str], test: Sequence[str], parameters: ParameterFile = 
                 f"{number}: {row.errors[-1]}; are these the same sentences, in the same words and "
                 "with tags? Else raise MAX_ERROR"
             )
-    short = [row for row in rows if row.length <= parameters.cutoff_length]
-    return Report(
-        rows=tuple(rows),
-        all=summary(rows),
-        short=summary(short),
-        cutoff_length=parameters.cutoff_length,
-    )
+    longest = parameters.cutoff_length
+    short = summary([row for row in rows if row.length <= longest])
+    return Report(rows=tuple(rows), all=summary(rows), short=short, cutoff_length=longest)
 
 
 # EVALB's codes for the result of a word or a bracket.
 _WRONG, _RIGHT, _DELETED, _UNDEFINED = 0, 1, 5, 9
-
-
-@dataclasses.dataclass(slots=True)
-class _Word:
-    tag: str
-    text: str
-    result: int = _UNDEFINED
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,13 +65,15 @@ class _Bracket:
 
 
 @dataclasses.dataclass(slots=True)
-class _Quote:
-    """A quotation mark: its word, which may be deleted, and the brackets around it."""
+class _Word:
+    """A word, and for a quotation mark, which may be deleted, also its place and the brackets."""
 
-    word: _Word
+    tag: str
+    text: str
     index: int
     brackets_before: int
-    around: list[_Bracket]
+    around: Sequence[_Bracket] = ()
+    result: int = _UNDEFINED
 
 
 class _Sentence:
@@ -91,15 +82,21 @@ class _Sentence:
     def __init__(self, line: str, parameters: ParameterFile) -> None:
         self.words: list[_Word] = []
         self.brackets: list[_Bracket] = []
-        self.quotes: list[_Quote] = []
+        self.quotes: list[_Word] = []
         self.errors: list[str] = []
         self.length = 0
         open_brackets: list[_Bracket] = []
         stray: list[str] = []
         for match in _TOKEN.finditer(line):
-            label, word = match.groups()
-            if word is not None:
-                self._add_word(_Word(label, word), open_brackets, parameters)
+            label, text = match.groups()
+            if text is not None:
+                word = _Word(label, text, len(self.words), len(self.brackets))
+                self.length += label not in parameters.delete_labels_for_length
+                if label in parameters.quote_labels and text in _QUOTES:
+                    word.around = [*open_brackets]
+                    self.quotes.append(word)
+                if label not in parameters.delete_labels:
+                    self.words.append(word)
             elif label is not None:
                 self.brackets.append(_Bracket(label, len(self.words)))
                 open_brackets.append(self.brackets[-1])
@@ -112,18 +109,10 @@ class _Sentence:
         if open_brackets:
             self.errors.append("Bracketing is unbalanced (too many open bracket)")
 
-    def _add_word(self, word: _Word, around: list[_Bracket], parameters: ParameterFile) -> None:
-        if word.tag not in parameters.delete_labels_for_length:
-            self.length += 1
-        if word.tag in parameters.quote_labels and word.text in _QUOTES:
-            self.quotes.append(_Quote(word, len(self.words), len(self.brackets), [*around]))
-        if word.tag not in parameters.delete_labels:
-            self.words.append(word)
-
     def put_back(self, number: int) -> None:
         """Restores a deleted quotation mark as a word."""
         quote = self.quotes[number]
-        self.words.insert(quote.index, quote.word)
+        self.words.insert(quote.index, quote)
         for bracket in self.brackets[quote.brackets_before :]:
             bracket.start += 1
             bracket.end += 1
@@ -142,11 +131,12 @@ def _row(number: int, gold_line: str, test_line: str, parameters: ParameterFile)
     gold, test = _Sentence(gold_line, parameters), _Sentence(test_line, parameters)
     errors, counts = gold.errors + test.errors, Counts()
     if test.words:
-        mismatch = _mismatch(gold, test, parameters)
-        if mismatch is None:
-            counts = _compare(gold, test, parameters)
-        else:
+        if len(gold.words) != len(test.words):
+            _put_back_quotes(gold, test, parameters)
+        if mismatch := _mismatch(gold, test, parameters):
             errors.append(mismatch)
+        else:
+            counts = _compare(gold, test, parameters)
     status = Status.ERROR if errors else Status.VALID
     return SentenceScores(
         **dataclasses.asdict(counts),
@@ -161,8 +151,6 @@ def _row(number: int, gold_line: str, test_line: str, parameters: ParameterFile)
 def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> str | None:
     """Returns the reason why two sentences cannot be compared, if any."""
     if len(gold.words) != len(test.words):
-        _put_back_quotes(gold, test, parameters)
-    if len(gold.words) != len(test.words):
         return f"Length unmatch ({len(gold.words)}|{len(test.words)})"
     for one, other in zip(gold.words, test.words, strict=True):
         if not parameters.same_word(one.text, other.text):
@@ -175,15 +163,13 @@ def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile
 
     If there are several, the order matters; it is the same as in EVALB.
     """
-    deleted = parameters.delete_labels
     for number, in_test in enumerate(test.quotes):
         index = in_test.index
         for other, in_gold in enumerate(gold.quotes):
-            if in_gold.index != index or in_gold.word.tag == in_test.word.tag:
-                continue
-            if in_gold.word.tag in deleted and in_test.word.tag not in deleted:
+            deleted = [quote.tag in parameters.delete_labels for quote in (in_gold, in_test)]
+            if in_gold.index == index and deleted == [True, False]:
                 gold.put_back(other)
-            elif in_test.word.tag in deleted and in_gold.word.tag not in deleted:
+            elif in_gold.index == index and deleted == [False, True]:
                 test.put_back(number)
 
 

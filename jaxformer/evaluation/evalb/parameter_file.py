@@ -18,7 +18,7 @@ class ParameterFile:
       debug: 1 to list the words and brackets of each sentence in the table.
       max_error: Errors up to this number plus one are tolerated, as in EVALB.
       cutoff_length: Sentences of at most this many words have a separate summary.
-      labeled: Compare the labels of brackets.
+      labeled: 0 to ignore the labels of brackets.
       delete_labels: Words with these tags and brackets with these labels do not count.
       delete_labels_for_length: Words with these tags do not count in the length of a sentence.
       quote_labels: Tags of quotation marks; a mark that only one file deletes is restored.
@@ -29,7 +29,7 @@ class ParameterFile:
     debug: int = 0
     max_error: int = 10
     cutoff_length: int = 40
-    labeled: bool = True
+    labeled: int = 1
     delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
     delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
     quote_labels: tuple[str, ...] = ()
@@ -37,74 +37,65 @@ class ParameterFile:
     equal_words: tuple[tuple[str, str], ...] = ()
 
     def same_label(self, one: str, other: str) -> bool:
-        """Returns True if two labels or tags count as equal."""
+        """Returns whether two labels or tags count as equal."""
         return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_labels)
 
     def same_word(self, one: str, other: str) -> bool:
-        """Returns True if two words count as equal."""
+        """Returns whether two words count as equal."""
         return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_words)
 
     @functools.cached_property
     def deleted_brackets(self) -> frozenset[str]:
         """Labels of brackets that do not count: ``delete_labels`` and labels equal to them."""
-        labels = {label for pair in self.equal_labels for label in pair} | {*self.delete_labels}
-        return frozenset(
-            label
-            for label in labels
-            if any(self.same_label(label, deleted) for deleted in self.delete_labels)
-        )
+        pairs = [*self.equal_labels, *(pair[::-1] for pair in self.equal_labels)]
+        equal = frozenset(label for label, other in pairs if other in self.delete_labels)
+        return equal | frozenset(self.delete_labels)
 
 
 COLLINS = ParameterFile()
 
-_NUMBERS = {
-    "DEBUG": "debug",
-    "MAX_ERROR": "max_error",
-    "CUTOFF_LEN": "cutoff_length",
-    "LABELED": "labeled",
+# The parameter of each keyword, and what follows the keyword.
+_KEYWORDS = {
+    "DEBUG": ("debug", "a number"),
+    "MAX_ERROR": ("max_error", "a number"),
+    "CUTOFF_LEN": ("cutoff_length", "a number"),
+    "LABELED": ("labeled", "a number"),
+    "DELETE_LABEL": ("delete_labels", "one label"),
+    "DELETE_LABEL_FOR_LENGTH": ("delete_labels_for_length", "one label"),
+    "QUOTE_LABEL": ("quote_labels", "one label"),
+    "EQ_LABEL": ("equal_labels", "two words"),
+    "EQ_WORD": ("equal_words", "two words"),
 }
-_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
-_LISTS = {
-    "DELETE_LABEL": "delete_labels",
-    "DELETE_LABEL_FOR_LENGTH": "delete_labels_for_length",
-    "QUOTE_LABEL": "quote_labels",
-}
-_PAIRS = {"EQ_LABEL": "equal_labels", "EQ_WORD": "equal_words"}
 
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
-    """Parses a ``.prm`` file; lists of labels and words that it lacks are empty.
+    """Parses a ``.prm`` file, ``name``, with lines such as ``DELETE_LABEL TOP`` and ``# comment``.
 
-    Args:
-      lines: Lines such as ``DELETE_LABEL TOP``; lines that begin with ``#`` are comments.
-      name: Name of the file in error messages.
+    Lists of labels and words that it lacks are empty.
 
     Raises:
       UserError: A keyword is unknown, or its value is missing or malformed.
     """
-    fields: dict[str, Any] = {field: () for field in (*_LISTS.values(), *_PAIRS.values())}
+    fields: dict[str, Any] = {field: () for field, what in _KEYWORDS.values() if what != "a number"}
     for number, line in enumerate(lines, 1):
         if line.startswith("#") or not line.strip():
             continue
         keyword, *values = line.split()
-        if keyword in _NUMBERS and len(values) == 1 and _NUMBER.fullmatch(values[0]):
-            fields[_NUMBERS[keyword]] = int(values[0])
-        elif keyword in _LISTS and len(values) == 1:
-            fields[_LISTS[keyword]] += (values[0],)
-        elif keyword in _PAIRS and len(values) == 2:
-            fields[_PAIRS[keyword]] += (tuple(values),)
-        else:
-            raise UserError(f"{name}:{number}: {_expected(keyword)}, got {line.strip()!r:.200}")
-    return ParameterFile(**{**fields, "labeled": bool(fields.get("labeled", True))})
+        match _KEYWORDS.get(keyword), values:
+            case (field, "a number"), [value] if re.fullmatch("[0-9]{1,18}", value):
+                fields[field] = int(value)
+            case (field, "one label"), [label]:
+                fields[field] += (label,)
+            case (field, "two words"), [_, _]:
+                fields[field] += (tuple(values),)
+            case _:
+                expected = _expected(keyword)
+                raise UserError(f"{name}:{number}: expected {expected}, got {line.strip()!r:.200}")
+    return ParameterFile(**fields)
 
 
 def _expected(keyword: str) -> str:
-    if keyword in _NUMBERS:
-        return f"expected a number after {keyword}"
-    if keyword in _LISTS:
-        return f"expected one label after {keyword}"
-    if keyword in _PAIRS:
-        return f"expected two words after {keyword}"
-    keywords = [*_NUMBERS, *_LISTS, *_PAIRS]
-    close = difflib.get_close_matches(keyword, keywords, n=1)
-    return f"expected {close[0] if close else ', '.join(keywords)}"
+    if keyword in _KEYWORDS:
+        return f"{_KEYWORDS[keyword][1]} after {keyword}"
+    close = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
+    return close[0] if close else ", ".join(_KEYWORDS)

@@ -5,11 +5,10 @@ import enum
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 
 class Status(enum.IntEnum):
-    """Status of a sentence."""
+    """Status of a sentence: compared, not comparable, or without a parse."""
 
     VALID = 0
     ERROR = 1
@@ -48,15 +47,10 @@ class Counts:
         """Percentage of words with the correct part of speech; 0 if there are none."""
         return _percent(self.correct_tags, self.words)
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """Returns all counts and percentages by name."""
-        return {
-            **dataclasses.asdict(self),
-            "recall": self.recall,
-            "precision": self.precision,
-            "f1": self.f1,
-            "tagging_accuracy": self.tagging_accuracy,
-        }
+        percentages = ("recall", "precision", "f1", "tagging_accuracy")
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in percentages}
 
 
 def _percent(part: int, whole: int) -> float:
@@ -87,9 +81,7 @@ class Summary(Counts):
     """Summary of all sentences or of all short ones; only valid sentences are counted.
 
     Attributes:
-      sentences: Number of sentences, valid or not.
-      error_sentences: Number of sentences that cannot be compared.
-      skipped_sentences: Number of sentences without a parse.
+      sentences: Number of sentences, of each status below.
       complete_match: Percentage of valid sentences whose brackets are all correct.
       average_crossing: Mean number of crossing brackets per valid sentence.
       no_crossing: Percentage of valid sentences without crossing brackets.
@@ -99,18 +91,11 @@ class Summary(Counts):
     sentences: int
     error_sentences: int
     skipped_sentences: int
+    valid_sentences: int
     complete_match: float
     average_crossing: float
     no_crossing: float
     two_or_less_crossing: float
-
-    @property
-    def valid_sentences(self) -> int:
-        """Number of sentences that could be compared."""
-        return self.sentences - self.error_sentences - self.skipped_sentences
-
-    def numbers(self) -> dict[str, Any]:
-        return {**super().numbers(), "valid_sentences": self.valid_sentences}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,39 +112,34 @@ class Report:
         rows = [row.numbers() for row in self.rows]
         for row in rows:
             del row["listing"]
-        summaries = {"all": self.all.numbers(), "short": self.short.numbers()}
-        return json.dumps(
-            {**summaries, "cutoff_length": self.cutoff_length, "rows": rows},
-            ensure_ascii=False,
-            indent=2,
-        )
+        report = {
+            "all": self.all.numbers(),
+            "short": self.short.numbers(),
+            "cutoff_length": self.cutoff_length,
+            "rows": rows,
+        }
+        return json.dumps(report, ensure_ascii=False, indent=2)
 
     def table(self) -> str:
         """Returns the report as EVALB prints it."""
         total, rule = self.all, 76 * "="
-        lines = [*_HEAD, rule]
-        for row in self.rows:
-            lines += [_row_line(row), *row.listing.split("\n")] if row.listing else [_row_line(row)]
-        brackets = (
-            f"                {total.recall:6.2f} {total.precision:6.2f} {total.matched:6d} "
-            f"{total.gold_brackets:5d} {total.test_brackets:5d}  {total.crossing:5d}"
+        rows = [line for row in self.rows for line in (_row_line(row), row.listing) if line]
+        brackets = ""
+        if total.gold_brackets and total.test_brackets:
+            brackets = (
+                f"                {total.recall:6.2f} {total.precision:6.2f} {total.matched:6d} "
+                f"{total.gold_brackets:5d} {total.test_brackets:5d}  {total.crossing:5d}"
+            )
+        tags = f"  {total.words:5d} {total.correct_tags:5d}   {total.tagging_accuracy:6.2f}"
+        return "\n".join(
+            [
+                "  Sent.                        Matched  Bracket   Cross        Correct Tag",
+                " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy",
+                *(rule, *rows, rule, brackets + tags),
+                *("=== Summary ===", "", "-- All --", *_summary_lines(self.all)),
+                *("", f"-- len<={self.cutoff_length} --", *_summary_lines(self.short)),
+            ]
         )
-        has_brackets = total.gold_brackets and total.test_brackets
-        lines += [
-            rule,
-            f"{brackets if has_brackets else ''}  {total.words:5d} {total.correct_tags:5d}   "
-            f"{total.tagging_accuracy:6.2f}",
-            "=== Summary ===",
-            *("", "-- All --", *_summary_lines(self.all)),
-            *("", f"-- len<={self.cutoff_length} --", *_summary_lines(self.short)),
-        ]
-        return "\n".join(lines)
-
-
-_HEAD = (
-    "  Sent.                        Matched  Bracket   Cross        Correct Tag",
-    " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy",
-)
 
 
 def _row_line(row: SentenceScores) -> str:
@@ -190,19 +170,21 @@ def _summary_lines(summary: Summary) -> list[str]:
 
 def summary(rows: Sequence[SentenceScores]) -> Summary:
     """Summarizes the scores of sentences."""
+    statuses = [row.status for row in rows]
     valid = [row for row in rows if row.status is Status.VALID]
-    complete = sum(row.matched == row.gold_brackets == row.test_brackets for row in valid)
-    crossing = sum(row.crossing for row in valid)
+    sums = {
+        field.name: sum(getattr(row, field.name) for row in valid)
+        for field in dataclasses.fields(Counts)
+    }
+    complete = [row.matched == row.gold_brackets == row.test_brackets for row in valid]
     return Summary(
-        **{
-            field.name: sum(getattr(row, field.name) for row in valid)
-            for field in dataclasses.fields(Counts)
-        },
+        **sums,
         sentences=len(rows),
-        error_sentences=sum(row.status is Status.ERROR for row in rows),
-        skipped_sentences=sum(row.status is Status.SKIPPED for row in rows),
-        complete_match=_percent(complete, len(valid)),
-        average_crossing=crossing / len(valid) if valid else 0.0,
+        error_sentences=statuses.count(Status.ERROR),
+        skipped_sentences=statuses.count(Status.SKIPPED),
+        valid_sentences=len(valid),
+        complete_match=_percent(sum(complete), len(valid)),
+        average_crossing=sums["crossing"] / len(valid) if valid else 0.0,
         no_crossing=_percent(sum(row.crossing == 0 for row in valid), len(valid)),
         two_or_less_crossing=_percent(sum(row.crossing <= 2 for row in valid), len(valid)),
     )

@@ -9,8 +9,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation import bleu_report
-from jaxformer.evaluation.bleu_report import corpus_bleu, translation_report
+from jaxformer.evaluation.bleu_report import corpus_bleu, measures, translation_report
 
 REFERENCES = [
     "Ein Hund läuft durch den Schnee.",
@@ -114,8 +113,8 @@ def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(real_data):
     for part, counts in published.items():
         for language, words in counts.items():
             lines = lines_of(real_data("multi30k") / f"{part}.{language}")
-            tokenized = bleu_report._tokenized(bleu_report._lowercased(lines, language), language)
-            assert sum(len(line.split()) for line in tokenized) == words, (part, language)
+            prepare = measures(language)["lowercased_tokenized_bleu"].prepare
+            assert sum(len(prepare(line).split()) for line in lines) == words, (part, language)
 
 
 def test_exact_match_and_chrf_by_hand():

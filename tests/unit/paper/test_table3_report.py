@@ -5,6 +5,8 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.paper.table3_report import Result, draw, load_results, report
 
+from .test_commands import cells
+
 
 def result(row="base", **changes):
     values = {
@@ -29,11 +31,6 @@ def result(row="base", **changes):
 def save(folder, *results):
     for r in results:
         r.save(folder / f"{r.row}-{r.seed}" / "result.json")
-
-
-def cells(text, start):
-    (line,) = (line for line in text.split("\n") if line.startswith(f"| {start} |"))
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_a_row_is_printed_beside_the_papers():

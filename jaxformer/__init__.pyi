@@ -22,10 +22,10 @@ from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
-from jaxformer.inference.quantization import quantize as quantize
 from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
+from jaxformer.inference.weights import quantize as quantize
 from jaxformer.models.encoder import Encoder as Encoder
 from jaxformer.models.language_model import LanguageModel as LanguageModel
 from jaxformer.models.transformer import Transformer as Transformer

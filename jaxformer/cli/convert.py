@@ -40,9 +40,9 @@ def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "aut
     Example:
       jaxformer quantize --workdir runs/multi30k --output runs/multi30k-int8
     """
-    from jaxformer.inference import quantization
+    from jaxformer.inference.weights import quantize
 
-    before, after = quantization.quantize(workdir, output, weights=weights)
+    before, after = quantize(workdir, output, weights=weights)
     print(
         f"{output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
         f"({before / after:.2f} times smaller)"

@@ -12,27 +12,24 @@ import functools
 import math
 import re
 import reprlib
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from jaxformer.checks import check_same_length, check_texts
-from jaxformer.config import ModelConfig
 from jaxformer.data.characters import visible
 from jaxformer.data.tokenizer import PAD, UNK, split_spaces
 from jaxformer.errors import UserError
+from jaxformer.inference.members import Member
 from jaxformer.inference.pair_scores import check_pairs, pair_batches
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
-from jaxformer.models.transformer import Transformer
 
 # Attention of all layers and heads is recorded, [L, B, H, T, S], so batches are smaller here.
 _TOKENS_PER_BATCH = 1024
-_NO_WORD = -1
 # Attention weight that align_in_order assigns to leaving a word unaligned.
 GAP_PROBABILITY = 0.05
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -44,30 +41,8 @@ def align(
     targets: Sequence[tuple[str, list[int]]],
     *,
     layer: int | None = None,
-    report: Callable[[int], object] = lambda finished: None,
 ) -> list[list[tuple[int, int]]]:
     """Aligns every target word with a source word.
-
-    Takes the arguments of :func:`word_attention` and raises the same errors.
-
-    Returns:
-      For each sentence, (source word, target word) pairs ordered by target word; empty for a blank
-      sentence. Words are numbered from 0.
-    """
-    weights = word_attention(translator, sources, targets, layer=layer, report=report)
-    return [most_attended(pair) for pair in weights]
-
-
-@global_mesh(None)
-def word_attention(
-    translator: Translator,
-    sources: Sequence[str],
-    targets: Sequence[tuple[str, list[int]]],
-    *,
-    layer: int | None = None,
-    report: Callable[[int], object] = lambda finished: None,
-) -> list[Float[np.ndarray, "T S"]]:
-    """Computes the attention of target words over source words.
 
     Words are separated by spaces; other whitespace, such as tabs and U+00A0, belongs to a word. An
     ensemble averages the attention of its models.
@@ -78,64 +53,63 @@ def word_attention(
       targets: Text and token ids of each translation, as in
         :class:`~jaxformer.inference.translator.Hypothesis`.
       layer: Decoder layer, from 1; None: the last but one (or the only one).
-      report: Called with the number of pairs in each finished batch.
 
     Returns:
-      For each sentence, the weights of each target word over the source words, float64; zero for
-      words without pieces.
+      For each sentence, (source word, target word) pairs ordered by target word; empty for a blank
+      sentence. Words are numbered from 0.
 
     Raises:
       UserError: There is no such layer, or the texts and token ids are malformed.
     """
-    configs, params = zip(*translator.models, strict=True)
+    weights = word_attention(translator, sources, targets, layer=layer)
+    return [most_attended(pair) for pair in weights]
+
+
+@global_mesh(None)
+def word_attention(
+    translator: Translator,
+    sources: Sequence[str],
+    targets: Sequence[tuple[str, list[int]]],
+    *,
+    layer: int | None = None,
+) -> list[Float[np.ndarray, "T S"]]:
+    """Computes the attention of target words over source words, float64; see :func:`align`.
+
+    Words without pieces have the weight 0.
+    """
     layers = layer_indices(translator, layer)
     sources = check_texts(sources, "sources")
-    _check_targets(targets, sources)
-    source_ids = [translator.source_ids(text) for text in sources]
-    pairs = [(ids, target) for ids, (_, target) in zip(source_ids, targets, strict=True)]
-    check_pairs(configs, pairs)
-    shapes = [
-        (len(split_spaces(target)), len(split_spaces(source)))
-        for source, (target, _) in zip(sources, targets, strict=True)
-    ]
-    result = [np.zeros(shape) for shape in shapes]
-    for batch in pair_batches(pairs, translator.max_length, _TOKENS_PER_BATCH):
-        weights = jax.device_get(cross_attention(configs, layers, params, batch.src, batch.tgt_in))
-        for row, number in enumerate(batch.numbers):
-            ids, target = pairs[number]
-            result[number] = between_words(
-                weights[row, : len(target), : len(ids)],
-                word_ids(translator, ids, sources[number]),
-                word_ids(translator, target, targets[number][0]),
-                shapes[number],
-            )
-        report(len(batch.numbers))
-    return result
-
-
-def _check_targets(targets: Sequence[tuple[str, list[int]]], sources: Sequence[str]) -> None:
     check_same_length(targets, sources, "targets", "sources")
-    for number, target in enumerate(targets):
+    pairs, result = [], []
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
         if not isinstance(target, tuple) or len(target) != 2:
             raise UserError(
                 f"targets[{number}]: expected a text and its token ids, as (hypothesis.text, "
                 f"hypothesis.tokens): got {reprlib.repr(target)}"
             )
+        text, ids = target
+        pairs.append((translator.source_ids(source), ids))
+        result.append(np.zeros((len(split_spaces(text)), len(split_spaces(source)))))
+    check_pairs(translator, pairs)
+    for batch in pair_batches(pairs, translator.max_length, _TOKENS_PER_BATCH):
+        weights = cross_attention(translator.models, layers, batch.src, batch.tgt_in)
+        for number, of_pieces in zip(batch.numbers, jax.device_get(weights), strict=False):
+            source, target = pairs[number]
+            result[number] = between_words(
+                of_pieces[: len(target), : len(source)],
+                word_ids(translator, source, sources[number]),
+                word_ids(translator, target, targets[number][0]),
+                result[number].shape,
+            )
+    return result
 
 
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
-    """Returns the index, from 0, of the decoder layer that aligns in each model.
-
-    Raises:
-      UserError: A model has no such layer.
-    """
-    fewest = min(config.num_layers for config, _ in translator.models)
-    if layer is not None and not 1 <= layer <= fewest:
-        raise UserError(f"expected a decoder layer from 1 to {fewest}: got {layer}")
-    return tuple(
-        max(0, config.num_layers - 2) if layer is None else layer - 1
-        for config, _ in translator.models
-    )
+    """Checks the number of a decoder layer, and returns its index, from 0, in each model."""
+    layers = [member.config.num_layers for member in translator.models]
+    if layer is not None and not 1 <= layer <= min(layers):
+        raise UserError(f"expected a decoder layer from 1 to {min(layers)}: got {layer}")
+    return tuple(max(0, count - 2) if layer is None else layer - 1 for count in layers)
 
 
 def pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
@@ -153,16 +127,10 @@ def between_words(
     target_words: Sequence[int],
     shape: tuple[int, int],
 ) -> Float[np.ndarray, "T S"]:
-    """Reduces attention between pieces to attention between words, float64.
+    """Reduces attention between pieces to attention between words, float64, in this shape.
 
-    Weights are summed over the pieces of a source word, and averaged over the pieces of a target
-    word. Words without pieces have zeros.
-
-    Args:
-      weights: Attention of each target piece over the source pieces.
-      source_words: The word of each source piece; -1 for none, such as end-of-sentence.
-      target_words: The word of each target piece; -1 for none.
-      shape: Numbers of target words and of source words.
+    Pieces are given by their words; -1 for none, such as end-of-sentence. Words without pieces have
+    zeros.
     """
     of_targets, of_sources = (
         np.equal.outer(words, np.arange(count)).astype(np.float64)
@@ -175,9 +143,7 @@ def between_words(
 def most_attended(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     """Pairs each target word with the source word of largest weight, the first in case of ties.
 
-    Returns:
-      (source word, target word) pairs ordered by target word. A target word without pieces, whose
-      weights are all zero, has no pair.
+    A target word without pieces, whose weights are all zero, has no pair.
     """
     return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
 
@@ -185,19 +151,13 @@ def most_attended(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
 def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     """Finds the best monotonic one-to-one alignment (Needleman and Wunsch 1970).
 
-    The alignment maximizes the product of the weights of its pairs and of 0.05 for each unaligned
-    word. It suits sequences in the same order, such as words and their parts of speech, but not
-    translations.
+    The alignment maximizes the product of the weights of its (source word, target word) pairs and
+    of 0.05 for each unaligned word. It suits sequences in the same order, such as words and their
+    parts of speech, but not translations.
 
     >>> weights = np.array([[0.8, 0.1, 0.1], [0.1, 0.2, 0.7], [0.1, 0.3, 0.6]])
     >>> align_in_order(weights[:2])  # the source word 1 is unaligned
     [(0, 0), (2, 1)]
-
-    Args:
-      weights: Attention of each target word over the source words.
-
-    Returns:
-      (source word, target word) pairs, in order.
     """
     costs, gap = -np.log(weights + 1e-6), -math.log(GAP_PROBABILITY)
     targets, sources = weights.shape
@@ -233,14 +193,11 @@ def word_ids(translator: Translator, ids: Sequence[int], text: str) -> list[int]
 def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
     """Returns the index of the space-separated word of ``text`` that each piece begins in.
 
-    A lone "▁" belongs to the word that follows, and a byte to the word of its character.
+    A lone "▁" belongs to the word that follows, and a byte to the word of its character. None is a
+    piece that spells nothing. The text is what the pieces spell, up to normalization.
 
     >>> words_of_pieces(["▁Gu", "ten", "▁", "<0xC3>", "<0x84>", "rger", None], "Guten Ärger")
     [0, 0, 1, 1, 1, 1, -1]
-
-    Args:
-      pieces: Pieces of the tokenizer, "▁" for a space; None for one that spells nothing.
-      text: The text that they spell, up to the tokenizer's normalization.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     spelled, starts = "", []
@@ -255,9 +212,7 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
     word_of = [n for n, word in enumerate(words) for _ in word]
     position_of = _matching(spelled, "".join(words))
     return [
-        _NO_WORD
-        if start is None or start >= len(spelled) or not word_of
-        else word_of[position_of[start]]
+        -1 if start is None or start >= len(spelled) or not word_of else word_of[position_of[start]]
         for start in starts
     ]
 
@@ -275,11 +230,10 @@ def _matching(spelled: str, text: str) -> list[int]:
     return positions
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=1)
 def cross_attention(
-    configs: tuple[ModelConfig, ...],
+    members: tuple[Member, ...],
     layers: tuple[int, ...],
-    params: tuple[PyTree, ...],
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, "B T S"]:
@@ -289,12 +243,9 @@ def cross_attention(
     """
     total = jnp.zeros((*tgt_in.shape, src.shape[1]), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)
-    for config, layer, weights in zip(configs, layers, params, strict=True):
-        model, variables = Transformer(config), {"params": weights}
-        encoded = model.apply(variables, src, segments, method="encode")
-        _, recorded = model.apply(
-            variables, tgt_in, encoded, segments, method="decode", mutable="intermediates"
-        )
-        stack = cast(dict, recorded)["intermediates"]["decoder"]["layers"]
+    for member, layer in zip(members, layers, strict=True):
+        encoded = member(src, segments, method="encode")
+        _, recorded = member(tgt_in, encoded, segments, method="decode", mutable="intermediates")
+        stack = recorded["intermediates"]["decoder"]["layers"]
         total += stack["cross_attention"]["weights"][0][layer].mean(axis=1)
-    return total / len(configs)
+    return total / len(members)

@@ -13,21 +13,18 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
-from jaxformer.inference.likelihoods import token_log_probs
+from jaxformer.inference.members import Member, token_log_probs
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
-from jaxformer.nn.stack import StackCache
-from jaxformer.search import Algorithm, BeamResult, PrefillFn, ensemble, take_sentences
+from jaxformer.search import Algorithm, BeamResult, PrefillFn, StepFn, ensemble, take_sentences
 from jaxformer.search.algorithm import Numbers
 
-Configs: TypeAlias = tuple[ModelConfig, ...]
-Params: TypeAlias = tuple[PyTree, ...]
+Members: TypeAlias = tuple[Member, ...]
 
 # Source lengths that batches are padded to, and the number of sentences in each.
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
@@ -42,21 +39,13 @@ _PREFIXES = (16, 64, 256)
 
 
 class BatchShape(NamedTuple):
-    """Static shape of a batch, for which its programs are compiled.
+    """Static shape of a batch, for which its programs are compiled."""
 
-    Attributes:
-      rows: Sentences in the first stage.
-      source: Source tokens.
-      first: Capacity for target tokens in the first stage.
-      capacity: Capacity in the second stage, the maximum length of a translation.
-      prefix: Capacity for forced tokens; 0 if nothing is forced.
-    """
-
-    rows: int
-    source: int
-    first: int
-    capacity: int
-    prefix: int = 0
+    rows: int  # sentences in the first stage
+    source: int  # source tokens
+    first: int  # capacity for target tokens in the first stage
+    capacity: int  # capacity in the second stage, the maximum length of a translation
+    prefix: int = 0  # capacity for forced tokens; 0 if nothing is forced
 
     @property
     def rows_left(self) -> int:
@@ -90,9 +79,8 @@ class Decoded(NamedTuple):
 
 @global_mesh(None)
 def search_batches(
-    configs: Configs,
+    members: Members,
     search: Algorithm,
-    params: Params,
     sources: Sequence[Sequence[int]],
     prefixes: Sequence[Sequence[int]] | None = None,
     *,
@@ -101,31 +89,23 @@ def search_batches(
 ) -> list[Decoded]:
     """Decodes every source, in the order given; an empty source has no hypotheses.
 
-    Args:
-      configs: Architecture of the model, or of each member of an ensemble.
-      search: The search algorithm.
-      params: Parameters of the model, or of each member of the ensemble.
-      sources: Token ids with end-of-sentence, at most ``max_length`` of every model.
-      prefixes: Token ids that each translation starts with.
-      first: Number of the first sentence. Samples depend on it, but not on the batching.
-      report: Called with the number of newly finished sentences.
+    See :meth:`~jaxformer.Translator.translate_ids`, which checks its arguments.
     """
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
-    longest = min(config.max_length for config in configs)
+    longest = min(member.config.max_length for member in members)
     if (least := search.min_length) >= longest:
         raise UserError(f"min_length must be less than model.max_length={longest}: got {least}")
     lengths = [len(source) for source in sources]
     forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
     for numbers, shape in batches(lengths, longest, search, forced):
-        rows = [sources[n] for n in numbers]
-        targets = None if prefixes is None else [prefixes[n] for n in numbers]
-        batch = SourceBatch(
-            src=_padded(rows, shape.rows, shape.source),
-            prefix=None if targets is None else _padded(targets, shape.rows, shape.prefix),
-            sentence_ids=np.resize(np.asarray([first + n for n in numbers], np.int32), shape.rows),
+        batch = _source_batch(
+            shape,
+            [sources[n] for n in numbers],
+            [] if prefixes is None else [prefixes[n] for n in numbers],
+            [first + n for n in numbers],
         )
-        for row, result in _search(configs, search, params, shape, batch):
+        for row, result in _search(members, search, shape, batch):
             if row < len(numbers):
                 decoded[numbers[row]] = result
         report(len(numbers))
@@ -133,47 +113,31 @@ def search_batches(
 
 
 def batches(
-    lengths: Sequence[int],
-    longest: int,
-    search: Algorithm,
-    forced: Sequence[int] | None = None,
+    lengths: Sequence[int], longest: int, search: Algorithm, forced: Sequence[int] | None = None
 ) -> Iterator[tuple[list[int], BatchShape]]:
-    """Yields the indices of the sentences of each batch, and its shape, longest first.
+    """Yields the indices of the sentences of each batch, and its shape.
 
-    Starting with the longest batch lets a lack of memory show at once.
-
-    Args:
-      lengths: Number of source tokens of every sentence.
-      longest: Maximum length that all models allow.
-      search: The search algorithm.
-      forced: Number of tokens of every prefix; None without prefixes. Sentences with prefixes of
-        similar length share a batch, since prefill covers their common length in one pass.
+    The longest batch comes first, which lets a lack of memory show at once. Sentences with prefixes
+    of similar length share a batch, since prefill covers their common length in one pass.
+    ``lengths`` are numbers of source tokens, and ``forced`` of the prefixes, if there are any.
     """
 
     def order(number: int) -> tuple[int, int]:
         return -lengths[number], -forced[number] if forced is not None else 0
 
     numbers = sorted((n for n, length in enumerate(lengths) if length), key=order)
-    few = next(
-        (
-            rows
-            for rows in _FEW
-            if len(numbers) <= rows and rows * search.num_hypotheses >= _FEWEST_HYPOTHESES
-        ),
-        None,
-    )
+    hypotheses = search.num_hypotheses
+    few = [r for r in _FEW if r >= len(numbers) and r * hypotheses >= _FEWEST_HYPOTHESES]
+    most = min([max(1, _MOST_HYPOTHESES // hypotheses), *few])
+    buckets = [(min(source, longest), rows) for source, rows in (*_BUCKETS, (longest, 1))]
     while numbers:
-        buckets = [(source, rows) for source, rows in _BUCKETS if source < longest]
-        buckets.append((longest, next((r for s, r in _BUCKETS if s >= longest), 1)))
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
-        rows = min(rows, max(1, _MOST_HYPOTHESES // search.num_hypotheses))
-        rows = rows if few is None else min(rows, few)
-        capacity = min(source + search.extra_length, longest)
-        capacity = capacity if search.max_length is None else min(capacity, search.max_length)
+        rows = min(rows, most)
+        capacity = min(source + search.extra_length, longest, search.max_length or longest)
         width = 0
         if forced is not None:
-            most = max(forced[n] for n in numbers[:rows])
-            width = next((w for w in _widths(capacity) if w >= most), capacity)
+            needed = min(capacity, max(forced[n] for n in numbers[:rows]))
+            width = next(w for w in _widths(capacity) if w >= needed)
         yield numbers[:rows], BatchShape(rows, source, min(source, capacity), capacity, width)
         numbers = numbers[rows:]
 
@@ -199,25 +163,21 @@ def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list
 
 @global_mesh(None)
 def compile_programs(
-    configs: Configs, search: Algorithm, params: Params, shape: BatchShape, *, prefixes: bool
+    members: Members, search: Algorithm, shape: BatchShape, *, prefixes: bool
 ) -> None:
     """Compiles the programs of a shape by running them on an empty batch."""
     search, numbers = search.split_numbers(shape.capacity)
     for width in _widths(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
-        batch = SourceBatch(
-            src=_padded([], shape.rows, shape.source),
-            prefix=_padded([], shape.rows, width) if prefixes else None,
-            sentence_ids=np.zeros(shape.rows, np.int32),
-        )
-        state, _, result = _first_stage(configs, search, shape, params, numbers, batch, np.int32(0))
+        batch = _source_batch(shape, [], [], [])
+        state, _, result = _first_stage(members, search, shape, numbers, batch, np.int32(0))
         if shape.first < shape.capacity:
             rows = np.zeros(shape.rows_left, np.int32)
-            result = _second_stage(configs, search, shape, params, numbers, state, rows)
+            result = _second_stage(members, search, shape, numbers, state, rows)
         jax.block_until_ready(result)
 
 
-class SourceBatch(NamedTuple):
+class _SourceBatch(NamedTuple):
     """Padded inputs of a search, int32, and the number of each sentence in the whole input."""
 
     src: Int[np.ndarray, "B S"]
@@ -225,8 +185,23 @@ class SourceBatch(NamedTuple):
     sentence_ids: Int[np.ndarray, " B"]
 
 
+def _source_batch(
+    shape: BatchShape,
+    sources: Sequence[Sequence[int]],
+    prefixes: Sequence[Sequence[int]],
+    sentence_ids: Sequence[int],
+) -> _SourceBatch:
+    src = np.full((shape.rows, shape.source), PAD, np.int32)
+    prefix = np.full((shape.rows, shape.prefix), PAD, np.int32)
+    for array, sentences in ((src, sources), (prefix, prefixes)):
+        for row, sentence in zip(array, sentences, strict=False):  # The other rows are padding.
+            row[: len(sentence)] = sentence[: len(row)]
+    ids = np.resize(np.asarray(sentence_ids, np.int32), shape.rows)
+    return _SourceBatch(src, prefix if shape.prefix else None, ids)
+
+
 def _search(
-    configs: Configs, search: Algorithm, params: Params, shape: BatchShape, batch: SourceBatch
+    members: Members, search: Algorithm, shape: BatchShape, batch: _SourceBatch
 ) -> Iterator[tuple[int, Decoded]]:
     """Yields the rows of a batch with their hypotheses, as they finish."""
     search, numbers = search.split_numbers(shape.capacity)
@@ -236,119 +211,90 @@ def _search(
     until = shape.first
     if until < shape.capacity:
         until = min(until, longest + longest // 4 + 4)
-    state, done, result = _first_stage(
-        configs, search, shape, params, numbers, batch, np.int32(until)
-    )
+    state, done, result = _first_stage(members, search, shape, numbers, batch, np.int32(until))
     done, result = jax.device_get((done, result))
-    yield from _hypotheses(result, np.flatnonzero(done))
+    for row in np.flatnonzero(done).tolist():
+        yield row, _decoded(result, row)
     left = np.flatnonzero(~done)
     for start in range(0, len(left), shape.rows_left):
         rows = left[start : start + shape.rows_left]
         # Unfinished sentences are repeated to fill the batch.
         padded = np.resize(rows, shape.rows_left).astype(np.int32)
-        result = jax.device_get(
-            _second_stage(configs, search, shape, params, numbers, state, padded)
-        )
-        for i, found in _hypotheses(result, np.arange(len(rows))):
-            yield int(rows[i]), found
+        result = jax.device_get(_second_stage(members, search, shape, numbers, state, padded))
+        for i, row in enumerate(rows.tolist()):
+            yield row, _decoded(result, i)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def _first_stage(
-    configs: Configs,
+    members: Members,
     search: Algorithm,
     shape: BatchShape,
-    params: Params,
     numbers: Numbers,
-    batch: SourceBatch,
+    batch: _SourceBatch,
     until: Int[Array, ""],
 ) -> tuple[Any, Bool[Array, " B"], BeamResult]:
-    """Encodes a batch and decodes ``until`` tokens.
-
-    Returns:
-      The search state, a mask of the finished sentences, and the hypotheses.
-    """
+    """Encodes a batch, decodes ``until`` tokens, and returns which sentences are finished."""
     search = search.join_numbers(numbers)
-    models = [Transformer(config) for config in configs]
     segments = (batch.src != PAD).astype(jnp.int32)
-    caches, half = [], max(1, shape.first // 2)
-    for model, own in zip(models, params, strict=True):
-        sizes: dict[str, Any] = {"num_beams": search.num_hypotheses}
-        sizes["capacity"] = max(half, shape.prefix)
-        caches.append(model.apply({"params": own}, batch.src, segments, **sizes, method="start"))
+    half = max(1, shape.first // 2)
+    sizes = {"num_beams": search.num_hypotheses, "capacity": max(half, shape.prefix)}
+    caches = tuple(m(batch.src, segments, **sizes, method="start") for m in members)
     lengths = segments.sum(axis=1)
     max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
     ids = jnp.asarray(batch.sentence_ids)
-    state = search.start(tuple(caches), max_lengths, shape.capacity, batch.prefix, sentence_ids=ids)
+    state = search.start(caches, max_lengths, shape.capacity, batch.prefix, sentence_ids=ids)
     if shape.prefix:
-        state = search.prefill(_prefill_fn(configs, params), state)
+        state = search.prefill(_prefill_fn(members), state)
     # Attention reads the whole capacity, so the first half of the steps uses half of it.
-    step_fn = _step_fn(configs, params)
+    step_fn = _step_fn(members)
     state = search.advance(step_fn, state, jnp.minimum(until, half))
     state = _grow(state, shape.first)
     state = search.advance(step_fn, state, until)
     return state, state.done, search.finalize(state)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def _second_stage(
-    configs: Configs,
+    members: Members,
     search: Algorithm,
     shape: BatchShape,
-    params: Params,
     numbers: Numbers,
     state: Any,
     rows: Int[Array, " R"],
 ) -> BeamResult:
     """Decodes the selected sentences of a batch until they finish."""
     search = search.join_numbers(numbers)
-    state, step_fn = take_sentences(state, rows), _step_fn(configs, params)
+    state, step_fn = take_sentences(state, rows), _step_fn(members)
     for capacity in shape.later_capacities:
         state = search.advance(step_fn, _grow(state, capacity), capacity)
     return search.finalize(state)
 
 
 def _grow(state: Any, capacity: int) -> Any:
-    caches: tuple[StackCache, ...] = state.cache
-    return state.replace(cache=tuple(cache.grow(capacity) for cache in caches))
+    return state.replace(cache=tuple(cache.grow(capacity) for cache in state.cache))
 
 
-def _step_fn(configs: Configs, params: Params) -> Callable:
-    members = zip(configs, params, strict=True)
-    return ensemble([step_fn(Transformer(config), own) for config, own in members])
+def _step_fn(members: Members) -> StepFn:
+    return ensemble([step_fn(Transformer(config), params) for config, params in members])
 
 
-def _prefill_fn(configs: Configs, params: Params) -> PrefillFn:
+def _prefill_fn(members: Members) -> PrefillFn:
     def prefill(
         inputs: Int[Array, "B P"], targets: Int[Array, "B P"], length: Int[Array, ""], caches: Any
     ) -> tuple[Float[Array, "B P"], Any]:
-        features, after = [], []
-        for config, own, cache in zip(configs, params, caches, strict=True):
-            apply: Any = functools.partial(Transformer(config).apply, {"params": own})
-            found, cache = apply(inputs, cache, length, method="prefill")
-            features.append(found)
-            after.append(cache)
-        return token_log_probs(configs, params, features, targets), tuple(after)
+        pairs = zip(members, caches, strict=True)
+        found = [member(inputs, cache, length, method="prefill") for member, cache in pairs]
+        features, caches = zip(*found, strict=True)
+        return token_log_probs(members, features, targets), caches
 
     return prefill
 
 
-def _hypotheses(result: BeamResult, rows: Int[np.ndarray, " R"]) -> Iterator[tuple[int, Decoded]]:
-    for row in rows.tolist():
-        exist = np.flatnonzero(result.scores[row] != -np.inf)
-        lengths = result.lengths[row]
-        yield (
-            row,
-            Decoded(
-                tokens=[result.tokens[row, i, : lengths[i]].tolist() for i in exist],
-                scores=result.scores[row, exist].tolist(),
-                log_probs=result.log_probs[row, exist].tolist(),
-            ),
-        )
-
-
-def _padded(sentences: Sequence[Sequence[int]], rows: int, length: int) -> Int[np.ndarray, "B T"]:
-    padded = np.full((rows, length), PAD, np.int32)
-    for row, sentence in enumerate(sentences):
-        padded[row, : len(sentence)] = sentence[:length]
-    return padded
+def _decoded(result: BeamResult, row: int) -> Decoded:
+    exist = np.flatnonzero(result.scores[row] != -np.inf)
+    return Decoded(
+        tokens=[result.tokens[row, i, : result.lengths[row, i]].tolist() for i in exist],
+        scores=result.scores[row, exist].tolist(),
+        log_probs=result.log_probs[row, exist].tolist(),
+    )

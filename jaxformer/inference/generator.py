@@ -13,15 +13,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
-from jaxformer.config import Config, ModelConfig, check_config, check_kind
+from jaxformer.config import Config, ModelConfig
 from jaxformer.data.tokenizer import EOS, PAD, UNK, Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.inference.weights import TrainedModel, decoding_params
 from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.stepwise import step_fn
-from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.algorithm import Numbers
 from jaxformer.search.sampling import sentence_keys
@@ -57,16 +56,8 @@ class Generator:
         Raises:
           UserError: The config is not of a language model, or the vocabulary sizes differ.
         """
-        check_config(config)
-        check_kind(config, LANGUAGE_MODELING)
-        if tokenizer.vocab_size != config.model.vocab_size:
-            raise UserError(
-                f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
-                f"one of {tokenizer.vocab_size}"
-            )
-        use_compilation_cache()
+        self.params = decoding_params(config, params, tokenizer, LANGUAGE_MODELING)
         self.config, self.tokenizer, self.weights = config, tokenizer, weights
-        self.params = prepare_params(config.model, params, config.kind)
 
     @classmethod
     def load(
@@ -122,7 +113,7 @@ class Generator:
         copies = search.num_samples if isinstance(search, Sampling) else 1
         rows = [_Row(first + n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
         for batch in _batches(rows):
-            *_, tokens = self._generate(batch, self._limited(max_tokens))
+            *_, tokens = self._generate(batch, max_tokens)
             for row, hypotheses in zip(batch, tokens, strict=False):
                 # A beam may have fewer hypotheses than its size; the others are only padding.
                 found[row.prompt - first] += [
@@ -138,7 +129,7 @@ class Generator:
         """
         check_text(prompt, "prompt")
         shown, text, row = 0, "", _Row(first, 0, self.prompt_ids(prompt))
-        for tokens in self._generate([row], self._limited(max_tokens)):
+        for tokens in self._generate([row], max_tokens):
             # The bytes of a character may be several tokens, so an incomplete one is held back.
             text = self.tokenizer.decode(tokens[0][0])
             ready = len(text.rstrip("\ufffd"))
@@ -149,11 +140,7 @@ class Generator:
             yield text[shown:]
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Returns the token ids of a prompt; an empty prompt stands for a line break.
-
-        Raises:
-          UserError: A character is not in the vocabulary.
-        """
+        """Returns the token ids of a prompt; an empty prompt stands for a line break."""
         return self.tokenizer.encode(text or "\n")
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
@@ -174,16 +161,12 @@ class Generator:
                 f"{max_tokens}; sample, or ask for fewer"
             )
 
-    def _limited(self, max_tokens: int) -> int:
-        """Returns the number of tokens to generate, which the search may limit further."""
-        most = self.config.search.max_length
-        return max_tokens if most is None else min(max_tokens, most)
-
     def _generate(self, rows: list["_Row"], max_tokens: int) -> Iterator[Any]:
         """Yields all tokens generated so far [rows, hypotheses, tokens], after each chunk."""
         if max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1: got {max_tokens}")
         search, longest = self.config.search, self.config.model.max_length
+        max_tokens = min(max_tokens, search.max_length or max_tokens)
         context = np.asarray([row.tokens for row in rows], np.int32)
         context = np.resize(context, (next(n for n in _ROWS if n >= len(rows)), context.shape[1]))
         self._check_context(context.shape[1], max_tokens)
@@ -288,20 +271,15 @@ def _advance(
 @global_mesh(None)
 def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Array, " B"]:
     """Returns the random keys of the rows, padded to ``size`` keys."""
-    prompts, samples = (
-        jnp.asarray(np.resize([getattr(row, name) for row in rows], size))
-        for name in ("prompt", "sample")
-    )
+    indices = np.resize([(row.prompt, row.sample) for row in rows], (size, 2))
+    prompts, samples = map(jnp.asarray, indices.T)
     fold_in = jax.vmap(jax.random.fold_in)
     return fold_in(fold_in(sentence_keys(seed, prompts), samples), jnp.full(size, window))
 
 
 def _capacity(tokens: int, most: int) -> int:
     """Rounds a number of tokens up to one of a few capacities, to compile few programs."""
-    capacity = _SMALLEST_CAPACITY
-    while capacity < tokens:
-        capacity *= 2
-    return min(capacity, most)
+    return min(most, max(_SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()))
 
 
 class _Row(NamedTuple):

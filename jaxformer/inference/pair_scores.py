@@ -5,24 +5,21 @@ as the search itself would report for the same tokens. The whole target is decod
 without a cache.
 """
 
-import functools
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from jaxformer.checks import check_tokens
-from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.inference.likelihoods import token_log_probs
+from jaxformer.inference.members import Member, token_log_probs
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
-from jaxformer.models.transformer import Transformer
 from jaxformer.search.penalties import length_penalties
 
 # Tokens per side of a batch, padding included.
@@ -45,18 +42,11 @@ class Score(NamedTuple):
 
 
 class PairBatch(NamedTuple):
-    """Pairs to force-decode together.
-
-    Attributes:
-      numbers: Indices of the pairs; rows beyond them are padding.
-      src: Source ids, int32.
-      tgt_in: Target ids shifted right, beginning-of-sentence first, int32.
-      tgt_out: Target ids, int32.
-    """
+    """Pairs to force-decode together; rows beyond ``numbers``, their indices, are padding."""
 
     numbers: list[int]
     src: Int[np.ndarray, "B L"]
-    tgt_in: Int[np.ndarray, "B L"]
+    tgt_in: Int[np.ndarray, "B L"]  # the targets shifted right, beginning-of-sentence first
     tgt_out: Int[np.ndarray, "B L"]
 
 
@@ -82,13 +72,12 @@ def score_pairs(
     Raises:
       UserError: A token id is out of range, or there are too many.
     """
-    configs, params = zip(*translator.models, strict=True)
+    check_pairs(translator, pairs)
     longest = translator.max_length
-    check_pairs(configs, pairs)
     log_probs = [0.0 if not target else -np.inf for _, target in pairs]
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
         result = jax.device_get(
-            log_probabilities(configs, params, batch.src, batch.tgt_in, batch.tgt_out)
+            log_probabilities(translator.models, batch.src, batch.tgt_in, batch.tgt_out)
         )
         for row, number in enumerate(batch.numbers):
             log_probs[number] = float(result[row])
@@ -103,23 +92,16 @@ def score_pairs(
 
 
 def check_pairs(
-    configs: Sequence[ModelConfig], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> None:
-    """Checks that the models can force-decode the pairs.
-
-    Raises:
-      UserError: An id is out of range, a side is longer than ``model.max_length``, or ``pairs`` is
-        not a list of pairs of token ids.
-    """
-    longest = min(config.max_length for config in configs)
-    sizes = [min(c.vocab_size for c in configs), min(c.output_size for c in configs)]
+    """Checks that the models can force-decode the pairs; see :func:`score_pairs` for the errors."""
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise UserError(
                 f"pairs[{number}]: expected source ids and target ids, got {reprlib.repr(pair)}"
             )
-        for ids, size, side in zip(pair, sizes, ("source", "target"), strict=True):
-            check_tokens(ids, size, f"{side} of pairs[{number}]", longest)
+        for ids, size, side in zip(pair, translator.vocab_sizes, ("source", "target"), strict=True):
+            check_tokens(ids, size, f"{side} of pairs[{number}]", translator.max_length)
 
 
 def pair_batches(
@@ -127,8 +109,7 @@ def pair_batches(
 ) -> Iterator[PairBatch]:
     """Batches the pairs with tokens on both sides, in few shapes, longest first.
 
-    A side of a batch has at most ``tokens_per_batch`` tokens, padding included, unless a single
-    pair has more.
+    Each side has at most ``tokens_per_batch`` tokens with padding, unless a single pair has more.
     """
 
     def size(number: int) -> int:
@@ -149,24 +130,18 @@ def pair_batches(
         yield PairBatch(chosen, *arrays)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit
 def log_probabilities(
-    configs: tuple[ModelConfig, ...],
-    params: tuple[PyTree, ...],
+    members: tuple[Member, ...],
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
     tgt_out: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, " B"]:
-    """Returns the log probability of each row of ``tgt_out``, float32, ignoring padding.
-
-    The probabilities of several models are averaged, as in :func:`score_pairs`. Decoder outputs
-    are projected to the vocabulary in chunks.
-    """
+    """Returns the log probability of each row of ``tgt_out``, float32, ignoring padding."""
     segments, targets = (src != PAD).astype(jnp.int32), jnp.asarray(tgt_out)
     features = []
-    for config, own in zip(configs, params, strict=True):
-        apply: Any = functools.partial(Transformer(config).apply, {"params": own})
-        encoded = apply(src, segments, method="encode")
-        features.append(apply(tgt_in, encoded, segments, method="decode"))
-    log_probs = token_log_probs(configs, params, features, targets)
+    for member in members:
+        encoded = member(src, segments, method="encode")
+        features.append(member(tgt_in, encoded, segments, method="decode"))
+    log_probs = token_log_probs(members, features, targets)
     return jnp.where(targets != PAD, log_probs, 0.0).sum(axis=1)

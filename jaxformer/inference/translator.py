@@ -4,27 +4,20 @@ import copy
 import dataclasses
 import pathlib
 import re
-import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, SupportsIndex
 
 from jaxtyping import PyTree
 
 from jaxformer import pretrained
-from jaxformer.checks import (
-    check_same_length,
-    check_text,
-    check_texts,
-    check_tokens,
-    check_unicode,
-)
-from jaxformer.config import Config, ModelConfig, check_config, check_kind
+from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens, check_unicode
+from jaxformer.config import Config
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
-from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.inference.members import Member
+from jaxformer.inference.weights import TrainedModel, decoding_params
 from jaxformer.kinds import PARSING, TRANSLATION
-from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
 
@@ -69,27 +62,9 @@ class Translator:
         Raises:
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
-        check_config(config)
-        check_kind(config, TRANSLATION, PARSING)
-        if not hasattr(tokenizer, "vocab_size"):
-            raise UserError(
-                f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
-                "Tokenizer.load"
-            )
-        if isinstance(params, Mapping) and "params" in params:
-            raise UserError(
-                "params: expected the parameters themselves, got variables that hold them; give "
-                'variables["params"]'
-            )
-        if tokenizer.vocab_size != config.model.vocab_size:
-            raise UserError(
-                f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
-                f"one of {tokenizer.vocab_size}"
-            )
-        use_compilation_cache()
+        params = decoding_params(config, params, tokenizer, TRANSLATION, PARSING)
         self.config = config
-        model = (config.model, prepare_params(config.model, params))
-        self.models: tuple[tuple[ModelConfig, PyTree], ...] = (model,)
+        self.models: tuple[Member, ...] = (Member(config.model, params),)
         self.tokenizer = tokenizer
         self.weights = weights
 
@@ -125,7 +100,8 @@ class Translator:
                 compute_dtype=compute_dtype,
                 kinds=(TRANSLATION, PARSING),
             )
-            members.append(cls(trained.config, trained.params, trained.tokenizer, trained.weights))
+            tokenizer = members[0].tokenizer if members else trained.tokenizer
+            members.append(cls(trained.config, trained.params, tokenizer, trained.weights))
         return members[0].ensemble_with(*members[1:])
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
@@ -224,7 +200,13 @@ class Translator:
     @property
     def max_length(self) -> int:
         """Maximum number of tokens of a sentence, end-of-sentence included."""
-        return min(config.max_length for config, _ in self.models)
+        return min(member.config.max_length for member in self.models)
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Numbers of source and of target token ids that all models know."""
+        configs = [member.config for member in self.models]
+        return min(c.vocab_size for c in configs), min(c.output_size for c in configs)
 
     def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
         """Compiles the programs for calls of :meth:`translate` up to this size ahead of time.
@@ -242,14 +224,13 @@ class Translator:
         Raises:
           UserError: A size is less than 1.
         """
-        configs, params = zip(*self.models, strict=True)
         longest = self.max_length
         for name, size in (("sentences", sentences), ("tokens", tokens)):
             if size < 1:
                 raise UserError(f"{name} must be at least 1: got {size}")
         search = self.config.search
         for shape in shapes(sentences, min(tokens, longest), longest, search):
-            compile_programs(configs, search, params, shape, prefixes=prefixes)
+            compile_programs(self.models, search, shape, prefixes=prefixes)
 
     def translate_ids(
         self,
@@ -269,22 +250,19 @@ class Translator:
           UserError: A token id is out of range, a source is longer than the model allows, or the
             number of prefixes differs.
         """
-        configs, params = zip(*self.models, strict=True)
-        sizes = [min(c.vocab_size for c in configs), min(c.output_size for c in configs)]
+        source_size, target_size = self.vocab_sizes
         sources = [
-            check_tokens(ids, sizes[0], f"sources[{n}]", self.max_length)
+            check_tokens(ids, source_size, f"sources[{n}]", self.max_length)
             for n, ids in enumerate(sources)
         ]
         if prefixes is not None:
             check_same_length(prefixes, sources, "prefixes", "sources")
             prefixes = [
-                check_tokens(ids, sizes[1], f"prefixes[{n}]") for n, ids in enumerate(prefixes)
+                check_tokens(ids, target_size, f"prefixes[{n}]") for n, ids in enumerate(prefixes)
             ]
         search = self.config.search
         search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
-        return search_batches(
-            configs, search, params, sources, prefixes, first=first, report=report
-        )
+        return search_batches(self.models, search, sources, prefixes, first=first, report=report)
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with end-of-sentence; none for a sentence without visible characters.

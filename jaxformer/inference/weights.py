@@ -1,12 +1,12 @@
-"""Parameters of a trained model: choice of a checkpoint, and averaging (section 6.1)."""
+"""Parameters of a trained model: choice, averaging (section 6.1) and quantization to int8."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax.traverse_util
 import jax
@@ -15,21 +15,21 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, check_kind, load_run
+from jaxformer.config import Config, ModelConfig, check_config, check_kind, load_run, save
+from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
-from jaxformer.files import model_path
+from jaxformer.files import model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model, make_init
 from jaxformer.layout import global_mesh
 from jaxformer.nn.precision import cast_params, dequantize
-from jaxformer.runs.checkpoints import Checkpoints, RestoredParams
-from jaxformer.runs.manifest import MissingStepError
+from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.single import write_single
 from jaxformer.runs.step_folders import saved_steps
-from jaxformer.runs.workdir import Workdir, read_object
+from jaxformer.runs.workdir import Workdir, read_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
 
-T = TypeVar("T")
+_QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
 
 
 def abstract_params(config: ModelConfig, kind: Kind = TRANSLATION) -> PyTree:
@@ -43,11 +43,31 @@ def abstract_params(config: ModelConfig, kind: Kind = TRANSLATION) -> PyTree:
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def prepare_params(config: ModelConfig, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
-    """Casts or quantizes the parameters of a model for decoding.
-
-    See :func:`~jaxformer.nn.precision.cast_params`.
-    """
+    """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
     return cast_params(params, describe_model(config, kind), config.compute_dtype)
+
+
+def decoding_params(config: Config, params: PyTree, tokenizer: Vocabulary, *kinds: Kind) -> PyTree:
+    """Checks what the constructor of a predictor is given, and prepares the parameters."""
+    check_config(config)
+    check_kind(config, *kinds)
+    if not hasattr(tokenizer, "vocab_size"):
+        raise UserError(
+            f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
+            "Tokenizer.load"
+        )
+    if isinstance(params, Mapping) and "params" in params:
+        raise UserError(
+            "params: expected the parameters themselves, got variables that hold them; give "
+            'variables["params"]'
+        )
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
+            f"one of {tokenizer.vocab_size}"
+        )
+    use_compilation_cache()
+    return prepare_params(config.model, params, config.kind)
 
 
 def params_sha256(params: PyTree) -> str:
@@ -66,19 +86,12 @@ def named_arrays(params: PyTree) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A model in a workdir, as :meth:`load` reads it.
-
-    Attributes:
-      folder: The workdir.
-      config: Its config, with the search and the compute dtype that :meth:`load` was given.
-      params: Parameters, float32 or quantized to int8.
-      weights: Description of the checkpoint, such as "step 2000".
-    """
+    """A model in a workdir, as :meth:`load` reads it."""
 
     folder: Workdir
-    config: Config
-    params: PyTree
-    weights: str
+    config: Config  # with the search and the compute dtype that load was given
+    params: PyTree  # float32 or quantized to int8
+    weights: str  # a description of the checkpoint, such as "step 2000"
 
     @classmethod
     def load(
@@ -91,10 +104,9 @@ class TrainedModel:
         dequantized: bool = False,
         kinds: Sequence[Kind] = KINDS,
     ) -> "TrainedModel":
-        """Reads config and parameters; the arguments are the ones of ``Translator.load``.
+        """Reads config and parameters of one of the kinds; arguments as for ``Translator.load``.
 
-        With ``dequantized``, int8 parameters become float32. ``kinds`` are the kinds that the
-        model may be of.
+        With ``dequantized``, int8 parameters become float32.
 
         Raises:
           UserError: A file is missing or damaged, the model is of another kind, there are no such
@@ -129,31 +141,24 @@ class TrainedModel:
 def load_params(
     folder: Workdir, config: ModelConfig, weights: str, kind: Kind = TRANSLATION
 ) -> tuple[PyTree, str]:
-    """Reads parameters that fit a config, and describes their origin, such as "step 2000".
-
-    Raises:
-      UserError: There are no such weights, or they are damaged or of another model.
-    """
-    newest = max(saved_steps(folder.checkpoints), default=None)
-    averaged = max(saved_steps(folder.averaged), default=None)
+    """Reads parameters that fit a config, and describes their origin, such as "step 2000"."""
+    newest, averaged = (
+        max(saved_steps(path), default=None) for path in (folder.checkpoints, folder.averaged)
+    )
     if weights == "auto":
         weights = "averaged" if averaged is not None and averaged == newest else "latest"
-    directory, made_by = folder.checkpoints, "train.py"
-    if weights == "averaged":
-        directory, made_by = folder.averaged, "jaxformer average"
+    directory = folder.averaged if weights == "averaged" else folder.checkpoints
     template = abstract_params(config, kind)
-
-    def restore() -> RestoredParams:
-        with _open(directory, made_by) as checkpoints:
-            chosen = weights not in ("averaged", "latest")
-            step = _chosen_step(checkpoints, directory, weights) if chosen else None
-            return checkpoints.restore_params(template, step=step)
-
-    restored = _beside_a_run(restore)
+    with _open(folder, directory) as checkpoints:
+        chosen = weights not in ("averaged", "latest")
+        step = _chosen_step(checkpoints, directory, weights) if chosen else None
+        restored = checkpoints.restore_params(template, step=step)
     _check_metadata(folder, directory, config, restored.metadata)
     if weights == "averaged":
-        return restored.params, f"average of steps {_averaged_steps(restored.metadata)}"
-    older = averaged is not None and directory == folder.checkpoints and averaged != restored.step
+        steps = restored.metadata.get("averaged_steps", [])
+        known = ", ".join(map(str, steps)) if isinstance(steps, list) else "unknown"
+        return restored.params, f"average of steps {known}"
+    older = averaged is not None and averaged != restored.step
     note = "; --weights averaged gives an average of other steps" if older else ""
     return restored.params, f"step {restored.step}{note}"
 
@@ -177,11 +182,6 @@ def load_model(
     """
     trained = TrainedModel.load(workdir, weights=weights)
     return trained.config.kind.network(trained.config.model), trained.params
-
-
-def _averaged_steps(metadata: dict[str, Any]) -> str:
-    steps = metadata.get("averaged_steps", [])
-    return ", ".join(map(str, steps)) if isinstance(steps, list) else "unknown"
 
 
 def _check_metadata(
@@ -213,59 +213,45 @@ def average(folder: Workdir, last: int) -> list[int]:
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
     run = load_run(folder)
-    config = run.model
-    if config.compute_dtype == "int8":
+    if run.model.compute_dtype == "int8":
         raise UserError(
             f"{folder.path}: is quantized to int8; average the run that it was made from, then "
             "quantize the average with jaxformer quantize"
         )
-    template = abstract_params(config, run.kind)
-    steps, mean, metadata = _beside_a_run(lambda: _mean(folder, run, template, last))
-    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
-    return steps
-
-
-def _mean(
-    folder: Workdir, run: Config, template: PyTree, last: int
-) -> tuple[list[int], PyTree, dict[str, Any]]:
-    """Returns the newest steps, their mean and its metadata."""
-    with _open(folder.checkpoints, "train.py") as checkpoints:
-        steps = checkpoints.newest_steps()[-last:]
-        if not steps:
-            raise UserError(f"{folder.checkpoints}: no checkpoint yet; train for longer")
-        if len(steps) < last:
-            kept = run.training.keep_checkpoints
-            more = (
-                "train longer"
-                if last <= kept
-                else f"train longer with --config.training.keep_checkpoints={last}"
-            )
-            raise UserError(
-                f"{folder.checkpoints}: expected {last} checkpoints to average, found "
-                f"{len(steps)}; use --last {len(steps)}, or {more}"
-            )
-        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
-        metadata: dict[str, Any] = {}
+    template = abstract_params(run.model, run.kind)
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
+    metadata: dict[str, Any] = {}
+    with _open(folder, folder.checkpoints) as checkpoints:
+        steps = _newest_steps(checkpoints, folder, run, last)
         for step in steps:
             restored = checkpoints.restore_params(template, step=step)
             _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
             total = jax.tree.map(np.add, total, jax.device_get(restored.params))
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
-    return steps, mean, metadata
+    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
+    return steps
 
 
-def _beside_a_run(read: Callable[[], T]) -> T:
-    """Reads steps, up to three times: a run may remove them after they were chosen."""
-    for _ in range(2):
-        with contextlib.suppress(MissingStepError):
-            return read()
-    return read()
+def _newest_steps(checkpoints: Checkpoints, folder: Workdir, run: Config, last: int) -> list[int]:
+    steps = checkpoints.newest_steps()[-last:]
+    if not steps:
+        raise UserError(f"{folder.checkpoints}: no checkpoint yet; train for longer")
+    if len(steps) < last:
+        more = "train longer"
+        if last > run.training.keep_checkpoints:
+            more += f" with --config.training.keep_checkpoints={last}"
+        raise UserError(
+            f"{folder.checkpoints}: expected {last} checkpoints to average, found "
+            f"{len(steps)}; use --last {len(steps)}, or {more}"
+        )
+    return steps
 
 
-def _open(directory: pathlib.Path, made_by: str) -> Checkpoints:
+def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:
     if not directory.is_dir():
-        raise UserError(f"{directory}: no such folder; it is made by {made_by}")
+        author = "jaxformer average" if directory == folder.averaged else "train.py"
+        raise UserError(f"{directory}: no such folder; it is made by {author}")
     return Checkpoints(directory)
 
 
@@ -283,3 +269,66 @@ def _chosen_step(checkpoints: Checkpoints, directory: pathlib.Path, weights: str
             f"{', '.join(map(str, steps))}: got {weights}"
         )
     return int(weights)
+
+
+def quantize(
+    workdir: str | pathlib.Path, output: str | pathlib.Path, *, weights: str | int = "auto"
+) -> tuple[int, int]:
+    """Quantizes the parameters of a run to int8 and writes them to a new workdir.
+
+    Every command accepts the new workdir. Matrices are stored as int8 with one float32 scale per
+    output channel; biases and layer norms are unchanged. The inputs of matrix multiplications are
+    quantized during decoding, row by row.
+
+    Args:
+      workdir: The run directory.
+      output: The workdir to write, new or empty; an unfinished one is overwritten.
+      weights: Checkpoint; see :func:`~jaxformer.load_model`.
+
+    Returns:
+      Bytes of the parameters before and after.
+
+    Raises:
+      UserError: The run is damaged or quantized already, or ``output`` is a workdir or a file, or
+        holds files that this command would overwrite.
+    """
+    target = Workdir(run_path(output))
+    target.check_writable(_QUANTIZE)
+    trained = TrainedModel.load(workdir, weights=weights)
+    folder, config, params = trained.folder, trained.config, trained.params
+    if config.model.compute_dtype == "int8":
+        raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
+    folder.check_tokenizer()
+    model = dataclasses.replace(config.model, compute_dtype="int8")
+    quantized = prepare_params(model, params, config.kind)
+    write_model(
+        target,
+        _QUANTIZE,
+        read_object(folder.identity),
+        read_whole(folder.tokenizer, folder.path),
+        dataclasses.replace(config, model=model),
+        quantized,
+        rounded_from=trained.weights,
+    )
+    before, after = (
+        sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, quantized)
+    )
+    return before, after
+
+
+def write_model(
+    target: Workdir,
+    command: str,
+    identity: dict[str, Any],
+    tokenizer: bytes,
+    config: Config,
+    params: PyTree,
+    **metadata: Any,
+) -> None:
+    """Writes the workdir of a model that a command has converted, with metadata of its own."""
+    target.begin(command, identity)
+    write_file(target.tokenizer, tokenizer)
+    model = dataclasses.asdict(config.model)
+    metadata = {"tokenizer": identity.get("tokenizer"), "model": model, **metadata}
+    write_single(target.checkpoints, 0, {"params": params}, metadata)
+    save(config, target.config)  # Last, since the config marks a complete workdir.

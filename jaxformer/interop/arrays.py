@@ -1,9 +1,11 @@
 """Named arrays of another system, with checks of names, shapes and dtypes."""
 
+import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -13,63 +15,39 @@ from jaxformer.files import readable
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
 
-class Linear(NamedTuple):
-    """Parameters of PyTorch's ``nn.Linear``, transposed to compute ``x @ kernel + bias``."""
-
-    kernel: Float[np.ndarray, "in out"]
-    bias: Float[np.ndarray, " out"]
+Params = dict[str, Any]
 
 
+@dataclasses.dataclass(kw_only=True)
 class NamedArrays:
     """Arrays by name, checked, cast to float32 and permuted to our order of indices.
 
     Axes are letters: ``array("fc1.weight", "FD")`` checks the sizes of F and D and permutes both
     axes by their ``orders``. A renumbered vocabulary, or features in another order, is thus
     declared once for all arrays.
-
-    Attributes:
-      place: Origin of the arrays, for error messages.
     """
 
-    def __init__(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        *,
-        sizes: Mapping[str, int],
-        orders: Mapping[str, Int[np.ndarray, " indices"]],
-        place: str,
-    ) -> None:
-        """Initializes the collection.
+    arrays: Mapping[str, np.ndarray]
+    sizes: Mapping[str, int]  # of the axes, in the arrays
+    orders: Mapping[str, Int[np.ndarray, " indices"]]  # the old index at each new index of an axis
+    place: str  # origin of the arrays, for error messages
 
-        Args:
-          arrays: The arrays by name.
-          sizes: Size of each axis in ``arrays``.
-          orders: Permutations of axes: the old index at each new index. Other axes are unchanged.
-          place: Origin of the arrays, for error messages.
-        """
-        self._arrays = arrays
-        self._sizes = sizes
-        self._orders = orders
-        self.place = place
-        self._unread = set(arrays)
+    def __post_init__(self) -> None:
+        self._unread = set(self.arrays)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._arrays
+        return name in self.arrays
 
     def array(self, name: str, axes: str) -> Float[np.ndarray, "..."]:
-        """Returns an array, float32, with its axes permuted.
-
-        Args:
-          name: Name of the array.
-          axes: Letters of its axes.
+        """Returns an array with these axes, float32 and permuted.
 
         Raises:
           UserError: There is no such array, or its shape differs.
         """
-        expected = tuple(self._sizes[axis] for axis in axes)
-        if name not in self._arrays:
+        expected = tuple(self.sizes[axis] for axis in axes)
+        if name not in self.arrays:
             raise UserError(f"{self.place}: expected an array {name} of shape {expected}: none")
-        array = self._arrays[name]
+        array = self.arrays[name]
         if array.shape != expected:
             raise UserError(
                 f"{self.place}: expected {name} to have shape {expected}: got {array.shape}"
@@ -77,16 +55,17 @@ class NamedArrays:
         self._unread.discard(name)
         array = array.astype(np.float32)
         for i, axis in enumerate(axes):
-            if axis in self._orders:
-                array = array.take(self._orders[axis], axis=i)
+            if axis in self.orders:
+                array = array.take(self.orders[axis], axis=i)
         return array
 
-    def linear(self, name: str, axes: str) -> Linear:
-        """Returns a linear layer, given the axes [out, in] of its weight; see :meth:`array`."""
-        return Linear(self.array(f"{name}.weight", axes).T, self.array(f"{name}.bias", axes[0]))
+    def linear(self, name: str, axes: str, ours: str) -> Params:
+        """Returns PyTorch's ``nn.Linear``, whose weight has the axes [out, in], under our name."""
+        kernel, bias = self.array(f"{name}.weight", axes).T, self.array(f"{name}.bias", axes[0])
+        return {ours: kernel, f"{ours}_bias": bias}
 
-    def norm(self, name: str) -> dict[str, Float[np.ndarray, " D"]]:
-        """Returns the parameters of a layer norm; see :meth:`array`."""
+    def norm(self, name: str) -> Params:
+        """Returns the parameters of a layer norm."""
         return {"scale": self.array(f"{name}.weight", "D"), "bias": self.array(f"{name}.bias", "D")}
 
     def skip(self, name: str) -> None:
@@ -94,11 +73,7 @@ class NamedArrays:
         self._unread.discard(name)
 
     def check_all_read(self) -> None:
-        """Checks that every array was read, since a model without one would differ.
-
-        Raises:
-          UserError: An array was not read.
-        """
+        """Checks that every array was read, since a model without one would differ."""
         if self._unread:
             name, others = min(self._unread), len(self._unread) - 1
             raise UserError(
@@ -107,13 +82,19 @@ class NamedArrays:
             )
 
 
-def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads all arrays of a safetensors file.
+def split_heads(linear: Params, num_heads: int) -> Params:
+    """Splits the outputs of a projection to queries, keys or values into heads."""
+    return {name: array.reshape(*array.shape[:-1], num_heads, -1) for name, array in linear.items()}
 
-    Raises:
-      UserError: The file cannot be read, is damaged or holds arrays that are not floats, or the
-        package safetensors is missing.
-    """
+
+def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
+    """Stacks the parameters of ``layer(0)``, ``layer(1)``, ... along a new first axis."""
+    layers = [layer(number) for number in range(num_layers)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
+
+
+def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads all arrays of a safetensors file, which must be floats."""
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
     try:
@@ -132,10 +113,6 @@ def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
 
     Such a file has a pickle, which is a program. PyTorch reads it with ``weights_only=True``, which
     refuses everything but tensors and plain containers.
-
-    Raises:
-      UserError: The file cannot be read, is damaged or holds something other than tensors of
-        floats, or the package torch is missing.
     """
     with needs_package(
         "torch", "which reads pytorch_model.bin; model.safetensors needs no PyTorch"

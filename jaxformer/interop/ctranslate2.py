@@ -9,14 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import needs_package
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.card import Usage
-from jaxformer.interop.trained import check_fields, text_model
+from jaxformer.interop.formats import Usage, check_fields, write_tokenizer
 from jaxformer.nn.positions import sinusoidal_positions
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
@@ -36,12 +34,8 @@ _NOTES = (
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes a CTranslate2 model and its SentencePiece models.
-
-    Raises:
-      UserError: The package ctranslate2 is missing, or it cannot express the model.
-    """
-    text, config = text_model(model), model.config.model
+    """Writes a CTranslate2 model and its SentencePiece models."""
+    pieces, config = write_tokenizer(model, folder), model.config.model
     check_fields(
         config,
         "CTranslate2",
@@ -62,19 +56,17 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     _fill(spec, config, model.params)
     spec.config.layer_norm_epsilon = config.norm_epsilon
     spec.config.add_source_eos = True
-    spec.config.unk_token, spec.config.eos_token = text.pieces[UNK], text.pieces[EOS]
-    spec.config.bos_token = spec.config.decoder_start_token = text.pieces[BOS]
-    spec.register_source_vocabulary(text.pieces)
-    spec.register_target_vocabulary(text.pieces)
+    spec.config.unk_token, spec.config.eos_token = pieces[UNK], pieces[EOS]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[BOS]
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
     spec.validate()
     spec.save(str(folder))
-    text.write(folder)
     code = _CODE.format(model.config.search.num_hypotheses)
     return Usage("CTranslate2", "ctranslate2 sentencepiece", code, _NOTES)
 
 
 def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
-    """Sets all arrays of a specification; a linear layer's weight is [out, in]."""
     source, target, output = (params[name] for name in config.embedding_names)
     for side, table, positions in (
         ("encoder", source, "src_positions"),
@@ -97,36 +89,27 @@ def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
 
 def _layer(layer: Any, given: dict[str, Any]) -> None:
     attention = given["self_attention"]
-    _linear(layer.self_attention.linear[0], *_joined(attention, "query", "key", "value"))
-    _linear(layer.self_attention.linear[1], attention["output"], attention.get("output_bias"))
+    _linear(layer.self_attention.linear[0], attention, "query", "key", "value")
+    _linear(layer.self_attention.linear[1], attention, "output")
     _norm(layer.self_attention.layer_norm, given["self_attention_residual"]["norm"])
     if "cross_attention" in given:
         attention = given["cross_attention"]
-        _linear(layer.attention.linear[0], *_joined(attention, "query"))
-        _linear(layer.attention.linear[1], *_joined(attention, "key", "value"))
-        _linear(layer.attention.linear[2], attention["output"], attention.get("output_bias"))
+        _linear(layer.attention.linear[0], attention, "query")
+        _linear(layer.attention.linear[1], attention, "key", "value")
+        _linear(layer.attention.linear[2], attention, "output")
         _norm(layer.attention.layer_norm, given["cross_attention_residual"]["norm"])
-    ffn = given["feed_forward"]
-    _linear(layer.ffn.linear_0, ffn["inner"], ffn["inner_bias"])
-    _linear(layer.ffn.linear_1, ffn["outer"], ffn["outer_bias"])
+    _linear(layer.ffn.linear_0, given["feed_forward"], "inner")
+    _linear(layer.ffn.linear_1, given["feed_forward"], "outer")
     _norm(layer.ffn.layer_norm, given["feed_forward_residual"]["norm"])
 
 
-def _joined(
-    attention: dict[str, Any], *names: str
-) -> tuple[Float[np.ndarray, "in out"], Float[np.ndarray, " out"] | None]:
-    """Returns the kernel and bias of projections that CTranslate2 computes together."""
-    kernels = [attention[name].reshape(len(attention[name]), -1) for name in names]
-    biases = [attention[f"{name}_bias"].ravel() for name in names if f"{name}_bias" in attention]
-    return np.concatenate(kernels, axis=1), np.concatenate(biases) if biases else None
-
-
-def _linear(
-    layer: Any, kernel: Float[np.ndarray, "in out"], bias: Float[np.ndarray, " out"] | None
-) -> None:
-    layer.weight = np.ascontiguousarray(kernel.T)
-    if bias is not None:
-        layer.bias = bias
+def _linear(layer: Any, given: dict[str, Any], *names: str) -> None:
+    """Sets a linear layer to projections that CTranslate2 computes together."""
+    kernels = [given[name].reshape(len(given[name]), -1) for name in names]
+    layer.weight = np.ascontiguousarray(np.concatenate(kernels, axis=1).T)
+    biases = [given[f"{name}_bias"].ravel() for name in names if f"{name}_bias" in given]
+    if biases:
+        layer.bias = np.concatenate(biases)
 
 
 def _norm(layer: Any, given: dict[str, Any]) -> None:

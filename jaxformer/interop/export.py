@@ -1,6 +1,7 @@
 """Writing an export: the files of a format, and a model card, in a new folder."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import tempfile
@@ -8,13 +9,17 @@ from typing import Literal
 
 import jax
 
+from jaxformer.config import DataConfig
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
-from jaxformer.inference.weights import TrainedModel
+from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.interop import ctranslate2, safetensors, stablehlo
-from jaxformer.interop.card import model_card
+from jaxformer.interop.formats import Usage
 from jaxformer.interop.marian import exporter as marian
+from jaxformer.kinds import TRANSLATION
+from jaxformer.runs.workdir import sha256_of
 from jaxformer.search import BeamSearch, Sampling
+from jaxformer.version import __version__
 
 Format = Literal["stablehlo", "ctranslate2", "marian", "safetensors"]
 _FORMATS = {
@@ -23,6 +28,30 @@ _FORMATS = {
     "marian": marian.write,
     "safetensors": safetensors.write,
 }
+_CARD = """# {name}
+
+A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017), exported by jaxformer {version} as {format}.
+
+| | |
+|---|---|
+{facts}
+
+## Use
+
+`pip install {requires}`, then, in this folder:
+
+```python
+{code}
+```
+
+{notes}
+
+## Configuration
+
+```json
+{config}
+```
+"""  # noqa: E501
 
 
 def export_model(
@@ -51,8 +80,8 @@ def export_model(
       A one-line summary.
 
     Raises:
-      UserError: An option does not suit the format, the workdir is damaged, the format cannot
-        express the model, a package is missing, or ``output`` exists and is not an empty folder.
+      UserError: The workdir is damaged, the format cannot express the model or an option, a package
+        is missing, or ``output`` exists and is not an empty folder.
     """
     target = local_path(output).absolute()
     if compute_dtype is not None and format != "stablehlo":
@@ -67,7 +96,7 @@ def export_model(
         folder = pathlib.Path(name) / "export"
         folder.mkdir()
         usage = _FORMATS[format](model, folder)
-        card = model_card(model, target.name, usage)
+        card = _model_card(model, target.name, usage)
         write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())
         _check_unused(target)
@@ -82,3 +111,30 @@ def _check_unused(folder: pathlib.Path) -> None:
         raise UserError(
             f"{folder}: expected a new or empty folder, but it holds {found[0]!r:.80}; name another"
         )
+
+
+def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
+    """Returns the text of a model card with this name as its title, in Markdown."""
+    config, data = model.config.to_dict(), model.config.data
+    languages = "(please fill in)"
+    if model.config.kind is TRANSLATION and isinstance(data, DataConfig):
+        languages = f"{data.source_language} to {data.target_language}"
+    facts = {
+        "languages": languages,
+        "license": "(please fill in)",
+        "training data": "(please fill in)",
+        "parameters": f"{sum(array.size for array in jax.tree.leaves(model.params)):,}",
+        "checkpoint": model.weights,
+        "SHA-256 of the parameters": params_sha256(model.params),
+        "SHA-256 of the tokenizer": sha256_of(model.folder.tokenizer),
+    }
+    return _CARD.format(
+        name=name,
+        version=__version__,
+        format=usage.format,
+        facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
+        requires=usage.requires,
+        code=usage.code.strip(),
+        notes="\n".join(f"- {note}" for note in usage.notes),
+        config=json.dumps({key: config[key] for key in ("model", "search")}, indent=2),
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from jaxformer.errors import needs_package
 from jaxformer.files import read_whole, write_file
 from jaxformer.inference.weights import TrainedModel, named_arrays
-from jaxformer.interop.card import Usage
+from jaxformer.interop.formats import Usage
 
 _CODE = """
 import safetensors.flax  # or safetensors.numpy, safetensors.torch
@@ -29,11 +29,7 @@ _NOTES = (
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes model.safetensors, config.json and tokenizer.model.
-
-    Raises:
-      UserError: The package safetensors is missing.
-    """
+    """Writes model.safetensors, config.json and tokenizer.model."""
     save_arrays(named_arrays(model.params), folder / "model.safetensors")
     config = json.dumps(model.config.to_dict(), indent=2) + "\n"
     write_file(folder / "config.json", config.encode())
@@ -43,11 +39,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
 
 
 def save_arrays(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
-    """Writes a safetensors file, with the metadata that transformers expects.
-
-    Raises:
-      UserError: The package safetensors is missing.
-    """
+    """Writes a safetensors file, with the metadata that transformers expects."""
     with needs_package("safetensors", "which writes this format"):
         from safetensors.numpy import save as serialize
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.traverse_util
@@ -19,8 +19,7 @@ from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import needs_package
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel, named_arrays, prepare_params
-from jaxformer.interop.card import Usage
-from jaxformer.interop.trained import beam_search, text_model
+from jaxformer.interop.formats import Usage, beam_search, write_tokenizer
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
@@ -46,14 +45,10 @@ print(target.decode([pieces[token] for token in tokens[0, 0] if token > 3]))
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes the program, its parameters and the tokenizer.
-
-    Raises:
-      UserError: The package flatbuffers is missing, or the search samples.
-    """
+    """Writes the program, its parameters and the tokenizer."""
     with needs_package("flatbuffers", "with which jax writes this format"):
         import flatbuffers  # noqa: F401
-    text, config = text_model(model), model.config
+    pieces, config = write_tokenizer(model, folder), model.config
     search = beam_search(model.config, "StableHLO")
     length = min(_SOURCE_LENGTH, config.model.max_length)
     capacity = length + search.extra_length
@@ -63,9 +58,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_file(folder / "parameters.npz", buffer.getvalue())
-    vocabulary = json.dumps(text.pieces, ensure_ascii=False)
+    vocabulary = json.dumps(pieces, ensure_ascii=False)
     write_file(folder / "vocabulary.json", vocabulary.encode())
-    text.write(folder)
     notes = (
         f"`translate(params, src)` takes any number of sentences, int32 [B, {length}]: at most "
         f"{length - 1} token ids, 1 (end of sentence), and padding with 0.",
@@ -82,19 +76,9 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
 @global_mesh(None)
 def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capacity: int) -> bytes:
     """Returns the serialized program, for any number of sentences."""
-    shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
-    sentences = jax.export.symbolic_shape("sentences")[0]
-    src = jax.ShapeDtypeStruct((sentences, length), jnp.int32)
-    translate = jax.jit(_translate_fn(config, capacity))
-    # The kernel of an NVIDIA GPU exists on no other platform.
-    with use_backend(dataclasses.replace(backend(), fused_attention=False)):
-        exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)
-    return bytes(exported.serialize())
-
-
-def _translate_fn(config: Config, capacity: int) -> Callable[..., Any]:
     model, search = Transformer(config.model), config.search
 
+    @jax.jit
     def translate(
         arrays: Mapping[str, Array], src: Int[Array, "B S"]
     ) -> tuple[Int[Array, "B N T"], Float[Array, "B N"]]:
@@ -108,4 +92,10 @@ def _translate_fn(config: Config, capacity: int) -> Callable[..., Any]:
         result = search(step, cache, max_lengths=max_lengths, capacity=capacity)
         return result.tokens, result.scores
 
-    return translate
+    shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
+    sentences = jax.export.symbolic_shape("sentences")[0]
+    src = jax.ShapeDtypeStruct((sentences, length), jnp.int32)
+    # The kernel of an NVIDIA GPU exists on no other platform.
+    with use_backend(dataclasses.replace(backend(), fused_attention=False)):
+        exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)
+    return bytes(exported.serialize())

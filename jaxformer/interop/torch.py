@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.arrays import Linear, NamedArrays
-from jaxformer.interop.layers import Params, attention, feed_forward, stack
+from jaxformer.interop.arrays import NamedArrays, Params, split_heads, stack
 
 
 def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -> Params:
@@ -49,7 +48,7 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
     if not isinstance(num_heads, int) or num_heads < 1 or d_model % num_heads:
         raise UserError(f"num_heads must divide the width of the model, {d_model}: got {num_heads}")
     arrays = NamedArrays(
-        state,
+        arrays=state,
         sizes={"D": d_model, "P": d_model, "Q": 3 * d_model, "F": d_ff},
         orders={},
         place="torch.nn.Transformer",
@@ -74,15 +73,11 @@ def _num_layers(state: Mapping[str, np.ndarray], which: str) -> int:
 
 def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Params:
     name = f"{side}.layers.{number}"
-    attentions = {"self_attention": "self_attn"}
+    params = {"self_attention": _attention(arrays, f"{name}.self_attn", num_heads)}
     if side == "decoder":
-        attentions["cross_attention"] = "multihead_attn"
-    params = {
-        ours: _attention(arrays, f"{name}.{theirs}", num_heads)
-        for ours, theirs in attentions.items()
-    }
-    inner, outer = arrays.linear(f"{name}.linear1", "FD"), arrays.linear(f"{name}.linear2", "DF")
-    params["feed_forward"] = feed_forward(inner, outer)
+        params["cross_attention"] = _attention(arrays, f"{name}.multihead_attn", num_heads)
+    inner = arrays.linear(f"{name}.linear1", "FD", "inner")
+    params["feed_forward"] = inner | arrays.linear(f"{name}.linear2", "DF", "outer")
     norms = {
         f"{sublayer}_residual": {"norm": arrays.norm(f"{name}.norm{n}")}
         for n, sublayer in enumerate(params, 1)
@@ -92,7 +87,9 @@ def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Param
 
 def _attention(arrays: NamedArrays, name: str, num_heads: int) -> Params:
     """Converts attention, splitting PyTorch's fused projection of queries, keys and values."""
+    params = arrays.linear(f"{name}.out_proj", "DP", "output")
     kernels = np.split(arrays.array(f"{name}.in_proj_weight", "QD").T, 3, axis=1)
     biases = np.split(arrays.array(f"{name}.in_proj_bias", "Q"), 3)
-    query, key, value = map(Linear, kernels, biases)
-    return attention(query, key, value, arrays.linear(f"{name}.out_proj", "DP"), num_heads)
+    for ours, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
+        params |= split_heads({ours: kernel, f"{ours}_bias": bias}, num_heads)
+    return params

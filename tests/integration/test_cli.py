@@ -10,6 +10,7 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import load_model
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 
 # A shorter maximum needs one program instead of two.
@@ -108,13 +109,12 @@ def test_mistakes_of_evaluate(
     assert (tmp_path / "in.en").read_text(encoding="utf-8").startswith("one\n")
 
 
-def embedding(translator):
-    ((_, params),) = translator.models
-    return params["embedding"]
-
-
-def test_average_is_the_mean_and_becomes_the_default(copy, capsys):
-    parts = [embedding(Translator.load(copy, weights=step)) for step in ("2", "4", "6")]
+def test_average_is_the_mean_and_becomes_the_default(copy, capsys, monkeypatch):
+    check, reads = Workdir.check_tokenizer, []
+    monkeypatch.setattr(Workdir, "check_tokenizer", lambda folder: reads.append(check(folder)))
+    ensemble = Translator.load(copy, weights="2,4,6")
+    assert (ensemble.weights, len(reads)) == ("step 2, step 4, step 6", 1)
+    parts = [params["embedding"] for _, params in ensemble.models]
     model, params = load_model(copy, weights=4)
     assert model.config == Translator.load(copy).config.model
     np.testing.assert_array_equal(params["embedding"], parts[1])
@@ -123,7 +123,7 @@ def test_average_is_the_mean_and_becomes_the_default(copy, capsys):
     averaged = Translator.load(copy)
     assert averaged.weights == "average of steps 2, 4, 6"
     expected = np.mean(parts, axis=0, dtype=np.float64)
-    np.testing.assert_allclose(embedding(averaged), expected, rtol=1e-6)
+    np.testing.assert_allclose(averaged.models[0].params["embedding"], expected, rtol=1e-6)
     assert Translator.load(copy, weights="latest").weights == "step 6"
     assert Translator.load(copy, weights="best").weights == "step 6"
     # An average is not the default if there is a newer checkpoint.

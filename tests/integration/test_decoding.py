@@ -12,9 +12,9 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference import batched_search
 from jaxformer.inference.batched_search import Decoded, search_batches
-from jaxformer.inference.quantization import quantize
+from jaxformer.inference.members import Member
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average
+from jaxformer.inference.weights import average, quantize
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs.manifest import Manifest
@@ -67,7 +67,7 @@ def biased_model(longest: int, ending: float):
     params = random_params(Transformer(config), tokens, tokens)
     # Padding is never generated, since force-decoding would mask it.
     params["logits_bias"][:2] = -1e9, ending
-    return config, params
+    return (Member(config, params),)
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def traces(monkeypatch):
     """Returns a list with an entry for each program of a search that was traced."""
     step_fn, traced = batched_search._step_fn, []
 
-    def noted(configs, params):
-        traced.append(configs)
-        return step_fn(configs, params)
+    def noted(members):
+        traced.append(members)
+        return step_fn(members)
 
     monkeypatch.setattr(batched_search, "_step_fn", noted)
     return traced
@@ -85,13 +85,13 @@ def traces(monkeypatch):
 
 @pytest.mark.nightly
 def test_a_thousand_sentences_need_few_programs(traces):
-    config, params = biased_model(1024, ending=3.0)
+    model = biased_model(1024, ending=3.0)
     random = np.random.default_rng(0)
     sources = [[*random.integers(4, 50, n - 1).tolist(), 1] for n in range(1, 1001)]
     settings = BeamSearch(beam_size=2)
-    found = search_batches((config,), settings, (params,), sources)
+    found = search_batches(model, settings, sources)
     assert all(f.tokens for f in found)
-    search_batches((config,), settings, (params,), sources[::-7])
+    search_batches(model, settings, sources[::-7])
     assert 1 <= len(traces) <= 8
 
 
@@ -108,19 +108,20 @@ def test_nothing_is_traced_after_warm_up(learned_workdir, traces):
 
 def test_stages_do_not_change_translations():
     """Growing the capacity gives the same translations as full capacity from the start."""
-    config, params = biased_model(128, ending=0.0)
+    model = biased_model(128, ending=0.0)
     sources = [[5, 6, 1]] * 3 + [[7, 1]] * 9
-    settings, model = BeamSearch(beam_size=2, max_extra_length=100), Transformer(config)
-    found = search_batches((config,), settings, (params,), sources)
+    settings = BeamSearch(beam_size=2, max_extra_length=100)
+    found = search_batches(model, settings, sources)
     assert max(len(f.tokens[0]) for f in found) > 32
 
     @jax.jit
-    def at_once(params, src, limits):
-        sizes = {"num_beams": 2, "capacity": 128}
-        cache = model.apply({"params": params}, src, **sizes, method="start")
-        return settings(step_fn(model, params), cache, max_lengths=limits, capacity=128)
+    def at_once(member, src, limits):
+        cache = member(src, num_beams=2, capacity=128, method="start")
+        step = step_fn(Transformer(member.config), member.params)
+        return settings(step, cache, max_lengths=limits, capacity=128)
 
-    result = jax.device_get(at_once(params, np.array([[5, 6, 1], [7, 1, 0]]), np.array([103, 102])))
+    src, limits = np.array([[5, 6, 1], [7, 1, 0]]), np.array([103, 102])
+    result = jax.device_get(at_once(*model, src, limits))
     for decoded, row in zip(found, [0] * 3 + [1] * 9, strict=True):
         expected = hypotheses(result, row)
         assert decoded.tokens == [list(tokens) for *_, tokens in expected]
@@ -129,12 +130,12 @@ def test_stages_do_not_change_translations():
 
 @pytest.mark.ci
 def test_settings_reach_the_search():
-    config, params = biased_model(16, ending=1.0)
+    model = biased_model(16, ending=1.0)
     sources = [[5, 6, 7, 8, 1], [9, 10, 1]]
 
     def found(prefixes=None, search=None, **settings):
         search = search or BeamSearch(beam_size=4, **settings)
-        return search_batches((config,), search, (params,), sources, prefixes)
+        return search_batches(model, search, sources, prefixes)
 
     plain = found()
     assert all(len(tokens) <= 3 for f in found(max_length=3) for tokens in f.tokens)
@@ -163,13 +164,13 @@ def test_settings_reach_the_search():
 
 
 def test_samples_do_not_depend_on_the_batch():
-    config, params = biased_model(16, ending=1.0)
+    model = biased_model(16, ending=1.0)
     settings = Sampling(num_samples=2, seed=3)
     sources = [[n, n + 1, 1] for n in range(4, 14)]
-    together = search_batches((config,), settings, (params,), sources)
+    together = search_batches(model, settings, sources)
 
     def alone(n, first):
-        return search_batches((config,), settings, (params,), [sources[n]], first=first)[0].tokens
+        return search_batches(model, settings, [sources[n]], first=first)[0].tokens
 
     for n in (0, 3, 9):
         assert alone(n, first=n) == together[n].tokens
@@ -177,10 +178,10 @@ def test_samples_do_not_depend_on_the_batch():
 
 
 def test_an_ensemble_of_a_model_with_itself_is_the_model():
-    config, params = biased_model(16, ending=1.0)
+    model = biased_model(16, ending=1.0)
     sources, search = [[5, 6, 1], [], [7, 8, 9, 1]], BeamSearch(beam_size=2)
-    alone = search_batches((config,), search, (params,), sources)
-    twice = search_batches((config, config), search, (params, params), sources)
+    alone = search_batches(model, search, sources)
+    twice = search_batches(model * 2, search, sources)
     assert alone[1] == twice[1] == Decoded([], [], [])
     same([alone[0], alone[2]], [twice[0], twice[2]])
 

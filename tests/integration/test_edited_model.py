@@ -8,9 +8,8 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, load_model
+from jaxformer.inference.weights import average, load_model, quantize
 from jaxformer.runs.workdir import Workdir
 
 # Options that no parameter shows, with another value.

@@ -13,9 +13,8 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference.quantization import quantize
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average
+from jaxformer.inference.weights import average, quantize
 from jaxformer.interop.marian.importer import import_marian
 from jaxformer.runs.workdir import Workdir
 

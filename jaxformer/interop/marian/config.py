@@ -7,6 +7,7 @@ name; other fields that are not used are listed.
 
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
@@ -68,176 +69,143 @@ _KNOWN = re.compile(
 )
 
 
-class MarianConfig:
-    """A Marian model's config.json, and the generation_config.json beside it.
+class _Fields:
+    """The fields of a JSON file, checked when they are read."""
 
-    Attributes:
-      place: Path of the config.json, for error messages.
-      pad: Id of the padding token, which also starts every translation.
-      eos: Id of the end-of-sentence token.
-      vocab_size: Number of pieces.
-      scaled: True if embeddings are multiplied by sqrt(d_model).
-      shared: True if encoder and decoder share an embedding.
-      output_tied: True if the output projection is the decoder's embedding.
-      unused: Names of fields that are set, but not used.
-    """
+    def __init__(self, place: pathlib.Path, defaults: dict[str, Any]) -> None:
+        self.place, self.values = place, defaults | read_object(place)
+
+    def integer(self, name: str) -> int:
+        value = self.values[name]
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**20:
+            raise self._error(name, f"a whole number below {2**20}")
+        return value
+
+    def boolean(self, name: str) -> bool:
+        if not isinstance(self.values[name], bool):
+            raise self._error(name, "true or false")
+        return self.values[name]
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Returns a number, or the default, if there is one, for a field that is unset."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
+            raise self._error(name, "a number")
+        return float(value)
+
+    def check(self, name: str, known: Sequence[Any], expected: str, reason: str) -> None:
+        """Refuses a field with another value than the known ones, unless it is left out."""
+        if name in self.values and self.values[name] not in known:
+            raise self._error(name, expected, f"; jaxformer's {reason}")
+
+    def _error(self, name: str, expected: str, reason: str = "") -> UserError:
+        value = self.values.get(name)
+        return UserError(f"{self.place}: expected {name} to be {expected}: got {value!r}{reason}")
+
+
+class MarianConfig:
+    """A Marian model's config.json, and the generation_config.json beside it."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        """Reads both files.
-
-        Raises:
-          UserError: A file is missing or damaged, or the model has features that ours lacks.
-        """
-        self.place = directory / "config.json"
-        self._values = _DEFAULTS | read_object(self.place)
-        self._search_place = directory / "generation_config.json"
-        if not self._search_place.exists():  # older models have these settings in config.json
-            self._search_place = self.place
-        self._search = read_object(self._search_place)
-        self.vocab_size = self._integer("vocab_size")
-        self.pad = self._integer("pad_token_id")
-        self.eos = self._integer("eos_token_id")
-        self.scaled = self._boolean("scale_embedding")
-        self.shared = self._boolean("share_encoder_decoder_embeddings")
-        self.output_tied = self._boolean("tie_word_embeddings")
+        """Reads both files, and refuses features that ours lacks."""
+        self._fields = fields = _Fields(directory / "config.json", _DEFAULTS)
+        place = directory / "generation_config.json"
+        # Older models have these settings in config.json.
+        self._search = _Fields(place if place.exists() else fields.place, {})
+        self.vocab_size = fields.integer("vocab_size")
+        self.pad = fields.integer("pad_token_id")  # It also starts every translation.
+        self.eos = fields.integer("eos_token_id")
+        # Whether embeddings are multiplied by sqrt(d_model), the encoder and the decoder share one,
+        # and the output projection is the decoder's.
+        self.scaled = fields.boolean("scale_embedding")
+        self.shared = fields.boolean("share_encoder_decoder_embeddings")
+        self.output_tied = fields.boolean("tie_word_embeddings")
+        # Our tied embedding, which is scaled at the input, can then represent all of theirs.
+        self.all_tied = self.shared and self.output_tied and self.scaled
         self._check()
-        found = {k: v for k, v in (self._values | self._search).items() if v not in _UNSET}
+        # Names of fields that are set, but not used.
+        values = fields.values | self._search.values
+        found = {name: value for name, value in values.items() if value not in _UNSET}
         others = sorted(found.keys() - {*_DEFAULTS, *_ONLY, *_ONLY_IN_SEARCH})
         self.unused = [k for k in others if not _KNOWN.fullmatch(k) and found[k] is not False]
 
+    def _check(self) -> None:
+        fields, model = self._fields, "Transformer cannot be such a model"
+        for name, only in _ONLY.items():
+            fields.check(name, [only], repr(only), model)
+        for what in ("layers", "ffn_dim", "attention_heads"):
+            value = fields.values[f"encoder_{what}"]
+            same = f"the same as encoder_{what}={value!r}"
+            fields.check(f"decoder_{what}", [value], same, model)
+        activations = list(_ACTIVATIONS)
+        fields.check("activation_function", activations, " or ".join(activations), model)
+        size, pad = f"vocab_size={self.vocab_size}", f"pad_token_id={self.pad}"
+        one = f"{size}: one vocabulary for both sides"
+        fields.check("decoder_vocab_size", [None, self.vocab_size], one, model)
+        fields.check("decoder_start_token_id", [self.pad], pad, model)
+        same = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
+        only_in_search = _ONLY_IN_SEARCH | {name: fields.values[name] for name in same}
+        only_in_search |= {"bad_words_ids": [[self.pad]], "forced_eos_token_id": self.eos}
+        for name, only in only_in_search.items():
+            expected = f"{only!r} or left out"
+            self._search.check(name, [only, *_UNSET], expected, "search has no other")
+
     def config(self, languages: tuple[str, str]) -> Config:
-        """Returns our config, given the codes of source and target language.
-
-        Raises:
-          UserError: A value is out of range.
-        """
-        model = self._model()
-        return Config(
-            model=model,
-            data=DataConfig(
-                source_language=languages[0],
-                target_language=languages[1],
-                max_length=min(DataConfig.max_length, model.max_length),
-            ),
-            search=self._search_config(model.max_length),
-        )
-
-    def _model(self) -> ModelConfig:
-        fields: dict[str, Any] = {
+        """Returns our config, given the codes of source and target language."""
+        fields = self._fields
+        sizes: dict[str, Any] = {
             # Marian starts translations with padding; our beginning-of-sentence is one more.
             "vocab_size": self.vocab_size + 1,
-            "d_model": self._integer("d_model"),
-            "d_ff": self._integer("encoder_ffn_dim"),
-            "num_heads": self._integer("encoder_attention_heads"),
-            "num_layers": self._integer("encoder_layers"),
-            "dropout_rate": _number(self.place, "dropout", self._values["dropout"]),
-            "activation": _ACTIVATIONS[self._values["activation_function"]],
+            "d_model": fields.integer("d_model"),
+            "d_ff": fields.integer("encoder_ffn_dim"),
+            "num_heads": fields.integer("encoder_attention_heads"),
+            "num_layers": fields.integer("encoder_layers"),
+            "dropout_rate": fields.number("dropout"),
+            "activation": _ACTIVATIONS[fields.values["activation_function"]],
             "biases": True,
             "embeddings": "tied" if self.all_tied else "separate",
             "norm_epsilon": 1e-5,
-            "max_length": self._integer("max_position_embeddings"),
+            "max_length": fields.integer("max_position_embeddings"),
         }
         try:
-            return ModelConfig(**fields)
+            model = ModelConfig(**sizes)
         except UserError as error:
-            raise UserError(f"{self.place}: {error}") from None
+            raise UserError(f"{fields.place}: {error}") from None
+        data = DataConfig(
+            source_language=languages[0],
+            target_language=languages[1],
+            max_length=min(DataConfig.max_length, model.max_length),
+        )
+        return Config(model=model, data=data, search=self._beam_search(model.max_length))
 
-    @property
-    def all_tied(self) -> bool:
-        """True if our tied embedding, which is scaled at the input, can represent all of theirs."""
-        return self.shared and self.output_tied and self.scaled
-
-    def _search_config(self, longest: int) -> BeamSearch:
+    def _beam_search(self, longest: int) -> BeamSearch:
         """Converts the search settings, with the rules of transformers."""
+        search = self._search
         max_length = min(longest, self._length("max", longest))
-        stop = self._search.get("early_stopping")
+        stop = search.values.get("early_stopping")
         settings: dict[str, Any] = {
-            "beam_size": int(self._search_number("num_beams", 1)),
-            "length_penalty": self._search_number("length_penalty", 1.0),
+            "beam_size": int(search.number("num_beams", 1)),
+            "length_penalty": search.number("length_penalty", 1.0),
             "max_extra_length": max_length,
             "max_length": max_length,
             "min_length": max(0, self._length("min", 0)),
-            "no_repeat_ngram": int(self._search_number("no_repeat_ngram_size", 0)),
+            "no_repeat_ngram": int(search.number("no_repeat_ngram_size", 0)),
             "early_stop": _EARLY_STOP.get(str(stop), stop),
         }
         try:
             return BeamSearch(penalty="power", ends_within="N", unfinished="compete", **settings)
         except UserError as error:
-            raise UserError(f"{self._search_place}: search.{error}") from None
+            raise UserError(f"{search.place}: search.{error}") from None
 
     def _length(self, which: Literal["max", "min"], default: int) -> int:
         """Returns a limit in new tokens; the older setting counts the start token, too."""
-        older = int(self._search_number(f"{which}_length", default + 1)) - 1
-        return int(self._search_number(f"{which}_new_tokens", older))
-
-    def _check(self) -> None:
-        values = self._values
-        for name, only in _ONLY.items():
-            if name in values and values[name] != only:
-                raise self._refusal(name, repr(only))
-        for what in ("layers", "ffn_dim", "attention_heads"):
-            if values[f"decoder_{what}"] != values[f"encoder_{what}"]:
-                same = f"encoder_{what}={values[f'encoder_{what}']!r}"
-                raise self._refusal(f"decoder_{what}", f"the same as {same}")
-        if values["activation_function"] not in list(_ACTIVATIONS):
-            raise self._refusal("activation_function", " or ".join(_ACTIVATIONS))
-        if values.get("decoder_vocab_size") not in (None, self.vocab_size):
-            raise self._refusal(
-                "decoder_vocab_size", f"vocab_size={self.vocab_size}: one vocabulary for both sides"
-            )
-        if values["decoder_start_token_id"] != self.pad:
-            raise self._refusal("decoder_start_token_id", f"pad_token_id={self.pad}")
-        self._check_search()
-
-    def _check_search(self) -> None:
-        same = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
-        only = _ONLY_IN_SEARCH | {name: self._values[name] for name in same}
-        only |= {"bad_words_ids": [[self.pad]], "forced_eos_token_id": self.eos}
-        for name, neutral in only.items():
-            if (value := self._search.get(name)) not in (neutral, *_UNSET):
-                raise UserError(
-                    f"{self._search_place}: expected {name} to be {neutral!r} or left out: got "
-                    f"{value!r}; jaxformer's search has no other"
-                )
-
-    def _refusal(self, name: str, expected: str) -> UserError:
-        return UserError(
-            f"{self.place}: expected {name} to be {expected}: got {self._values[name]!r}; "
-            "jaxformer's Transformer cannot be such a model"
-        )
-
-    def _integer(self, name: str) -> int:
-        value = self._values[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**20:
-            raise UserError(
-                f"{self.place}: expected {name} to be a whole number below {2**20}: got {value!r}"
-            )
-        return value
-
-    def _boolean(self, name: str) -> bool:
-        value = self._values[name]
-        if not isinstance(value, bool):
-            raise UserError(f"{self.place}: expected {name} to be true or false: got {value!r}")
-        return value
-
-    def _search_number(self, name: str, default: float) -> float:
-        """Returns a search setting, or a default if it is unset."""
-        value = self._search.get(name)
-        return default if value is None else _number(self._search_place, name, value)
-
-
-def _number(place: pathlib.Path, name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
-        raise UserError(f"{place}: expected {name} to be a number: got {value!r}")
-    return float(value)
+        older = int(self._search.number(f"{which}_length", default + 1)) - 1
+        return int(self._search.number(f"{which}_new_tokens", older))
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object of a Marian model.
-
-    Raises:
-      UserError: The file is missing or is not a JSON object.
-    """
+    """Reads a JSON object of a Marian model."""
     with readable(path):
         try:
             values = read_json(path)

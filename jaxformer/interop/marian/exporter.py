@@ -18,9 +18,9 @@ from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.card import Usage
+from jaxformer.interop.formats import Usage, beam_search, check_fields, write_tokenizer
+from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.interop.safetensors import save_arrays
-from jaxformer.interop.trained import beam_search, check_fields, text_model
 from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
@@ -42,12 +42,8 @@ _NOTES = (
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes the files of a MarianMTModel and a MarianTokenizer.
-
-    Raises:
-      UserError: The package safetensors is missing, or Marian cannot express the model.
-    """
-    text, config = text_model(model), model.config.model
+    """Writes the files of a MarianMTModel and a MarianTokenizer."""
+    pieces, config = write_tokenizer(model, folder), model.config.model
     check_fields(
         config, "Marian", norm_position=["post"], positions=["sinusoidal"], activation=_ACTIVATIONS
     )
@@ -61,7 +57,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         raise UserError("Marian: expected diversity_groups=1; give --diversity-groups 1")
     # Our id for each of Marian's ids: the end, unknown, the pieces, and padding, which begins.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
-    names = ["</s>", "<unk>", *text.pieces[UNK + 1 :], "<pad>"]
+    names = ["</s>", "<unk>", *pieces[UNK + 1 :], "<pad>"]
     params = rescaled(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
     save_arrays(_arrays(config, params, order), folder / "model.safetensors")
     data = data_of(model.config, DataConfig)
@@ -72,12 +68,14 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         "model_max_length": config.max_length,
         "separate_vocabs": False,
     }
-    _write_json(folder / "vocab.json", {name: number for number, name in enumerate(names)})
-    _write_json(folder / "tokenizer_config.json", tokenizer)
-    _write_json(folder / "config.json", _config(config, len(names)))
-    generation = _generation(search, config.max_length, len(names) - 1)
-    _write_json(folder / "generation_config.json", generation)
-    text.write(folder)
+    for name, values in (
+        ("vocab", {name: number for number, name in enumerate(names)}),
+        ("tokenizer_config", tokenizer),
+        ("config", _config(config, len(names))),
+        ("generation_config", _generation(search, config.max_length, len(names) - 1)),
+    ):
+        content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        write_file(folder / f"{name}.json", content.encode())
     notes = _NOTES
     if config.norm_epsilon != _NORM_EPSILON:
         notes += (
@@ -94,10 +92,6 @@ def rescaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
     Since ``norm(f * x, f**2 * epsilon) == norm(x, epsilon)``, activations are multiplied by the
     factor where they enter a layer norm. The first layer norm of a stack sees embeddings and
     positions, which stay as they are. The outputs of both stacks do not change.
-
-    Args:
-      params: Parameters of a :class:`~jaxformer.models.transformer.Transformer`.
-      factor: Factor of the activations between the layers.
     """
     params = jax.tree.map(np.array, params)
 
@@ -122,10 +116,6 @@ def rescaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
         multiply(layers["feed_forward"], inside, "outer", "outer_bias")
         multiply(layers["feed_forward_residual"]["norm"], last, "scale", "bias")
     return params
-
-
-def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
-    write_file(path, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
@@ -182,17 +172,10 @@ def _arrays(
     """Returns the arrays under Marian's names, with all sines before all cosines."""
     # Our feature for each of theirs: 0, 2, 4, ..., 1, 3, 5, ...
     features = np.arange(config.d_model).reshape(-1, 2).T.ravel()
-    arrays: dict[str, np.ndarray] = {}
-
-    def embedding(name: str, table: Float[np.ndarray, "U D"]) -> None:
-        arrays[name] = table[order][:, features]
-
+    tables = {SOURCE: "src_embedding", TARGET: "tgt_embedding", OUTPUT: "output_embedding"}
     if config.embeddings == "tied":
-        embedding("model.shared.weight", params["embedding"])
-    else:
-        embedding("model.encoder.embed_tokens.weight", params["src_embedding"])
-        embedding("model.decoder.embed_tokens.weight", params["tgt_embedding"])
-        embedding("lm_head.weight", params["output_embedding"])
+        tables = {SHARED: "embedding"}
+    arrays = {name: params[ours][order][:, features] for name, ours in tables.items()}
     bias = params.get("logits_bias", np.zeros(config.vocab_size, np.float32))[order]
     bias[-1] = 0  # Padding cannot be generated anyway, and ours may be -inf.
     arrays["final_logits_bias"] = bias[None]
@@ -206,30 +189,20 @@ def _arrays(
 
 def _layer(given: dict[str, Any], features: Int[np.ndarray, " D"]) -> dict[str, np.ndarray]:
     arrays = {}
-
-    def norm(name: str, residual: str) -> None:
-        arrays[f"{name}.weight"] = given[residual]["norm"]["scale"][features]
-        arrays[f"{name}.bias"] = given[residual]["norm"]["bias"][features]
-
-    def attention(name: str, projections: dict[str, Any]) -> None:
-        for projection in ("query", "key", "value"):
-            kernel = projections[projection].reshape(len(features), -1)
-            bias = projections.get(f"{projection}_bias", np.zeros(len(features), np.float32))
-            arrays[f"{name}.{projection[0]}_proj.weight"] = kernel[features].T
-            arrays[f"{name}.{projection[0]}_proj.bias"] = bias.ravel()
-        bias = projections.get("output_bias", np.zeros(len(features), np.float32))
-        arrays[f"{name}.out_proj.weight"] = projections["output"][:, features].T
-        arrays[f"{name}.out_proj.bias"] = bias[features]
-
-    attention("self_attn", given["self_attention"])
-    norm("self_attn_layer_norm", "self_attention_residual")
-    if "cross_attention" in given:
-        attention("encoder_attn", given["cross_attention"])
-        norm("encoder_attn_layer_norm", "cross_attention_residual")
-    feed_forward = given["feed_forward"]
-    arrays["fc1.weight"] = feed_forward["inner"][features].T
-    arrays["fc1.bias"] = feed_forward["inner_bias"]
-    arrays["fc2.weight"] = feed_forward["outer"][:, features].T
-    arrays["fc2.bias"] = feed_forward["outer_bias"][features]
-    norm("final_layer_norm", "feed_forward_residual")
+    for name, (module, ours) in LINEAR.items():
+        if module not in given:
+            continue
+        kernel = given[module][ours]
+        kernel = kernel.reshape(len(kernel), -1)
+        bias = given[module].get(f"{ours}_bias", np.zeros(kernel.shape[1], np.float32)).ravel()
+        if ours in ("output", "outer"):
+            kernel, bias = kernel[:, features], bias[features]
+        else:
+            kernel = kernel[features]
+        arrays |= {f"{name}.weight": kernel.T, f"{name}.bias": bias}
+    for module, name in NORMS.items():
+        if module in given:
+            norm = given[f"{module}_residual"]["norm"]
+            arrays[f"{name}.weight"] = norm["scale"][features]
+            arrays[f"{name}.bias"] = norm["bias"][features]
     return arrays

@@ -17,15 +17,7 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
     """Returns the folder of a model, downloaded if there is no such folder but a name of the Hub.
 
     Downloads are in the cache of huggingface_hub. Without a network, the commit that was the newest
-    before is used.
-
-    Args:
-      name: A folder, or a name such as ``Helsinki-NLP/opus-mt-en-de``; ``NAME@REVISION`` names a
-        branch, a tag or a commit.
-
-    Raises:
-      UserError: The Hub cannot be reached or has no such model, the model is none of Marian, or
-        huggingface_hub is missing.
+    before is used. ``NAME@REVISION`` names a branch, a tag or a commit.
     """
     found = _NAME.fullmatch(name.as_posix())
     if name.exists() or not found:
@@ -53,11 +45,7 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
             f"{address}: expected a model that all may download, but its authors ask to accept "
             "their conditions; do so at this address, and set HF_TOKEN"
         ) from None
-    except (
-        errors.HFValidationError,
-        errors.RepositoryNotFoundError,
-        errors.RevisionNotFoundError,
-    ):
+    except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise UserError(
             f"{address}: expected a model, but there is none, or it is private; check the name "
             f"{name}, or set HF_TOKEN"

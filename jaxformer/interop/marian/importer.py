@@ -12,29 +12,34 @@ activation, and three differences in layout:
 - Its vocabulary is numbered differently.
 """
 
-import dataclasses
 import pathlib
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxformer import config as config_lib
 from jaxformer.checks import is_unicode
 from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_whole, readable, run_path
-from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
-from jaxformer.interop.layers import Params, attention, feed_forward, stack
+from jaxformer.inference.weights import write_model
+from jaxformer.interop.arrays import (
+    NamedArrays,
+    Params,
+    read_safetensors,
+    read_torch,
+    split_heads,
+    stack,
+)
 from jaxformer.interop.marian.config import MarianConfig, read_object
+from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.nn.positions import sinusoidal_positions
-from jaxformer.runs.single import write_single
 from jaxformer.runs.workdir import Workdir
 
-_SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
-_SHARED, _OUTPUT = "model.shared.weight", "lm_head.weight"
+# Axes [out, in] of linear layers; all others project features to heads.
+_AXES = {"output": "DP", "inner": "FD", "outer": "DF"}
 COMMAND = "jaxformer import"
 
 
@@ -48,10 +53,6 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
 
     Returns:
       A one-line summary of the model, with the names of fields that are not used.
-
-    Raises:
-      UserError: A file is missing or damaged, the model has features that ours lacks, or the
-        workdir holds a run or files that this command would overwrite.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
@@ -64,11 +65,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     place, arrays = _read_weights(directory)
     params = _read_params(place, arrays, marian, config.model, order)
     identity = {"tokenizer": tokenizer.sha256}
-    folder.begin(COMMAND, identity)
-    tokenizer.save(folder.tokenizer)
-    metadata = {**identity, "model": dataclasses.asdict(config.model)}
-    write_single(folder.checkpoints, 0, {"params": params}, metadata)
-    config_lib.save(config, folder.config)  # Last, since the config marks a complete workdir.
+    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     unused = f"; not used: {', '.join(marian.unused)}" if marian.unused else ""
     return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}{unused}"
@@ -142,16 +139,10 @@ def _read_params(
     """Returns the parameters of our Transformer as float32 numpy arrays."""
     width = config.d_model
     features = np.arange(width).reshape(2, -1).T.ravel()  # 0, D/2, 1, D/2 + 1, ...
+    sizes = {"D": width, "P": width, "F": config.d_ff, "M": config.max_length}
     arrays = NamedArrays(
-        found,
-        sizes={
-            "1": 1,
-            "D": width,
-            "F": config.d_ff,
-            "M": config.max_length,
-            "P": width,
-            "V": marian.vocab_size,
-        },
+        arrays=found,
+        sizes=sizes | {"V": marian.vocab_size, "1": 1},
         orders={"D": features, "V": vocabulary},
         place=str(path),
     )
@@ -176,41 +167,33 @@ def _read_params(
 
 
 def _layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
-    def attend(which: str) -> Params:
-        query, key, value = (arrays.linear(f"{name}.{which}.{p}_proj", "PD") for p in "qkv")
-        output = arrays.linear(f"{name}.{which}.out_proj", "DP")
-        return attention(query, key, value, output, num_heads)
-
-    params = {
-        "self_attention": attend("self_attn"),
-        "self_attention_residual": {"norm": arrays.norm(f"{name}.self_attn_layer_norm")},
-        "feed_forward": feed_forward(
-            arrays.linear(f"{name}.fc1", "FD"), arrays.linear(f"{name}.fc2", "DF")
-        ),
-        "feed_forward_residual": {"norm": arrays.norm(f"{name}.final_layer_norm")},
-    }
+    modules = ["self_attention", "feed_forward"]
     if ".decoder." in name:
-        params["cross_attention"] = attend("encoder_attn")
-        params["cross_attention_residual"] = {
-            "norm": arrays.norm(f"{name}.encoder_attn_layer_norm")
-        }
+        modules.append("cross_attention")
+    params: Params = {module: {} for module in modules}
+    for linear, (module, ours) in LINEAR.items():
+        if module in modules:
+            found = arrays.linear(f"{name}.{linear}", _AXES.get(ours, "PD"), ours)
+            params[module] |= found if ours in _AXES else split_heads(found, num_heads)
+    for module in modules:
+        params[f"{module}_residual"] = {"norm": arrays.norm(f"{name}.{NORMS[module]}")}
     return params
 
 
 def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params:
     """Returns the embeddings under our names; a file has tied ones under one name or several."""
-    shared = [_SHARED] if marian.shared else []
+    shared = [SHARED] if marian.shared else []
     names = {
-        "src_embedding": [_SOURCE, *shared],
-        "tgt_embedding": [_TARGET, *shared],
-        "output_embedding": [_OUTPUT],
+        "src_embedding": [SOURCE, *shared],
+        "tgt_embedding": [TARGET, *shared],
+        "output_embedding": [OUTPUT],
     }
     if marian.output_tied and marian.shared:
-        names = {name: [_SHARED, _SOURCE, _TARGET, _OUTPUT] for name in names}
+        names = {name: [SHARED, SOURCE, TARGET, OUTPUT] for name in names}
     elif marian.output_tied:
-        names["tgt_embedding"] = names["output_embedding"] = [_TARGET, _OUTPUT]
+        names["tgt_embedding"] = names["output_embedding"] = [TARGET, OUTPUT]
     else:  # The transformers library saves a shared embedding, too, but only uses it as a fallback.
-        arrays.skip(_SHARED)
+        arrays.skip(SHARED)
     tables = {name: _first(arrays, found, marian.output_tied) for name, found in names.items()}
     if marian.all_tied:
         return {"embedding": tables["src_embedding"]}
@@ -235,10 +218,8 @@ def _check_positions(arrays: NamedArrays, config: ModelConfig) -> None:
     """Checks that position embeddings, which old files hold, are sinusoids and not learned."""
     for which in ("encoder", "decoder"):
         name = f"model.{which}.embed_positions.weight"
-        if name not in arrays:
-            continue
-        found = arrays.array(name, "MD")
-        if np.abs(found - sinusoidal_positions(*found.shape)).max() > 1e-3:
+        expected = sinusoidal_positions(config.max_length, config.d_model)
+        if name in arrays and np.abs(arrays.array(name, "MD") - expected).max() > 1e-3:
             raise UserError(
                 f"{arrays.place}: expected {name} to hold sinusoids: learned positions are not read"
             )

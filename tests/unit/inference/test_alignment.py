@@ -19,6 +19,7 @@ from jaxformer.inference.alignment import (
     most_attended,
     words_of_pieces,
 )
+from jaxformer.inference.members import Member
 from jaxformer.inference.weights import abstract_params
 from jaxformer.models.transformer import Transformer
 
@@ -127,21 +128,20 @@ def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
     config = ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=2, max_length=16)
     src, tgt_in = np.array([[3, 4, 5, 1]]), np.array([[BOS, 6, 7]])
     random_numbers = np.random.default_rng(0)
-    params = tuple(
-        jax.tree.map(
-            lambda leaf: random_numbers.normal(size=leaf.shape).astype(np.float32),
-            abstract_params(config),
-        )
-        for _ in range(2)
-    )
+
+    def random_member():
+        normal, shapes = random_numbers.normal, abstract_params(config)
+        return Member(config, jax.tree.map(lambda a: normal(size=a.shape).astype("f4"), shapes))
+
+    members = (random_member(), random_member())
     apply = jax.jit(functools.partial(Transformer(config).apply, mutable="intermediates"))
     expected = []
-    for weights, layer in zip(params, (0, 1), strict=True):
-        _, recorded = jax.device_get(apply({"params": weights}, src, tgt_in))
+    for member, layer in zip(members, (0, 1), strict=True):
+        _, recorded = jax.device_get(apply({"params": member.params}, src, tgt_in))
         stack = recorded["intermediates"]["decoder"]["layers"]["cross_attention"]["weights"][0]
         expected.append(stack[layer, 0].mean(axis=0))
     # Padding has no effect.
     padded = (np.pad(src, ((0, 1), (0, 3))), np.pad(tgt_in, ((0, 1), (0, 2))))
-    result = np.asarray(cross_attention((config, config), (0, 1), params, *padded))
+    result = np.asarray(cross_attention(members, (0, 1), *padded))
     np.testing.assert_allclose(result[0, :3, :4], np.mean(expected, axis=0), rtol=1e-5)
     assert not result[0, :3, 4:].any()

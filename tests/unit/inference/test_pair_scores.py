@@ -8,7 +8,8 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS
-from jaxformer.inference import likelihoods
+from jaxformer.inference import members
+from jaxformer.inference.members import Member
 from jaxformer.inference.pair_scores import log_probabilities, pair_batches
 from jaxformer.inference.weights import abstract_params
 from jaxformer.models.transformer import Transformer
@@ -43,10 +44,10 @@ def probabilities(params, source, target, config=CONFIG):
     return (weights / weights.sum(axis=1, keepdims=True))[range(len(target)), target]
 
 
-def scored(configs, params, tokens_per_batch):
+def scored(models, tokens_per_batch):
     result = np.full(len(PAIRS), np.nan)
     for batch in pair_batches(PAIRS, CONFIG.max_length, tokens_per_batch):
-        rows = log_probabilities(configs, params, batch.src, batch.tgt_in, batch.tgt_out)
+        rows = log_probabilities(models, batch.src, batch.tgt_in, batch.tgt_out)
         result[batch.numbers] = np.asarray(rows)[: len(batch.numbers)]
     return result
 
@@ -55,23 +56,20 @@ def test_log_probability_equals_the_formula():
     params = parameters(0)
     expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
     assert np.ptp(expected) > 5
-    result = scored((CONFIG,), (params,), tokens_per_batch=1)
+    result = scored((Member(CONFIG, params),), tokens_per_batch=1)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_ensemble_averages_probabilities_token_by_token(monkeypatch):
     # Chunks of nine tokens do not divide the batch of 16 times 32 evenly.
-    monkeypatch.setattr(likelihoods, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
+    monkeypatch.setattr(members, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
     log_probabilities.clear_cache()
-    params = (parameters(0), parameters(1), parameters(2, OTHER))
-    configs = (CONFIG, CONFIG, OTHER)
+    models = tuple(Member(c, parameters(n, c)) for n, c in enumerate((CONFIG, CONFIG, OTHER)))
     expected = [
-        np.log(
-            np.mean([probabilities(p, *pair, c) for p, c in zip(params, configs, strict=True)], 0)
-        ).sum()
+        np.log(np.mean([probabilities(m.params, *pair, m.config) for m in models], 0)).sum()
         for pair in PAIRS
     ]
-    result = scored(configs, params, tokens_per_batch=4096)
+    result = scored(models, tokens_per_batch=4096)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     log_probabilities.clear_cache()
 
@@ -80,9 +78,8 @@ def test_logits_of_a_batch_are_never_in_memory_at_once():
     """The logits of 64 x 64 tokens with a vocabulary of 37,000 would take 606 MB."""
     config = ModelConfig(d_model=8, d_ff=8, num_heads=1, num_layers=1, max_length=64)
     tokens = jax.ShapeDtypeStruct((64, 64), np.int32)
-    compiled = log_probabilities.lower(
-        (config,), (abstract_params(config),), tokens, tokens, tokens
-    ).compile()
+    models = (Member(config, abstract_params(config)),)
+    compiled = log_probabilities.lower(models, tokens, tokens, tokens).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 150e6
 
 

@@ -1,4 +1,4 @@
-"""The parts of a trained model that the formats of an export need."""
+"""Checks, tokenizers and descriptions that the formats of an export share."""
 
 import base64
 import dataclasses
@@ -25,29 +25,17 @@ _ANY = re.compile(
 )
 
 
-class TextModel(NamedTuple):
-    """The text side of a translation model.
+class Usage(NamedTuple):
+    """Description of a format for the model card."""
 
-    Attributes:
-      files: Contents of ``source.spm`` and ``target.spm``, SentencePiece models.
-      pieces: The piece of every token id.
-    """
-
-    files: dict[str, bytes]
-    pieces: list[str]
-
-    def write(self, folder: pathlib.Path) -> None:
-        """Writes the files."""
-        for name, content in self.files.items():
-            write_file(folder / name, content)
+    format: str
+    requires: str  # packages that the code imports
+    code: str  # Python that loads the model, to be run in the folder of the export
+    notes: tuple[str, ...]  # on the files, on differences from the original, and on limits
 
 
 def check_fields(config: ModelConfig, system: str, **allowed: Collection[Any]) -> None:
-    """Checks that another system can express the model; unknown fields must have defaults.
-
-    Raises:
-      UserError: A field has a value that is not ``allowed``.
-    """
+    """Checks that another system can express the model; unknown fields must have defaults."""
     head = Fraction(config.d_model, config.num_heads)
     allowed |= {"d_k": [head, None], "d_v": [head, None], "embeddings": ["tied", "separate"]}
     allowed |= {"target_vocab_size": [config.vocab_size, None]}
@@ -59,11 +47,7 @@ def check_fields(config: ModelConfig, system: str, **allowed: Collection[Any]) -
 
 
 def beam_search(config: Config, system: str) -> BeamSearch:
-    """Returns the search of a config, for another system.
-
-    Raises:
-      UserError: It samples.
-    """
+    """Returns the search of a config for another system, which must be beam search."""
     if not isinstance(config.search, BeamSearch):
         raise UserError(
             f"{system}: expected beam search, got sampling; in Python, give "
@@ -72,12 +56,8 @@ def beam_search(config: Config, system: str) -> BeamSearch:
     return config.search
 
 
-def text_model(model: TrainedModel) -> TextModel:
-    """Returns the SentencePiece models and the pieces of a model that translates text.
-
-    Raises:
-      UserError: It is a language model, or its targets are not text.
-    """
+def write_tokenizer(model: TrainedModel, folder: pathlib.Path) -> list[str]:
+    """Writes source.spm and target.spm of a model of text, and returns the piece of every id."""
     tokenizer = model.tokenizer
     if model.config.kind not in (TRANSLATION, PARSING):
         found = model.config.kind.description
@@ -86,16 +66,13 @@ def text_model(model: TrainedModel) -> TextModel:
     elif tokenizer.target_vocab_size != tokenizer.vocab_size:
         found = "a model whose targets are symbols"
     else:
-        pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-        return TextModel(_sentencepiece_files(tokenizer), pieces)
+        for side in ("source", "target"):
+            content = tokenizer.serialized
+            if isinstance(tokenizer, MarianTokenizer):
+                content = base64.b64decode(json.loads(content)[side])
+            write_file(folder / f"{side}.spm", content)
+        return [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
     raise UserError(
         f"{model.folder.path}: expected a model that translates text, got {found}; export "
         "safetensors instead"
     )
-
-
-def _sentencepiece_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    if not isinstance(tokenizer, MarianTokenizer):
-        return {"source.spm": tokenizer.serialized, "target.spm": tokenizer.serialized}
-    values = json.loads(tokenizer.serialized)
-    return {f"{side}.spm": base64.b64decode(values[side]) for side in ("source", "target")}

@@ -1,0 +1,74 @@
+"""The models of an ensemble, or a single one, and their log probabilities of given tokens."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxformer.config import ModelConfig
+from jaxformer.models.transformer import Transformer
+
+# Number of logits per chunk, 16 MB in float32.
+_LOGITS_AT_ONCE = 1 << 22
+
+
+class Member(NamedTuple):
+    """A Transformer of an ensemble.
+
+    Attributes:
+      config: The architecture.
+      params: Parameters, cast or quantized for decoding.
+    """
+
+    config: ModelConfig
+    params: PyTree
+
+    def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
+        """Calls a method of the Transformer."""
+        variables = {"params": self.params}
+        return Transformer(self.config).apply(variables, *inputs, method=method, **options)
+
+
+# Only the parameters are traced: a jitted function is compiled for each architecture.
+jax.tree_util.register_pytree_node(
+    Member,
+    lambda member: ((member.params,), member.config),
+    lambda config, children: Member(config, *children),
+)
+
+
+def token_log_probs(
+    members: Sequence[Member],
+    features: Sequence[Float[Array, "B T _"]],
+    targets: Int[Array, "B T"],
+) -> Float[Array, "B T"]:
+    """Returns the log probability of every target under the mean probability of the members.
+
+    Logits are computed in chunks, to bound memory. ``features`` are the decoder outputs of each
+    member, at the positions that predict the targets.
+    """
+    vocab_size = max(member.config.output_size for member in members)
+
+    def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
+        rows, targets = chunk
+        each = []
+        for member, row in zip(members, rows, strict=True):
+            logits = member(row, method="logits").astype(jnp.float32)
+            chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+            each.append(chosen - jax.nn.logsumexp(logits, axis=1))
+        return jax.nn.logsumexp(jnp.stack(each), axis=0) - math.log(len(each))
+
+    tokens = targets.size
+    chunk = min(tokens, max(8, _LOGITS_AT_ONCE // vocab_size))
+    count = -(-tokens // chunk)
+
+    def chunked(rows: Array) -> Array:
+        padding = [(0, count * chunk - tokens)] + [(0, 0)] * (rows.ndim - 1)
+        return jnp.pad(rows, padding).reshape(count, chunk, *rows.shape[1:])
+
+    flat = [chunked(rows.reshape(-1, rows.shape[-1])) for rows in features]
+    log_probs = jax.lax.map(of_chunk, (flat, chunked(targets.reshape(-1))))
+    return log_probs.reshape(-1)[:tokens].reshape(targets.shape)

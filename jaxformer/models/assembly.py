@@ -17,7 +17,7 @@ from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
-from jaxformer.nn.positions import ENCODINGS, FixedPositions
+from jaxformer.nn.positions import ENCODINGS
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
@@ -217,13 +217,16 @@ def make_embedding(module: nn.Module, table: Any, positions: str, config: ModelC
       positions: Name of the parameter of learned positions.
       config: The architecture.
     """
-    encoding = ENCODINGS[config.positions]
-    encodings: Any = FixedPositions(encoding.table, config.max_length, config.d_model)
+    encoding, learned = ENCODINGS[config.positions], None
     if encoding.is_learned:
         initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
         shape = (config.max_length, config.d_model)
-        encodings = parameter(module, positions, initializer, shape)
-    return Embedding(table, encodings, config.compute_dtype)
+        learned = parameter(module, positions, initializer, shape)
+
+    def encode(length: int) -> Any:
+        return encoding.table(length, config.d_model) if learned is None else learned[:length]
+
+    return Embedding(table, encode, config.max_length, config.compute_dtype)
 
 
 def make_logits_bias(module: nn.Module, config: ModelConfig) -> Any:

@@ -6,7 +6,7 @@ softmax and layer norm statistics are float32 (:mod:`jaxformer.nn.precision`).
 
 Axes of shapes: B batch, T queries or tokens, S keys, H heads, K = d_k, V = d_v, D = d_model,
 F = d_ff, N beams, M capacity of a cache; V is the vocabulary in embeddings and logits. ``#`` marks
-an axis that may be 1 and is then broadcast.
+an axis that may be 1 and is then broadcast, ``*`` any number of axes.
 """
 
 from jaxformer.nn.attention import MultiHeadAttention

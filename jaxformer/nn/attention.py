@@ -1,7 +1,7 @@
 """Multi-head attention (section 3.2.2), for whole sequences and for decoding with a cache."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -16,14 +16,8 @@ from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix, matmul_dtype
 from jaxformer.nn.projection import project
 
-_Projection = tuple[Array | Int8Matrix, Array | None]  # matrix and bias
-
-
-class _Projections(NamedTuple):
-    query: _Projection
-    key: _Projection
-    value: _Projection
-    output: _Projection
+# Matrix and bias of each projection, "query", "key", "value" and "output".
+_Projections = dict[str, tuple[Array | Int8Matrix, Array | None]]
 
 
 class MultiHeadAttention(nn.Module):
@@ -91,7 +85,7 @@ class MultiHeadAttention(nn.Module):
         check_activations("MultiHeadAttention", "x", x, axes=3)
         seen = x if memory is None else memory
         if mask is not None:
-            check_mask("MultiHeadAttention", "mask", mask, (*x.shape[:2], seen.shape[1]))
+            check_mask("MultiHeadAttention", mask, x, seen)
         queries = Tokens.of(x.shape[1], positions=positions)
         dropout = dropout_rows(x.shape[0], deterministic, row_ids)
         keys = Keys(queries, Tokens.of(seen.shape[1]), mask)
@@ -126,39 +120,32 @@ class MultiHeadAttention(nn.Module):
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
-        weights, dtype = self._projections(x.shape[-1]), matmul_dtype(self.compute_dtype)
-        queries = self._project(x, weights.query)
-        slots = keys.slots
+        weights, slots = self._projections(x.shape[-1]), keys.slots
+        queries = project(x, *weights["query"], self.compute_dtype)
         if cache is not None and slots is None:
             raise UserError("MultiHeadAttention: a cache needs keys of its slots, from Slots.keys")
         if isinstance(cache, MemoryCache):
-            source = cache.projected() if slots.is_prompt else cache
+            source = cache.projected(matmul_dtype(self.compute_dtype)) if slots.is_prompt else cache
         else:
             source = self._source(x if memory is None else memory, weights)
             if self.encode_positions is not None and memory is None:
                 rotate, positions = self.encode_positions, keys.queries.positions
                 queries = rotate(queries, positions)
-                source = Projected(rotate(source.keys, positions), source.values)
+                source = dataclasses.replace(source, keys=rotate(source.keys, positions))
             if cache is not None:
                 cache = cache.append(source, slots)
                 source = source if slots.is_prompt else cache
         drop = self.dropout.function(dropout)
         if isinstance(source, Projected) and not self.is_mutable_collection("intermediates"):
-            attended = attention(queries, source, keys, drop, dtype)
+            attended = attention(queries, source, keys, drop)
         else:
-            attended, shown = attend(queries, source, keys, drop, dtype)
+            attended, shown = attend(queries, source, keys, drop)
             self.sow("intermediates", "weights", shown)
         heads = attended.reshape(*attended.shape[:2], attended.shape[2] * attended.shape[3])
-        return self._project(heads, weights.output), cache
+        return project(heads, *weights["output"], self.compute_dtype), cache
 
     def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
-        """Returns an empty cache for self-attention.
-
-        Args:
-          slots: Slots of the decoder.
-          d_model: Width of the activations.
-          dtype: Dtype of the activations.
-        """
+        """Returns an empty cache for self-attention to activations of this width and dtype."""
         return KVCache.empty(slots, self.num_heads, *self._head_sizes(d_model), dtype)
 
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
@@ -166,10 +153,8 @@ class MultiHeadAttention(nn.Module):
         return MemoryCache.of(self._source(memory, self._projections(memory.shape[-1])))
 
     def _source(self, x: Array, weights: _Projections) -> Projected:
-        return Projected(self._project(x, weights.key), self._project(x, weights.value))
-
-    def _project(self, x: Array, weights: _Projection) -> Array:
-        return project(x, *weights, self.compute_dtype)
+        keys, values = (project(x, *weights[name], self.compute_dtype) for name in ("key", "value"))
+        return Projected(keys, values, matmul_dtype(self.compute_dtype))
 
     def _head_sizes(self, d_model: int) -> tuple[int, int]:
         if (self.d_k is None or self.d_v is None) and d_model % self.num_heads:
@@ -183,24 +168,18 @@ class MultiHeadAttention(nn.Module):
     @nn.compact
     def _projections(self, d_model: int) -> _Projections:
         h, (k, v) = self.num_heads, self._head_sizes(d_model)
-        heads = nn.initializers.variance_scaling(
-            1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2)
-        )
-        output = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        names, axes = ("query", "key", "value"), ("d_model", "heads", None)
-        shapes = [(d_model, h, k), (d_model, h, k), (d_model, h, v), (h * v, d_model)]
-        matrices = [
-            parameter(self, name, heads, shape, axes, "matrix")
-            for name, shape in zip(names, shapes, strict=False)
-        ]
-        matrices.append(
-            parameter(self, "output", output, shapes[-1], ("heads", "d_model"), "matrix")
-        )
-        biases = [None] * 4
-        if self.use_bias:
-            zeros, sizes = nn.initializers.zeros, [(h, k), (h, k), (h, v), (d_model,)]
-            biases = [
-                parameter(self, f"{name}_bias", zeros, size)
-                for name, size in zip((*names, "output"), sizes, strict=True)
-            ]
-        return _Projections(*zip(matrices, biases, strict=True))
+        inputs = {"query": (d_model, h, k), "key": (d_model, h, k), "value": (d_model, h, v)}
+        shapes = {**inputs, "output": (h * v, d_model)}
+        matrices = {}
+        for name, shape in shapes.items():
+            outputs = tuple(range(1, len(shape)))
+            glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, outputs)
+            axes = ("d_model", "heads", None) if name in inputs else ("heads", "d_model")
+            matrices[name] = parameter(self, name, glorot, shape, axes, "matrix")
+        if not self.use_bias:
+            return {name: (matrix, None) for name, matrix in matrices.items()}
+        zeros = nn.initializers.zeros
+        return {
+            name: (matrix, parameter(self, f"{name}_bias", zeros, shapes[name][1:]))
+            for name, matrix in matrices.items()
+        }

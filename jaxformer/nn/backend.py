@@ -69,13 +69,10 @@ _BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def emulates_bfloat16(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> bool:
-    """Returns whether programs run on a CPU without instructions for bfloat16.
+    """Returns whether XLA widens the inputs of bfloat16 matmuls, so that float32 is faster.
 
-    XLA widens the inputs of bfloat16 matmuls there, so that float32 is faster.
-
-    Args:
-      cpu_info: The processor's features as Linux lists them. Without this file, the result is
-        False.
+    True on CPUs without instructions for bfloat16, which Linux lists in ``cpu_info``; False without
+    this file.
     """
     if jax.default_backend() != "cpu" or not cpu_info.exists():
         return False

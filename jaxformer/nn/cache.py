@@ -5,16 +5,13 @@ slot they were written to: a position, and the beam that wrote there. When a sea
 hypotheses, only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder. With a
 window, a new position takes the slots of the one that no query sees any more.
 
-On CPUs, scores and sums are elementwise products: a decoding step multiplies little and reads much,
-and they read the cache once, from end to end, in the order of its axes.
-
 By the convention of :mod:`jaxformer.search.state`, arrays have leading axes [B, N], or [B, 1]
 if the beams of a sentence share them. M is the capacity in positions, P = M * N the number of
 slots.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
@@ -27,17 +24,18 @@ from jaxformer.nn.keys import Bias, Keys, Tokens
 from jaxformer.nn.precision import at_least_float32
 
 
-def capacity_for(length: int) -> int:
-    """Returns the capacity of a cache for ``length`` positions, a multiple of 16.
+def _capacity_for(length: int, window: int | None = None) -> int:
+    """Returns the number of positions to keep of ``length`` positions, a multiple of 16.
 
     Multiples fill vector registers: on CPUs, XLA's sums over 15 or 30 positions take ten times as
     long.
     """
-    return -(-length // 16) * 16
+    kept = length if window is None else min(length, window + 1)
+    return -(-kept // 16) * 16
 
 
-def _grow(leaf: Array, axis: int, length: int) -> Array:
-    missing = max(0, capacity_for(length) - leaf.shape[axis])
+def _pad_to(leaf: Array, axis: int, capacity: int) -> Array:
+    missing = max(0, capacity - leaf.shape[axis])
     return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
 
 
@@ -65,25 +63,29 @@ class Slots:
         cls, like: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
     ) -> "Slots":
         """Returns slots for ``length`` positions, with the layout of ``like`` on a mesh."""
-        kept = _kept(length, window)
-        beam_slots = zeros_beside(like, (num_beams, capacity_for(kept)), jnp.int32)
+        beam_slots = zeros_beside(like, (num_beams, _capacity_for(length, window)), jnp.int32)
         return cls(beam_slots, jnp.zeros((), jnp.int32), window=window)
+
+    @property
+    def capacity(self) -> int:
+        """Number of positions that each beam has slots for, M."""
+        return self.beam_slots.shape[2]
 
     @property
     def forgets(self) -> bool:
         """True if a new position takes the slots of one that no query sees any more."""
-        return self.window is not None and self.beam_slots.shape[2] > self.window
+        return self.window is not None and self.capacity > self.window
 
     @property
     def longest(self) -> int | None:
         """Number that all positions are less than; None if slots are taken again."""
-        return None if self.forgets else self.beam_slots.shape[2]
+        return None if self.forgets else self.capacity
 
     def add_position(self) -> "Slots":
         """Returns the slots after each beam takes its own slot at the next position."""
         beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[None, :, None]
         own = self.beam_slots[:, :, :1] * 0 + beams
-        place = self.length % self.beam_slots.shape[2]
+        place = self.length % self.capacity
         beam_slots = jax.lax.dynamic_update_slice_in_dim(self.beam_slots, own, place, axis=2)
         return dataclasses.replace(self, beam_slots=beam_slots)
 
@@ -94,39 +96,75 @@ class Slots:
           tokens: Number of new tokens: T of a prompt, or one per beam.
           bias: Added to the scores.
         """
+        rules: dict[str, Any] = {"window": self.window, "bias": bias, "slots": self}
         if self.is_prompt:
-            rules = {"causal": True, "window": self.window, "bias": bias, "slots": self}
-            return Keys.of_sequence(tokens, **rules)
+            return Keys.of_sequence(tokens, causal=True, **rules)
         batch, beams, capacity = self.beam_slots.shape
         held = self.positions_held(self.length)
         slots = self.beam_slots[..., None]
         own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)
         own &= expand_like((held >= 0)[:, None], slots)
-        return Keys(
-            Tokens(*2 * (jnp.broadcast_to(self.length, (1, tokens)),)),
-            Tokens(*2 * (jnp.repeat(held, beams)[None],)),
-            mask=own.reshape(batch, beams, beams * capacity)[:, None],
-            window=self.window,
-            bias=bias,
-            slots=self,
-        )
+        query, key = jnp.broadcast_to(self.length, (1, tokens)), jnp.repeat(held, beams)[None]
+        mask = own.reshape(batch, beams, beams * capacity)[:, None]
+        return Keys(Tokens(query, query), Tokens(key, key), mask, **rules)
 
     def positions_held(self, newest: Int[Array, ""]) -> Int[Array, " M"]:
         """Returns the position in each slot of a beam after ``newest``; negative in empty slots."""
-        slots = jnp.arange(self.beam_slots.shape[2], dtype=jnp.int32)
-        return newest - (newest - slots) % len(slots)
+        slots = jnp.arange(self.capacity, dtype=jnp.int32)
+        return newest - (newest - slots) % self.capacity
 
     def grow(self, length: int) -> "Slots":
         """Returns the slots with capacity for at least ``length`` positions."""
-        kept = _kept(length, self.window)
-        return dataclasses.replace(self, beam_slots=_grow(self.beam_slots, 2, kept))
+        beam_slots = _pad_to(self.beam_slots, 2, _capacity_for(length, self.window))
+        return dataclasses.replace(self, beam_slots=beam_slots)
 
 
-def _kept(length: int, window: int | None) -> int:
-    return length if window is None else min(length, window + 1)
+class _Cached:
+    """A source whose beams share keys, [B, 1, H, K, ...], and values, [B, 1, H, ..., V].
+
+    On CPUs, scores and sums are elementwise products: a decoding step multiplies little and reads
+    much, and they read the cache once, from end to end, in the order of its axes.
+    """
+
+    keys: Array
+    values: Array
+
+    def scores(self, queries: Float[Array, "B N H K"]) -> Float[Array, "B H N P"]:
+        """Returns the dot products of one query per beam with all keys."""
+        keys = jax.lax.collapse(self.keys[:, 0], 3)
+        dtype = at_least_float32(queries, keys)
+
+        def sums_of_products(q: Array, k: Array) -> Array:
+            q, k = q.astype(dtype), k.astype(dtype)
+            if q.shape[1] == 1:  # With an axis of size 1, XLA would take ten times as long.
+                return (q[:, 0, :, :, None] * k).sum(axis=2)[:, :, None]
+            return jnp.moveaxis((q[..., None] * k[:, None]).sum(axis=3), 1, 2)
+
+        def matmuls(q: Array, k: Array) -> Array:
+            return jnp.einsum("bnhk,bhks->bhns", q, k, preferred_element_type=dtype)
+
+        return jax.lax.platform_dependent(queries, keys, cpu=sums_of_products, default=matmuls)
+
+    def weighted_sum(self, weights: Float[Array, "B H N P"]) -> Float[Array, "B N H V"]:
+        """Returns all values, summed with weights."""
+        values, dtype = jax.lax.collapse(self.values[:, 0], 2, -1), weights.dtype
+
+        def sums_of_products(w: Array, v: Array) -> Array:
+            v = v.astype(dtype)
+            if w.shape[2] == 1:
+                return (w[:, :, 0, :, None] * v).sum(axis=2)[:, None]
+            return (jnp.moveaxis(w, 2, 1)[..., None] * v[:, None]).sum(axis=3)
+
+        def matmuls(w: Array, v: Array) -> Array:
+            w = w.astype(v.dtype)
+            return jnp.einsum("bhns,bhsv->bnhv", w, v, preferred_element_type=dtype)
+
+        summed = jax.lax.platform_dependent(weights, values, cpu=sums_of_products, default=matmuls)
+        return summed.astype(values.dtype)
 
 
-class KVCache(NamedTuple):
+@flax.struct.dataclass
+class KVCache(_Cached):
     """Cached keys and values of one self-attention layer.
 
     Attributes:
@@ -138,9 +176,7 @@ class KVCache(NamedTuple):
     values: Float[Array, "B 1 H M N V"]
 
     @classmethod
-    def empty(
-        cls, slots: Slots, num_heads: int, d_k: int, d_v: int, dtype: jnp.dtype | str
-    ) -> "KVCache":
+    def empty(cls, slots: Slots, num_heads: int, d_k: int, d_v: int, dtype: str) -> "KVCache":
         """Returns an empty cache with capacity for all slots."""
         rows, (_, beams, capacity) = slots.beam_slots[:, 0, 0], slots.beam_slots.shape
         return cls(
@@ -150,38 +186,27 @@ class KVCache(NamedTuple):
 
     def append(self, new: Projected, slots: Slots) -> "KVCache":
         """Returns the cache with the keys and values of new tokens, which the slots place."""
-        capacity = slots.beam_slots.shape[2]
-        if slots.is_prompt and new.keys.shape[1] > capacity:  # Only its end is kept.
+        if slots.is_prompt and new.keys.shape[1] > slots.capacity:  # Only its end is kept.
             last = jnp.maximum(slots.positions_held(slots.length - 1), 0)
             new = jax.tree.map(lambda a: jnp.take(a, last, axis=1), new)
-        keys, values = MemoryCache.of(new)
+        tokens = MemoryCache.of(new)
         if slots.is_prompt:  # T positions of beam 0.
-            keys, values, place = keys[..., None], values[..., None, :], 0
+            keys, values, place = tokens.keys[..., None], tokens.values[..., None, :], 0
         else:  # One position of T beams.
-            keys, values = keys[..., None, :], values[:, :, :, None]
-            place = slots.length % capacity
+            keys, values = tokens.keys[..., None, :], tokens.values[:, :, :, None]
+            place = slots.length % slots.capacity
         update = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
             update(self.keys, keys, place, axis=4), update(self.values, values, place, axis=3)
         )
 
-    def scores(self, queries: Float[Array, "B N H K"], dtype: Any) -> Float[Array, "B H N P"]:
-        """Returns the dot products of one query per beam with the keys of all slots."""
-        batch, _, heads, d_k = self.keys.shape[:4]
-        return _scores(queries, self.keys[:, 0].reshape(batch, heads, d_k, -1))
-
-    def weighted_sum(self, weights: Float[Array, "B H N P"], dtype: Any) -> Array:
-        """Returns the values of all slots, summed with weights, [B, N, H, V]."""
-        batch, _, heads = self.values.shape[:3]
-        values = self.values[:, 0].reshape(batch, heads, -1, self.values.shape[-1])
-        return _weighted_sum(weights, values)
-
-    def grow(self, length: int) -> "KVCache":
-        """Returns the cache with capacity for at least ``length`` positions."""
-        return KVCache(_grow(self.keys, 4, length), _grow(self.values, 3, length))
+    def grow(self, capacity: int) -> "KVCache":
+        """Returns the cache with the capacity of its slots."""
+        return KVCache(_pad_to(self.keys, 4, capacity), _pad_to(self.values, 3, capacity))
 
 
-class MemoryCache(NamedTuple):
+@flax.struct.dataclass
+class MemoryCache(_Cached):
     """Cached keys and values of a memory, which the beams of a sentence share.
 
     Attributes:
@@ -198,55 +223,11 @@ class MemoryCache(NamedTuple):
         keys, values = jnp.moveaxis(memory.keys, 1, -1), jnp.moveaxis(memory.values, 1, 2)
         return cls(keys[:, None], values[:, None])
 
-    def projected(self) -> Projected:
+    def projected(self, dtype: str) -> Projected:
         """Returns the keys and values in the layout for the tokens of a prompt."""
-        return Projected(
-            jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
-        )
+        keys, values = jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
+        return Projected(keys, values, dtype)
 
-    def scores(self, queries: Float[Array, "B N H K"], dtype: Any) -> Float[Array, "B H N S"]:
-        """Returns the dot products of one query per beam with the keys of the memory."""
-        return _scores(queries, self.keys[:, 0])
-
-    def weighted_sum(self, weights: Float[Array, "B H N S"], dtype: Any) -> Array:
-        """Returns the values of the memory, summed with weights, [B, N, H, V]."""
-        return _weighted_sum(weights, self.values[:, 0])
-
-    def grow(self, length: int) -> "MemoryCache":
+    def grow(self, capacity: int) -> "MemoryCache":
         """Returns the cache unchanged, because a memory does not grow."""
         return self
-
-
-def _scores(
-    queries: Float[Array, "B N H K"], keys: Float[Array, "B H K S"]
-) -> Float[Array, "B H N S"]:
-    dtype = at_least_float32(queries, keys)
-
-    def sums_of_products(q: Array, k: Array) -> Array:
-        q, k = q.astype(dtype), k.astype(dtype)
-        if q.shape[1] == 1:  # With an axis of size 1, XLA would take ten times as long.
-            return (q[:, 0, :, :, None] * k).sum(axis=2)[:, :, None]
-        return jnp.moveaxis((q[..., None] * k[:, None]).sum(axis=3), 1, 2)
-
-    def matmuls(q: Array, k: Array) -> Array:
-        return jnp.einsum("bnhk,bhks->bhns", q, k, preferred_element_type=dtype)
-
-    return jax.lax.platform_dependent(queries, keys, cpu=sums_of_products, default=matmuls)
-
-
-def _weighted_sum(
-    weights: Float[Array, "B H N S"], values: Float[Array, "B H S V"]
-) -> Float[Array, "B N H V"]:
-    dtype = weights.dtype
-
-    def sums_of_products(w: Array, v: Array) -> Array:
-        v = v.astype(dtype)
-        if w.shape[2] == 1:
-            return (w[:, :, 0, :, None] * v).sum(axis=2)[:, None]
-        return (jnp.moveaxis(w, 2, 1)[..., None] * v[:, None]).sum(axis=3)
-
-    def matmuls(w: Array, v: Array) -> Array:
-        return jnp.einsum("bhns,bhsv->bnhv", w.astype(v.dtype), v, preferred_element_type=dtype)
-
-    summed = jax.lax.platform_dependent(weights, values, cpu=sums_of_products, default=matmuls)
-    return summed.astype(values.dtype)

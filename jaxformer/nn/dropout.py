@@ -18,13 +18,7 @@ from jaxformer.errors import UserError
 
 @flax.struct.dataclass
 class RowDropout:
-    """Dropout as a pure function of a seed and the rows.
-
-    Attributes:
-      seed: Random bits.
-      row_ids: Index of each row in the global batch.
-      rate: Probability that an element is zeroed.
-    """
+    """Dropout as a pure function of a seed and the index of each row in the global batch."""
 
     seed: UInt32[Array, "2"]
     row_ids: Int[Array, " B"]
@@ -61,11 +55,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def function(self, dropout: Int[Array, " B"] | None) -> RowDropout | None:
-        """Returns the function that :meth:`__call__` applies; None if it changes nothing.
-
-        Raises:
-          UserError: The rate is not at least 0 and less than 1.
-        """
+        """Returns the function that :meth:`__call__` applies; None if it changes nothing."""
         if not 0 <= self.rate < 1:
             raise UserError(f"Dropout: expected rate to be 0 or more and below 1, got {self.rate}")
         if dropout is None or self.rate == 0.0:
@@ -100,10 +90,7 @@ def random_bits(
 
 
 def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """Hashes 32-bit words bijectively; each input bit flips every output bit half the time.
-
-    The constants are from Chris Wellons' "lowbias32" (public domain).
-    """
+    """Hashes 32-bit words bijectively, by Chris Wellons' "lowbias32" (public domain)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

@@ -2,22 +2,22 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer.layout import expand_like, has_explicit_axes, take_rows
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.matmul import matmul_nt
-from jaxformer.nn.positions import FixedPositions
 from jaxformer.nn.precision import (
     ComputeDtype,
     Int8Matrix,
     activation_dtype,
     at_least_float32,
-    quantize_rows,
+    quantize_along,
 )
 from jaxformer.nn.sharding import per_batch_shard
 
@@ -46,7 +46,7 @@ def output_logits(
     between words of similar probability and take little of the time.
     """
     if isinstance(table, Int8Matrix):
-        inputs = quantize_rows(x.astype(jnp.float32), -1)
+        inputs = quantize_along(x, -1)
         # Not a matmul with the transpose, which XLA would convert to int32 and then transpose.
         sums = matmul_nt(inputs.values, table.values, jnp.int32)
         scale = inputs.scale * expand_like(table.scale[:, 0], sums)
@@ -63,12 +63,14 @@ class Embedding:
 
     Attributes:
       table: The embedding.
-      encodings: Encoding of every position, sinusoidal or learned.
+      encode: Returns the encodings of the first positions, sinusoidal or learned, given how many.
+      max_length: Number of positions that have an encoding.
       compute_dtype: Dtype of the inputs of matrix multiplications.
     """
 
     table: Float[Array, "V D"] | Int8Matrix
-    encodings: Float[Array, "M D"] | Float[np.ndarray, "M D"] | FixedPositions
+    encode: Callable[[int], ArrayLike]
+    max_length: int
     compute_dtype: ComputeDtype = "float32"
 
     def __call__(
@@ -83,21 +85,19 @@ class Embedding:
           tokens: Token ids.
           positions: Position of every token; 0, 1, ... when None. In an export for any length,
             tokens at positions without an encoding give NaN.
-          longest: Number that all positions are less than; the number of encodings when None.
+          longest: Number that all positions are less than, so that no more are encoded.
 
         Raises:
-          UserError: A sequence is longer than ``encodings``, or an id is not in the table.
+          UserError: A sequence is longer than ``max_length``, or an id is not in the table.
         """
         check_ids("tokens", tokens, jax.tree.leaves(self.table)[0].shape[0])
-        embedded, length, encodings = embed(self.table, tokens), tokens.shape[1], self.encodings
-        if positions is not None:
-            if isinstance(encodings, FixedPositions):
-                encodings = encodings[:longest]
-            encoding = take_rows(jnp.asarray(encodings, embedded.dtype), positions)
-        elif isinstance(length, int):
-            check_length("sequence", length, len(encodings))
-            encoding = jnp.asarray(encodings[:length], embedded.dtype)
+        embedded, length = embed(self.table, tokens), tokens.shape[1]
+        if positions is None and isinstance(length, int):
+            check_length("sequence", length, self.max_length)
+            encoding = jnp.asarray(self.encode(length), embedded.dtype)
         else:  # In an export for any length, that length is symbolic.
-            encoding = take_rows(jnp.asarray(encodings[:], embedded.dtype), jnp.arange(length))
+            positions = jnp.arange(length) if positions is None else positions
+            longest = min(longest or self.max_length, self.max_length)
+            encoding = take_rows(jnp.asarray(self.encode(longest), embedded.dtype), positions)
         x = embedded * math.sqrt(embedded.shape[-1]) + expand_like(encoding, embedded)
         return x.astype(activation_dtype(self.compute_dtype, x))

@@ -47,16 +47,12 @@ class FeedForward(nn.Module):
         check_sizes(self, "d_ff")
         check_choice(self, "activation", typing.get_args(Activation))
         check_activations("FeedForward", "x", x)
-        d_model = x.shape[-1]
+        d_model, d_ff = x.shape[-1], self.d_ff
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         zeros = nn.initializers.zeros
-        inner = parameter(
-            self, "inner", glorot, (d_model, self.d_ff), ("d_model", "d_ff"), "matrix"
-        )
-        inner_bias = parameter(self, "inner_bias", zeros, (self.d_ff,))
-        outer = parameter(
-            self, "outer", glorot, (self.d_ff, d_model), ("d_ff", "d_model"), "matrix"
-        )
+        inner = parameter(self, "inner", glorot, (d_model, d_ff), ("d_model", "d_ff"), "matrix")
+        inner_bias = parameter(self, "inner_bias", zeros, (d_ff,))
+        outer = parameter(self, "outer", glorot, (d_ff, d_model), ("d_ff", "d_model"), "matrix")
         outer_bias = parameter(self, "outer_bias", zeros, (d_model,))
         activation = getattr(nn, self.activation)
         hidden = activation(project(x, inner, inner_bias, self.compute_dtype))

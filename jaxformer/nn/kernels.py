@@ -1,16 +1,16 @@
 """Equation 1 over any source of keys and values, and the ways to compute it.
 
-:func:`attend` spells it out. The others compute the same function: :func:`fused_attention` in one
-kernel of cuDNN, :func:`windowed_attention` for keys with a window, in time and memory that grow
-with the length, and :func:`chunked_attention` for long sequences, in memory that grows with the
-length. :func:`attention` chooses among them.
+:func:`attend` spells it out. :func:`attention` chooses among it, :func:`windowed_attention`,
+:func:`chunked_attention` and :func:`fused_attention`, which compute the same function in less time
+or memory.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol, runtime_checkable
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -23,53 +23,41 @@ from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import shards_of
 
-Dropped = Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]]
 
-
+@runtime_checkable
 class Source(Protocol):
-    """Projected keys and values, in any layout; ``dtype`` is the dtype to multiply in."""
+    """Projected keys and values, in any layout."""
 
-    def scores(
-        self, queries: Float[Array, "B T H K"], dtype: DTypeLike | None
-    ) -> Float[Array, "B H T S"]:
+    def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         """Returns the dot products of queries and keys, at least float32."""
         ...
 
-    def weighted_sum(
-        self, weights: Float[Array, "B H T S"], dtype: DTypeLike | None
-    ) -> Float[Array, "B T H V"]:
+    def weighted_sum(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B T H V"]:
         """Returns the values, summed with weights, in their own dtype."""
         ...
 
 
-class Projected(NamedTuple):
-    """Keys and values of whole sequences."""
+@flax.struct.dataclass
+class Projected:
+    """Keys and values of whole sequences, and the dtype to multiply in; their own when None."""
 
-    keys: Float[Array, "B S H K"]
-    values: Float[Array, "B S H V"]
+    keys: Float[Array, "*B S H K"]
+    values: Float[Array, "*B S H V"]
+    dtype: DTypeLike | None = flax.struct.field(pytree_node=False, default=None)
 
-    def scores(
-        self, queries: Float[Array, "B T H K"], dtype: DTypeLike | None
-    ) -> Float[Array, "B H T S"]:
-        """Returns the dot products of queries and keys."""
-        return einsum(SCORES, queries, self.keys, dtype)
+    def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
+        return einsum(SCORES, queries, self.keys, self.dtype)
 
-    def weighted_sum(
-        self, weights: Float[Array, "B H T S"], dtype: DTypeLike | None
-    ) -> Float[Array, "B T H V"]:
-        """Returns the values, summed with weights."""
-        values = self.values
-        return einsum(WEIGHTED_SUM, weights.astype(values.dtype), values, dtype).astype(
-            values.dtype
-        )
+    def weighted_sum(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B T H V"]:
+        dtype = self.values.dtype
+        return einsum(WEIGHTED_SUM, weights.astype(dtype), self.values, self.dtype).astype(dtype)
 
 
 def attend(
     queries: Float[Array, "B T H K"],
     source: Source,
     keys: Keys,
-    dropout: Dropped | None = None,
-    dtype: DTypeLike | None = None,
+    dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1), and the weights before dropout.
 
@@ -81,21 +69,19 @@ def attend(
       source: K and V.
       keys: What each query may see.
       dropout: Applied to the weights that multiply the values; no dropout when None.
-      dtype: Dtype to multiply in; the dtype of the arrays when None.
     """
-    scores = source.scores(queries, dtype) / math.sqrt(queries.shape[-1])
-    weights = _softmax(scores, keys.allowed(), keys.added())
+    scores = source.scores(queries) / math.sqrt(queries.shape[-1])
+    if keys.bias is not None:
+        bias = keys.bias(keys.queries.positions, keys.keys.positions)
+        scores = scores + bias.astype(scores.dtype)
+    weights = _softmax(scores, keys.allowed())
     kept = weights if dropout is None else dropout(weights)
-    return source.weighted_sum(kept, dtype), weights
+    return source.weighted_sum(kept), weights
 
 
 def _softmax(
-    scores: Float[Array, "B H T S"],
-    allowed: Bool[Array, "#B #H #T #S"] | None,
-    added: Float[Array, "#B #H T S"] | None = None,
+    scores: Float[Array, "B H T S"], allowed: Bool[Array, "#B #H #T #S"] | None
 ) -> Float[Array, "B H T S"]:
-    if added is not None:
-        scores = scores + added.astype(scores.dtype)
     if allowed is not None:
         # The lowest float gives the same weights as -inf, exactly 0, but no NaN in padding.
         scores = jnp.where(allowed, scores, jnp.finfo(scores.dtype).min)
@@ -107,19 +93,18 @@ def attention(
     source: Projected,
     keys: Keys,
     dropout: RowDropout | None = None,
-    dtype: DTypeLike | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 over whole sequences, in the way that suits their length."""
     length, seen = queries.shape[1], source.keys.shape[1]
     known = isinstance(length, int) and isinstance(seen, int)  # Not in an export for any length.
     is_long = known and length == seen and seen > 4 * (keys.window or seen)
     if is_long and keys.mask is None:
-        return windowed_attention(queries, source, keys, dropout, dtype)
+        return windowed_attention(queries, source, keys, dropout)
     if dropout is None and has_fused_kernel(queries, source.values, keys):
         return fused_attention(queries, source, keys)
     if known and length * seen > backend().scores_per_chunk:
-        return chunked_attention(queries, source, keys, dropout, dtype)
-    return attend(queries, source, keys, dropout, dtype)[0]
+        return chunked_attention(queries, source, keys, dropout)
+    return attend(queries, source, keys, dropout)[0]
 
 
 def windowed_attention(
@@ -127,68 +112,50 @@ def windowed_attention(
     source: Projected,
     keys: Keys,
     dropout: RowDropout | None = None,
-    dtype: DTypeLike | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes self-attention with a window, in time and memory O(window * T).
 
-    The sequence is split into blocks of one window. A block attends to itself, to the block before
-    it and, unless the keys are causal, to the one after it.
-
-    Args:
-      queries: Q.
-      source: K and V of the same tokens.
-      keys: Keys with a window, and without a mask.
-      dropout: Applied to the weights.
-      dtype: Dtype to multiply in.
+    The keys have a window and no mask. The sequence is split into blocks of one window. A block
+    attends to itself, to the block before it and, unless the keys are causal, to the one after it.
+    All attend to the global tokens, which attend to all tokens.
     """
-    size, first = keys.window or 1, keys.global_tokens
-    batch, length = queries.shape[:2]
+    first, length, size = keys.global_tokens, queries.shape[1], keys.window or 1
     blocks = -(-length // size)
-    sides = (1, 0) if keys.causal else (1, 1)
+    before, after = (1, 0) if keys.causal else (1, 1)
 
     def own(x: Array) -> Array:
         """Splits tokens into blocks: [B, T, ...] to [B, blocks, size, ...]."""
-        padded = _pad(x, 1, 0, blocks * size - length)
-        return padded.reshape(x.shape[0], blocks, size, *x.shape[2:])
+        return _split(x, 1, blocks, size)
 
     def near(x: Array) -> Array:
         """Returns the tokens that each block sees: the global ones, and its neighborhood."""
-        end = size * (blocks + sides[1]) - length
-        padded = _pad(x, 1, sides[0] * size, end)
-        split = padded.reshape(x.shape[0], blocks + sum(sides), size, *x.shape[2:])
-        parts = [split[:, i : i + blocks] for i in range(1 + sum(sides))]
+        split = _split(x, 1, before + blocks + after, size, before)
+        seen = [split[:, i : i + blocks] for i in range(before + 1 + after)]
         if first:
-            shape = (x.shape[0], blocks, first, *x.shape[2:])
-            parts.insert(0, jnp.broadcast_to(x[:, None, :first], shape))
-        return jnp.concatenate(parts, axis=2)
+            seen.insert(0, jnp.repeat(x[:, None, :first], blocks, axis=1))
+        return jnp.concatenate(seen, axis=2)
 
-    there, tokens = near(jnp.ones((1, length), bool)), jax.tree.map(near, keys.keys)
+    is_token, tokens = near(jnp.ones((1, length), bool)), jax.tree.map(near, keys.keys)
     if first:  # A global token counts once, among the global ones.
-        is_near = (jnp.arange(there.shape[2]) >= first)[None, None]
-        there &= ~(is_near & (tokens.index < first))
+        is_near = (jnp.arange(is_token.shape[2]) >= first)[None, None]
+        is_token &= ~(is_near & (tokens.index < first))
     blocked = dataclasses.replace(
         keys,
         queries=jax.tree.map(own, keys.queries),
         keys=tokens,
-        mask=there[:, :, None, None],
+        mask=is_token[:, :, None, None],
         slots=None,
     )
 
-    def block(queries: Array, source: Projected, keys: Keys, row_ids: Any) -> Array:
-        drop = None if dropout is None else dataclasses.replace(dropout, row_ids=row_ids)
-        return attend(queries, source, keys, drop, dtype)[0]
+    def block(queries: Array, source: Projected, keys: Keys, number: Array) -> Array:
+        return attend(queries, source, keys, _dropout_of_block(dropout, number, blocks))[0]
 
-    row_ids = None
-    if dropout is not None:
-        row_ids = dropout.row_ids[:, None] * blocks + jnp.arange(blocks)[None]
-    arguments = (own(queries), jax.tree.map(near, source), blocked, row_ids)
-    result = jax.vmap(block, in_axes=1, out_axes=1)(*arguments)
-    result = result.reshape(batch, blocks * size, *result.shape[3:])[:, :length]
+    arguments = own(queries), jax.tree.map(near, source), blocked, jnp.arange(blocks)
+    result = _join(jax.vmap(block, in_axes=(1, 1, 1, 0), out_axes=1)(*arguments), length)
     if first:
-        seers = dataclasses.replace(
-            keys, queries=jax.tree.map(lambda a: a[:, :first], keys.queries)
-        )
-        others = attend(queries[:, :first], source, seers, dropout, dtype)[0]
+        tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
+        seeing_all = dataclasses.replace(keys, queries=tokens)
+        others = attend(queries[:, :first], source, seeing_all, dropout)[0]
         result = jnp.concatenate([others, result[:, first:]], axis=1)
     return result
 
@@ -198,46 +165,53 @@ def chunked_attention(
     source: Projected,
     keys: Keys,
     dropout: RowDropout | None = None,
-    dtype: DTypeLike | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 for a few queries at a time, in memory O(S).
 
     The backward pass computes the weights again. Masks and biases are made within each chunk.
     """
-    length, seen = queries.shape[1], source.keys.shape[1]
+    length, seen, mask = queries.shape[1], source.keys.shape[1], keys.mask
     size = max(1, min(length, backend().scores_per_chunk // (8 * seen)))
     chunks = -(-length // size)
 
     def split(x: Array, axis: int = 1) -> Array:
-        """Moves chunks of an axis to the front: [B, T, ...] to [chunks, B, size, ...]."""
-        x = _pad(x, axis, 0, chunks * size - length)
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], chunks, size, *x.shape[axis + 1 :]), axis, 0)
+        return jnp.moveaxis(_split(x, axis, chunks, size), axis, 0)
 
-    mask = keys.mask
-    own_rows = None if mask is None or mask.shape[2] == 1 else split(mask, 2)
-    parts: dict[str, Any] = {
-        "number": jnp.arange(chunks),
-        "queries": split(queries),
-        "tokens": jax.tree.map(split, keys.queries),
-        "mask": own_rows,
-    }
+    own_masks = None if mask is None or mask.shape[2] == 1 else split(mask, 2)
 
     @jax.checkpoint
-    def one(part: dict[str, Any]) -> Array:
-        rows = mask if own_rows is None else part["mask"]
-        own = dataclasses.replace(keys, queries=part["tokens"], mask=rows)
-        drop = None
-        if dropout is not None:
-            row_ids = dropout.row_ids * chunks + part["number"]
-            drop = dataclasses.replace(dropout, row_ids=row_ids)
-        return attend(part["queries"], source, own, drop, dtype)[0]
+    def chunk(arguments: tuple[Array, Array, Tokens, Array | None]) -> Array:
+        number, queries, tokens, own_mask = arguments
+        own_mask = mask if own_mask is None else own_mask
+        own = dataclasses.replace(keys, queries=tokens, mask=own_mask)
+        return attend(queries, source, own, _dropout_of_block(dropout, number, chunks))[0]
 
-    result = jnp.moveaxis(jax.lax.map(one, parts), 0, 1)
-    return result.reshape(result.shape[0], chunks * size, *result.shape[3:])[:, :length]
+    tokens = jax.tree.map(split, keys.queries)
+    result = jax.lax.map(chunk, (jnp.arange(chunks), split(queries), tokens, own_masks))
+    return _join(jnp.moveaxis(result, 0, 1), length)
 
 
-def _pad(x: Array, axis: int, before: int, after: int) -> Array:
-    return jnp.pad(x, [(before, after) if i == axis else (0, 0) for i in range(x.ndim)])
+def _split(x: Array, axis: int, blocks: int, size: int, before: int = 0) -> Array:
+    """Splits an axis into padded blocks, [B, T, ...] to [B, blocks, size, ...].
+
+    The tokens begin after ``before`` blocks.
+    """
+    start = before * size
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (start, blocks * size - start - x.shape[axis])
+    return jnp.pad(x, padding).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+
+
+def _join(x: Array, length: int) -> Array:
+    """Joins blocks: [B, blocks, size, ...] to [B, T, ...]."""
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
+
+
+def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) -> RowDropout | None:
+    """Returns the dropout of a block of queries, which has masks of its own."""
+    if dropout is None:
+        return None
+    return dataclasses.replace(dropout, row_ids=dropout.row_ids * blocks + number)
 
 
 def fused_attention(
@@ -296,7 +270,7 @@ def dot_product_attention(
       The attended values in the dtype of ``values``, and the weights, float32 or float64.
     """
     seen = Keys(Tokens.of(queries.shape[1]), Tokens.of(keys.shape[1]), mask)
-    return attend(queries, Projected(keys, values), seen, dtype=dtype)
+    return attend(queries, Projected(keys, values, dtype), seen)
 
 
 def additive_attention(
@@ -319,7 +293,7 @@ def additive_attention(
       vector: Weights of the network's output, for each head.
     """
     weights = _softmax(additive_scores(queries, keys, vector), mask)
-    return Projected(keys, values).weighted_sum(weights, None), weights
+    return Projected(keys, values).weighted_sum(weights), weights
 
 
 def additive_scores(

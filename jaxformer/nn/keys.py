@@ -1,11 +1,12 @@
 """The keys that the queries of an attention may see (section 3.2.3), and the positions of both.
 
 :class:`Keys` is a structure and not an array: an attention computes masks from it where it needs
-them, for all scores at once or for a part of them. The constructors make it for a whole sequence, a
-memory, or any mask; :class:`~jaxformer.nn.cache.Slots` makes it for decoding.
+them, for all scores at once or for a part of them. :class:`~jaxformer.nn.cache.Slots` makes it for
+decoding.
 """
 
-import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -29,16 +30,16 @@ class Tokens:
         sequence without padding.
     """
 
-    index: Int[Array, "#B T"]
-    positions: Int[Array, "#B T"]
-    segments: Int[Array, "#B T"] | None = None
+    index: Int[Array, "*#B T"]
+    positions: Int[Array, "*#B T"]
+    segments: Int[Array, "*#B T"] | None = None
 
     @classmethod
     def of(
         cls,
         length: Any,
-        segments: Int[Array, "#B T"] | None = None,
-        positions: Int[Array, "#B T"] | None = None,
+        segments: Int[Array, "*#B T"] | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
     ) -> "Tokens":
         """Returns ``length`` tokens, whose positions are 0, 1, ... when None."""
         index = jnp.arange(length, dtype=jnp.int32)[None]
@@ -63,7 +64,7 @@ class Keys:
 
     queries: Tokens
     keys: Tokens
-    mask: Bool[Array, "#B #H #T #S"] | None = None
+    mask: Bool[Array, "*#B #H #T #S"] | None = None
     slots: Any = None
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     window: int | None = flax.struct.field(pytree_node=False, default=None)
@@ -97,12 +98,7 @@ class Keys:
 
     @classmethod
     def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
-        """Returns the keys of a memory: queries see the segment of their own number.
-
-        >>> keys = Keys.of_memory(jnp.array([[1, 2]]), jnp.array([[1, 2, 0]]))
-        >>> keys.allowed()[0, 0].astype(int).tolist()
-        [[1, 0, 0], [0, 1, 0]]
-        """
+        """Returns the keys of a memory, as :func:`segment_mask` lets the queries see them."""
         return cls(
             Tokens.of(segments.shape[1], segments),
             Tokens.of(memory_segments.shape[1], memory_segments),
@@ -112,12 +108,10 @@ class Keys:
         """Returns the mask, True where a query may attend; None if it may attend everywhere."""
         query, key = self.queries.index[:, None, :, None], self.keys.index[:, None, None]
         rules = [] if self.mask is None else [self.mask]
-        segments = self.queries.segments, self.keys.segments
-        if any(own is not None for own in segments):  # Without segments, a row is one sequence.
-            ours, theirs = (
-                jnp.ones_like(tokens.index) if tokens.segments is None else tokens.segments
-                for tokens in (self.queries, self.keys)
-            )
+        ours, theirs = self.queries.segments, self.keys.segments
+        if ours is not None or theirs is not None:  # Without segments, a row is one sequence.
+            ours = jnp.ones_like(self.queries.index) if ours is None else ours
+            theirs = jnp.ones_like(self.keys.index) if theirs is None else theirs
             rules.append(segment_mask(ours, theirs))
         if self.causal:
             rules.append(key <= query)
@@ -126,24 +120,7 @@ class Keys:
             if self.global_tokens:
                 near |= (query < self.global_tokens) | (key < self.global_tokens)
             rules.append(near)
-        if not rules:
-            return None
-        allowed = rules[0]
-        for rule in rules[1:]:
-            allowed = allowed & rule
-        return allowed
-
-    def added(self) -> Float[Array, "#B #H T S"] | None:
-        """Returns what is added to the scores."""
-        if self.bias is None:
-            return None
-        return self.bias(self.queries.positions, self.keys.positions)
-
-    def with_rules(self, window: int | None, bias: Bias | None) -> "Keys":
-        """Returns the keys with the window and the bias of a stack, where it has any."""
-        if window is not None:
-            self = dataclasses.replace(self, window=window)
-        return self if bias is None else dataclasses.replace(self, bias=bias)
+        return functools.reduce(operator.and_, rules) if rules else None
 
 
 def segment_mask(

@@ -24,14 +24,9 @@ from jaxformer.nn.precision import at_least_float32
 def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike) -> Array:
     """Returns the product over the last axis of ``x`` and the first of ``kernel``, in ``dtype``.
 
-    Rows are flattened to two dimensions, because on CPUs the gradient with respect to the kernel is
-    much slower with three. On a mesh with explicit axes nothing is flattened, because JAX cannot
-    merge a sharded axis with another.
-
-    Args:
-      x: Activations, in the dtype to multiply in.
-      kernel: Weights, in the same dtype.
-      dtype: Dtype of the result, [*rows, *outputs].
+    Both have the dtype to multiply in. Rows are flattened to two dimensions, because on CPUs the
+    gradient with respect to the kernel is much slower with three. On a mesh with explicit axes
+    nothing is flattened, because JAX cannot merge a sharded axis with another.
     """
     if has_explicit_axes(x, kernel):
         return jnp.tensordot(x, kernel, 1, preferred_element_type=dtype)
@@ -77,11 +72,7 @@ def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D
 def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Array:
     """Returns ``jnp.einsum(spec, x, y)`` in float32 or float64, for the two matmuls of attention.
 
-    Args:
-      spec: The matmul: :data:`SCORES` or :data:`WEIGHTED_SUM`.
-      x: The first operand.
-      y: The second operand.
-      dtype: Dtype to multiply in; the dtype of the operands when None.
+    Multiplies in ``dtype``, or in the dtype of the operands when None.
     """
     dtype = jnp.dtype(dtype or x.dtype)
     if dtype == jnp.bfloat16 and x.dtype == jnp.float32 and not has_explicit_axes(x, y):
@@ -131,12 +122,9 @@ def _batched_einsum(operands: tuple[Array, Array], axes: tuple, *, spec: str) ->
 
 
 def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
-    shape = jax.eval_shape(
-        lambda x, y: jnp.einsum(spec, x, y),
-        jax.ShapeDtypeStruct(x.shape, x.dtype),
-        jax.ShapeDtypeStruct(y.shape, y.dtype),
-    ).shape
-    return x.update(shape=shape, weak_type=False)
+    operands, result = spec.split("->")
+    sizes = dict(zip(operands.replace(",", ""), (*x.shape, *y.shape), strict=True))
+    return x.update(shape=tuple(sizes[axis] for axis in result), weak_type=False)
 
 
 # benchmarks/train.py measures the speed (docs/LOG.md, 2026-11-23).

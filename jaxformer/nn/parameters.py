@@ -4,9 +4,8 @@ The metadata determine how a parameter is sharded, quantized and counted. ``init
 plain dictionaries of arrays; :func:`describe` returns the metadata in the same tree structure.
 """
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import flax.errors
@@ -109,9 +108,13 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
 
 def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
     """Returns what :func:`describe` does, in the structure of what ``init`` returns."""
-    with _recording() as facts:
+    facts: dict[tuple[str, ...], ParameterInfo] = {}
+    token = _facts.set(facts)
+    try:
         # A new function for every call, since JAX does not trace a function twice.
         shapes = jax.eval_shape(lambda *a: init(*a, **kwargs), *args)
+    finally:
+        _facts.reset(token)
     top = ("params",) if isinstance(shapes, dict) and "params" in shapes else ()
 
     def info(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> ParameterInfo:
@@ -121,13 +124,3 @@ def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -
         return found._replace(axes=(None,) * (leaf.ndim - len(found.axes)) + found.axes)
 
     return jax.tree_util.tree_map_with_path(info, shapes)
-
-
-@contextlib.contextmanager
-def _recording() -> Iterator[dict[tuple[str, ...], ParameterInfo]]:
-    facts: dict[tuple[str, ...], ParameterInfo] = {}
-    token = _facts.set(facts)
-    try:
-        yield facts
-    finally:
-        _facts.reset(token)

@@ -59,31 +59,6 @@ def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     return np.zeros((length, d_model), np.float32)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedPositions:
-    """A table of encodings that is computed as far as it is used.
-
-    ``max_length`` may be much longer than any sequence, and its table larger than the memory. A
-    call with explicit positions, as for packed rows, uses the whole table.
-
-    Attributes:
-      encode: Computes the first encodings, such as :func:`sinusoidal_positions`.
-      length: Number of positions.
-      d_model: Width of an encoding.
-    """
-
-    encode: Callable[[int, int], np.ndarray]
-    length: int
-    d_model: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, positions: slice) -> Float[np.ndarray, "T D"]:
-        """Returns the encodings ``[:stop]``."""
-        return self.encode(len(range(self.length)[positions]), self.d_model)
-
-
 def rotary_positions(
     heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"]
 ) -> Float[Array, "B T H K"]:
@@ -120,9 +95,6 @@ class LinearBias(nn.Module):
     The rates of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise the
     first heads have the rates of the largest power of two P below H, and the rest every other rate
     of 2P heads.
-
-    Attributes:
-      num_heads: Number of heads, H.
     """
 
     num_heads: int
@@ -150,13 +122,7 @@ class BucketedBias(nn.Module):
 
     The shortest distances have a bucket each, for half of the buckets of a side. Longer distances
     share buckets that grow in proportion to the distance, and distances from ``max_distance`` on
-    share the last.
-
-    Attributes:
-      num_heads: Number of heads, H.
-      causal: Gives all buckets to earlier keys; otherwise later keys have half of them.
-      num_buckets: Number of buckets.
-      max_distance: Distance from which all share a bucket.
+    share the last. Without ``causal``, later keys have half of the buckets.
     """
 
     num_heads: int

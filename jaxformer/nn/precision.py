@@ -22,15 +22,10 @@ ComputeDtype = Literal["float32", "bfloat16", "int8"]
 
 
 class Int8Matrix(NamedTuple):
-    """A parameter quantized to int8, with one scale per output: values * scale.
+    """A parameter quantized to int8, with one scale per output: values * scale."""
 
-    Attributes:
-      values: int8, from -127 to 127, in the shape of the parameter.
-      scale: float32, in the same shape except that the axis summed over has size 1.
-    """
-
-    values: Int8[Array, "..."]
-    scale: Float[Array, "..."]
+    values: Int8[Array, "..."]  # from -127 to 127
+    scale: Float[Array, "..."]  # float32; the axis that is summed over has size 1
 
 
 def at_least_float32(*arrays: PyTree) -> str:
@@ -62,18 +57,14 @@ def activation_dtype(compute_dtype: str, table: PyTree) -> str:
     return "float32" if backend().float32_activations and dtype == "bfloat16" else dtype
 
 
-def quantize_matrix(parameter: Float[Array, "..."], summed_axis: int) -> Int8Matrix:
-    """Quantizes a parameter to int8; the largest weight of each output becomes 127 or -127.
+def quantize_along(values: Float[Array, "..."], axis: int) -> Int8Matrix:
+    """Quantizes to int8; the largest of all values along an axis becomes 127 or -127.
 
-    >>> matrix = quantize_matrix(jnp.array([[0.5, 254.0], [-1.0, 2.0]]), summed_axis=0)
+    >>> matrix = quantize_along(jnp.array([[0.5, 254.0], [-1.0, 2.0]]), axis=0)
     >>> matrix.values.tolist(), (matrix.values * matrix.scale)[:, 1].tolist()
     ([[64, 127], [-127, 1]], [254.0, 2.0])
     """
-    return quantize_rows(parameter.astype(jnp.float32), summed_axis)
-
-
-def quantize_rows(values: Float[Array, "..."], axis: int) -> Int8Matrix:
-    """Quantizes float32 values to int8, with one scale for all values along ``axis``."""
+    values = values.astype(jnp.float32)
     largest = jnp.abs(values).max(axis=axis, keepdims=True)
     scale = jnp.where(largest == 0, 1.0, largest / 127.0)
     return Int8Matrix(jnp.round(values / scale).astype(jnp.int8), scale)
@@ -82,7 +73,7 @@ def quantize_rows(values: Float[Array, "..."], axis: int) -> Int8Matrix:
 def dequantize(params: PyTree) -> PyTree:
     """Converts each :class:`Int8Matrix` to a float32 array; other parameters are unchanged.
 
-    >>> dequantize({"kernel": quantize_matrix(jnp.array([[0.5], [-1.0]]), summed_axis=0)})
+    >>> dequantize({"kernel": quantize_along(jnp.array([[0.5], [-1.0]]), axis=0)})
     {'kernel': Array([[ 0.503937],
            [-1.      ]], dtype=float32)}
     """
@@ -114,7 +105,7 @@ def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
         if isinstance(leaf, Int8Matrix) or axis is None:
             return leaf
         if compute_dtype == "int8":
-            return quantize_matrix(leaf, axis)
+            return quantize_along(leaf, axis)
         return leaf.astype(matmul_dtype(compute_dtype)) if facts[path].role == "matrix" else leaf
 
     return jax.tree.map_with_path(cast, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.layout import expand_like, map_rows
 from jaxformer.nn.matmul import matmul
-from jaxformer.nn.precision import Int8Matrix, matmul_dtype, quantize_rows
+from jaxformer.nn.precision import Int8Matrix, matmul_dtype, quantize_along
 
 # Checkpoint name of the results of :func:`project`, which rematerialization may keep while it
 # recomputes the cheap rest.
@@ -39,8 +39,8 @@ def project(
 
 def _int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"]) -> Float[Array, "..."]:
     # Inputs have a scale per row, so that the result of a row does not depend on other rows.
-    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    inputs, matrix = quantize_rows(rows, 1), kernel.values.reshape(rows.shape[1], -1)
+    inputs = quantize_along(x.reshape(-1, x.shape[-1]), 1)
+    matrix = kernel.values.reshape(x.shape[-1], -1)
     sums = jnp.matmul(inputs.values, matrix, preferred_element_type=jnp.int32)
     product = sums.astype(jnp.float32) * (inputs.scale * kernel.scale.reshape(1, -1))
     return product.reshape(*x.shape[:-1], *kernel.values.shape[1:])

@@ -28,20 +28,13 @@ def per_batch_shard(
     *rows: Shaped[Array, "R ..."],
     split_table: bool = False,
 ) -> PyTree:
-    """Calls ``function(table, *rows)`` for each shard of the rows.
+    """Calls ``function(table, *rows)`` for each shard of the rows, and stacks the results.
 
     Left alone, XLA gathers all rows on every device to sum the gradient of a table, and sums logits
     over devices. With a copy of the table per shard, it only gathers the table, and sums its
-    gradient once.
+    gradient once. With ``split_table``, the table may stay sharded over the vocabulary.
 
-    Args:
-      function: Takes the table, and one shard of each of the rows.
-      table: Sharded like any parameter; each device gathers it.
-      *rows: Arrays sharded over "batch" along their first axis.
-      split_table: The table may stay sharded over the vocabulary.
-
-    Returns:
-      The results of the function, stacked over the shards. Without rules, there is one shard.
+    The rows are sharded over "batch" along their first axis. Without rules, there is one shard.
     """
     vocab = PartitionSpec.UNCONSTRAINED if split_table else None
     shards = shards_of("batch")

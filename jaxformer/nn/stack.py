@@ -41,7 +41,7 @@ class StackCache(NamedTuple):
     def grow(self, length: int) -> "StackCache":
         """Returns the cache with capacity for at least ``length`` positions."""
         slots = self.slots.grow(length)
-        kept = slots.beam_slots.shape[2]
+        kept = slots.capacity
         layers = tuple({name: c.grow(kept) for name, c in own.items()} for own in self.layers)
         return self._replace(layers=layers, slots=slots)
 
@@ -87,7 +87,11 @@ class Stack(nn.Module):
         """
         check_choice(self, "remat", typing.get_args(Remat))
         keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
-        keys = keys.with_rules(self.window, self._bias())
+        keys = dataclasses.replace(
+            keys,
+            window=keys.window if self.window is None else self.window,
+            bias=self._bias() or keys.bias,
+        )
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
             return block(constrain_batch(x), keys, memory, dropout=dropout), None
@@ -106,7 +110,7 @@ class Stack(nn.Module):
         memory: Float[Array, "B S D"] | None = None,
         memory_mask: Bool[Array, "B S"] | None = None,
     ) -> StackCache:
-        """Returns an empty cache for ``capacity`` tokens; projects the memory for every block.
+        """Returns an empty cache, which already holds the keys and values of the memory.
 
         Args:
           like: Integers [B], such as ``tokens[:, 0]``. Only their number and sharding are used.
@@ -138,11 +142,10 @@ class Stack(nn.Module):
         """
         slots = cache.slots.add_position()
         if not slots.forgets:  # Beyond the capacity, the token would take another one's place.
-            x = jnp.where(slots.length < slots.beam_slots.shape[2], x, jnp.nan)
+            x = jnp.where(slots.length < slots.capacity, x, jnp.nan)
         x, layers = self._run_cached(x, cache, slots)
-        return x, cache._replace(
-            layers=layers, slots=dataclasses.replace(slots, length=slots.length + 1)
-        )
+        slots = dataclasses.replace(slots, length=slots.length + 1)
+        return x, cache._replace(layers=layers, slots=slots)
 
     def prefill(
         self, x: Float[Array, "B T D"], cache: StackCache, length: Int[Array, ""] | int
@@ -157,7 +160,7 @@ class Stack(nn.Module):
         Raises:
           UserError: The prompt is longer than the capacity of the cache.
         """
-        capacity = cache.slots.beam_slots.shape[2]
+        capacity = cache.slots.capacity
         if x.shape[1] > capacity and not cache.slots.forgets:
             raise UserError(
                 f"prompt of {x.shape[1]} tokens: the cache has a capacity of {capacity}; create it "
@@ -170,12 +173,11 @@ class Stack(nn.Module):
     def _run_cached(
         self, x: Array, cache: StackCache, slots: Slots
     ) -> tuple[Array, tuple[LayerCache, ...]]:
-        keys, memory = slots.keys(x.shape[1], self._bias()), None
+        keys, memory, layers = slots.keys(x.shape[1], self._bias()), None, []
         if cache.memory_mask is not None:
             mask = cache.memory_mask[:, :, None]
             tokens = Tokens.of(x.shape[1]), Tokens.of(mask.shape[-1])
             memory = Memory(None, Keys(*tokens, mask, slots))
-        layers: list[LayerCache] = []
         for block, own in zip(self._unstacked(), cache.layers, strict=True):
             x, new = block.run(x, keys, memory, cache=own)
             layers.append(new)
@@ -197,10 +199,10 @@ class Stack(nn.Module):
 
 
 def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
-    """Returns the parameters of each layer of a stack, given parameters with a layer axis.
+    """Returns the parameters of each layer, without boxes, given parameters with a layer axis.
 
     A stack takes either form. Unstack once before a decoding loop, which would otherwise slice the
-    layers again for every token. Boxes of ``nn.with_partitioning`` are removed.
+    layers again for every token.
     """
     params = nn.unbox(params)
     return tuple(jax.tree.map(operator.itemgetter(i), params) for i in range(num_layers))

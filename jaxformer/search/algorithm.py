@@ -15,14 +15,14 @@ import copy
 import dataclasses
 import numbers
 import typing
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.layout import map_rows, rows_like, zeros_beside
+from jaxformer.layout import map_rows, zeros_beside
 from jaxformer.search.constraints import (
     Constraint,
     ForcedPrefix,
@@ -33,18 +33,10 @@ from jaxformer.search.constraints import (
 )
 from jaxformer.search.penalties import Penalty, length_penalties
 from jaxformer.search.state import BeamResult, MaxLengths, Prefix, prepare
-from jaxformer.search.step_loop import (
-    PrefillFn,
-    StepFn,
-    call_step_fn,
-    check_prefix,
-    run_until_done,
-)
+from jaxformer.search.step_loop import PrefillFn, StepFn, call_step_fn, check_prefix, run_until_done
 
 # Fields of a search by name: arrays, and constraints as pytrees.
 Numbers: TypeAlias = dict[str, Any]
-
-MAX_HYPOTHESES = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,12 +113,7 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(
-        self,
-        shared: dict[str, Any],
-        newest: Int[Array, "B N"],
-        *,
-        keys: Key[Array, "..."] | None,
-        sentence_ids: Int[Array, " B"] | None,
+        self, shared: dict[str, Any], newest: Int[Array, "B N"], keys: Key[Array, "..."] | None
     ) -> Any:
         """Returns the state before the first step.
 
@@ -134,7 +121,6 @@ class Algorithm(abc.ABC):
           shared: Fields of :class:`~jaxformer.search.state.SearchState`; the hypotheses are empty.
           newest: Inputs of the first step.
           keys: As given to :meth:`start`.
-          sentence_ids: As given to :meth:`start`.
         """
 
     @abc.abstractmethod
@@ -192,18 +178,12 @@ class Algorithm(abc.ABC):
           UserError: An argument is out of range, or the cache has other axes.
         """
         size, most = self.num_hypotheses, min(capacity, self.max_length or capacity)
-        shared = prepare(cache, max_lengths, size, most, prefix)
+        shared = prepare(cache, max_lengths, size, most, prefix, sentence_ids)
         rows = shared["max_lengths"]
-        if self._active_constraints(shared["prefix"]):
-            if sentence_ids is None:
-                indices = jnp.arange(rows.shape[0], dtype=jnp.int32)
-                shared["sentence_ids"] = zeros_beside(rows, (), jnp.int32) + indices
-            else:
-                shared["sentence_ids"] = rows_like(jnp.asarray(sentence_ids, jnp.int32), rows)
         first = self.bos_id if first_tokens is None else first_tokens[:, None]
         newest = zeros_beside(rows, (size,), jnp.int32) + first
         shared["tokens"] = zeros_beside(rows, (size, capacity), jnp.int32) + self.pad_id
-        return self.initial_state(shared, newest, keys=keys, sentence_ids=sentence_ids)
+        return self.initial_state(shared, newest, keys)
 
     def prefill(self, prefill_fn: PrefillFn, state: Any) -> Any:
         """Returns the state after reading forced tokens in one pass instead of one by one.
@@ -282,9 +262,8 @@ class Algorithm(abc.ABC):
         It works inside the caller's ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to
         compile once.
         """
-        state = self.start(
-            cache, max_lengths, capacity, prefix, keys=keys, sentence_ids=sentence_ids
-        )
+        seeds: dict[str, Any] = {"keys": keys, "sentence_ids": sentence_ids}
+        state = self.start(cache, max_lengths, capacity, prefix, **seeds)
         if prefill_fn is not None:
             state = self.prefill(prefill_fn, state)
         return self.finalize(self.advance(step_fn, state, capacity))
@@ -302,14 +281,14 @@ class Algorithm(abc.ABC):
         Raises:
           UserError: A constraint is neither hashable nor a pytree.
         """
-        names = (*self._traced, *filter(self._is_set, self._traced_unless_default))
-        values: Numbers = {}
-        for name in names:
+        values: Numbers = {
+            "max_extra_length": np.int32(self.extra_length),
+            "length_penalty": length_penalties(self.penalty, self.length_penalty, capacity),
+            "constraints": as_pytrees(self.constraints),
+        }
+        for name in (*self._traced, *filter(self._is_set, self._traced_unless_default)):
             value = getattr(self, name)
             values[name] = np.int32(value) if isinstance(value, int) else np.float32(value)
-        values["max_extra_length"] = np.int32(self.extra_length)
-        values["length_penalty"] = length_penalties(self.penalty, self.length_penalty, capacity)
-        values["constraints"] = as_pytrees(self.constraints)
         return self.join_numbers(dict.fromkeys(values) | {"max_length": None}), values
 
     def join_numbers(self, values: Numbers) -> "Algorithm":
@@ -320,7 +299,7 @@ class Algorithm(abc.ABC):
         return search
 
     def _is_set(self, name: str) -> bool:
-        """Returns whether a number differs from its default; a traced number counts as set."""
+        """Returns whether a number is traced or differs from its default."""
         value = getattr(self, name)
         return not isinstance(value, int | float) or value != getattr(type(self), name)
 
@@ -331,31 +310,20 @@ class Algorithm(abc.ABC):
             return jnp.asarray(length_penalties(self.penalty, alpha, capacity))
         return jnp.asarray(alpha)[: capacity + 1]  # the table from ``split_numbers``
 
-    def _active_constraints(self, prefix: Int[Array, "B P"]) -> list[Constraint]:
-        """Returns the constraints in the order in which they apply."""
+    def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
+        """Returns the logits with -inf for forbidden tokens; the same array without constraints."""
         constraints: list[Constraint] = []
         if self._is_set("min_length"):
             constraints.append(MinLength(self.min_length))
         if self.no_repeat_ngram:
             constraints.append(NoRepeatNgram(self.no_repeat_ngram))
         constraints += self.constraints
-        if prefix.shape[1]:
+        if state.prefix.shape[1]:
             constraints.append(ForcedPrefix())
-        return constraints
-
-    def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
-        """Returns the logits with -inf for forbidden tokens; the same array without constraints."""
+        known = state.tokens, state.step, state.prefix, state.sentence_ids
+        context = SearchContext(logits, *known, eos_id=self.eos_id, pad_id=self.pad_id)
         allowed = logits
-        for constraint in self._active_constraints(state.prefix):
-            context = SearchContext(
-                logits=logits,
-                tokens=state.tokens,
-                step=state.step,
-                prefix=state.prefix,
-                sentence_ids=state.sentence_ids,
-                eos_id=self.eos_id,
-                pad_id=self.pad_id,
-            )
+        for constraint in constraints:
             allowed = constraint(allowed, context)
             if getattr(allowed, "shape", None) != logits.shape:
                 raise UserError(
@@ -369,6 +337,10 @@ class Algorithm(abc.ABC):
         if not is_valid:
             raise UserError(f"{name} must {must}: got {getattr(self, name)}")
 
+    def _check_hypotheses(self, name: str) -> None:
+        self._check(name, self.num_hypotheses > 0, "be greater than 0")
+        self._check(name, self.num_hypotheses <= 1000, "be at most 1000")
+
     def _check_types(self) -> None:
         """Checks names and numbers, and makes numbers Python's, since JSON cannot hold NumPy's."""
         for field in dataclasses.fields(self):
@@ -376,10 +348,10 @@ class Algorithm(abc.ABC):
             if typing.get_origin(kind) is Literal:
                 choices = typing.get_args(kind)
                 self._check(name, value in choices, f"be one of {', '.join(choices)}")
-            elif kind is float or kind is int or (kind == int | None and value is not None):
-                convert, number, words = int, numbers.Integral, "a whole number"
-                if kind is float:
-                    convert, number, words = float, numbers.Real, "a number"
+            elif kind in (float, int) or (kind == int | None and value is not None):
+                convert: Any = float if kind is float else int
+                number = numbers.Real if kind is float else numbers.Integral
                 if isinstance(value, bool) or not isinstance(value, number):
+                    words = "a number" if kind is float else "a whole number"
                     raise UserError(f"{name} must be {words}: got {value!r}")
-                object.__setattr__(self, name, cast(Any, convert)(value))
+                object.__setattr__(self, name, convert(value))

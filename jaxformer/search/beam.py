@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.layout import take_rows
-from jaxformer.search.algorithm import MAX_HYPOTHESES, Algorithm
+from jaxformer.search.algorithm import Algorithm
 from jaxformer.search.candidates import expand, mask_finished, take_first
 from jaxformer.search.state import (
     BeamResult,
@@ -41,6 +41,7 @@ from jaxformer.search.state import (
     Prefix,
     best_first,
     gather_beams,
+    where_rows,
 )
 from jaxformer.search.step_loop import PrefillFn, StepFn, append_token
 
@@ -55,13 +56,6 @@ class BeamSearch(Algorithm):
 
     ``BeamSearch(beam_size=4, length_penalty=0.6)`` is the paper's, and the default. It also has the
     attributes and methods of :class:`Algorithm`. :mod:`jaxformer.search.beam` describes the search.
-
-    >>> log_probs = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
-    >>> step_fn = lambda tokens, cache: (log_probs[tokens], cache)  # a Markov chain; 1 is EOS
-    >>> search = BeamSearch(beam_size=2, length_penalty=0.0, bos_id=0)
-    >>> result = search(step_fn, (), max_lengths=[4], capacity=4)
-    >>> result.tokens[0].tolist()
-    [[1, 0, 0, 0], [2, 1, 0, 0]]
 
     Attributes:
       beam_size: Number of hypotheses per sentence, N, at most 1000; 1 is greedy search.
@@ -93,8 +87,7 @@ class BeamSearch(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("beam_size", self.beam_size > 0, "be greater than 0")
-        self._check("beam_size", self.beam_size <= MAX_HYPOTHESES, f"be at most {MAX_HYPOTHESES}")
+        self._check_hypotheses("beam_size")
         self._check("diversity_groups", self.diversity_groups > 0, "be greater than 0")
         self._check("diversity_penalty", 0 <= self.diversity_penalty < math.inf, "be 0 or more")
         if self.early_stop == "full" and self.ends_within != "N":
@@ -119,7 +112,7 @@ class BeamSearch(Algorithm):
         return self.beam_size // self.diversity_groups
 
     def initial_state(
-        self, shared: dict[str, Any], newest: Int[Array, "B N"], **_: object
+        self, shared: dict[str, Any], newest: Int[Array, "B N"], keys: object
     ) -> BeamState:
         """Returns the state with one alive hypothesis per sentence or group, which is empty."""
         none = newest * 0  # with its layout
@@ -151,17 +144,11 @@ class BeamSearch(Algorithm):
             return append_token(gather_beams(state.tokens, new.parents), new.tokens, state.step)
 
         penalties = self._penalties(state.tokens.shape[2])
-        finished = self._merge_finished(
-            state.finished,
-            BeamResult(
-                tokens=append(ended),
-                lengths=jnp.full_like(ended.tokens, length),
-                scores=ended.log_probs / penalties[length],
-                log_probs=ended.log_probs,
-            ),
-        )
-        penalty_now, penalty_at_limit = penalties[length], take_rows(penalties, state.max_lengths)
-        stopped = self._can_stop(alive, finished, penalty_now, penalty_at_limit)
+        scores, lengths = ended.log_probs / penalties[length], jnp.full_like(ended.tokens, length)
+        new = BeamResult(append(ended), lengths, scores, ended.log_probs)
+        finished = self._merge_finished(state.finished, new)
+        penalty_at_limit = take_rows(penalties, state.max_lengths)
+        stopped = self._can_stop(alive, finished, penalties[length], penalty_at_limit)
         return dataclasses.replace(
             state,
             step=length,
@@ -181,13 +168,7 @@ class BeamSearch(Algorithm):
         """Returns the N best candidates that stay alive, and at most N that end, of each sentence.
 
         Groups choose one after the other. Each chooses among the continuations of its own
-        hypotheses, N / G of all N.
-
-        Args:
-          logits: Scores of the next token, float32.
-          allowed: The same scores with -inf for forbidden tokens.
-          log_probs: Log probabilities of the hypotheses so far.
-          at_limit: True for sentences whose limit this token reaches.
+        hypotheses, N / G of all N. ``allowed`` is ``logits`` with -inf for forbidden tokens.
         """
         most = math.inf if self.constraints else 0.0
         if self.diversity_groups == 1:
@@ -202,9 +183,8 @@ class BeamSearch(Algorithm):
             alive, ended = self._partition_by_eos(candidates, at_limit)
             exists = (alive.log_probs > -jnp.inf).astype(jnp.float32)
             times_chosen = times_chosen.at[sentences, alive.tokens].add(exists)
-            groups.append(
-                [dataclasses.replace(c, parents=c.parents + first) for c in (alive, ended)]
-            )
+            chosen = alive, ended
+            groups.append([dataclasses.replace(c, parents=c.parents + first) for c in chosen])
         alive, ended = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *groups)
         return alive, ended
 
@@ -259,21 +239,11 @@ class BeamSearch(Algorithm):
     def finalize(self, state: BeamState) -> BeamResult:
         """Returns the finished hypotheses, or the unfinished ones of sentences without any."""
         alive, length = state.alive, jnp.minimum(state.step, state.max_lengths)[:, None]
-        penalties = self._penalties(state.tokens.shape[2])
-        unfinished = BeamResult(
-            tokens=state.tokens,
-            lengths=jnp.broadcast_to(length, alive.tokens.shape),
-            scores=alive.log_probs / take_rows(penalties, length),
-            log_probs=alive.log_probs,
-        )
+        penalties = take_rows(self._penalties(state.tokens.shape[2]), length)
+        lengths, scores = jnp.broadcast_to(length, alive.tokens.shape), alive.log_probs / penalties
+        unfinished = BeamResult(state.tokens, lengths, scores, alive.log_probs)
         none_finished = (state.finished.scores == -jnp.inf).all(axis=1)
-
-        def pick(unfinished: Array, finished: Array) -> Array:
-            return jnp.where(
-                jnp.expand_dims(none_finished, range(1, finished.ndim)), unfinished, finished
-            )
-
-        return best_first(jax.tree.map(pick, unfinished, state.finished), self.pad_id)
+        return best_first(where_rows(none_finished, unfinished, state.finished), self.pad_id)
 
 
 def beam_search(

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.layout import expand_like
-from jaxformer.search.state import Candidates
+from jaxformer.search.state import Candidates, where_rows
 from jaxformer.search.step_loop import log_probs_of
 
 _BLOCK = 32  # values of a block of ``top_k``
@@ -22,16 +23,11 @@ def expand(
     """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
     It takes the top k per hypothesis, and then over hypotheses. For a single top-k, whose indices
-    are divided by V, XLA would sort all N * V values. The first top-k uses raw logits, so that
+    are divided by V, XLA would sort all N * V values. The first top-k uses raw scores, so that
     greedy search is exactly argmax.
 
-    Args:
-      logits: Scores of the next token, float32, which log probabilities are computed from.
-      log_probs: Log probabilities of the hypotheses so far.
-      preferred: Scores that the choice is based on: ``logits``, or others with -inf for forbidden
-        tokens and lower scores for penalized tokens.
-      most: Upper bound of the log probabilities that the choice is based on; infinity if
-        ``preferred`` may exceed the logits.
+    The choice is by ``preferred``: ``logits``, or others for forbidden and penalized tokens, which
+    give log probabilities of at most ``most``. The result has the log probabilities of ``logits``.
     """
     batch, beams, vocabulary = logits.shape
     wanted = 2 * beams if beams > 1 else 1
@@ -53,35 +49,21 @@ def take_first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> C
     """Returns the first ``size`` candidates to keep, in their order."""
     # XLA's top-k of float32 values does not sort all of them.
     kept, index = lax.top_k(keep.astype(jnp.float32), size)
-
-    def take(values: Array) -> Array:
-        return jnp.take_along_axis(values, index, axis=1)
-
-    return Candidates(
-        log_probs=jnp.where(kept > 0, take(candidates.log_probs), -jnp.inf),
-        tokens=take(candidates.tokens),
-        parents=take(candidates.parents),
-    )
+    first = jax.tree.map(lambda rows: jnp.take_along_axis(rows, index, axis=1), candidates)
+    return dataclasses.replace(first, log_probs=jnp.where(kept > 0, first.log_probs, -jnp.inf))
 
 
 def mask_finished(
-    done: Bool[Array, " B"],
-    before: Candidates,
-    alive: Candidates,
-    ended: Candidates,
-    pad_id: int,
+    done: Bool[Array, " B"], before: Candidates, alive: Candidates, ended: Candidates, pad_id: int
 ) -> tuple[Candidates, Candidates]:
     """Returns both, but in sentences that are done hypotheses stay in place, and none ends."""
-    finished = done[:, None]
-    in_place = jnp.arange(alive.parents.shape[1], dtype=jnp.int32)[None]
-    alive = Candidates(
-        log_probs=jnp.where(finished, before.log_probs, alive.log_probs),
-        tokens=jnp.where(finished, pad_id, alive.tokens),
-        parents=jnp.where(finished, in_place, alive.parents),
+    unchanged = Candidates(
+        log_probs=before.log_probs,
+        tokens=jnp.full_like(alive.tokens, pad_id),
+        parents=lax.broadcasted_iota(jnp.int32, alive.parents.shape, 1),
     )
-    return alive, dataclasses.replace(
-        ended, log_probs=jnp.where(finished, -jnp.inf, ended.log_probs)
-    )
+    none = dataclasses.replace(ended, log_probs=jnp.full_like(ended.log_probs, -jnp.inf))
+    return where_rows(done, (unchanged, none), (alive, ended))
 
 
 def top_k(
@@ -92,10 +74,6 @@ def top_k(
     The k greatest values are in the k blocks with the greatest maxima, and equal values in the
     first of these blocks. Finding the maxima takes one pass that vectorizes well and leaves little
     to sort.
-
-    >>> values, places = top_k(jnp.arange(1000.0) % 7, 3)
-    >>> values.tolist(), places.tolist()
-    ([6.0, 6.0, 6.0], [6, 13, 20])
     """
     size = values.shape[-1]
     blocks = -(-size // _BLOCK)

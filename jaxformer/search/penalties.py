@@ -1,6 +1,5 @@
-"""Length penalties: divisors of log probabilities, so that hypotheses can be compared.
+"""Length penalties: divisors of log probabilities, which otherwise favor short hypotheses.
 
-The probability of a longer hypothesis has more factors, so raw log probabilities favor short ones.
 The penalty of ``n`` tokens, end of sentence included, is:
 
 - "gnmt": ``((5 + n) / 6) ** alpha``, Wu et al. (2016), equation 14; section 6.1 of the paper.
@@ -31,12 +30,9 @@ def gnmt_penalty(length: Length, alpha: float | jax.Array) -> Length:
     2.0
 
     Args:
-      length: Number of tokens of the hypothesis, end of sentence included; a number, or an array or
-        list of any shape.
+      length: Number of tokens of the hypothesis, end of sentence included: a number, or an array or
+        list of any shape, which gives an array.
       alpha: Strength; the paper uses 0.6.
-
-    Returns:
-      The penalty, in the shape of ``length``; an array if ``length`` is a list.
     """
     values: Any = np.asarray(length) if isinstance(length, list) else length
     return cast(Length, ((5.0 + values) / 6.0) ** alpha)
@@ -46,9 +42,6 @@ def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> Float[n
     """Returns the penalty of every length from 0 to ``max_length``, float32.
 
     It is computed in float64 on the host, so that rounding never makes it decrease with the length.
-
-    >>> length_penalties("power", 2.0, 3).tolist()
-    [1.0, 1.0, 4.0, 9.0]
     """
     lengths = np.arange(max_length + 1, dtype=np.float64)
     if penalty == "none":

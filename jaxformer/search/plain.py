@@ -18,11 +18,7 @@ _NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
 
 
 def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
-    """Returns a search as plain values: its method, its fields, and defaults of the other method.
-
-    Raises:
-      UserError: The search has constraints, which are not plain values.
-    """
+    """Returns a search as plain values: its method, its fields, and the defaults of the others."""
     if search.constraints:
         raise UserError(
             f"search.constraints cannot be part of a file: got {search.constraints}; give them to "
@@ -35,11 +31,7 @@ def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
-    """Builds and validates a search from plain values; the inverse of :func:`to_dict`.
-
-    Raises:
-      UserError: A field is unknown, has the wrong type, is out of range, or is for another method.
-    """
+    """Builds and validates a search from plain values; the inverse of :func:`to_dict`."""
     fields = search_fields()
     values = typed_values({name: hint for name, (hint, _) in fields.items()}, values, "search.")
     values = {name: default for name, (_, default) in fields.items()} | values

@@ -1,14 +1,8 @@
 """Sampling over any step function: hypotheses drawn token by token, as one XLA program.
 
-Every token is drawn from the softmax of the allowed logits divided by the temperature, after these
-filters, in this order, as in Hugging Face. Each filter sees renormalized probabilities:
-
-1. ``top_k``: the most probable tokens (Fan et al. 2018).
-2. ``top_p``: the nucleus (Holtzman et al. 2020).
-3. ``min_p``: tokens not much less probable than the most probable one (Nguyen et al. 2024).
-4. ``typical_p``: tokens with typical information content (Meister et al. 2023).
-
-Log probabilities are still the step function's.
+Every token is drawn from the softmax of the allowed logits divided by the temperature, after the
+filters, in the order of Hugging Face. Each filter sees renormalized probabilities. Log
+probabilities are still the step function's.
 
 Samples are independent. A draw depends on the key of the sentence, the index of the sample and the
 step, but not on the batch or the number of samples. To reproduce a sentence in another batch, give
@@ -30,14 +24,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
 from jaxformer.layout import rows_like, take_rows
-from jaxformer.search.algorithm import MAX_HYPOTHESES, Algorithm
-from jaxformer.search.state import (
-    BeamResult,
-    MaxLengths,
-    Prefix,
-    SampleState,
-    best_first,
-)
+from jaxformer.search.algorithm import Algorithm
+from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, best_first
 from jaxformer.search.step_loop import PrefillFn, StepFn, append_token, log_probs_of
 
 Number: TypeAlias = float | Float[Array, ""]
@@ -58,8 +46,7 @@ def is_probable(logits: Float[Array, "B N K"], min_p: Number) -> Bool[Array, "B 
 def is_typical(logits: Float[Array, "B N K"], typical_p: Number) -> Bool[Array, "B N K"]:
     """Returns the mask of the fewest tokens with this total probability, the most typical first.
 
-    A token is typical if its information content, -log p, is close to the entropy. Equally typical
-    tokens are kept or filtered out together.
+    Equally typical tokens are kept or filtered out together.
     """
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     probabilities = jnp.exp(log_probs)
@@ -91,14 +78,15 @@ class Sampling(Algorithm):
     Attributes:
       num_samples: Number of samples per sentence, N, at most 1000.
       temperature: Divisor of the logits; below 1 is safer, above 1 more varied.
-      top_k: Samples only from this many most probable tokens; 0 for all. Of equally probable
-        tokens, those with smaller ids come first.
+      top_k: Samples only from this many most probable tokens (Fan et al. 2018); 0 for all. Of
+        equally probable tokens, those with smaller ids come first.
       top_p: Samples only from the smallest set of most probable tokens with at least this total
-        probability; 1 for all.
-      min_p: Samples only from tokens with at least this fraction of the largest probability; 0 for
-        all.
+        probability, the nucleus (Holtzman et al. 2020); 1 for all.
+      min_p: Samples only from tokens with at least this fraction of the largest probability (Nguyen
+        et al. 2024); 0 for all.
       typical_p: Samples only from the smallest set of most typical tokens with at least this total
-        probability; 1 for all. The information content of a typical token is close to the entropy.
+        probability (Meister et al. 2023); 1 for all. The information content of a typical token,
+        -log p, is close to the entropy.
       seed: Seed of the samples, 0 to 2^31 - 1; the same seed gives the same samples.
     """
 
@@ -115,9 +103,7 @@ class Sampling(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("num_samples", self.num_samples > 0, "be greater than 0")
-        few = self.num_samples <= MAX_HYPOTHESES
-        self._check("num_samples", few, f"be at most {MAX_HYPOTHESES}")
+        self._check_hypotheses("num_samples")
         if not 0 < self.temperature < math.inf:
             raise UserError(
                 f"temperature must be greater than 0: got {self.temperature}; for the most "
@@ -134,23 +120,26 @@ class Sampling(Algorithm):
         return self.num_samples
 
     def initial_state(
-        self,
-        shared: dict[str, Any],
-        newest: Int[Array, "B N"],
-        *,
-        keys: Key[Array, "..."] | None,
-        sentence_ids: Int[Array, " B"] | None,
+        self, shared: dict[str, Any], newest: Int[Array, "B N"], keys: Key[Array, "..."] | None
     ) -> SampleState:
         """Returns the state with N empty samples per sentence."""
-        max_lengths = shared["max_lengths"]
+        sentences: Array = shared["max_lengths"]
         if keys is None:
-            ids = jnp.arange(max_lengths.shape[0], dtype=jnp.int32)
-            keys = sentence_keys(self.seed, ids if sentence_ids is None else sentence_ids)
-        _check_keys(keys, max_lengths)
+            keys = sentence_keys(self.seed, shared["sentence_ids"])
+        elif not isinstance(keys, Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+            raise UserError(
+                "keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0)"
+                f", {sentences.shape[0]}): got {reprlib.repr(keys)}"
+            )
+        elif keys.shape != sentences.shape:
+            raise UserError(
+                f"keys must hold one PRNG key per sentence, shape {sentences.shape}: got "
+                f"{keys.shape}"
+            )
         none = newest * 0  # with its layout
         return SampleState(
             **shared,
-            keys=rows_like(keys, max_lengths),
+            keys=rows_like(keys, sentences),
             newest=newest,
             lengths=none,
             finished=none != 0,
@@ -206,19 +195,15 @@ class Sampling(Algorithm):
             key = jax.random.fold_in(jax.random.fold_in(key, number), step)
             return jax.random.categorical(key, logits)
 
-        sentence = jax.vmap(one, in_axes=(None, 0, 0))
-        index = jax.vmap(sentence, in_axes=(0, None, 0))(keys, samples, logits)
+        of_sentence = jax.vmap(one, in_axes=(None, 0, 0))
+        index = jax.vmap(of_sentence, in_axes=(0, None, 0))(keys, samples, logits)
         index = index[:, :, None].astype(jnp.int32)
         return (index if tokens is None else jnp.take_along_axis(tokens, index, axis=2))[:, :, 0]
 
     def truncate(
         self, logits: Float[Array, "B N V"]
     ) -> tuple[Float[Array, "B N K"], Int[Array, "B N K"] | None]:
-        """Applies the filters.
-
-        Returns:
-          Logits, -inf for tokens that are filtered out, and their token ids; None for 0 to V - 1.
-        """
+        """Returns filtered logits, -inf for other tokens, and their token ids; None for all ids."""
         filters = [name for name in FILTERS if self._is_set(name)]
         vocabulary, tokens = logits.shape[2], None
         if self.top_k or "top_p" in filters:
@@ -229,38 +214,19 @@ class Sampling(Algorithm):
 
     def finalize(self, state: SampleState) -> BeamResult:
         """Returns the samples, best score first; samples that reached a dead end do not exist."""
-        result = BeamResult(
-            tokens=state.tokens,
-            lengths=state.lengths,
-            scores=state.log_probs
-            / take_rows(self._penalties(state.tokens.shape[2]), state.lengths),
-            log_probs=state.log_probs,
-        )
+        penalties = take_rows(self._penalties(state.tokens.shape[2]), state.lengths)
+        scores = state.log_probs / penalties
+        result = BeamResult(state.tokens, state.lengths, scores, state.log_probs)
         return best_first(result, self.pad_id)
 
 
 def sentence_keys(
     seed: int | np.int32 | Int[Array, ""], numbers: Int[Array, " B"]
 ) -> Key[Array, " B"]:
-    """Returns one random key per sentence, derived from the seed and its number.
-
-    The keys are Threefry's, whatever JAX's default is: with others, such as "rbg", numbers drawn
-    under ``vmap`` depend on the whole batch.
-    """
+    """Returns one random key per sentence, derived from the seed and its number."""
+    # With other keys than Threefry's, such as "rbg", numbers drawn under vmap depend on the batch.
     fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed, impl="threefry2x32"))
     return jax.vmap(fold_in)(numbers)
-
-
-def _check_keys(keys: Any, max_lengths: Int[Array, " B"]) -> None:
-    if not isinstance(keys, Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
-        raise UserError(
-            f"keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0), "
-            f"{max_lengths.shape[0]}): got {reprlib.repr(keys)}"
-        )
-    if keys.shape != max_lengths.shape:
-        raise UserError(
-            f"keys must hold one PRNG key per sentence, shape {max_lengths.shape}: got {keys.shape}"
-        )
 
 
 def sample(

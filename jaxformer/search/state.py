@@ -1,12 +1,7 @@
-"""States of a search between two steps, their caches, and results.
+"""States of a search between two steps, and results.
 
 Axes: B sentences, N hypotheses per sentence, M candidates per sentence, P prefix tokens, T capacity
 in tokens. Every array of a state has the leading axis B, or is a scalar.
-
-The cache of a step function is any pytree. Arrays with leading axes ``[B, N]`` belong to the N
-hypotheses of each of B sentences and are reordered with them. Arrays with leading axes ``[B, 1]``,
-such as cross-attention keys, are shared by the hypotheses of a sentence, and scalars by all
-hypotheses. Neither is ever copied or reordered.
 """
 
 import reprlib
@@ -51,12 +46,12 @@ class Candidates:
 
 @flax.struct.dataclass
 class SearchState:
-    """The part of a state that all searches share."""
+    """Fields that the states of all searches have."""
 
     step: Int[Array, ""]  # int32; tokens decoded so far
     max_lengths: Int[Array, " B"]  # int32; maximum number of tokens, at most T
     prefix: Int[Array, "B P"]  # int32; tokens to start with; padding leaves a position free
-    sentence_ids: Int[Array, " B"] | None  # int32; ids of the sentences; None without constraints
+    sentence_ids: Int[Array, " B"]  # int32; for constraints and random keys
     done: Bool[Array, " B"]  # the sentence no longer changes
     tokens: Int[Array, "B N T"]  # int32; of all samples or alive hypotheses, padded on the right
     cache: Any  # the step function's cache
@@ -79,10 +74,7 @@ class BeamState(SearchState):
         return self.alive.tokens
 
     def reorder(self, cache: Any) -> Any:
-        """Returns a cache with the arrays of each hypothesis taken from its parent.
-
-        Arrays that the hypotheses of a sentence share stay in place; with one hypothesis, all do.
-        """
+        """Returns a cache with the arrays of each hypothesis taken from its parent."""
 
         def reorder(leaf: Array) -> Array:
             shared = leaf.ndim == 0 or leaf.shape[1] == 1
@@ -103,13 +95,14 @@ class SampleState(SearchState):
 
 
 State = TypeVar("State", bound=SearchState)
+Tree = TypeVar("Tree")
 
 
 def take_sentences(state: State, indices: Int[Array, " R"]) -> State:
     """Returns the state of some sentences, in the given order; a sentence may occur twice.
 
     Args:
-      state: State of beam search or sampling, between two calls of ``advance``.
+      state: State of a search, between two calls of ``advance``.
       indices: Indices of the sentences in the batch, int32.
     """
     return jax.tree.map(lambda leaf: leaf[indices] if leaf.ndim else leaf, state)
@@ -121,12 +114,9 @@ def prepare(
     hypotheses: int,
     capacity: int,
     prefix: Prefix | Array | None,
+    sentence_ids: Int[Array, " B"] | None = None,
 ) -> dict[str, Any]:
-    """Returns the fields of :class:`SearchState`, from checked and converted arguments.
-
-    Raises:
-      UserError: An argument is out of range or has other axes than the others.
-    """
+    """Returns fields of :class:`SearchState`, from checked and converted arguments."""
     if capacity < 1:
         raise UserError(f"capacity must be at least 1: got {capacity}")
     max_lengths = _integers(max_lengths, "max_lengths")
@@ -151,11 +141,12 @@ def prepare(
             )
     max_lengths = jnp.clip(max_lengths, 0, capacity).astype(jnp.int32)
     max_lengths = rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))
+    ids = jnp.arange(batch) if sentence_ids is None else jnp.asarray(sentence_ids)
     return {
         "step": jnp.zeros((), jnp.int32),
         "max_lengths": max_lengths,
         "prefix": rows_like(prefix.astype(jnp.int32), max_lengths),
-        "sentence_ids": None,
+        "sentence_ids": rows_like(ids.astype(jnp.int32), max_lengths),
         "done": max_lengths == 0,
         "cache": cache,
     }
@@ -183,6 +174,15 @@ def best_first(result: BeamResult, pad_id: int) -> BeamResult:
         tokens=jnp.where(exists[:, :, None], result.tokens, pad_id),
         lengths=jnp.where(exists, result.lengths, 0),
     )
+
+
+def where_rows(rows: Bool[Array, " B"], true: Tree, false: Tree) -> Tree:
+    """Returns the rows of one tree of arrays where ``rows`` is True, and of the other elsewhere."""
+
+    def choose(true: Array, false: Array) -> Array:
+        return jnp.where(jnp.expand_dims(rows, range(1, false.ndim)), true, false)
+
+    return jax.tree.map(choose, true, false)
 
 
 def gather_beams(array: Array, beams: Int[Array, "B M"]) -> Array:

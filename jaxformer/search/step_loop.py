@@ -1,5 +1,6 @@
 """The loop of every search, which calls a step function until all sentences are done."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,8 +20,7 @@ PrefillFn: TypeAlias = Callable[
     [Int[Array, "B P"], Int[Array, "B P"], Int[Array, ""], Any], tuple[Float[Array, "B P"], Any]
 ]
 
-# Steps of one scan, the body of the outer loop.
-STEPS_PER_CHUNK = 8
+_STEPS_PER_CHUNK = 8  # in one scan, the body of the outer loop
 
 
 def run_until_done(
@@ -34,7 +34,7 @@ def run_until_done(
             end = jnp.minimum(state.step + 1, until)
             return lax.while_loop(lambda state: _continues(state, end), step, state), None
 
-        return lax.scan(at_most_once, state, length=STEPS_PER_CHUNK)[0]
+        return lax.scan(at_most_once, state, length=_STEPS_PER_CHUNK)[0]
 
     return lax.while_loop(lambda state: _continues(state, until), chunk, state)
 
@@ -46,12 +46,7 @@ def _continues(state: SearchState, until: int | Array) -> Array:
 def call_step_fn(
     step_fn: StepFn, tokens: Int[Array, "B N"], cache: Any, eos_id: int
 ) -> tuple[Float[Array, "B N V"], Any]:
-    """Calls the step function; returns float32 logits and the new cache.
-
-    Raises:
-      UserError: ``step_fn`` does not return logits and a cache, the logits have other axes, or EOS
-        is not in the vocabulary.
-    """
+    """Calls the step function; returns float32 logits, which it checks, and the new cache."""
     returned = step_fn(tokens, cache)
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise UserError(
@@ -71,20 +66,12 @@ def call_step_fn(
 
 
 def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
-    """Checks that tokens of the prefix are in the vocabulary. A traced prefix cannot be checked.
-
-    Raises:
-      UserError: A token is not in the vocabulary.
-    """
+    """Checks that tokens of the prefix are in the vocabulary. A traced prefix cannot be checked."""
     prefix = state.prefix
     if not prefix.size or isinstance(prefix, Tracer) or not prefix.is_fully_addressable:
         return
-    logits, _ = jax.eval_shape(
-        lambda tokens, cache: call_step_fn(step_fn, tokens, cache, eos_id),
-        state.newest,
-        state.cache,
-    )
-    vocabulary = logits.shape[2]
+    call = functools.partial(call_step_fn, step_fn, eos_id=eos_id)
+    vocabulary = jax.eval_shape(call, state.newest, state.cache)[0].shape[2]
     for row, ids in enumerate(prefix.tolist()):
         for token in ids:
             if token != pad_id and not 0 <= token < vocabulary:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer.nn.embedding import embed, output_logits
-from jaxformer.nn.precision import quantize_matrix
+from jaxformer.nn.precision import quantize_along
 from jaxformer.nn.projection import project
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -22,7 +22,7 @@ def operands(rows=6, inputs=64, heads=4, size=8):
 
 
 def stored(kernel, dtype, axis):
-    return quantize_matrix(jnp.asarray(kernel), axis) if dtype == "int8" else kernel
+    return quantize_along(jnp.asarray(kernel), axis) if dtype == "int8" else kernel
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -44,6 +44,8 @@ myst_heading_anchors = 4
 napoleon_custom_sections = [("Attributes", "params_style")]
 autodoc_default_options = {
     "members": True,
+    # All but what these classes, and the ones that they derive from, have.
+    "inherited-members": "Module,Algorithm,ModelConfig,DataConfig,FitConfig,BaseException,tuple",
     "member-order": "bysource",
     "exclude-members": "setup",
     "special-members": "__call__",

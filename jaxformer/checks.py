@@ -12,11 +12,7 @@ from jaxformer.errors import UserError
 
 
 def check_text(text: Any, name: str) -> None:
-    """Checks that an argument is a string.
-
-    Raises:
-      UserError: Names the argument and the type that was given.
-    """
+    """Checks that an argument is a string."""
     if isinstance(text, bytes):
         raise UserError(f"{name}: expected text, got bytes; decode them first: .decode('utf-8')")
     if not isinstance(text, str):
@@ -24,11 +20,7 @@ def check_text(text: Any, name: str) -> None:
 
 
 def check_texts(texts: Iterable[str], name: str) -> list[str]:
-    """Returns the texts as a list, and refuses a single string.
-
-    Raises:
-      UserError: The argument is one string, is not iterable, or holds something other than strings.
-    """
+    """Returns the texts as a list; refuses a single string, and anything but strings."""
     if isinstance(texts, str | bytes):
         shown = reprlib.repr(texts)
         raise UserError(
@@ -46,17 +38,7 @@ def check_texts(texts: Iterable[str], name: str) -> list[str]:
 def check_tokens(
     ids: Iterable[SupportsIndex], size: int, name: str, longest: int | None = None
 ) -> list[int]:
-    """Returns token ids as a list of plain integers, all within the vocabulary.
-
-    Args:
-      ids: Integers of any kind.
-      size: Size of the vocabulary.
-      name: Name of the ids in error messages.
-      longest: Maximum number of tokens; None for no limit.
-
-    Raises:
-      UserError: An id is out of range or not an integer, or there are too many.
-    """
+    """Returns at most ``longest`` token ids as a list of plain integers, all less than ``size``."""
     try:
         tokens = [operator.index(token) for token in ids]
     except TypeError:
@@ -78,11 +60,7 @@ def check_tokens(
 
 
 def check_same_length(given: Sequence[Any], others: Sequence[Any], name: str, other: str) -> None:
-    """Checks that two sequences that correspond item by item have the same length.
-
-    Raises:
-      UserError: The lengths differ.
-    """
+    """Checks that two sequences that correspond item by item have the same length."""
     if len(given) != len(others):
         raise UserError(f"{name}: expected one for each of {len(others)} {other}, got {len(given)}")
 
@@ -97,10 +75,6 @@ def is_unicode(text: str) -> bool:
 
 
 def check_unicode(text: str, place: str) -> None:
-    """Checks that UTF-8 can encode a text; see :func:`is_unicode`.
-
-    Raises:
-      UserError: It cannot; the message begins with the place.
-    """
+    """Checks that UTF-8 can encode a text, which is at ``place``."""
     if not is_unicode(text):
         raise UserError(f"{place}: not UTF-8")

@@ -28,7 +28,7 @@ from jaxformer.data.section import DataSection
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.fields import build, check_known, expected_type
-from jaxformer.files import read_json, write_file
+from jaxformer.files import read_json, readable, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
@@ -48,7 +48,6 @@ __all__ = [  # Users import the sections of a config from here, too.
     "StreamConfig",
     "TrainingConfig",
 ]
-
 
 Section = TypeVar("Section", bound=DataSection)
 
@@ -78,8 +77,7 @@ class Config:
         for name, expected in typing.get_type_hints(Config).items():
             section = getattr(self, name)
             if not isinstance(section, expected):
-                kinds = typing.get_args(expected) or (expected,)
-                known = " or ".join(kind.__name__ for kind in kinds)
+                known = " or ".join(c.__name__ for c in typing.get_args(expected) or (expected,))
                 raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
         others = {kind.model for kind in KINDS} - {self.kind.model}
         for name, expected in (("data", self.kind.data), ("model", self.kind.model)):
@@ -132,11 +130,7 @@ class Config:
 
 
 def check_kind(config: Config, *kinds: Kind) -> None:
-    """Checks that an experiment is of one of some kinds.
-
-    Raises:
-      UserError: It is of another kind.
-    """
+    """Checks that an experiment is of one of some kinds."""
     if config.kind not in kinds:
         raise UserError(
             f"expected {' or '.join(kind.description for kind in kinds)}, got "
@@ -146,11 +140,7 @@ def check_kind(config: Config, *kinds: Kind) -> None:
 
 
 def data_of(config: Config, section: type[Section]) -> Section:
-    """Returns ``config.data`` of an experiment whose data is of a certain class.
-
-    Raises:
-      UserError: It is of another class.
-    """
+    """Returns ``config.data``, and refuses data of another class than ``section``."""
     if not isinstance(config.data, section):
         raise UserError(
             f"expected data to be a {section.__name__}, got {config.kind.description}, of "
@@ -177,11 +167,7 @@ def _check_search(search: BeamSearch | Sampling) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Checks that an argument is a :class:`Config`, and not a section of one.
-
-    Raises:
-      UserError: It is something else, such as a ``ConfigDict``.
-    """
+    """Checks that an argument is a :class:`Config`, and not a section or a ``ConfigDict``."""
     if not isinstance(config, Config):
         advice = "make one of a ConfigDict with Config.from_dict(values.to_dict())"
         if dataclasses.is_dataclass(config):
@@ -195,21 +181,15 @@ def save(config: Config, path: pathlib.Path) -> None:
 
 
 def load_run(folder: Workdir) -> Config:
-    """Returns the config of the run in a workdir.
-
-    Raises:
-      UserError: The folder is not the workdir of a run, or its config is damaged.
-    """
+    """Returns the config of the run in a workdir."""
     path = folder.config
-    try:
+    with readable(path):
+        if not path.exists():
+            raise UserError(
+                f"{folder.path}: expected the workdir of a training run, but it has no "
+                f"{path.name}; train one with train.py --workdir={folder.path}"
+            )
         values = read_json(path, path.parent, what="a JSON config")
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder.path}: expected the workdir of a training run, but it has no {path.name}; "
-            f"train one with train.py --workdir={folder.path}"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: expected a config to read: {error.strerror}") from None
     try:
         return Config.from_dict(values)
     except UserError as error:
@@ -217,26 +197,20 @@ def load_run(folder: Workdir) -> Config:
 
 
 def to_config_dict(config: Config) -> Any:
-    """Converts the config to an ``ml_collections.ConfigDict``, which ``configs/*.py`` return.
-
-    Optional fields that are None become placeholders, which keep their type.
-    """
+    """Converts the config to an ``ml_collections.ConfigDict``, which ``configs/*.py`` return."""
     # Only the command line needs ml_collections, and notebooks may lack it.
     from ml_collections import config_dict
-
-    def convert(values: dict[str, Any], hints: dict[str, Any]) -> Any:
-        result = config_dict.ConfigDict()
-        for name, value in values.items():
-            if value is None:
-                value = config_dict.placeholder(expected_type(hints[name]))
-            result[name] = value
-        return result
 
     hints = {name: typing.get_type_hints(type(section)) for name, section in vars(config).items()}
     hints["search"] = {name: hint for name, (hint, _) in plain.search_fields().items()}
     result = config_dict.ConfigDict()
-    for name, values in config.to_dict().items():
-        result[name] = convert(values, hints[name])
+    for section, values in config.to_dict().items():
+        converted: Any = config_dict.ConfigDict()
+        for name, value in values.items():
+            if value is None:  # A placeholder keeps the type.
+                value = config_dict.placeholder(expected_type(hints[section][name]))
+            converted[name] = value
+        result[section] = converted
     return result
 
 
@@ -249,8 +223,6 @@ def select(variants: dict[str, Config], name: str) -> Any:
       UserError: There is no such variant.
     """
     if name not in variants:
-        known = ", ".join(
-            repr(variant) if variant else "none (the default)" for variant in variants
-        )
+        known = ", ".join(repr(each) if each else "none (the default)" for each in variants)
         raise UserError(f"unknown variant {name!r}; known variants: {known}")
     return to_config_dict(variants[name])

@@ -38,9 +38,6 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
       package: Name of the package for pip.
       why: What it does, as in "which reads Parquet".
       extra: Extra of jaxformer with the package and whatever else it takes.
-
-    Raises:
-      UserError: The package is missing.
     """
     try:
         yield
@@ -56,11 +53,7 @@ def did_you_mean(
 ) -> str:
     """Returns the end of an error message about an unknown name.
 
-    Args:
-      name: The unknown name.
-      known: All names that would be right.
-      otherwise: What to say if none of them resembles it.
-      meaning: Returns the suggestion for the name that resembles it.
+    It suggests the ``meaning`` of the known name that resembles it, if one does.
     """
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {meaning(close[0])}?" if close else otherwise
@@ -97,34 +90,29 @@ def exit_code(command: Callable[[], None]) -> int:
         sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
     try:
         command()
-    except UserError as error:
+    except (UserError, AssertionError, RuntimeError) as error:
         # Only the error of a failed computation can hide a missing device.
         failed = any(isinstance(e, AssertionError | RuntimeError) for e in _contexts(error))
-        print(f"error: {(failed and missing_device(error)) or error}", file=sys.stderr)
-        return 2
-    except (AssertionError, RuntimeError) as error:
-        if (reason := missing_device(error)) is None:
+        reason = missing_device(error) if failed else None
+        if reason is None and not isinstance(error, UserError):
             raise
-        print(f"error: {reason}", file=sys.stderr)
-        return 2
+        code, message = 2, f"error: {reason or error}"
     except SomeLinesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+        code, message = 3, f"error: {error}"
     except ModuleNotFoundError as error:
         if (package := _OPTIONAL.get(str(error.name).partition(".")[0])) is None:
             raise
-        print(f"error: expected the package {package}; pip install {package}", file=sys.stderr)
-        return 2
+        code, message = 2, f"error: expected the package {package}; pip install {package}"
     except (FloatingPointError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        code, message = 1, f"error: {error}"
     except StoppedError as stop:
-        print(stop, file=sys.stderr)
-        return RESUMABLE
+        code, message = RESUMABLE, str(stop)
     except KeyboardInterrupt as stop:
-        print(str(stop) or "interrupted", file=sys.stderr)
-        return 130
-    return 0
+        code, message = 130, str(stop) or "interrupted"
+    else:
+        return 0
+    print(message, file=sys.stderr)
+    return code
 
 
 def _contexts(error: BaseException | None) -> Iterator[BaseException]:

@@ -4,18 +4,11 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import optax
 
-from jaxformer.config import (
-    Config,
-    ModelConfig,
-    TrainingConfig,
-    check_config,
-    load_run,
-)
+from jaxformer.config import Config, ModelConfig, TrainingConfig, check_config, load_run
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import model_path, run_path
@@ -28,6 +21,7 @@ from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
 from jaxformer.tasks.initialization import check_initialization, initialization
+from jaxformer.tasks.token_task import TokenTask, task_class
 from jaxformer.training.fitting import fit
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
@@ -36,6 +30,11 @@ from jaxformer.training.replay import Replayed
 from jaxformer.training.replay import replay as replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.state import TrainState
+
+_BEGIN_AGAIN = (
+    "Begin again in another --workdir, with a lower training.{}, more training.warmup_steps, or "
+    "training.clip_norm=1.0"
+)
 
 
 def train(
@@ -47,10 +46,7 @@ def train(
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
 ) -> TrainState:
-    """Trains the model of ``config`` in ``workdir``, or resumes an interrupted run.
-
-    A resumed run gets exactly the batches and random numbers that it would have got without the
-    interruption, even after kill -9. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
+    """Trains the model of ``config`` in ``workdir``, or resumes a run, as :func:`~jaxformer.fit`.
 
     Args:
       config: The experiment.
@@ -60,8 +56,8 @@ def train(
       optimizer: Any optax transformation, instead of the config's; some need
         :func:`~jaxformer.per_layer`. ``training.freeze`` applies to it, too. A resumed run must be
         given the same one.
-      hooks: See :func:`~jaxformer.fit`.
-      writers: See :func:`~jaxformer.fit`.
+      hooks: As for :func:`~jaxformer.fit`.
+      writers: As for :func:`~jaxformer.fit`.
 
     Returns:
       The final state.
@@ -69,32 +65,24 @@ def train(
     Raises:
       UserError: The workdir belongs to another experiment, is in use by another process, or lacks
         its checkpoints; or data is missing or malformed.
-      FloatingPointError: Updates were not finite for many steps in a row, or the parameters are
-        not finite.
-      KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
+      FloatingPointError: As in :func:`~jaxformer.fit`.
+      KeyboardInterrupt: As in :func:`~jaxformer.fit`.
     """
     check_config(config)
     folder, training = Workdir(run_path(workdir)), config.training
-    if config.model.compute_dtype == "int8":
-        raise UserError(
-            "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
-            "quantize the parameters with jaxformer quantize"
-        )
     with watchdog.watch(training.stall_timeout):
-        optimizer, schedule = _with_schedule(config, optimizer)
-        prepare_run(folder, config, training.mirror)
-        if not folder.config.exists():
-            check_initialization(config)
-        if processes.is_primary():
-            print("".join(_advice(config, folder)), end="", file=sys.stderr)
+        schedule = None
+        if optimizer is None:
+            optimizer = make_optimizer(config)
+            schedule = configured_schedule(training, config.model.d_model)
+        else:
+            optimizer = _freeze(optimizer, training, config.model, config.kind)
+        _prepare(config, folder)
         with StopSignals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
         try:
             return fit(
-                task,
-                optimizer,
-                workdir,
-                training,
+                *(task, optimizer, workdir, training),
                 mesh=make_mesh(config.mesh),
                 config=config,
                 learning_rate=schedule,
@@ -104,72 +92,54 @@ def train(
             )
         except FloatingPointError as error:
             rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"
-            raise FloatingPointError(
-                f"{error}. Begin again in another --workdir, with a lower training.{rate}, more "
-                "training.warmup_steps, or training.clip_norm=1.0"
-            ) from None
+            advice = _BEGIN_AGAIN.format(rate)
+            raise FloatingPointError(f"{error}. {advice}") from None
 
 
-def _with_schedule(
-    config: Config, optimizer: optax.GradientTransformation | None
-) -> tuple[optax.GradientTransformation, optax.Schedule | None]:
-    """Returns the user's optimizer, or the config's and the schedule of its learning rate."""
-    if optimizer is None:
-        return make_optimizer(config), configured_schedule(config.training, config.model.d_model)
-    if config.training.freeze is not None:
-        info = describe_model(config.model, config.kind)
-        optimizer = freeze(optimizer, config.training.freeze, info)
-    return optimizer, None
-
-
-def _advice(config: Config, folder: Workdir) -> Iterator[str]:
-    """Yields lines with warnings about a run that is about to begin or to resume."""
-    if config.model.compute_dtype == "bfloat16" and emulates_bfloat16():
-        yield (
-            "this CPU has no instructions for bfloat16: a new run is faster with "
-            "--config.model.compute_dtype=float32\n"
+def _prepare(config: Config, folder: Workdir) -> None:
+    """Checks a run, and prints warnings, before its data is read, which can take long."""
+    if config.model.compute_dtype == "int8":
+        raise UserError(
+            "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
+            "quantize the parameters with jaxformer quantize"
         )
-    training = config.training
-    if training.schedule in DECAYING and folder.config.exists():
-        steps = load_run(folder).training.steps
-        if steps != training.steps:
-            yield (
-                f"training.steps was {steps}: the {training.schedule} schedule now falls to 0 "
-                f"after step {training.steps}, so the learning rate changes at once\n"
-            )
+    training, advice = config.training, []
+    prepare_run(folder, config, training.mirror)
+    if not folder.config.exists():
+        check_initialization(config)
+    elif training.schedule in DECAYING and (was := load_run(folder).training.steps) != (
+        now := training.steps
+    ):
+        advice.append(
+            f"training.steps was {was}: the {training.schedule} schedule now falls to 0 after step "
+            f"{now}, so the learning rate changes at once"
+        )
+    if config.model.compute_dtype == "bfloat16" and emulates_bfloat16():
+        advice.append(
+            "this CPU has no instructions for bfloat16: a new run is faster with "
+            "--config.model.compute_dtype=float32"
+        )
+    if processes.is_primary():
+        for line in advice:
+            print(line, file=sys.stderr)
 
 
 def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
-    """Takes one step of a run again and measures its examples; changes nothing in the workdir.
-
-    Raises:
-      UserError: There is no such run or step, its data differs, or its checkpoint is damaged.
-    """
+    """Takes one step of a run again and measures its examples; changes nothing in the workdir."""
     use_compilation_cache()
     folder = Workdir(model_path(workdir))
     config = load_run(folder)
     mesh = make_mesh(config.mesh)
     task, optimizer = make_task(config, folder), make_optimizer(config)
     with Checkpoints(folder.checkpoints) as checkpoints:
-        return replay_step(
-            task,
-            optimizer,
-            checkpoints,
-            mesh,
-            config.training,
-            step,
-            start_from=initialization(config, task.tokenizer, folder),
-        )
+        start_from = initialization(config, task.tokenizer, folder)
+        return replay_step(task, optimizer, checkpoints, mesh, config.training, step, start_from)
 
 
-def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Any:
-    """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
-
-    Raises:
-      UserError: Data is missing or malformed, or differs from the data the run began with.
-    """
+def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
+    """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind."""
     with processes.first_before_others("data"):
-        return config.kind.task_class.open(config, folder, corpus)
+        return task_class(config).open(config, folder, corpus)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
@@ -196,6 +166,15 @@ def _make_optimizer(
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
     optimizer = configured_optimizer(training, model.d_model, describe)
+    return _freeze(optimizer, training, model, kind)
+
+
+def _freeze(
+    optimizer: optax.GradientTransformation,
+    training: TrainingConfig,
+    model: ModelConfig,
+    kind: Kind,
+) -> optax.GradientTransformation:
     if training.freeze is None:
         return optimizer
-    return freeze(optimizer, training.freeze, describe())
+    return freeze(optimizer, training.freeze, describe_model(model, kind))

@@ -17,21 +17,13 @@ _MAY_DIFFER = {"compute_dtype"}
 
 
 def build(cls: type[T], values: Any, section: str) -> T:
-    """Builds a dataclass that checks its fields, by :func:`check_types`, from a dictionary of them.
-
-    Raises:
-      UserError: A field is unknown, has the wrong type, or is out of range.
-    """
+    """Builds a dataclass that checks its fields, by :func:`check_types`, from a dictionary."""
     check_known(values, typing.get_type_hints(cls), f"{section}.")
     return cls(**values)
 
 
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
-    """Returns values by field name, converted to the types of their fields.
-
-    Raises:
-      UserError: A field is unknown, or has the wrong type.
-    """
+    """Returns values by field name, converted to the types of their fields."""
     check_known(values, hints, prefix)
     return {name: _typed(value, hints[name], f"{prefix}{name}") for name, value in values.items()}
 
@@ -53,9 +45,6 @@ def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str)
     """Compares a section of a config with the one that a checkpoint was saved with.
 
     Checkpoints of earlier versions record no section, None, or lack fields that did not exist.
-
-    Raises:
-      UserError: A value differs; the message names the field and both values.
     """
     if saved is None:
         return
@@ -107,15 +96,15 @@ def check_types(config: Any, section: str) -> None:
 
 
 def check_positive(config: Any, section: str, *names: str) -> None:
-    """Checks that fields are finite and greater than 0."""
+    """Checks that fields are finite and greater than 0, or None."""
     for name in names:
-        if not 0 < getattr(config, name) < math.inf:
-            raise UserError(f"{section}.{name} must be greater than 0: got {getattr(config, name)}")
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{section}.{name} must be greater than 0: got {value}")
 
 
-def check_fraction(config: Any, section: str, name: str) -> None:
-    """Checks that a field is at least 0 and less than 1."""
-    if not 0 <= getattr(config, name) < 1:
-        raise UserError(
-            f"{section}.{name} must be at least 0 and less than 1: got {getattr(config, name)}"
-        )
+def check_fraction(config: Any, section: str, *names: str) -> None:
+    """Checks that fields are at least 0 and less than 1."""
+    for name in names:
+        if not 0 <= (value := getattr(config, name)) < 1:
+            raise UserError(f"{section}.{name} must be at least 0 and less than 1: got {value}")

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import errno
-import glob
 import hashlib
 import io
 import json
@@ -31,22 +30,14 @@ UNSUPPORTED = {
 
 
 class PathError(UserError, argparse.ArgumentTypeError):
-    """A path that is not on a local disk, or names a model that must not be changed.
-
-    It is also an ``ArgumentTypeError``, so that argparse prints the message unchanged.
-    """
+    """A path that cannot be used; argparse prints the messages of its type unchanged."""
 
 
 def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a path on a local disk; also works as the type of a command-line option.
+    """Returns a path on a local disk, and refuses URLs; a leading ``~`` is the home directory.
 
     Python would read ``gs://bucket/run`` as the relative path ``gs:/bucket/run``, and what is
-    written there is lost with the machine. A leading ``~`` is the home directory, because shells
-    leave it in ``--workdir=~/run``.
-
-    Raises:
-      PathError: The path is a URL, or was one before ``pathlib`` merged its slashes; or there
-        is no such home directory.
+    written there is lost with the machine. Shells leave ``~`` in ``--workdir=~/run``.
     """
     text = os.fspath(path)
     if "://" in text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
@@ -73,11 +64,7 @@ def model_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the workdir of a run to write.
-
-    Raises:
-      PathError: It is "pretrained", the name of the model that comes with jaxformer.
-    """
+    """Returns the workdir of a run to write; refuses "pretrained"."""
     if workdir == pretrained.NAME:
         raise PathError(
             "pretrained is the model that comes with jaxformer, and is not changed; name another "
@@ -90,9 +77,6 @@ def cache_directory() -> pathlib.Path:
     """Returns the directory that keeps tokenizers, token stores and compiled programs between runs.
 
     It is ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs nothing but time.
-
-    Raises:
-      UserError: ``JAXFORMER_CACHE`` is not on a local disk.
     """
     return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer")
 
@@ -101,9 +85,6 @@ def data_directory() -> pathlib.Path:
     """Returns the directory of the corpora that the shipped configs read.
 
     It is ``$JAXFORMER_DATA``, or ``data`` in the :func:`cache_directory`.
-
-    Raises:
-      UserError: ``JAXFORMER_DATA`` is not on a local disk.
     """
     named = os.environ.get("JAXFORMER_DATA")
     return local_path(named) if named else cache_directory() / "data"
@@ -113,11 +94,7 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
     """Opens a file that somebody else may have made, without ever waiting.
 
     Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of
-    terabytes takes no disk. Links are followed only within ``inside``.
-
-    Args:
-      path: The file.
-      inside: Folder that must contain the file once links are resolved; None for any place.
+    terabytes takes no disk. Links are followed only within the folder ``inside``, if it is given.
 
     Raises:
       UserError: This is not a regular file, lies outside of ``inside``, or is mostly a hole.
@@ -136,28 +113,20 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
             found = kinds.get(mode, "a device")
             raise UserError(f"{path}: expected a regular file, found {found}")
         allocated = 512 * getattr(status, "st_blocks", size)  # Windows has no blocks.
-        # File systems that compress or do not count blocks have no holes.
-        if size > MOST_BYTES and allocated < size // 4 and _first_hole(descriptor) < size:
-            raise UserError(f"{path}: expected a file with content, found a sparse one")
+        if size > MOST_BYTES and allocated < size // 4:
+            # File systems that compress or do not count blocks have no holes.
+            if os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
+                raise UserError(f"{path}: expected a file with content, found a sparse one")
+            os.lseek(descriptor, 0, os.SEEK_SET)
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _first_hole(descriptor: int) -> int:
-    hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return hole
-
-
 @contextlib.contextmanager
 def readable(path: pathlib.Path) -> Iterator[None]:
-    """Explains an error of reading a file within the context.
-
-    Raises:
-      UserError: The file cannot be read.
-    """
+    """Raises a UserError if the file cannot be read within the context."""
     try:
         yield
     except OSError as error:
@@ -165,29 +134,20 @@ def readable(path: pathlib.Path) -> Iterator[None]:
 
 
 def resolve_inside(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """Returns a path without links.
-
-    Raises:
-      UserError: It lies outside of the folder.
-    """
-    resolved = os.path.realpath(path)
-    if not pathlib.Path(resolved).is_relative_to(os.path.realpath(folder)):
+    """Returns a path without links; refuses one that leads out of the folder."""
+    resolved = pathlib.Path(os.path.realpath(path))
+    if not resolved.is_relative_to(os.path.realpath(folder)):
         raise UserError(
             f"{path}: expected a file or folder within {folder}, found a link to {resolved}; move "
             f"all of {folder} there instead, or mount what the link stands for"
         )
-    return pathlib.Path(resolved)
+    return resolved
 
 
 def read_whole(
     path: pathlib.Path, inside: pathlib.Path | None = None, *, most: int = MOST_BYTES
 ) -> bytes:
-    """Reads a file of limited size; see :func:`open_file`.
-
-    Raises:
-      UserError: As in :func:`open_file`, or the file is too large.
-      OSError: The file cannot be read.
-    """
+    """Reads a file of limited size; raises the errors of :func:`open_file`, too."""
     with open_file(path, inside) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -196,12 +156,7 @@ def read_whole(
 
 
 def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: str = "JSON") -> Any:
-    """Reads a JSON file; see :func:`open_file`. Error messages name ``what`` was expected.
-
-    Raises:
-      UserError: As in :func:`read_whole`, or this is not JSON.
-      OSError: The file cannot be read.
-    """
+    """Reads a JSON file; see :func:`open_file`. Error messages name ``what`` was expected."""
     content = read_whole(path, inside, most=MOST_JSON_BYTES)
     try:
         return json.loads(content.decode())
@@ -216,11 +171,7 @@ def file_sha256(path: pathlib.Path) -> str:
 
 
 def check_output(path: pathlib.Path) -> None:
-    """Checks that a file that is yet to be written can have this name.
-
-    Raises:
-      UserError: The path is a folder, a link or a device, or lies in a file.
-    """
+    """Checks that a file to write can have this name: of no folder, link or device."""
     if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
     for folder in path.parents:
@@ -258,13 +209,6 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def remove_partial(path: pathlib.Path) -> None:
-    """Removes what killed processes have left of :func:`write_file`; nobody may be writing now."""
-    for partial in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
-        if partial.name.removeprefix(f"{path.name}.").removesuffix(".partial").isdecimal():
-            partial.unlink(missing_ok=True)
-
-
 def flush_to_disk(descriptor: int) -> None:
     """Calls fsync on a file or folder, where the file system knows it."""
     try:
@@ -278,10 +222,6 @@ def check_file_system(folder: pathlib.Path) -> None:
     """Checks that files in a folder can be renamed, locked and synchronized with the disk.
 
     A run needs this to survive interruptions. Some mounted drives and buckets do not know it.
-
-    Raises:
-      UserError: They cannot.
-      OSError: The folder cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="probe.", dir=folder) as name:
         probe = pathlib.Path(name, "probe")
@@ -310,7 +250,6 @@ def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
 
     The lock is on the file ``lock`` in the folder, since network file systems lock only what can be
     opened for writing. It is released at the end of the block or of the process, even by kill -9.
-    On a file system without locks, every process gets True.
 
     Raises:
       UserError: The name "lock" belongs to a folder or a link.
@@ -328,28 +267,22 @@ def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
 def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
     """Locks a file against others, or together with other shared locks; yields whether it did.
 
-    As with :func:`lock_folder`, every process gets True on a file system without locks.
-
-    Raises:
-      OSError: There is no such file, or it cannot be opened.
+    On a file system without locks, every process gets True.
     """
     # NFS locks alone only what is open for writing. A pipe is opened at once, too.
     mode = os.O_RDONLY if shared else os.O_RDWR
     descriptor = os.open(path, mode | getattr(os, "O_NONBLOCK", 0))
+    locked = True
     try:
-        yield _lock(descriptor, "LOCK_SH" if shared else "LOCK_EX")
+        try:
+            _flock(descriptor, "LOCK_SH" if shared else "LOCK_EX")
+        except BlockingIOError:
+            locked = False
+        except OSError:  # some network file systems
+            pass
+        yield locked
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, mode: str) -> bool:
-    try:
-        _flock(descriptor, mode)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network file systems
-        pass
-    return True
 
 
 def _flock(descriptor: int, mode: str) -> None:

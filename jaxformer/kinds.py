@@ -6,10 +6,8 @@ asks :attr:`~jaxformer.config.Config.kind`.
 
 import dataclasses
 import functools
-import importlib
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +39,7 @@ class Kind:
       network: Class of its models, called with the model section and ``remat``.
       inputs: Number of arrays of token ids that a model takes.
       load_tokenizer: Reads the tokenizer of a workdir.
-      task: Module and name of its :class:`~jaxformer.Task`, which is imported when it is needed.
+      task: Module and name of its :class:`~jaxformer.Task`.
     """
 
     description: str
@@ -53,12 +51,6 @@ class Kind:
     inputs: int = 1
     load_tokenizer: Callable[[pathlib.Path], Vocabulary] = Tokenizer.load
     task: str
-
-    @property
-    def task_class(self) -> Any:
-        """The class of the task, with ``open`` and ``longest_step``."""
-        module, _, name = self.task.rpartition(".")
-        return getattr(importlib.import_module(module), name)
 
 
 TRANSLATION = Kind(

@@ -45,14 +45,10 @@ def map_rows(
 ) -> PyTree:
     """Calls ``function(replicated, *rows)``; on an explicit mesh, with each device's own rows.
 
-    JAX cannot look up, scatter or split rows of arrays whose layout is explicit.
-
-    Args:
-      function: Takes replicated arrays and rows.
-      replicated: Arrays that every device gets whole; gathered if they are sharded.
-      *rows: Arrays, resharded along their leading axes like the first one, and scalars.
-      total: Return a tuple of the results, summed over the devices; otherwise the result has the
-        structure and the layout of ``rows[0]``.
+    JAX cannot look up, scatter or split rows of arrays whose layout is explicit. Every device gets
+    the replicated arrays whole, and rows resharded along their leading axes like the first one. The
+    result has the structure and layout of ``rows[0]``, or is a tuple of sums over the devices if
+    ``total``.
     """
     leaves, structure = jax.tree.flatten(rows)
     first = next((jax.typeof(a).sharding for a in leaves if a.ndim), None)
@@ -107,8 +103,11 @@ def vary_alike(*arrays: Array) -> list[Array]:
     JAX does so for the operands of its own operations, so that gradients are summed over the axes
     that a parameter does not vary over.
     """
-    axes = frozenset[str]().union(*map(_varying_axes, arrays))
-    return [pvary(a, tuple(sorted(axes - _varying_axes(a)))) for a in arrays]
+    kinds = map(jax.typeof, arrays)
+    # Called vma before jax 0.10.
+    own = [k.vma if hasattr(k, "vma") else k.manual_axis_type.varying for k in kinds]
+    axes = frozenset[str]().union(*own)
+    return [pvary(a, tuple(sorted(axes - of_a))) for a, of_a in zip(arrays, own, strict=True)]
 
 
 def pvary(x: Array, axes: str | tuple[str, ...]) -> Array:
@@ -116,9 +115,3 @@ def pvary(x: Array, axes: str | tuple[str, ...]) -> Array:
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(x, axes, to="varying")
     return vars(jax.lax)["pvary"](x, axes)  # Before jax 0.8.
-
-
-def _varying_axes(x: Array) -> frozenset[str]:
-    kind = jax.typeof(x)
-    # Called vma before jax 0.10.
-    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying

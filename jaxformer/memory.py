@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import Config
 from jaxformer.experiment import make_optimizer
+from jaxformer.kinds import make_init
+from jaxformer.tasks.token_task import task_class
 from jaxformer.training.mesh import BatchShards, make_mesh
 from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_train_step
@@ -33,18 +35,16 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
 
     Batches with more and shorter sentences take less memory, since attention weights grow with the
     square of the length. Validation is not counted, and no data is read.
-
-    Raises:
-      UserError: The mesh does not fit the devices.
     """
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     gradient_accumulation = config.training.gradient_accumulation
     shards = BatchShards.of(mesh, gradient_accumulation)
-    init, loss, batch = config.kind.task_class.longest_step(config, shards)
-    state = abstract_state(init, optimizer, mesh)
+    task = task_class(config)
+    state = abstract_state(make_init(config.model, config.kind), optimizer, mesh)
+    loss = task.loss_class.of(config)
     step = make_train_step(loss, optimizer, mesh, gradient_accumulation=gradient_accumulation)
-    program = step.lower(state, batch).compile()
+    program = step.lower(state, task.longest_batch(config, shards)).compile()
     reserved = program.memory_analysis()
     assert reserved is not None
     new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
@@ -52,13 +52,10 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
 
 
 def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
-    """Yields settings that save memory, in the order in which to try them, cheapest first.
+    """Yields settings that save memory for :func:`with_settings`, cheapest first.
 
-    Only the last one changes results, since it rounds Adam's moments to bfloat16.
-
-    Yields:
-      Values of fields of ``config.training`` and ``config.mesh`` by name, such as
-      "training.gradient_accumulation". The first setting changes nothing.
+    The first one changes nothing. Only the last one changes results, since it rounds Adam's moments
+    to bfloat16.
     """
     yield {}
     settings: dict[str, Any] = {}

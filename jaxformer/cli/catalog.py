@@ -22,7 +22,6 @@ def data(names: Sequence[str] = ()) -> None:
       They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. After an interruption, the
       same command downloads the files that are missing.
     """
-
     for name in names:
         if name not in CATALOG:
             hint = did_you_mean(name, CATALOG, f"choose from {', '.join(CATALOG)}")

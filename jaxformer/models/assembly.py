@@ -1,4 +1,4 @@
-"""The config of a model, and the stacks, embeddings and positions built from it."""
+"""The config of a model, and the stacks and embeddings that models assemble from it."""
 
 import dataclasses
 import functools
@@ -87,9 +87,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "model")
-        check_positive(self, "model", *_SIZES, "norm_epsilon")
-        check_fraction(self, "model", "dropout_rate")
-        check_fraction(self, "model", "attention_dropout_rate")
+        check_positive(self, "model", *_SIZES, "norm_epsilon", "window")
+        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
         for name in (*_SIZES, "d_k", "d_v"):
             if (getattr(self, name) or 0) > _LARGEST_SIZE:
                 raise UserError(
@@ -117,8 +116,6 @@ class ModelConfig:
                     "model.target_vocab_size must be from 1 to model.vocab_size="
                     f"{self.vocab_size}, since targets use its first ids: got {size}"
                 )
-        if self.window is not None:
-            check_positive(self, "model", "window")
         if self.positions == "rotary" and self.key_size % 2:
             raise UserError(
                 "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
@@ -167,11 +164,7 @@ def make_stack(
 ) -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
-    Args:
-      config: The architecture.
-      causal: Whether tokens see only earlier ones.
-      cross_attention: Whether the blocks also attend to a memory.
-      remat: Rematerialization policy of the backward pass.
+    With ``causal``, tokens see only earlier ones; with ``cross_attention``, also a memory.
     """
     c, encoding = config, ENCODINGS[config.positions]
     make_attention = functools.partial(
@@ -183,75 +176,77 @@ def make_stack(
         dropout_rate=c.attention_dropout_rate,
         compute_dtype=c.compute_dtype,
     )
-    make_norm = functools.partial(LayerNorm, c.norm_epsilon)
-    make_residual = functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm)
+    make_norm, make_bias = functools.partial(LayerNorm, c.norm_epsilon), encoding.make_bias
     block = Block(
         self_attention=make_attention(encode_positions=encoding.rotate),
         cross_attention=make_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype),
-        make_residual=make_residual,
+        make_residual=functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm),
     )
-    make_bias = encoding.make_bias
     return Stack(
         block,
         c.num_layers,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
-        make_bias=None if make_bias is None else functools.partial(make_bias, c.num_heads, causal),
+        make_bias=make_bias and functools.partial(make_bias, c.num_heads, causal),
         remat=remat,
     )
 
 
-def make_table(module: nn.Module, name: str, size: int, d_model: int) -> Any:
-    """Creates an embedding that has unit variance after multiplication by sqrt(d_model)."""
-    initializer = nn.initializers.normal(stddev=d_model**-0.5)
-    return parameter(module, name, initializer, (size, d_model), ("vocab", "d_model"), "table")
+class TokenModel(nn.Module):
+    """A model of tokens, and the parts that its ``setup`` is assembled from.
 
-
-def make_embedding(module: nn.Module, table: Any, positions: str, config: ModelConfig) -> Embedding:
-    """Returns the embedding of a side of a model.
-
-    Args:
-      module: The model, which owns the parameters.
-      table: From :func:`make_table`.
-      positions: Name of the parameter of learned positions.
-      config: The architecture.
+    ``setup`` assigns ``output_table`` and ``logits_bias``.
     """
-    encoding, learned = ENCODINGS[config.positions], None
-    if encoding.is_learned:
-        initializer = nn.initializers.normal(stddev=config.d_model**-0.5)
-        shape = (config.max_length, config.d_model)
-        learned = parameter(module, positions, initializer, shape)
 
-    def encode(length: int) -> Any:
-        return encoding.table(length, config.d_model) if learned is None else learned[:length]
+    config: ModelConfig
+    remat: Remat = "none"
 
-    return Embedding(table, encode, config.max_length, config.compute_dtype)
+    @nn.nowrap
+    def _check_config(self) -> None:
+        """Checks that the model was given a :class:`ModelConfig`."""
+        if not isinstance(config := self.config, ModelConfig):
+            advice = "; give config.model" if hasattr(config, "model") else ""
+            owner, given = type(self).__name__, type(config).__name__
+            raise UserError(f"{owner}: expected a ModelConfig, got {given}{advice}")
 
+    @nn.nowrap
+    def _make_table(self, name: str, size: int) -> Any:
+        """Creates an embedding that has unit variance after multiplication by sqrt(d_model)."""
+        shape = (size, self.config.d_model)
+        return parameter(
+            self, name, self._table_initializer(), shape, ("vocab", "d_model"), "table"
+        )
 
-def make_logits_bias(module: nn.Module, config: ModelConfig) -> Any:
-    """Creates the bias of the output logits; returns None for a model without biases."""
-    zeros = nn.initializers.zeros
-    return parameter(module, "logits_bias", zeros, (config.output_size,)) if config.biases else None
+    @nn.nowrap
+    def _make_embedding(self, table: Any, positions: str) -> Embedding:
+        """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
+        c, encoding, learned = self.config, ENCODINGS[self.config.positions], None
+        if encoding.is_learned:
+            shape = (c.max_length, c.d_model)
+            learned = parameter(self, positions, self._table_initializer(), shape)
 
+        def encode(length: int) -> Any:
+            return encoding.table(length, c.d_model) if learned is None else learned[:length]
 
-def unquantized(table: Any) -> Float[Array, "V D"]:
-    """Returns a table for computing a loss.
+        return Embedding(table, encode, c.max_length, c.compute_dtype)
 
-    Raises:
-      ValueError: The table is quantized to int8, which cannot be trained.
-    """
-    if isinstance(table, Int8Matrix):
-        raise ValueError("parameters are quantized to int8: expected the original ones")
-    return jnp.asarray(table)
+    @nn.nowrap
+    def _table_initializer(self) -> nn.initializers.Initializer:
+        return nn.initializers.normal(stddev=self.config.d_model**-0.5)
 
+    @nn.nowrap
+    def _make_logits_bias(self) -> Any:
+        """Creates the bias of the output logits; returns None for a model without biases."""
+        zeros, shape = nn.initializers.zeros, (self.config.output_size,)
+        return parameter(self, "logits_bias", zeros, shape) if self.config.biases else None
 
-def check_model_config(owner: str, config: Any) -> None:
-    """Checks that a model was given a :class:`ModelConfig`.
+    def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
+        """Returns matrix and bias of the logits of tokens, for losses that do not store logits.
 
-    Raises:
-      UserError: It was given something else.
-    """
-    if not isinstance(config, ModelConfig):
-        advice = "; give config.model" if hasattr(config, "model") else ""
-        raise UserError(f"{owner}: expected a ModelConfig, got {type(config).__name__}{advice}")
+        Raises:
+          ValueError: The parameters are quantized to int8, which cannot be trained.
+        """
+        if isinstance(self.output_table, Int8Matrix):
+            raise ValueError("parameters are quantized to int8: expected the original ones")
+        return jnp.asarray(self.output_table), self.logits_bias

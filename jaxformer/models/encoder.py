@@ -1,7 +1,6 @@
 """An encoder with two heads: classes of a text, and its masked tokens."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -10,20 +9,11 @@ from jaxtyping import Array, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
 from jaxformer.layout import expand_like
-from jaxformer.models.assembly import (
-    ModelConfig,
-    check_model_config,
-    make_embedding,
-    make_logits_bias,
-    make_stack,
-    make_table,
-    unquantized,
-)
+from jaxformer.models.assembly import ModelConfig, TokenModel, make_stack
 from jaxformer.nn.arguments import check_ids
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.parameters import parameter
-from jaxformer.nn.stack import Remat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +36,7 @@ class EncoderConfig(ModelConfig):
             raise UserError("model.embeddings must be tied in an encoder: got separate")
 
 
-class Encoder(nn.Module):
+class Encoder(TokenModel):
     """The encoder of section 3, whose output gives classes or masked tokens.
 
     ``__call__`` computes logits of classes from the mean of the features. :meth:`features` and
@@ -67,14 +57,13 @@ class Encoder(nn.Module):
     """
 
     config: EncoderConfig
-    remat: Remat = "none"
 
     def setup(self) -> None:
+        self._check_config()
         c = self.config
-        check_model_config("Encoder", c)
-        self.embedding = make_table(self, "embedding", c.vocab_size, c.d_model)
-        self.embed = make_embedding(self, self.embedding, "positions", c)
-        self.logits_bias = make_logits_bias(self, c)
+        self.output_table = self._make_table("embedding", c.vocab_size)
+        self.embed = self._make_embedding(self.output_table, "positions")
+        self.logits_bias = self._make_logits_bias()
         self.dropout = Dropout(c.dropout_rate)
         self.pooled_dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
@@ -94,11 +83,7 @@ class Encoder(nn.Module):
         Args:
           tokens: Token ids; 0 is padding.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static.
-          row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
-
-        Raises:
-          UserError: Tokens are not [batch, length], a text is longer than ``config.max_length``, or
-            an id is out of range.
+          row_ids: As in :class:`~jaxformer.Transformer`, which also raises the same errors.
         """
         features = self.features(tokens, deterministic, row_ids=row_ids)
         real = (tokens != 0)[..., None].astype(self.classes.dtype)
@@ -119,11 +104,3 @@ class Encoder(nn.Module):
         dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
         keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
         return self.encoder(self.dropout(self.embed(tokens), dropout), keys, dropout=dropout)
-
-    def output_projection(self) -> tuple[Float[Array, "V D"], Any]:
-        """Returns matrix and bias of the logits of tokens, for losses that do not store logits.
-
-        Raises:
-          ValueError: The parameters are quantized to int8, which cannot be trained.
-        """
-        return unquantized(self.embedding), self.logits_bias

@@ -1,34 +1,24 @@
-"""Floating point operations of training, computed from sizes alone (section 5.2)."""
+"""Floating point operations of training, computed from sizes alone (section 5.2).
+
+A multiplication and an addition are two operations, and gradients of a matmul cost twice the
+matmul. Padding and masked scores count, because they are computed. Norms, softmax, dropout and the
+loss do not count, because they are few.
+"""
 
 from jaxformer.models.assembly import ModelConfig
 
 
-def forward_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
-    """Returns the operations of all matmuls in one forward pass over a batch, logits included.
-
-    A multiplication and an addition are two operations. Padding and masked scores count, because
-    they are computed. Norms, softmax, dropout and the loss do not count, because they are few.
-
-    >>> forward_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
-    4068737024
-    """
-    d, s, t = config.d_model, src_length, tgt_length
-    keys, values = config.num_heads * config.key_size, config.num_heads * config.value_size
-
-    def attention(queries: int, memory: int) -> int:
-        projections = d * (queries * (keys + values) + memory * (keys + values))
-        return projections + queries * memory * (keys + values)
-
-    feed_forward = 2 * d * config.d_ff
-    encoder = attention(s, s) + s * feed_forward
-    decoder = attention(t, t) + attention(t, s) + t * feed_forward
-    logits = t * d * config.output_size
-    return 2 * rows * (config.num_layers * (encoder + decoder) + logits)
-
-
 def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
-    """Returns the operations of a training step; gradients of a matmul cost twice the matmul."""
-    return 3 * forward_flops(config, rows, src_length, tgt_length)
+    """Returns the operations of all matmuls in a training step over a batch, logits included.
+
+    >>> training_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
+    12206211072
+    """
+    s, t = src_length, tgt_length
+    encoder = _attention(config, s, s) + _feed_forward(config, s)
+    decoder = _attention(config, t, t) + _attention(config, t, s) + _feed_forward(config, t)
+    logits = t * config.d_model * config.output_size
+    return 3 * 2 * rows * (config.num_layers * (encoder + decoder) + logits)
 
 
 def language_model_flops(config: ModelConfig, rows: int, length: int) -> int:
@@ -38,7 +28,15 @@ def language_model_flops(config: ModelConfig, rows: int, length: int) -> int:
     ...                                  num_layers=6), rows=32, length=256)
     271451160576
     """
-    d, t = config.d_model, length
+    layer = _attention(config, length, length) + _feed_forward(config, length)
+    logits = length * config.d_model * config.vocab_size
+    return 3 * 2 * rows * (config.num_layers * layer + logits)
+
+
+def _attention(config: ModelConfig, queries: int, keys: int) -> int:
     heads = config.num_heads * (config.key_size + config.value_size)
-    layer = t * (2 * d * heads + 2 * d * config.d_ff) + t * t * heads
-    return 3 * 2 * rows * (config.num_layers * layer + t * d * config.vocab_size)
+    return heads * (config.d_model * (queries + keys) + queries * keys)
+
+
+def _feed_forward(config: ModelConfig, tokens: int) -> int:
+    return 2 * tokens * config.d_model * config.d_ff

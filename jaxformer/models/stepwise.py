@@ -1,49 +1,59 @@
-"""The interface of models that decode token by token, as search needs it."""
+"""Models that decode token by token, as search needs it."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.models.assembly import ModelConfig
+from jaxformer.models.assembly import TokenModel
+from jaxformer.nn.embedding import output_logits
 from jaxformer.nn.stack import StackCache, unstack_layers
+from jaxformer.search import StepFn
 
 
-@runtime_checkable
-class StepwiseModel(Protocol):
-    """A linen module that decodes with a cache: ``Transformer``, ``LanguageModel``, or your own.
+class StepwiseModel(TokenModel):
+    """A model that decodes with a cache: ``Transformer``, ``LanguageModel``, or your own.
 
-    Attributes:
-      config: The architecture.
+    Its ``setup`` also assigns ``embed``, the embedding of the tokens that it decodes, and
+    ``decoder``, a :class:`~jaxformer.Stack`. A method ``start(inputs, *, num_beams, capacity)``
+    returns an empty cache for inputs, which a model with an encoder encodes first.
     """
 
-    config: ModelConfig
-
-    def start(self, inputs: Array, /, *, num_beams: int, capacity: int) -> StackCache:
-        """Returns an empty cache for inputs, which a model with an encoder encodes first."""
-        ...
+    def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """Returns the logits, which use the transposed embedding (section 3.4)."""
+        return output_logits(features, self.output_table, self.logits_bias)
 
     def prefill(
         self, tokens: Int[Array, "B T"], cache: StackCache, length: Int[Array, ""] | int
     ) -> tuple[Float[Array, "B T D"], StackCache]:
-        """Reads tokens in one pass, and keeps the first ``length`` in the cache."""
-        ...
+        """Reads the first tokens in one pass, for all beams.
+
+        Args:
+          tokens: The prompts, padded on the right, or beginning of sentence and the tokens after
+            it.
+          cache: From ``start``, with capacity for all tokens.
+          length: Number of tokens to keep in the cache.
+
+        Returns:
+          The decoder's output, whose :meth:`logits` at each token predict the next token, and the
+          cache.
+        """
+        return self.decoder.prefill(self.embed(tokens), cache, length)
 
     def step(
         self, tokens: Int[Array, "B N"], cache: StackCache
     ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns logits of the next token of every beam, and the updated cache."""
-        ...
+        """Returns float32 logits of the next token of every beam, and the updated cache.
 
-    def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Returns the logits of the features that :meth:`prefill` returns."""
-        ...
-
-    def apply(self, variables: Any, *arguments: Any, method: str, **named: Any) -> Any:
-        """Calls a method with parameters, like any linen module."""
-        ...
+        The first step takes the beginning-of-sentence token, unless tokens were prefilled.
+        """
+        positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
+        embedded = self.embed(tokens, positions, cache.slots.longest)
+        x, cache = self.decoder.step(embedded, cache)
+        return self.logits(x), cache
 
 
-def step_fn(model: StepwiseModel, params: PyTree) -> Any:
+def step_fn(model: StepwiseModel, params: PyTree) -> StepFn:
     """Returns ``model.step`` as the step function of a search.
 
     It unstacks layers once, before the loop of the search, which would slice them again for every

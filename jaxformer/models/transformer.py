@@ -3,27 +3,18 @@
 from typing import Any
 
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.models.assembly import (
-    ModelConfig,
-    check_model_config,
-    make_embedding,
-    make_logits_bias,
-    make_stack,
-    make_table,
-    unquantized,
-)
+from jaxformer.models.assembly import ModelConfig, make_stack
+from jaxformer.models.stepwise import StepwiseModel
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
-from jaxformer.nn.embedding import output_logits
 from jaxformer.nn.keys import Keys, Memory
-from jaxformer.nn.stack import Remat, StackCache
+from jaxformer.nn.stack import StackCache
 
 
-class Transformer(nn.Module):
+class Transformer(StepwiseModel):
     """The Transformer of "Attention Is All You Need".
 
     ``__call__`` composes :meth:`encode`, :meth:`decode` and :meth:`logits`. :meth:`start` and
@@ -44,23 +35,21 @@ class Transformer(nn.Module):
 
     Attributes:
       config: The architecture.
-      remat: Rematerialization policy of the backward pass; see
-        :class:`~jaxformer.config.TrainingConfig`.
+      remat: Rematerialization policy of the backward pass; see :class:`~jaxformer.TrainingConfig`.
     """
 
     config: ModelConfig
-    remat: Remat = "none"
 
     def setup(self) -> None:
+        self._check_config()
         c = self.config
-        check_model_config("Transformer", c)
         names = c.embedding_names
         sizes = dict(zip(names, (c.vocab_size, c.output_size, c.output_size), strict=True))
-        tables = {name: make_table(self, name, size, c.d_model) for name, size in sizes.items()}
+        tables = {name: self._make_table(name, size) for name, size in sizes.items()}
         source, target, self.output_table = (tables[name] for name in names)
-        self.embed_source = make_embedding(self, source, "src_positions", c)
-        self.embed_target = make_embedding(self, target, "tgt_positions", c)
-        self.logits_bias = make_logits_bias(self, c)
+        self.embed_source = self._make_embedding(source, "src_positions")
+        self.embed = self._make_embedding(target, "tgt_positions")
+        self.logits_bias = self._make_logits_bias()
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
@@ -143,21 +132,9 @@ class Transformer(nn.Module):
         segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
         keys = Keys.of_sequence(tgt_in.shape[1], segments, tgt_positions, causal=True)
         memory = Memory(encoded, Keys.of_memory(segments, src_segments))
-        x = self.embed_target(tgt_in, tgt_positions)
+        x = self.embed(tgt_in, tgt_positions)
         dropout = dropout_rows(tgt_in.shape[0], deterministic, row_ids)
         return self.decoder(self.tgt_dropout(x, dropout), keys, memory, dropout=dropout)
-
-    def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-        """Returns the logits, which use the transposed embedding (section 3.4)."""
-        return output_logits(features, self.output_table, self.logits_bias)
-
-    def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
-        """Returns the matrix and bias of :meth:`logits`, for losses that do not store logits.
-
-        Raises:
-          ValueError: The parameters are quantized to int8, which cannot be trained.
-        """
-        return unquantized(self.output_table), self.logits_bias
 
     def start(
         self,
@@ -179,43 +156,12 @@ class Transformer(nn.Module):
         segments = _segments(src) if segments is None else segments
         encoded = self.encode(src, segments)
         return self.decoder.init_cache(
-            segments[:, 0],
-            self.config.d_model,
-            encoded.dtype.name,
+            *(segments[:, 0], self.config.d_model, encoded.dtype.name),
             num_beams=num_beams,
             capacity=capacity,
             memory=encoded,
             memory_mask=segments != 0,
         )
-
-    def step(
-        self, tokens: Int[Array, "B N"], cache: StackCache
-    ) -> tuple[Float[Array, "B N V"], StackCache]:
-        """Returns float32 logits of the next token of every beam, and the updated cache.
-
-        The first step takes the beginning-of-sentence token.
-        """
-        positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        x = self.embed_target(tokens, positions, cache.slots.longest)
-        x, cache = self.decoder.step(x, cache)
-        return self.logits(x), cache
-
-    def prefill(
-        self, tokens: Int[Array, "B T"], cache: StackCache, length: Int[Array, ""] | int
-    ) -> tuple[Float[Array, "B T D"], StackCache]:
-        """Reads the first tokens of the translations in one pass, for all beams.
-
-        Args:
-          tokens: Beginning of sentence and the tokens after it.
-          cache: From :meth:`start`, with capacity for all tokens.
-          length: Number of tokens to keep in the cache.
-
-        Returns:
-          The decoder's output, whose :meth:`logits` at each token predict the next token, and the
-          cache.
-        """
-        x = self.embed_target(tokens)
-        return self.decoder.prefill(x, cache, length)
 
 
 def _segments(tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

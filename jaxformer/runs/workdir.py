@@ -14,7 +14,6 @@ from jaxformer.files import (
     local_path,
     read_whole,
     readable,
-    remove_partial,
     resolve_inside,
     write_file,
 )
@@ -101,8 +100,6 @@ class Workdir:
     def begin(self, command: str, identity: dict[str, Any]) -> None:
         """Creates the folder, and first of all records the command and the model's sources."""
         self.check_writable(command)
-        for path in (self.identity, self.tokenizer, self.config):
-            remove_partial(path)
         identity = {**identity, "made_by": command}
         write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import cache_directory
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.initialization import given_tokenizer
+from jaxformer.tasks.initialization import tokenizer_of_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +63,8 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         )
     corpus = VerifiedCorpus(mixture or corpus)
     cache = cache_directory()
-    if folder.config.exists():
-        folder.check_tokenizer()
-        tokenizer = Tokenizer.load(folder.tokenizer)
-    else:
-        tokenizer = given_tokenizer(config, Tokenizer.load) or _learn_tokenizer(config, corpus)
+    learn = functools.partial(_learn_tokenizer, config, corpus)
+    tokenizer = tokenizer_of_run(config, folder, Tokenizer.load, learn)
     _check_vocabulary(config, tokenizer, corpus)
     identity = {
         "tokenizer": tokenizer.sha256,

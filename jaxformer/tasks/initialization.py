@@ -1,14 +1,13 @@
 """Fine-tuning: a new run begins with the parameters and the tokenizer of another model."""
 
-import collections
 import dataclasses
-import functools
+import itertools
 import json
 import math
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -39,19 +38,26 @@ _CLASSES = ("classes", "classes_bias")
 _NEVER_GENERATED = -100.0
 
 T = TypeVar("T", bound=Vocabulary)
+# Name and shape of an array, or of rows of it, and which rows.
+_Note: TypeAlias = tuple[str, tuple[int, ...], str]
 
 
-def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | None:
-    """Returns the tokenizer that a new run does not learn, but takes from a file or a workdir.
+def tokenizer_of_run(
+    config: Config, run: Workdir, load: Callable[[pathlib.Path], T], learn: Callable[[], T]
+) -> T:
+    """Returns the tokenizer of a workdir; a new run is given one, or learns it.
 
-    It is the tokenizer of ``data.tokenizer``, or else of ``training.init_from``.
+    It is given the one of ``data.tokenizer``, a file or a workdir, or of ``training.init_from``.
 
     Raises:
-      UserError: There is no such file, or its size is not ``model.vocab_size``.
+      UserError: There is no such file, it is damaged, or its size is not ``model.vocab_size``.
     """
+    if run.config.exists():
+        run.check_tokenizer()
+        return load(run.tokenizer)
     name = config.data.tokenizer or config.training.init_from
     if name is None or config.data.tokenizer == NEW:
-        return None
+        return learn()
     path = model_path(name)
     try:
         if path.is_dir():
@@ -72,39 +78,28 @@ def given_tokenizer(config: Config, load: Callable[[pathlib.Path], T]) -> T | No
 
 
 def initialization(config: Config, tokenizer: Vocabulary, run: Workdir) -> StartFrom | None:
-    """Returns how a new run gets its parameters from ``training.init_from``, or None."""
+    """Returns how a new run gets its parameters from ``training.init_from``, or None.
+
+    The function prints on stderr what is taken, what is new, and what is left out.
+    """
     if config.training.init_from is None:
         return None
     folder = Workdir(model_path(config.training.init_from))
-    return functools.partial(_start_from, folder, config, tokenizer, run)
 
+    def start_from(fresh: PyTree) -> PyTree:
+        source = TrainedModel.load(folder.path, dequantized=True)
+        processes.check_agreement({"checkpoint in training.init_from": source.weights})
+        _check_same(folder, run, params_sha256(source.params))
+        theirs, saved = source.tokenizer, jax.device_get(source.params)
+        ids = matching_ids(tokenizer, theirs)
+        merged, lines = merge(processes.on_this_host(fresh), saved, ids)
+        if processes.is_primary():
+            which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
+            first = f"starts from {folder.path}, {source.weights}, with {which} tokenizer:"
+            print(first, *lines, sep="\n", file=sys.stderr)
+        return merged
 
-def _start_from(
-    folder: Workdir, config: Config, tokenizer: Vocabulary, run: Workdir, fresh: PyTree
-) -> PyTree:
-    """Returns the parameters of a workdir where they fit, and the fresh ones elsewhere.
-
-    Prints on stderr what was taken, what is new, and what was left out.
-
-    Raises:
-      UserError: The workdir holds no model, a damaged one, or another one than when the run began.
-    """
-    source = TrainedModel.load(folder.path, dequantized=True)
-    processes.check_agreement({"checkpoint in training.init_from": source.weights})
-    _check_same(folder, run, params_sha256(source.params))
-    theirs = source.tokenizer
-    merged, lines = merge(
-        processes.on_this_host(fresh),
-        jax.device_get(source.params),
-        matching_ids(tokenizer, theirs),
-    )
-    if processes.is_primary():
-        which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
-        print(
-            f"starts from {folder.path}, {source.weights}, with {which} tokenizer:", file=sys.stderr
-        )
-        print("\n".join(lines), file=sys.stderr)
-    return merged
+    return start_from
 
 
 def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
@@ -124,20 +119,15 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
 
 
 def check_initialization(config: Config) -> None:
-    """Checks that the model of ``training.init_from``, if any, has the layers of the config.
-
-    Raises:
-      UserError: It has others, or there is no model.
-    """
+    """Checks that the model of ``training.init_from``, if any, has the layers of the config."""
     if config.training.init_from is None:
         return
     folder = Workdir(model_path(config.training.init_from))
     if not folder.config.exists():
-        name = config.training.init_from
-        known = [pretrained.NAME]
-        hint = did_you_mean(name, known, "give the folder of a run, or of an imported model")
+        name, known = config.training.init_from, pretrained.NAME
+        hint = did_you_mean(name, [known], "give the folder of a run, or of an imported model")
         raise UserError(
-            f"training.init_from={name}: expected a workdir, or {known[0]!r} for the model that "
+            f"training.init_from={name}: expected a workdir, or {known!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
     source = load_run(folder)
@@ -172,70 +162,58 @@ def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]
 
 
 def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[PyTree, list[str]]:
-    """Returns the saved parameters in the shapes of the fresh ones.
+    """Returns the saved parameters in the shapes of the fresh ones, and lines that describe them.
 
-    Rows of embeddings are matched by piece, rows of learned positions by position.
+    Rows of embeddings are matched by piece, rows of learned positions by position. Everything else
+    that is not in ``saved`` is fresh. The lines list what was taken, is new, and was left out.
 
     Args:
-      fresh: Parameters on this host, for everything that is not in ``saved``.
+      fresh: Parameters on this host.
       saved: Parameters on this host.
       ids: New ids and saved ids of the pieces that both vocabularies have.
-
-    Returns:
-      The parameters, and lines that list what was taken, is new, and was left out.
     """
     old = {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(saved)}
-    # Sizes and descriptions of arrays, or of rows of them, by what became of them and their group.
-    found: dict[tuple[str, str], list[tuple[int, str]]] = collections.defaultdict(list)
-
-    def note(kind: str, path: str, shape: tuple[int, ...], rows: str = "") -> None:
-        entry = f"{path} {list(shape)}{rows and ': '}{rows}"
-        found[kind, path.partition("/")[0]].append((math.prod(shape), entry))
+    notes: dict[str, list[_Note]] = {"taken": [], "new": [], "left out": []}
 
     def choose(path: jax.tree_util.KeyPath, leaf: np.ndarray) -> np.ndarray:
         name, leaf = path_of(path), np.asarray(leaf)
-        values = old.pop(name, None)
-        if values is None:
-            note("new", name, leaf.shape)
+        if name not in old or (name in _CLASSES and leaf.shape != old[name].shape):
+            notes["new"].append((name, leaf.shape, ""))
             return leaf
+        values = old.pop(name)
         if name == "logits_bias":
             values = np.where(np.isneginf(values), np.float32(_NEVER_GENERATED), values)
         if name in _TABLES:
             rows, what = ids[:, (ids[0] < len(leaf)) & (ids[1] < len(values))], "pieces"
-        elif name in _CLASSES and leaf.shape != values.shape:
-            note("new", name, leaf.shape)
-            note("left out", name, values.shape)
-            return leaf
         elif leaf.shape != values.shape:
             rows, what = np.stack([np.arange(min(len(leaf), len(values)))] * 2), "positions"
         else:
-            note("taken", name, leaf.shape)
+            notes["taken"].append((name, leaf.shape, ""))
             return values
         result, taken = leaf.copy(), rows.shape[1]
         result[rows[0]] = values[rows[1]]
         some = taken < max(len(leaf), len(values))
         for kind, count, text in (
-            ("taken", taken, f"{taken:,} of {len(leaf):,} rows, of {what} that both have" * some),
-            ("new", len(leaf) - taken, f"rows of new {what}"),
-            ("left out", len(values) - taken, f"rows of {what} that the new model lacks"),
+            ("taken", taken, f": {taken:,} of {len(leaf):,} rows, of {what} that both have" * some),
+            ("new", len(leaf) - taken, f": rows of new {what}"),
+            ("left out", len(values) - taken, f": rows of {what} that the new model lacks"),
         ):
             if count:
-                note(kind, name, (count, *leaf.shape[1:]), text)
+                notes[kind].append((name, (count, *leaf.shape[1:]), text))
         return result
 
     merged = jax.tree.map_with_path(choose, fresh)
-    for name, values in old.items():
-        note("left out", name, values.shape)
-    return merged, [
-        f"  {kind:8}  {_described(group, arrays)}"
-        for kind in ("taken", "new", "left out")
-        for (own, group), arrays in found.items()
-        if own == kind
-    ]
+    notes["left out"] += [(name, values.shape, "") for name, values in old.items()]
+    return merged, [f"  {kind:8}  {line}" for kind in notes for line in _by_group(notes[kind])]
 
 
-def _described(group: str, arrays: list[tuple[int, str]]) -> str:
-    if len(arrays) == 1:
-        return arrays[0][1]
-    size = sum(size for size, _ in arrays)
-    return f"{group}: {size:,} parameters in {len(arrays)} arrays, such as {arrays[0][1]}"
+def _by_group(notes: list[_Note]) -> Iterator[str]:
+    """Yields a line for the arrays of each part of a model."""
+    for group, found in itertools.groupby(notes, lambda note: note[0].partition("/")[0]):
+        arrays = list(found)
+        name, shape, text = arrays[0]
+        line = f"{name} {list(shape)}{text}"
+        if (count := len(arrays)) > 1:
+            size = sum(math.prod(shape) for _, shape, _ in arrays)
+            line = f"{group}: {size:,} parameters in {count} arrays, such as {line}"
+        yield line

@@ -52,11 +52,7 @@ class Classifier:
     """
 
     def __init__(self, config: Config, params: PyTree, tokenizer: Tokenizer) -> None:
-        """Initializes a classifier; :meth:`load` reads all arguments from a workdir.
-
-        Raises:
-          UserError: The config is of another kind of model.
-        """
+        """Initializes a classifier; :meth:`load` reads all arguments from a workdir."""
         check_kind(config, CLASSIFICATION)
         use_compilation_cache()
         self.config, self.params, self.tokenizer = config, params, tokenizer
@@ -74,9 +70,8 @@ class Classifier:
           UserError: A file is missing or damaged, there are no such weights, or the model is of
             another kind.
         """
-        trained = TrainedModel.load(
-            workdir, weights=weights, dequantized=True, kinds=(CLASSIFICATION,)
-        )
+        kinds = (CLASSIFICATION,)
+        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=kinds)
         return cls(trained.config, trained.params, trained.tokenizer)
 
     def classify(
@@ -91,18 +86,11 @@ class Classifier:
         Raises:
           UserError: A text is longer than ``model.max_length`` tokens.
         """
-        probabilities = self.probabilities(texts, report=report)
-        best = probabilities.argmax(axis=1)
-        return [
-            Label(self.labels[i], float(row[i])) for i, row in zip(best, probabilities, strict=True)
-        ]
+        rows = self.probabilities(texts, report=report)
+        return [Label(self.labels[row.argmax()], float(row.max())) for row in rows]
 
     def token_ids(self, text: str, place: str) -> list[int]:
-        """Returns the ids of a text, with end-of-sentence.
-
-        Raises:
-          UserError: The text, which is at ``place``, is longer than ``model.max_length``.
-        """
+        """Returns the ids of a text at ``place``, with end-of-sentence; refuses a long text."""
         ids, longest = [*self.tokenizer.encode(text), EOS], self.config.model.max_length
         if len(ids) > longest:
             raise UserError(
@@ -116,18 +104,16 @@ class Classifier:
     ) -> Float[np.ndarray, "N C"]:
         """Returns the probability of each label for each text."""
         check_texts(texts, "texts")
+        model, result = self.config.model, np.zeros((len(texts), len(self.labels)), np.float32)
         encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
-        result = np.zeros((len(texts), len(self.labels)), np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
-            length = min(
-                round_up(len(encoded[chosen[-1]]), _LENGTH_STEP), self.config.model.max_length
-            )
+            length = min(round_up(len(encoded[chosen[-1]]), _LENGTH_STEP), model.max_length)
             tokens = np.zeros((_ROWS, length), np.int32)
             for row, number in enumerate(chosen):
                 tokens[row, : len(encoded[number])] = encoded[number]
-            found = _probabilities(self.config.model, self.params, tokens)
+            found = _probabilities(model, self.params, tokens)
             result[chosen] = np.asarray(found)[: len(chosen)]
             report(len(chosen))
         return result

@@ -1,8 +1,7 @@
 """Training of an encoder: on labels, or on masked tokens."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,9 @@ from jaxformer.models.flops import language_model_flops
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.tasks.token_loss import TokenLoss
+from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import Translation
-from jaxformer.training.losses import projected_cross_entropy
-from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Init, Loss, Randomness, Sums, dropout_of
+from jaxformer.training.task import Randomness, Sums
 
 # Special ids come before the labels, and before the tokens of texts.
 FIRST_LABEL = _LEAST_TOKEN = UNK + 1
@@ -39,21 +36,14 @@ class EncoderLoss(TokenLoss):
       mask_rate: Fraction of the tokens that are masked.
     """
 
+    network = Encoder
     mask_rate: float = 0.0
 
     @classmethod
-    def of(cls, config: Config) -> "EncoderLoss":
+    def of(cls, config: Config) -> Self:
         """Returns the loss of a config."""
         mask_rate = data_of(config, LabeledConfig).mask_rate
         return dataclasses.replace(super().of(config), mask_rate=mask_rate)
-
-    def apply(
-        self, params: PyTree, randomness: Randomness | None, method: Callable[..., Any]
-    ) -> Any:
-        """Returns the result of ``method(module, dropout arguments)`` of the encoder."""
-        model = Encoder(cast(EncoderConfig, self.model), "none" if not randomness else self.remat)
-        dropout, rngs = dropout_of(randomness)
-        return model.apply({"params": params}, dropout, rngs=rngs, method=method)
 
     def draw(
         self, src: Int[Array, "B S"], key: Array, row_ids: Int[Array, " B"]
@@ -108,16 +98,11 @@ class MaskedLoss(EncoderLoss):
     def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         inputs, predicted = self.masked(batch.src, randomness)
 
-        def forward(module: Encoder, dropout: dict[str, Any]) -> tuple[Array, Any]:
+        def forward(module: Encoder, dropout: dict[str, Any]) -> Output:
             return module.features(inputs, **dropout), module.output_projection()
 
-        features, projection = self.apply(params, randomness, forward)
-        loss, nll = projected_cross_entropy(
-            *(features, projection, batch.src, predicted),
-            *(self.label_smoothing, self.model.compute_dtype),
-        )
-        tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
-        return {"loss": loss, "nll": nll, "count": predicted.sum(dtype=jnp.int32), "tokens": tokens}
+        sums = self.sums(self.apply(params, randomness, forward), batch.src, predicted)
+        return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
 
     def masked(
         self, src: Int[Array, "B S"], randomness: Randomness | None
@@ -136,26 +121,20 @@ class MaskedLoss(EncoderLoss):
 class Classification(Translation):
     """Trains an :class:`Encoder` on texts with labels; validates with loss and accuracy."""
 
+    loss_class = ClassificationLoss
     has_labels = True
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
-        """Opens the texts of a config, or another corpus of texts and labels.
-
-        Raises:
-          UserError: The number of labels is not the model's.
-        """
-        corpus = corpus or LabeledCorpus(cls.has_labels)
-        config = dataclasses.replace(
-            config, training=dataclasses.replace(config.training, eval_sentences=0)
-        )
-        task = cls(config, open_dataset(config, folder, corpus))
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
+        training = dataclasses.replace(config.training, eval_sentences=0)
+        config = dataclasses.replace(config, training=training)
+        task = cls(config, open_dataset(config, folder, corpus or LabeledCorpus(cls.has_labels)))
         if cls.has_labels:
             task._check_labels()
         return task
 
     def _check_labels(self) -> None:
-        known, data = labels_of(self.tokenizer), data_of(self.config, LabeledConfig)
+        known, data = labels_of(self.tokenizer), self._section
         for split, store in ((data.train, self._data.train), (data.valid, self._data.valid)):
             unknown = (i for i in range(len(store)) if UNK in store[i][1])
             if (first := next(unknown, None)) is not None:
@@ -171,27 +150,11 @@ class Classification(Translation):
                 f"got {given}"
             )
 
-    @classmethod
-    def longest_step(cls, config: Config, shards: BatchShards) -> tuple[Init, Loss, Batch]:
-        """Returns initialization, loss and the shape of the longest batch, without any data."""
-        init, _, batch = super().longest_step(config, shards)
-        return init, cls.loss_of(config), batch
-
-    @staticmethod
-    def loss_of(config: Config) -> Loss:
-        """Returns the loss of a config."""
-        return ClassificationLoss.of(config)
-
-    @property
-    def loss(self) -> Loss:
-        """Sums the loss and counts correct classes."""
-        return self.loss_of(self.config)
-
     def _log_formats(self) -> dict[str, str]:
         return {"accuracy": "accuracy {:.4f}"}
 
     def flops(self, batch: Batch) -> int:
-        """Returns the operations of all matmuls of a step, for padding too, without the classes."""
+        """Returns the operations of all matmuls of a step but the classes', for padding too."""
         model, (rows, length) = self.config.model, batch.src.shape
         logits = 6 * rows * length * model.d_model * model.vocab_size
         return language_model_flops(model, rows, length) - self.has_labels * logits
@@ -200,12 +163,8 @@ class Classification(Translation):
 class MaskedLanguageModeling(Classification):
     """Trains an :class:`Encoder` on masked tokens; validates with loss and perplexity."""
 
+    loss_class = MaskedLoss
     has_labels = False
-
-    @staticmethod
-    def loss_of(config: Config) -> Loss:
-        """Returns the loss of a config."""
-        return MaskedLoss.of(config)
 
     def _log_formats(self) -> dict[str, str]:
         return {}

@@ -26,14 +26,9 @@ _TAG = re.compile(r"\(([^()\s]+)\)", re.ASCII)
 
 
 def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
-    """Converts a tree to the tokens of the decoder, which do not contain the words.
+    """Converts a normalized tree to the tokens of the decoder, which do not contain the words.
 
-    Args:
-      tree: A tree from :func:`~jaxformer.tasks.parsing.trees.normalize`.
-      tags: Write the tag of each word instead of ``XX``.
-
-    Raises:
-      UserError: A constituent has no label.
+    With ``tags``, the tag of each word is written instead of ``XX``.
 
     >>> from jaxformer.tasks.parsing.trees import read_trees
     >>> (tree,) = read_trees(["(S (NP (DT The) (NN gene)) (VP (VBZ works)))"], "example")
@@ -83,10 +78,6 @@ def delinearize(
       tags: The part of speech of each word, which overrides the tokens; None: the tags of the
         tokens, or ``XX`` for words without one.
 
-    Raises:
-      UserError: There are no words, the number of tags differs, or a word or tag contains white
-        space or a bracket.
-
     >>> delinearize("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
     <Tree (S (NP (XX It) (XX works)))>
     >>> delinearize("(S (NP (PRP) )NP (VP (VBZ) )VP )S".split(), ["It", "works"])
@@ -118,10 +109,9 @@ def _repaired(
     for token in tokens:
         label = token[1:]
         tag = _TAG.fullmatch(token)
-        if token == XX or (tag and tagged):
-            events.extend(itertools.islice(leaves, 1))
-        elif tag:
-            events.extend(Leaf(tag[1], leaf.word) for leaf in itertools.islice(leaves, 1))
+        if tag or token == XX:
+            for leaf in itertools.islice(leaves, 1):
+                events.append(Leaf(tag[1], leaf.word) if tag and not tagged else leaf)
         elif token.startswith("(") and TEXT.fullmatch(label):
             events.append(label)
             labels.append(label)

@@ -1,6 +1,5 @@
 """Parsing with a trained model (section 6.3)."""
 
-import itertools
 import math
 import pathlib
 import reprlib
@@ -34,11 +33,7 @@ class Parser:
     """
 
     def __init__(self, translator: Translator) -> None:
-        """Initializes a parser; :meth:`load` reads the model from a workdir.
-
-        Raises:
-          UserError: The model was not trained on trees.
-        """
+        """Initializes a parser; :meth:`load` reads the model from a workdir."""
         if (corpus := translator.config.data.corpus) != "trees":
             raise UserError(
                 f"expected a model that was trained to parse, with data.corpus=trees: got one of "
@@ -55,11 +50,7 @@ class Parser:
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
     ) -> "Parser":
-        """Reads a model from a workdir; arguments as for ``Translator.load``.
-
-        Raises:
-          UserError: A file is missing or damaged, or the model was not trained on trees.
-        """
+        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
         return cls(
             Translator.load(workdir, weights=weights, search=search, compute_dtype=compute_dtype)
         )
@@ -76,8 +67,7 @@ class Parser:
         """Returns the tree over the words of each sentence, in the order given.
 
         The tree is the :func:`best_hypothesis`, repaired: :func:`one_tag_a_word` aligns parts of
-        speech with words by the model's attention, and
-        :func:`~jaxformer.tasks.parsing.linearization.delinearize` completes the brackets.
+        speech with words by the model's attention, and :func:`delinearize` completes the brackets.
 
         Args:
           sentences: Words in the treebank's notation; see
@@ -95,22 +85,17 @@ class Parser:
             contains a round bracket or white space, or the number of tags differs.
         """
         _check_words(sentences)
-        if tags is not None:
-            check_same_length(tags, sentences, "tags", "sentences")
-        for word in itertools.chain(*sentences):
-            Leaf(XX, word)  # Raises an error for invalid words before the search.
-        sources = [" ".join(words) for words in sentences]
-        found = self.translator.hypotheses(sources, name=name, first=first, report=report)
-        parses = [
-            best_hypothesis(beam, len(words)) for beam, words in zip(found, sentences, strict=True)
-        ]
-        attention = word_attention(self.translator, sources, [(p.text, p.tokens) for p in parses])
         tags = [None] * len(sentences) if tags is None else tags
-        symbols = [split_spaces(parse.text) for parse in parses]
-        return [
-            delinearize(one_tag_a_word(s, weights), words, known) if words else None
-            for s, weights, words, known in zip(symbols, attention, sentences, tags, strict=True)
-        ]
+        check_same_length(tags, sentences, "tags", "sentences")
+        sources = [" ".join(words) for words in sentences]
+        beams = self.translator.hypotheses(sources, name=name, first=first, report=report)
+        parses = [best_hypothesis(beam, len(w)) for beam, w in zip(beams, sentences, strict=True)]
+        attention = word_attention(self.translator, sources, [(p.text, p.tokens) for p in parses])
+        trees: list[Tree | None] = []
+        for parse, weights, words, known in zip(parses, attention, sentences, tags, strict=True):
+            tokens = one_tag_a_word(split_spaces(parse.text), weights)
+            trees.append(delinearize(tokens, words, known) if words else None)
+        return trees
 
 
 def _check_words(sentences: Sequence[Sequence[str]]) -> None:
@@ -125,6 +110,8 @@ def _check_words(sentences: Sequence[Sequence[str]]) -> None:
                 f"sentences[{number}]: expected a list of words, got one string, "
                 f"{reprlib.repr(words)}; split it: split_words(text)"
             )
+        for word in words:
+            Leaf(XX, word)  # Raises an error for invalid words before the search.
 
 
 def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:

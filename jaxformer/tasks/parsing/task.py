@@ -1,9 +1,7 @@
 """Constituency parsing (section 6.3): translation of words into trees, validated by EVALB's F1."""
 
-from collections.abc import Callable
-
-from jax.sharding import Mesh
-from jaxtyping import PyTree
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from jaxformer.config import Config
 from jaxformer.data.corpus import Corpus
@@ -14,6 +12,7 @@ from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.linearization import delinearize
 from jaxformer.tasks.parsing.parser import Parser
 from jaxformer.tasks.parsing.treebank import TreesCorpus
+from jaxformer.tasks.parsing.trees import Tree
 from jaxformer.tasks.translation import Translation, percentage_equal
 
 
@@ -21,32 +20,31 @@ class Parsing(Translation):
     """Training of a Transformer on words and trees; validation with loss, perplexity and F1."""
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Parsing":
-        """Opens the treebank of a config, or another corpus of words and trees."""
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
         return cls(config, open_dataset(config, folder, corpus or TreesCorpus()))
 
     def _log_formats(self) -> dict[str, str]:
         return {"f1": f"F1 {{:.2f}}{self._of_sentences()}", "exact_match": "exact {:.1f}%"}
 
-    def score_decoded(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
-        """Scores trees with gold parts of speech, as ``jaxformer parse --trees`` produces them."""
-        gold = [
-            delinearize(target.split(" "), source.split(" "))
-            for source, target in self._data.valid_text
-        ]
+    def decode(
+        self,
+        translator: Translator,
+        pairs: Sequence[tuple[str, str]],
+        report: Callable[[int], object],
+    ) -> list[str]:
+        """Parses with gold parts of speech, as ``jaxformer parse --trees`` does."""
+        gold = _trees(pairs)
+        words, tags = [tree.words() for tree in gold], [tree.tags() for tree in gold]
+        parses = Parser(translator).parse(words, tags=tags, name="validation", report=report)
+        return list(map(str, parses))
 
-        def parse(
-            translator: Translator, mine: slice, report: Callable[[int], object]
-        ) -> list[str]:
-            words = [tree.words() for tree in gold[mine]]
-            tags = [tree.tags() for tree in gold[mine]]
-            parser = Parser(translator)
-            return list(map(str, parser.parse(words, tags=tags, name="validation", report=report)))
-
-        references, parses = list(map(str, gold)), self._decode(params, mesh, parse, check_stop)
+    def score(self, translations: Sequence[str]) -> dict[str, float]:
+        references = list(map(str, _trees(self._data.valid_text)))
         return {
-            "f1": evalb.score(references, parses, evalb.COLLINS).all.f1,
-            "exact_match": percentage_equal(parses, references),
+            "f1": evalb.score(references, translations, evalb.COLLINS).all.f1,
+            "exact_match": percentage_equal(translations, references),
         }
+
+
+def _trees(pairs: Sequence[tuple[str, str]]) -> list[Tree]:
+    return [delinearize(target.split(" "), source.split(" ")) for source, target in pairs]

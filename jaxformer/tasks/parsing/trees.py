@@ -29,11 +29,7 @@ TEXT = re.compile(r"[^()\s]+", re.ASCII)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-    """A word and its part of speech, with brackets escaped by :func:`escape`.
-
-    Raises:
-      UserError: The word or the tag is empty, or contains white space or a round bracket.
-    """
+    """A word and its part of speech, with brackets escaped by :func:`escape`."""
 
     tag: str
     word: str
@@ -55,9 +51,6 @@ class Tree:
     """A constituent: its label, empty only for the root of a sentence, and its children.
 
     Trees are immutable, and equal if their bracket notation is equal.
-
-    Raises:
-      UserError: The label contains white space or a round bracket, or there are no children.
     """
 
     label: str
@@ -87,10 +80,8 @@ class Tree:
         """Returns the tree in bracket notation, on one line."""
         parts = []
         for event in walk(self):
-            if isinstance(event, str):
-                parts.append(f" ({event}")
-            else:
-                parts.append(")" if event is None else f" {event}")
+            opened = f" ({event}" if isinstance(event, str) else f" {event}"
+            parts.append(")" if event is None else opened)
         return "".join(parts).removeprefix(" ")
 
     def __repr__(self) -> str:
@@ -163,11 +154,7 @@ def split_words(text: str) -> list[str]:
 
 
 def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
-    """Reads the trees of a file in bracket notation, decompressed by its name.
-
-    Raises:
-      UserError: The file cannot be read, is not UTF-8, or a tree is malformed.
-    """
+    """Reads the trees of a file in bracket notation, decompressed by its name."""
     return read_trees(read_file(path), str(path))
 
 
@@ -188,77 +175,70 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
 def place_trees(lines: Iterable[str], name: str) -> Iterator[tuple[str, Tree]]:
     """Reads the trees in lines as :func:`read_trees` does, each with the line where it begins."""
-    stack: list[_Open] = []
+    stack: list[_Bracket] = []
     for number, line in enumerate(lines, 1):
+        place = f"{name}:{number}"
         for token in _BRACKET_OR_TEXT.findall(line):
             if token == "(":
-                _open(stack, f"{name}:{number}")
-            elif token != ")":
-                _text(stack, token, f"{name}:{number}")
-            else:
-                begin = stack[0].where if stack else ""
-                node = _close(stack, f"{name}:{number}")
                 if stack:
-                    stack[-1].children.append(node)
+                    stack[-1].open_inner(place, outermost=len(stack) == 1)
+                stack.append(_Bracket(place))
+            elif not stack:
+                found = "a surplus )" if token == ")" else repr(token)
+                raise UserError(f"{place}: expected ( at the beginning of a tree, got {found}")
+            elif token != ")":
+                stack[-1].add_text(token, place)
+            else:
+                bracket = stack.pop()
+                node = bracket.close(place)
+                if not stack:
+                    yield bracket.place, single_root([node])
                 else:
-                    yield begin, single_root([node])
+                    stack[-1].children.append(node)
     if stack:
         raise UserError(
-            f"{stack[0].where}: the tree that begins here is never closed: {len(stack)} closing "
+            f"{stack[0].place}: the tree that begins here is never closed: {len(stack)} closing "
             "brackets are missing at the end of the file"
         )
 
 
 @dataclasses.dataclass(slots=True)
-class _Open:
+class _Bracket:
     """A bracket that has been opened but not yet closed."""
 
-    where: str
+    place: str
     label: str | None = None
     word: str | None = None
     children: list[Tree | Leaf] = dataclasses.field(default_factory=list)
 
+    def open_inner(self, place: str, outermost: bool) -> None:
+        if self.word is not None:
+            raise UserError(f"{place}: expected ) after ({self.label} {self.word}, got (")
+        if self.label is None and not outermost:
+            raise UserError(
+                f"{place}: expected a label after (, got another (; only the outermost pair "
+                "of brackets may lack a label"
+            )
+        self.label = self.label or ""
 
-def _open(stack: list[_Open], where: str) -> None:
-    if stack:
-        parent = stack[-1]
-        if parent.word is not None:
-            raise UserError(f"{where}: expected ) after ({parent.label} {parent.word}, got (")
-        if parent.label is None:
-            if len(stack) > 1:
-                raise UserError(
-                    f"{where}: expected a label after (, got another (; only the outermost pair "
-                    "of brackets may lack a label"
-                )
-            parent.label = ""
-    stack.append(_Open(where))
+    def add_text(self, text: str, place: str) -> None:
+        if self.label is None:
+            self.label = text
+        elif self.word is None and not self.children:
+            self.word = text
+        else:
+            raise UserError(
+                f"{place}: expected ( or ), got {text!r}; a word has a pair of brackets of its "
+                "own, such as (NN gene)"
+            )
 
-
-def _text(stack: list[_Open], text: str, where: str) -> None:
-    if not stack:
-        raise UserError(f"{where}: expected ( at the beginning of a tree, got {text!r}")
-    bracket = stack[-1]
-    if bracket.label is None:
-        bracket.label = text
-    elif bracket.word is None and not bracket.children:
-        bracket.word = text
-    else:
-        raise UserError(
-            f"{where}: expected ( or ), got {text!r}; a word has a pair of brackets of its own, "
-            "such as (NN gene)"
-        )
-
-
-def _close(stack: list[_Open], where: str) -> Tree | Leaf:
-    if not stack:
-        raise UserError(f"{where}: expected ( at the beginning of a tree, got a surplus )")
-    bracket = stack.pop()
-    label = bracket.label or ""
-    if bracket.word is not None:
-        return Leaf(label, bracket.word)
-    if not bracket.children:
-        raise UserError(f"{where}: expected a word or a constituent after ({label}, got )")
-    return Tree(label, tuple(bracket.children))
+    def close(self, place: str) -> Tree | Leaf:
+        label = self.label or ""
+        if self.word is not None:
+            return Leaf(label, self.word)
+        if not self.children:
+            raise UserError(f"{place}: expected a word or a constituent after ({label}, got )")
+        return Tree(label, tuple(self.children))
 
 
 def normalize(tree: Tree) -> Tree | None:
@@ -278,16 +258,14 @@ def normalize(tree: Tree) -> Tree | None:
     >>> normalize(tree)
     <Tree (S (VP (VB Go)))>
     """
-    kept = build(_normalized(tree))
-    while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
-        kept = list(kept[0].children)
-    return single_root(kept) if kept else None
-
-
-def _normalized(tree: Tree) -> Iterator[Event]:
+    events: list[Event] = []
     for event in walk(tree):
         if isinstance(event, str):
             label = re.match("[^-=|]+", event)
-            yield label[0] if label else event
+            events.append(label[0] if label else event)
         elif event is None or event.tag != _EMPTY:
-            yield event
+            events.append(event)
+    kept = build(events)
+    while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
+        kept = list(kept[0].children)
+    return single_root(kept) if kept else None

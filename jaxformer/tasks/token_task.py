@@ -1,0 +1,120 @@
+"""The base of all tasks of a config: a model of tokens, its loss (section 5.4), a tokenizer."""
+
+import abc
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jaxformer.config import Config, ModelConfig, check_config
+from jaxformer.data.corpus import Corpus
+from jaxformer.data.tokenizer import Vocabulary
+from jaxformer.kinds import make_init
+from jaxformer.nn.stack import Remat
+from jaxformer.runs.workdir import Workdir
+from jaxformer.training.losses import projected_cross_entropy
+from jaxformer.training.mesh import BatchShards
+from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_of
+
+Result = TypeVar("Result")
+# Features of tokens, and matrix and bias of the logits.
+Output: TypeAlias = tuple[
+    Float[Array, "B T D"], tuple[Float[Array, "V D"], Float[Array, " V"] | None]
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLoss(abc.ABC):
+    """The label-smoothed loss of a model: a function of parameters, batch and randomness.
+
+    It returns the sums "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
+    "count", the number of target tokens; and "tokens", the number of all tokens. Tokens include
+    end-of-sentence but no padding. Equal losses share their compiled programs.
+
+    Attributes:
+      network: Class of the model.
+      model: The architecture.
+      label_smoothing: Probability mass spread over the vocabulary.
+      remat: Rematerialization policy.
+    """
+
+    network: ClassVar[type[nn.Module]]
+    model: ModelConfig
+    label_smoothing: float
+    remat: Remat = "none"
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Returns the loss of a config."""
+        check_config(config)
+        return cls(config.model, config.training.label_smoothing, config.training.remat)
+
+    @abc.abstractmethod
+    def __call__(self, params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums: ...
+
+    def apply(
+        self,
+        params: PyTree,
+        randomness: Randomness | None,
+        forward: Callable[[Any, dict[str, Any]], Result],
+    ) -> Result:
+        """Returns the result of ``forward(module, dropout arguments)``."""
+        module: Any = self.network(self.model, "none" if randomness is None else self.remat)
+        dropout, rngs = dropout_of(randomness)
+        return module.apply({"params": params}, dropout, rngs=rngs, method=forward)
+
+    def sums(self, output: Output, targets: Int[Array, "B T"], real: Bool[Array, "B T"]) -> Sums:
+        """Sums the loss over real targets, which are all tokens."""
+        (features, projection), smoothing = output, self.label_smoothing
+        loss, nll = projected_cross_entropy(
+            features, projection, targets, real, smoothing, self.model.compute_dtype
+        )
+        count = real.sum(dtype=jnp.int32)
+        return {"loss": loss, "nll": nll, "count": count, "tokens": count}
+
+
+class TokenTask(Task):
+    """A task of a config.
+
+    Attributes:
+      config: The config.
+      tokenizer: Its vocabulary.
+    """
+
+    loss_class: type[TokenLoss]
+    config: Config
+    tokenizer: Vocabulary
+
+    @classmethod
+    @abc.abstractmethod
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
+        """Opens the data of a config, or another corpus."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def longest_batch(config: Config, shards: BatchShards) -> PyTree:
+        """Returns the shape of the longest batch, without any data."""
+
+    @property
+    def init(self) -> Init:
+        """Creates the parameters from a key."""
+        return make_init(self.config.model, self.config.kind)
+
+    @property
+    def loss(self) -> Loss:
+        """Sums the label-smoothed loss and counts tokens."""
+        return self.loss_class.of(self.config)
+
+    def save(self, workdir: Workdir) -> None:
+        """Writes the tokenizer; refuses a workdir that holds another one."""
+        workdir.write_tokenizer(self.tokenizer.serialized)
+
+
+def task_class(config: Config) -> type[TokenTask]:
+    """Returns the class of the task of a config, which is imported when it is needed."""
+    module, _, name = config.kind.task.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -52,7 +52,7 @@ class Preprocessing:
         return _scripts(self.target_language)[2].detokenize(words.split())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class PreprocessedCorpus:
     """The preprocessed sentence pairs of a corpus, to learn a vocabulary from."""
 

@@ -13,7 +13,7 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from jaxformer.data.catalog import how_to_get
 from jaxformer.errors import UserError, did_you_mean, needs_package
@@ -146,7 +146,7 @@ def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def open_bytes(path: pathlib.Path) -> Iterator[BinaryIO]:
+def open_bytes(path: pathlib.Path) -> Iterator[io.BufferedIOBase]:
     """Opens a text file to read bytes, decompressed if its suffix is in ``COMPRESSED``."""
     with readable(path):
         try:

@@ -209,12 +209,11 @@ def exchange(split):
 
 
 CHANGED = r"expected the same sentence pairs each time they are read, but they changed meanwh"
+
+
 # The splits are read to learn a vocabulary, to tokenize training and validation, and for BLEU.
-MEDDLED = [(1, append), (2, exchange), (3, exchange), (4, append)]
-
-
-@pytest.mark.parametrize(("reading", "meddle"), MEDDLED)
-def test_files_that_change_while_they_are_read(reading, meddle, folder):
+@pytest.mark.parametrize("reading", [1, 2, 3, 4])
+def test_files_that_change_while_they_are_read(reading, folder):
     files = {path: path.read_bytes() * 5 for path in folder.glob("*.??")}
 
     def write():
@@ -222,6 +221,7 @@ def test_files_that_change_while_they_are_read(reading, meddle, folder):
             path.write_bytes(whole)
 
     write()
+    meddle = append if reading in (1, 4) else exchange
     code, message, _ = open_task(TEXT, Meddled(reading, meddle))
     assert code == 2
     assert re.search(rf"{CHANGED}|as many lines in", message)

@@ -7,7 +7,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import (
@@ -47,7 +47,7 @@ class MarianTokenizer(Tokenizer):
                 "expected a Marian tokenizer, a JSON object with pieces and two SentencePiece "
                 f"models: {error}"
             ) from None
-        self._source, self._target = map(open_processor, models)
+        self._source, self._target = map(_open, _SIDES, models)
         self._pieces = [*SPECIAL_PIECES, *pieces]
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         if len(self._ids) != len(pieces):
@@ -86,3 +86,12 @@ class MarianTokenizer(Tokenizer):
             [self._ids.get(piece, UNK) for piece in ([code[1], *row] if code else row)]
             for code, row in zip(codes, rows, strict=True)
         ]
+
+
+def _open(side: str, model: bytes) -> Any:
+    try:
+        return open_processor(model)
+    except UserError:
+        raise UserError(
+            f"expected a Marian tokenizer with a SentencePiece model as {side}: found none"
+        ) from None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ class LanguageModeling(TokenTask):
         self._data = data_of(config, StreamConfig)
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
         return cls(config, open_stream(config, folder))
 
     @staticmethod

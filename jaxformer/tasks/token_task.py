@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -48,7 +48,7 @@ class TokenLoss(abc.ABC):
     remat: Remat = "none"
 
     @classmethod
-    def of(cls, config: Config) -> Self:
+    def of(cls, config: Config) -> "TokenLoss":
         """Returns the loss of a config."""
         check_config(config)
         return cls(config.model, config.training.label_smoothing, config.training.remat)
@@ -91,7 +91,7 @@ class TokenTask(Task):
 
     @classmethod
     @abc.abstractmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "TokenTask":
         """Opens the data of a config, or another corpus."""
 
     @staticmethod

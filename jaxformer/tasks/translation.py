@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ class Translation(TokenTask):
         self.log_formats = {**smoothed, **self._log_formats()}
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
         return cls(config, open_dataset(config, folder, corpus))
 
     @staticmethod

@@ -263,7 +263,7 @@ def _over_micro_batches(
 
 
 def checked_sums(sums: object) -> Sums:
-    """Converts the sums of a loss function to arrays, or raises what :meth:`Task.loss` requires."""
+    """Converts the sums of a loss function to arrays, or raises ``UserError``."""
     if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _OWN & sums.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise UserError(

@@ -40,10 +40,11 @@ class EncoderLoss(TokenLoss):
     mask_rate: float = 0.0
 
     @classmethod
-    def of(cls, config: Config) -> Self:
+    def of(cls, config: Config) -> "EncoderLoss":
         """Returns the loss of a config."""
         mask_rate = data_of(config, LabeledConfig).mask_rate
-        return dataclasses.replace(super().of(config), mask_rate=mask_rate)
+        loss = cast(EncoderLoss, super().of(config))
+        return dataclasses.replace(loss, mask_rate=mask_rate)
 
     def draw(
         self, src: Int[Array, "B S"], key: Array, row_ids: Int[Array, " B"]

@@ -1,7 +1,6 @@
 """Constituency parsing (section 6.3): translation of words into trees, validated by EVALB's F1."""
 
 from collections.abc import Callable, Sequence
-from typing import Self
 
 from jaxformer.config import Config
 from jaxformer.data.corpus import Corpus
@@ -20,7 +19,7 @@ class Parsing(Translation):
     """Training of a Transformer on words and trees; validation with loss, perplexity and F1."""
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Parsing":
         return cls(config, open_dataset(config, folder, corpus or TreesCorpus()))
 
     def _log_formats(self) -> dict[str, str]:

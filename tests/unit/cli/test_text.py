@@ -55,7 +55,8 @@ def test_typed_lines_arrive_one_by_one(pipe):
     assert list(arriving) == [[Line(4, "the last without its end")]]
 
 
-def test_lines_that_arrive_together_are_one_block(pipe):
+def test_lines_that_arrive_together_are_one_block(pipe, monkeypatch):
+    monkeypatch.setattr(text, "_PATIENCE", 60)
     lines = [f"{n}" for n in range(1000)]
     pipe.write("".join(f"{line}\n" for line in lines).encode())
     pipe.close()
@@ -64,8 +65,9 @@ def test_lines_that_arrive_together_are_one_block(pipe):
     assert [*itertools.chain(*arriving)] == [*map(Line, itertools.count(1), lines)]
 
 
-def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path):
+def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path, monkeypatch):
     """Lines before it are yielded first from a pipe, and none from a file."""
+    monkeypatch.setattr(text, "_PATIENCE", 60)
     content = b"one\ntwo\ncaf\xe9\nfour\n"
     pipe.write(content)
     pipe.close()

@@ -156,7 +156,6 @@ def full():
 
 def test_tensorboard_that_cannot_be_opened_is_dropped(folder, capsys):
     pytest.importorskip("tensorboardX")
-    pytest.importorskip("tensorboardX")
     folder.tensorboard.touch()  # not a folder
     with Reporter(folder, start=0, steps=10) as reporter:
         reporter.write(5, "train", VALUES)

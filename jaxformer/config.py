@@ -22,9 +22,8 @@ import pathlib
 import typing
 from typing import Any, TypeVar
 
-from jaxformer.data.corpus import DataConfig
+from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.labeled import LabeledConfig
-from jaxformer.data.section import DataSection
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.fields import build, check_known, expected_type
@@ -86,8 +85,8 @@ class Config:
                     f"{name} must be of class {expected.__name__} with "
                     f"data.corpus={self.data.corpus}: got {type(section).__name__}"
                 )
-        name, longest = self.data.longest
-        if longest > self.model.max_length:
+        name = self.data.length_field
+        if (longest := getattr(self.data, name)) > self.model.max_length:
             raise UserError(
                 f"data.{name} must not exceed model.max_length: got "
                 f"{longest} > {self.model.max_length}"

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, PyTree
 
-from jaxformer.data.corpus import DataConfig
+from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.labeled import LabeledConfig
-from jaxformer.data.section import DataSection
 from jaxformer.data.stream import StreamConfig, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.models.assembly import ModelConfig

@@ -49,10 +49,10 @@ AREAS = {
         ],
     ),
     "plan": Area(
-        ["data/plan.py", "data/packing.py", "data/buckets.py", "data/mixture.py"],
+        ["data/plan.py", "data/packing.py", "data/buckets.py"],
         [
             *("unit/data/test_plan.py", "unit/data/test_packing.py", "unit/data/test_buckets.py"),
-            *("unit/data/test_mixture.py", "unit/data/test_loader.py"),
+            "unit/data/test_loader.py",
         ],
     ),
     "losses": Area(

@@ -7,7 +7,4 @@ memory-mapped files, :mod:`~jaxformer.data.plan` assigns pairs to batches, and
 :class:`~jaxformer.data.batch.Batch`.
 
 :mod:`~jaxformer.data.stream` holds one text for a language model: vocabularies, rows and windows.
-
-Whatever reads a file raises a :class:`~jaxformer.errors.UserError` with file and line if the file
-is missing, damaged or malformed.
 """

@@ -36,25 +36,21 @@ class Batch(NamedTuple):
 
 
 def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int]) -> Batch:
-    """Arranges token pairs in rows and pads them.
+    """Arranges pairs, ids without BOS and EOS, in padded rows.
 
-    Args:
-      rows: Pairs of source and target ids of every row, without BOS and EOS.
-      shape: Rows, source length and target length of the batch.
-
-    Raises:
-      ValueError: The rows do not fit into the shape.
+    ``shape`` has the rows, the source length and the target length of the batch. Rows that do not
+    fit into it raise a ``ValueError``.
 
     >>> batch = make_batch([[([7, 8], [9])]], (1, 4, 3))
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
     ([[7, 8, 1, 0]], [[2, 9, 0]], [[9, 1, 0]])
     """
-    count, src_length, tgt_length = shape
+    count, *lengths = shape
     if len(rows) > count:
         raise ValueError(f"expected at most {count} rows in a batch of shape {shape}: {len(rows)}")
-    src = _lay_out([[pair[0] for pair in row] for row in rows], (count, src_length))
-    tgt_out, segments, positions = _lay_out(
-        [[pair[1] for pair in row] for row in rows], (count, tgt_length)
+    src, (tgt_out, segments, positions) = (
+        _lay_out([[pair[side] for pair in row] for row in rows], (count, length))
+        for side, length in enumerate(lengths)
     )
     tgt_in = np.roll(tgt_out, 1, axis=1)
     tgt_in[positions == 0] = BOS
@@ -80,8 +76,7 @@ def _lay_out(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns tokens with EOS, segments and positions of one side."""
     tokens = np.full(shape, PAD, np.int32)
-    segments = np.zeros(shape, np.int32)
-    positions = np.zeros(shape, np.int32)
+    segments, positions = np.zeros_like(tokens), np.zeros_like(tokens)
     counting = np.arange(shape[1], dtype=np.int32)
     for number, row in enumerate(rows):
         start = 0

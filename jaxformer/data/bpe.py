@@ -26,6 +26,16 @@ _MOST_LINES = 2_000_000
 _DIGEST_BYTES = 32
 # The key of every cached tokenizer includes it; increase it when the same files give other pairs.
 _FORMAT = 3
+# Reasons of SentencePiece to refuse a size, with a size that would work, and our explanations.
+_REFUSALS = {
+    r"set it to a value <= (\d+)": "model.vocab_size is too large for the training text: got {0}, "
+    "at most {1} is possible; set --config.model.vocab_size={1} or less",
+    r"smaller than required_chars\. \d+ vs (\d+)": "model.vocab_size is too small for the training "
+    "text, which has many characters: got {0}, at least {1} is needed; set "
+    "--config.model.vocab_size={1} or more",
+    r"sentences_\.empty\(\)": "expected lines of at most 4,192 bytes to learn a vocabulary from: "
+    "all lines are longer; write one sentence on each line",
+}
 
 
 def train_tokenizer(
@@ -74,8 +84,7 @@ def train_tokenizer(
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
     """Returns a serialized SentencePiece model of byte pairs, with all bytes and our special ids.
 
-    Raises:
-      RuntimeError: SentencePiece refuses the size.
+    SentencePiece raises a ``RuntimeError`` if it refuses the size.
     """
     import sentencepiece
 
@@ -151,21 +160,7 @@ def _sample(lines: Iterable[str], size: int) -> list[str]:
 
 
 def _size_error(vocab_size: int, message: str) -> UserError:
-    """Explains why SentencePiece refused the size; its message has a size that would work."""
-    if found := re.search(r"set it to a value <= (\d+)", message):
-        return UserError(
-            f"model.vocab_size is too large for the training text: got {vocab_size}, at most "
-            f"{found[1]} is possible; set --config.model.vocab_size={found[1]} or less"
-        )
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return UserError(
-            f"model.vocab_size is too small for the training text, which has many characters: got "
-            f"{vocab_size}, at least {found[1]} is needed; set --config.model.vocab_size="
-            f"{found[1]} or more"
-        )
-    if "sentences_.empty()" in message:
-        return UserError(
-            "expected lines of at most 4,192 bytes to learn a vocabulary from: all lines are "
-            "longer; write one sentence on each line"
-        )
+    for pattern, explanation in _REFUSALS.items():
+        if found := re.search(pattern, message):
+            return UserError(explanation.format(vocab_size, *found.groups()))
     return UserError(f"SentencePiece cannot learn {vocab_size} pieces from the text: {message}")

@@ -1,16 +1,52 @@
 """Corpora of sentence pairs: text, Parquet, JSONL or TSV files, TFDS, treebanks, or numerals."""
 
+import abc
+import collections
 import contextlib
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterator
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
+
 from jaxformer.data.file_corpora import JsonlCorpus, ParquetCorpus, TextCorpus, TsvCorpus
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.data.section import DataSection
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
+from jaxformer.files import local_path
+
+_LARGEST_WEIGHT = 1000
+_WEIGHTED = re.compile(r"(.+):(\d[\d.]*)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSection(abc.ABC):
+    """The data section of a config: source of the examples, and how they form batches.
+
+    Attributes:
+      corpus: Kind of the source, which selects the kind of the experiment.
+      tokenizer: Tokenizer of a new run; None learns one from the training text.
+      length_field: Name of the field with the longest row in tokens; no field itself.
+    """
+
+    corpus: str
+    tokenizer: str | None = None
+    length_field = "max_length"
+
+    @property
+    @abc.abstractmethod
+    def batch(self) -> tuple[str, str]:
+        """The size of a batch in words, and the fields to lower for a smaller one."""
+
+    def check_paths(self, *names: str) -> None:
+        """Checks that fields are paths on a local disk, if they are paths."""
+        for name in names:
+            try:
+                local_path(getattr(self, name) or "")
+            except UserError as error:
+                raise UserError(f"data.{name}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,10 +123,6 @@ class DataConfig(DataSection):
             )
 
     @property
-    def longest(self) -> tuple[str, int]:
-        return "max_length", self.max_length
-
-    @property
     def batch(self) -> tuple[str, str]:
         return (
             f"{self.tokens_per_batch:,} tokens per side in sentences of {self.max_length}",
@@ -130,45 +162,97 @@ class Corpus(Protocol):
         ...
 
 
+def parse_mixture(split: str) -> dict[str, int]:
+    """Returns the corpora of a split and their weights; no corpora if the split is a single one.
+
+    >>> parse_mixture("news:1,captions:3"), parse_mixture("news")
+    ({'news': 1, 'captions': 3}, {})
+    """
+    names = split.split(",")
+    found = [match for name in names if (match := _WEIGHTED.fullmatch(name))]
+    if len(names) == 1 or not found:
+        return {}
+    if len(found) < len(names):
+        raise UserError(
+            "expected a weight for each corpus, such as news:1,captions:3, or for none: got "
+            f"{split!r}"
+        )
+    for match in found:
+        if not match[2].isdigit() or not 1 <= int(match[2]) <= _LARGEST_WEIGHT:
+            raise UserError(
+                f"expected weights that are whole numbers from 1 to {_LARGEST_WEIGHT}, how often a "
+                f"pair comes in an epoch: got {match[2]} in {split!r}"
+            )
+    if len({match[1] for match in found}) < len(found):
+        raise UserError(f"expected different corpora: got {split!r}")
+    return {match[1]: int(match[2]) for match in found}
+
+
 class VerifiedCorpus:
     """A corpus whose pairs are the ones of its fingerprint, even if files change meanwhile.
 
-    It also answers for methods that a corpus may lack.
+    It also answers for methods that a corpus may lack, and it has mixtures as splits, such as
+    "news:1,captions:3": the pairs of several splits in turn, each pair once.
     """
 
     def __init__(self, corpus: Corpus) -> None:
         self.target_symbols = corpus.target_symbols
         self._corpus = corpus
         self._fingerprints: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        before = self.fingerprint(split)
-        yield from self._corpus.pairs(split)
-        if self._corpus.fingerprint(split) != before:
-            raise UserError(
-                f"{split}: expected the same sentence pairs each time they are read, but they "
-                "changed meanwhile; start again when nothing writes to them"
-            )
+        for each in parse_mixture(split) or [split]:
+            before, size = self.fingerprint(each), 0
+            for pair in self._corpus.pairs(each):
+                size += 1
+                yield pair
+            if self._corpus.fingerprint(each) != before:
+                raise UserError(
+                    f"{each}: expected the same sentence pairs each time they are read, but they "
+                    "changed meanwhile; start again when nothing writes to them"
+                )
+            self._sizes[each] = size
 
     def fingerprint(self, split: str) -> str:
-        """Returns the first fingerprint of a split."""
+        """Returns the first fingerprint of a split; of a mixture a hash of them, not of weights."""
+        if mixture := parse_mixture(split):
+            return hashlib.sha256(" ".join(map(self.fingerprint, mixture)).encode()).hexdigest()
         if split not in self._fingerprints:
             self._fingerprints[split] = self._corpus.fingerprint(split)
         return self._fingerprints[split]
 
     def place(self, split: str, number: int, side: int) -> str:
         """Returns where a side of a pair is; without an answer of the corpus, the pair's number."""
-        place = getattr(self._corpus, "place", None)
         # The files may be gone, since a run that has begun no longer needs them.
         with contextlib.suppress(LookupError, OSError, UserError):
-            if place:
+            for each in parse_mixture(split):
+                if number < self._size(each):
+                    return self.place(each, number, side)
+                number -= self._size(each)
+            if place := getattr(self._corpus, "place", None):
                 return place(split, number, side)
         return f"{split}: pair {number + 1}"
 
     def notes(self, split: str) -> list[str]:
         """Returns log messages about a split."""
-        notes = getattr(self._corpus, "notes", None)
-        return notes(split) if notes else []
+        mixture, notes = parse_mixture(split), getattr(self._corpus, "notes", lambda split: [])
+        weights = [
+            f"{each}: {self._size(each):,} pairs, each {weight} times an epoch"
+            for each, weight in mixture.items()
+        ]
+        return [*weights, *(note for each in mixture or [split] for note in notes(each))]
+
+    def repetitions(self, split: str, numbers: np.ndarray) -> np.ndarray | None:
+        """Returns how often pairs come in an epoch, given their numbers; None: each comes once."""
+        mixture = parse_mixture(split)
+        sizes = [self._size(each) for each in mixture]
+        return np.repeat(list(mixture.values()), sizes)[numbers] if mixture else None
+
+    def _size(self, split: str) -> int:
+        if split not in self._sizes:
+            collections.deque(self.pairs(split), maxlen=0)  # Counts them.
+        return self._sizes[split]
 
 
 _CORPORA = {
@@ -181,15 +265,10 @@ _CORPORA = {
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Returns the corpus of the config. Nothing is read before a split is requested.
+    """Returns the corpus of the config, except for trees, which :mod:`jaxformer.tasks` reads.
 
-    Treebanks have a corpus of their own in :mod:`jaxformer.tasks.parsing`.
-
-    Raises:
-      UserError: The corpus does not have these languages, or is a treebank.
+    Nothing is read before a split is requested.
     """
-    if config.corpus == "trees":
-        raise UserError("data.corpus=trees is a corpus of jaxformer.tasks.parsing: got no treebank")
     languages = (config.source_language, config.target_language)
     if config.corpus == "tfds":
         # TensorFlow Datasets is slow to import, and few corpora need it.

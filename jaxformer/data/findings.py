@@ -49,7 +49,3 @@ class Findings(dict[str, Finding]):
 
     def count(self, kind: str) -> int:
         return self[kind].count if kind in self else 0
-
-    def unusual(self) -> dict[str, Finding]:
-        """Returns the findings about pairs that are kept."""
-        return {kind: finding for kind, finding in self.items() if kind not in (LONG, EMPTY)}

@@ -1,14 +1,13 @@
 """Files of texts with labels, or without, as corpora of pairs."""
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Iterator
 from typing import Literal
 
 from jaxformer.data.corpus import DataConfig
-from jaxformer.data.file_corpora import FileCorpus, find_files
-from jaxformer.data.text_files import fingerprint_files, read_file
+from jaxformer.data.file_corpora import FileCorpus
+from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 from jaxformer.fields import check_fraction
 
@@ -43,17 +42,14 @@ class LabeledConfig(DataConfig):
 
 
 class LabeledCorpus(FileCorpus):
-    """Files with a text on each line, after its label.
-
-    Attributes:
-      has_labels: Whether lines have labels.
-    """
+    """Files with a text on each line, after its label if it ``has_labels``."""
 
     target_symbols = True
 
     def __init__(self, has_labels: bool = True) -> None:
         super().__init__()
         self.has_labels = has_labels
+        self.kind = f"labeled {has_labels}"
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(read_file(path), 1):
@@ -66,8 +62,3 @@ class LabeledCorpus(FileCorpus):
                 raise UserError(
                     f"{path}:{number}: expected a label, a space and a text, got {line[:50]!r}"
                 )
-
-    def fingerprint(self, split: str) -> str:
-        """Returns a hash of the files' uncompressed bytes."""
-        content = fingerprint_files(find_files(split))
-        return hashlib.sha256(f"labeled {self.has_labels} {content}".encode()).hexdigest()

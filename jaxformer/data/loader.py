@@ -26,16 +26,11 @@ def load_batches(
     local_shards: Sequence[int] = (0,),
     shard_count: int = 1,
 ) -> Iterator[Batch]:
-    """Yields batches ``start``, ``start + 1``, ... of the plan, each with this process's rows.
+    """Yields the batches of the plan from ``start`` to ``stop``, which may be None: without end.
 
-    Args:
-      store: Token store that the example ids of the plan refer to.
-      plan: Assignment of examples to batches.
-      start: First batch; a resumed run passes the number of batches already used.
-      stop: Batch to stop before; None yields batches forever.
-      row_multiple: Empty rows are added until the rows of a global batch are divisible by this.
-      local_shards: Numbers of the row shards that this process reads, ascending.
-      shard_count: Number of equal, contiguous row shards of each batch.
+    Empty rows are added until the rows of a global batch are divisible by ``row_multiple``. The
+    rows are in ``shard_count`` equal, contiguous shards. This process reads only the shards with
+    the ascending numbers ``local_shards``.
     """
     assert row_multiple % shard_count == 0
 

@@ -40,16 +40,10 @@ class Preprocessing:
 
     def words(self, text: str, *, target: bool = False) -> str:
         """Returns the words of a source, or of a target, with spaces between."""
-        normalizer, tokenizer, _ = _scripts(
-            self.target_language if target else self.source_language
-        )
+        language = self.target_language if target else self.source_language
+        normalizer, tokenizer, _ = _scripts(language)
         text = text.lower() if self.lowercase else text
         return " ".join(tokenizer.tokenize(normalizer.normalize(text)))
-
-    def output(self, words: str) -> str:
-        if not self.detokenize:
-            return words
-        return _scripts(self.target_language)[2].detokenize(words.split())
 
 
 @dataclasses.dataclass
@@ -101,7 +95,10 @@ class MosesTokenizer(Tokenizer):
         return super().unknown_characters(self.preprocessing.words(text))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        return self.preprocessing.output(super().decode(ids))
+        words, options = super().decode(ids), self.preprocessing
+        if not options.detokenize:
+            return words
+        return _scripts(options.target_language)[2].detokenize(words.split())
 
 
 @functools.cache

@@ -89,7 +89,6 @@ class NumeralsCorpus:
     target_symbols = False
 
     def __init__(self, source_language: str = "en", target_language: str = "de") -> None:
-        """Takes English and German, in either order."""
         for language in (source_language, target_language):
             if language not in _SPELLERS:
                 raise UserError(
@@ -104,11 +103,8 @@ class NumeralsCorpus:
         return ((source(number), target(number)) for number in numbers(split))
 
     def fingerprint(self, split: str) -> str:
-        """Returns the SHA-256 of the split's text."""
-        digest = hashlib.sha256()
-        for source, target in self.pairs(split):
-            digest.update(f"{source}\t{target}\n".encode())
-        return digest.hexdigest()
+        text = "".join(f"{source}\t{target}\n" for source, target in self.pairs(split))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def numbers(split: str) -> list[int]:
@@ -117,9 +113,8 @@ def numbers(split: str) -> list[int]:
         raise UserError(f"the numerals corpus has the splits {' and '.join(SPLITS)}: got {split!r}")
     chosen = []
     for low, end, held_out, training in _MAGNITUDES:
-        order = low + _shuffled(end - low)
-        choices = order[:held_out], order[held_out : held_out + training]
-        chosen.append(choices[0 if split == "held_out" else 1])
+        of_split = slice(held_out) if split == "held_out" else slice(held_out, held_out + training)
+        chosen.append(low + _shuffled(end - low)[of_split])
     every = np.concatenate(chosen)
     return every[_shuffled(len(every))].tolist()
 

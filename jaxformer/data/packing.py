@@ -13,9 +13,8 @@ def pack(
     millions of pairs. A row begins with the largest pair left. It continues with the pair that best
     fits the free tokens on both sides: the largest inner product of lengths and free tokens.
 
-    Returns:
-      ``slots``, the :func:`length_class` of the pair in every slot, row by row; and
-      ``row_starts``, the first slot of every row, and the end.
+    Returns the :func:`length_class` of the pair in every slot, row by row, and the first slot of
+    every row, and the end.
     """
     side = row_length + 1
     classes = length_class(src_lengths, tgt_lengths, row_length)
@@ -28,8 +27,7 @@ def pack(
         left.flat[pairs] -= times * counts
         slots.append(np.tile(row, times))
         sizes.append(np.full(times, len(row)))
-    row_starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
-    return np.concatenate(slots), row_starts
+    return np.concatenate(slots), np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
 
 
 def length_class(src_lengths: np.ndarray, tgt_lengths: np.ndarray, row_length: int) -> np.ndarray:

@@ -70,11 +70,7 @@ class BatchPlan:
         return self.tokens / int(computed[self.batch_shape].sum())
 
     def rows(self, n: int) -> tuple[Shape, list[list[int]]]:
-        """Returns shape and rows of global batch n: the ids of the examples in every row.
-
-        Args:
-          n: Number of the batch, from 0, counted over all epochs.
-        """
+        """Returns shape and rows of batch n, from 0 over all epochs: the ids in every row."""
         epoch, place = divmod(n, self.batches_per_epoch)
         examples, batches = self._epoch(epoch)
         batch = batches[place]
@@ -187,8 +183,7 @@ def packing_plan(
 ) -> BatchPlan:
     """Plans batches of rows that hold several pairs each, all of one shape.
 
-    A row has ``row_length`` tokens on either side. See :func:`bucket_plan` for the other
-    parameters.
+    A row has ``row_length`` tokens on either side; see :func:`bucket_plan` for the rest.
 
     Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
 

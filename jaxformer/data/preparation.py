@@ -13,18 +13,19 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from xml.sax.saxutils import unescape
 
 from jaxformer.errors import UserError
 
 Prepared = dict[str, bytes]
-Sides = tuple[list[str], list[str]]
+Pairs = list[tuple[str, str]]
 
 # Largest file that is read from an archive.
 _MOST_BYTES = 64 << 20
 # One English sentence in so many, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
-# The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".
-_ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
+# Entities of WMT's SGML that ``unescape`` does not know by itself.
+_ENTITIES = {"&quot;": '"', "&apos;": "'"}
 # Trees of the Wall Street Journal in the order of NLTK's files; the rest is kept for tests.
 _WSJ_SPLITS = {"train": slice(0, 3262), "dev": slice(3262, 3501)}
 
@@ -56,30 +57,26 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
     sources, targets = ({pair[side] for pair in valid} for side in (0, 1))
     train = {pair for pair in pairs if pair[0] not in sources and pair[1] not in targets}
 
-    def sides(split: set[tuple[str, str]]) -> list[Sides]:
-        ordered = sorted(split, key=lambda pair: _hash("\t".join(pair)))
-        return [([source for source, _ in ordered], [target for _, target in ordered])]
+    def by_hash(split: set[tuple[str, str]]) -> Pairs:
+        return sorted(split, key=lambda pair: _hash("\t".join(pair)))
 
-    return _line_aligned({"train": sides(train), "valid": sides(valid)}, "de")
+    return _line_aligned(by_hash(train), by_hash(valid), "de")
 
 
 def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Prepared:
     """Joins the test sets of WMT, but for newstest2013, which is for validation.
 
-    Args:
-      downloads: Folder of the archives.
-      target: Language beside English.
-      sets: Sets of 2015 and later: year and name, such as "15 newstest2015-ende".
+    ``sets`` has year and name of the sets of 2015 and later, such as "15 newstest2015-ende".
     """
     years = ("newssyscomb2009", "news-test2008", *(f"newstest{year}" for year in range(2009, 2014)))
     dev = _Archive(downloads / "dev.tgz", rf"dev/({'|'.join(years)})\.(en|{target})")
-    train = []
+    parts = []
     for year in years:
         texts = (_blanks(dev.text(f"dev/{year}.{language}")) for language in ("en", target))
-        train.append(dev.aligned(*(text.removesuffix("\n").split("\n") for text in texts)))
-    valid = train.pop()
-    train += [_sgml_set(downloads, target, *name.split()) for name in sets]
-    return _line_aligned({"train": train, "valid": [valid]}, target)
+        parts.append(dev.aligned(*(text.removesuffix("\n").split("\n") for text in texts)))
+    valid = parts.pop()
+    parts += [_sgml_set(downloads, target, *name.split()) for name in sets]
+    return _line_aligned([pair for part in parts for pair in part], valid, target)
 
 
 def craft(downloads: pathlib.Path) -> Prepared:
@@ -105,8 +102,8 @@ def wsj_sample(downloads: pathlib.Path) -> Prepared:
     return {f"{split}.trees": _lines(trees[part]) for split, part in _WSJ_SPLITS.items()}
 
 
-def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Sides:
-    """Returns the two sides of a test set; ``name`` ends in its direction, such as "-ende"."""
+def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Pairs:
+    """Returns the pairs of a test set; ``name`` ends in its direction, such as "-ende"."""
     folder = "test" if int(year) < 19 else "sgm"
     source = "en" if name.endswith(f"-en{target}") else target
     archive = _Archive(downloads / f"wmt{year}-test.tgz", rf"{folder}/{name}-.*\.sgm")
@@ -118,9 +115,7 @@ def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Sid
 def _segments(text: str) -> list[str]:
     """Returns the segments of a file in WMT's SGML, with the blanks that sacreBLEU leaves."""
     segments = re.findall(r"^<seg .*?>(.*)</seg>", text, flags=re.MULTILINE)
-    for entity, character in _ENTITIES.items():
-        segments = [segment.replace(entity, character) for segment in segments]
-    return [" ".join(segment.split()) for segment in segments]
+    return [" ".join(unescape(segment, _ENTITIES).split()) for segment in segments]
 
 
 def _trees(text: str) -> Iterator[str]:
@@ -180,21 +175,20 @@ class _Archive:
         except UnicodeDecodeError as error:
             raise UserError(f"{self.path}: expected UTF-8 text in the archive: {error}") from None
 
-    def aligned(self, source: list[str], target: list[str]) -> Sides:
-        """Returns the two sides of a test set, which must have as many lines each."""
+    def aligned(self, source: list[str], target: list[str]) -> Pairs:
+        """Returns the pairs of a test set, whose sides must have as many lines each."""
         if len(source) != len(target) or not source:
             raise UserError(
                 f"{self.path}: expected two sides of a test set with as many lines each: got "
                 f"{len(source):,} and {len(target):,}"
             )
-        return source, target
+        return list(zip(source, target, strict=True))
 
 
-def _line_aligned(splits: dict[str, list[Sides]], target: str) -> Prepared:
-    """Returns the files of splits; each split has parts, each with English and the target."""
+def _line_aligned(train: Pairs, valid: Pairs, target: str) -> Prepared:
     return {
-        f"{split}.{language}": _lines(line for part in parts for line in part[side])
-        for split, parts in splits.items()
+        f"{split}.{language}": _lines(pair[side] for pair in pairs)
+        for split, pairs in (("train", train), ("valid", valid))
         for side, language in enumerate(("en", target))
     }
 

@@ -19,17 +19,10 @@ from jaxtyping import Int
 from jaxformer.checks import check_text, check_tokens, check_unicode
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
+from jaxformer.data.corpus import DataSection
 from jaxformer.data.findings import Findings
-from jaxformer.data.section import DataSection
 from jaxformer.data.text_files import find_file, open_bytes
-from jaxformer.data.tokenizer import (
-    PAD,
-    SPACE_SYMBOL,
-    SPECIAL_PIECES,
-    UNK,
-    Tokenizer,
-    Vocabulary,
-)
+from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import read_whole, readable
@@ -62,6 +55,7 @@ class StreamConfig(DataSection):
     tokens: Literal["characters", "bpe"] = "characters"
     length: int = 256
     rows: int = 64
+    length_field = "length"
 
     def __post_init__(self) -> None:
         check_types(self, "data")
@@ -69,10 +63,6 @@ class StreamConfig(DataSection):
             raise UserError("data.file must name a text, to train a language model on: got ''")
         self.check_paths("file", "tokenizer")
         check_positive(self, "data", "length", "rows")
-
-    @property
-    def longest(self) -> tuple[str, int]:
-        return "length", self.length
 
     @property
     def batch(self) -> tuple[str, str]:

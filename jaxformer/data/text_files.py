@@ -23,7 +23,6 @@ from jaxformer.files import readable
 _LONGEST_LINE = 1_000_000
 # File name endings of compressed text, and the formats.
 COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 # First bytes of files that are not UTF-8 text, and the program that makes text of them.
 _FORMATS = {
     rb"\xff\xfe\0\0|\0\0\xfe\xff": ("UTF-32", "iconv -f UTF-32 -t UTF-8"),
@@ -102,13 +101,11 @@ def check_format(head: bytes, name: str) -> None:
 
 def _other_encoding(head: bytes) -> tuple[str, str]:
     """Returns the encoding, and a remedy, of a text without byte-order mark; "" for UTF-8."""
-
-    def ascii_characters(encoding: str) -> int:
-        return sum("\0" < character < "\x80" for character in head.decode(encoding, "replace"))
-
     if b"\0" in head:
-        best = max(_WIDE, key=ascii_characters)
-        text = head.decode(best, "replace")
+        texts = {encoding: head.decode(encoding, "replace") for encoding in _WIDE}
+        # The right encoding gives the most characters of ASCII, such as spaces.
+        best = max(texts, key=lambda name: sum("\0" < c < "\x80" for c in texts[name]))
+        text = texts[best]
         # In UTF-8 text with stray NULs, few line ends have one beside them.
         if "\0" not in text and 2 * text.count("\n") >= head.count(b"\n"):
             return best, f"iconv -f {best} -t UTF-8"
@@ -153,7 +150,7 @@ def open_bytes(path: pathlib.Path) -> Iterator[io.BufferedIOBase]:
             with _open(path) as stream:
                 check_format(stream.peek(1), str(path))
                 yield stream
-        except _DAMAGED as error:
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             if path.suffix not in COMPRESSED or getattr(error, "errno", None):
                 raise
             name = COMPRESSED[path.suffix]

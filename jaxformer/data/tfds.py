@@ -18,7 +18,6 @@ class TfdsCorpus:
     def __init__(
         self, builder: str, directory: str, source_language: str, target_language: str
     ) -> None:
-        """Takes the builder, TFDS's data directory ("" for its default) and two languages."""
         self._name, self._directory = builder, directory
         self._languages = (source_language, target_language)
 
@@ -37,14 +36,12 @@ class TfdsCorpus:
             raise self._damaged(split, f"expected {len(examples)} records, got {count}")
 
     def place(self, split: str, number: int, side: int) -> str:
-        """Returns dataset, split and number of the record of a pair, from 0."""
         return f"{self._name}, split {split!r}, record {number}"
 
     def fingerprint(self, split: str) -> str:
         """Returns the SHA-256 of the dataset's name, version, split and size, not of its text."""
-        examples = self._open(split)
-        version = self._builder().info.full_name
-        identity = (version, split, len(examples), *self._languages)
+        version, size = self._builder().info.full_name, len(self._open(split))
+        identity = (version, split, size, *self._languages)
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def _builder(self) -> Any:

@@ -23,15 +23,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Vocabulary(abc.ABC):
-    """Converts text to token ids and back; tokenizers of all models do this.
-
-    Ids 0 to 3 are PAD, EOS, BOS and UNK.
-
-    Attributes:
-      vocab_size: Number of ids.
-      serialized: Content of the tokenizer's file.
-      sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
-    """
+    """Converts text to token ids and back: the attributes that :class:`Tokenizer` describes."""
 
     vocab_size: int
 

@@ -3,13 +3,13 @@
 import collections
 import dataclasses
 import functools
+import hashlib
 import itertools
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, data_of
 from jaxformer.data.bpe import cached_tokenizer
-from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus
-from jaxformer.data.mixture import MixedCorpus, parse_mixture
+from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import UNK, Tokenizer
@@ -55,13 +55,11 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
       UserError: Data is missing or malformed, or differs from the data that the run began with.
     """
     data = data_of(config, DataConfig)
-    corpus = open_corpus(data) if corpus is None else corpus
-    mixture = MixedCorpus(corpus) if parse_mixture(data.train) else None
+    corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)
     if parse_mixture(data.valid):
         raise UserError(
             f"data.valid: expected no weights, which are for training: got {data.valid!r}"
         )
-    corpus = VerifiedCorpus(mixture or corpus)
     cache = cache_directory()
     learn = functools.partial(_learn_tokenizer, config, corpus)
     tokenizer = tokenizer_of_run(config, folder, Tokenizer.load, learn)
@@ -71,12 +69,14 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         "train": corpus.fingerprint(data.train),
         "valid": corpus.fingerprint(data.valid),
     }
-    if mixture:
-        identity["weights"] = " ".join(map(str, parse_mixture(data.train).values()))
+    if weights := parse_mixture(data.train).values():
+        # Runs of 0.2.0 on a mixture hash this fingerprint, too.
+        identity["valid"] = hashlib.sha256(identity["valid"].encode()).hexdigest()
+        identity["weights"] = " ".join(map(str, weights))
     check_identity(folder, identity)
     train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
-    repetitions = mixture.repetitions(data.train, train.numbers) if mixture else None
+    repetitions = corpus.repetitions(data.train, train.numbers)
     return Dataset(
         corpus=corpus,
         tokenizer=tokenizer,

@@ -208,7 +208,8 @@ def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
 def _counts(findings: Findings, longest: int) -> str:
     """Returns how many pairs are skipped, and how many of the others are unusual."""
     long, empty = findings.count(LONG), findings.count(EMPTY)
-    unusual = [f"{f.count:,} with {kind}" for kind, f in findings.unusual().items()]
+    kept = {kind: found for kind, found in findings.items() if kind not in _DESCRIPTIONS}
+    unusual = [f"{found.count:,} with {kind}" for kind, found in kept.items()]
     return (
         f"{long + empty:,} skipped ({long:,} longer than {longest} tokens, {empty:,} with an empty "
         f"side){' and of the others ' if unusual else ''}{', '.join(unusual)}"

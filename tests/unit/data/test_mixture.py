@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from jaxformer.data.bpe import train_tokenizer
-from jaxformer.data.corpus import VerifiedCorpus
+from jaxformer.data.corpus import VerifiedCorpus, parse_mixture
 from jaxformer.data.file_corpora import TextCorpus
-from jaxformer.data.mixture import MixedCorpus, parse_mixture
 from jaxformer.data.store import build_store
 from jaxformer.errors import UserError
 
@@ -28,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_mixture_is_its_corpora_in_turn(folder):
-    plain, mixed = TextCorpus("en", "de"), MixedCorpus(TextCorpus("en", "de"))
+    plain, mixed = TextCorpus("en", "de"), VerifiedCorpus(TextCorpus("en", "de"))
     assert list(mixed.pairs(SPLIT)) == [*plain.pairs("news"), *plain.pairs("captions")]
     prints = f"{plain.fingerprint('news')} {plain.fingerprint('captions')}"
     assert mixed.fingerprint(SPLIT) == hashlib.sha256(prints.encode()).hexdigest()
@@ -37,7 +36,7 @@ def test_a_mixture_is_its_corpora_in_turn(folder):
 
 
 def test_places_and_notes_are_of_the_files(folder):
-    mixed = VerifiedCorpus(MixedCorpus(TextCorpus("en", "de")))
+    mixed = VerifiedCorpus(TextCorpus("en", "de"))
     places = [mixed.place(SPLIT, number, 1) for number in (0, 4, 5, 7)]
     assert places == ["news.de:1", "news.de:5", "captions.de:1", "captions.de:3"]
     assert mixed.place("news", 2, 0) == "news.en:3"
@@ -49,11 +48,11 @@ def test_places_and_notes_are_of_the_files(folder):
 
 def test_repetitions_are_of_the_pairs_that_are_left(folder):
     """The pair with an empty side is in no store."""
-    mixed, split = MixedCorpus(TextCorpus("en", "de")), "news:2,captions:3"
+    mixed, split = VerifiedCorpus(TextCorpus("en", "de")), "news:2,captions:3"
     tokenizer = train_tokenizer(["news captions"] * 3, 272)
     store = build_store(mixed, split, tokenizer, 99, folder / "cache")
     assert len(store) == 7
-    again = MixedCorpus(TextCorpus("en", "de"))  # has not read the pairs: the store is cached
+    again = VerifiedCorpus(TextCorpus("en", "de"))  # has not read the pairs: the store is cached
     np.testing.assert_array_equal(again.repetitions(split, store.numbers), [2, 2, 2, 2, 2, 3, 3])
 
 

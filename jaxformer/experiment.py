@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import optax
+from jax.experimental import multihost_utils
 
 from jaxformer.config import Config, ModelConfig, TrainingConfig, check_config, load_run
 from jaxformer.data.corpus import Corpus
@@ -22,7 +23,7 @@ from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
 from jaxformer.tasks.initialization import check_initialization, initialization
 from jaxformer.tasks.token_task import TokenTask, task_class
-from jaxformer.training.fitting import fit
+from jaxformer.training.fitting import Run
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
@@ -30,11 +31,6 @@ from jaxformer.training.replay import Replayed
 from jaxformer.training.replay import replay as replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.state import TrainState
-
-_BEGIN_AGAIN = (
-    "Begin again in another --workdir, with a lower training.{}, more training.warmup_steps, or "
-    "training.clip_norm=1.0"
-)
 
 
 def train(
@@ -65,8 +61,7 @@ def train(
     Raises:
       UserError: The workdir belongs to another experiment, is in use by another process, or lacks
         its checkpoints; or data is missing or malformed.
-      FloatingPointError: As in :func:`~jaxformer.fit`.
-      KeyboardInterrupt: As in :func:`~jaxformer.fit`.
+      FloatingPointError, KeyboardInterrupt: As in :func:`~jaxformer.fit`.
     """
     check_config(config)
     folder, training = Workdir(run_path(workdir)), config.training
@@ -76,24 +71,25 @@ def train(
             optimizer = make_optimizer(config)
             schedule = configured_schedule(training, config.model.d_model)
         else:
-            optimizer = _freeze(optimizer, training, config.model, config.kind)
+            describe = functools.partial(describe_model, config.model, config.kind)
+            optimizer = freeze(optimizer, training.freeze, describe)
         _prepare(config, folder)
         with StopSignals() as stop, stop.at_once():
             task = make_task(config, folder, corpus)
         try:
-            return fit(
-                *(task, optimizer, workdir, training),
-                mesh=make_mesh(config.mesh),
-                config=config,
+            return Run(
+                *(task, optimizer, folder, training, make_mesh(config.mesh), config),
                 learning_rate=schedule,
                 start_from=initialization(config, task.tokenizer, folder),
                 hooks=hooks,
                 writers=writers,
-            )
+            ).train()
         except FloatingPointError as error:
             rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"
-            advice = _BEGIN_AGAIN.format(rate)
-            raise FloatingPointError(f"{error}. {advice}") from None
+            raise FloatingPointError(
+                f"{error}. Begin again in another --workdir, with a lower training.{rate}, more "
+                "training.warmup_steps, or training.clip_norm=1.0"
+            ) from None
 
 
 def _prepare(config: Config, folder: Workdir) -> None:
@@ -137,9 +133,18 @@ def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
-    """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind."""
-    with processes.first_before_others("data"):
+    """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
+
+    Process 0 comes first, and leaves files for the others in a shared file system. If it fails, the
+    others run into the same failure.
+    """
+    if not processes.is_primary():
+        multihost_utils.sync_global_devices("data")
+    try:
         return task_class(config).open(config, folder, corpus)
+    finally:
+        if processes.is_primary():
+            multihost_utils.sync_global_devices("data")
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
@@ -166,15 +171,4 @@ def _make_optimizer(
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
     optimizer = configured_optimizer(training, model.d_model, describe)
-    return _freeze(optimizer, training, model, kind)
-
-
-def _freeze(
-    optimizer: optax.GradientTransformation,
-    training: TrainingConfig,
-    model: ModelConfig,
-    kind: Kind,
-) -> optax.GradientTransformation:
-    if training.freeze is None:
-        return optimizer
-    return freeze(optimizer, training.freeze, describe_model(model, kind))
+    return freeze(optimizer, training.freeze, describe)

@@ -166,7 +166,7 @@ def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: s
 
 def file_sha256(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

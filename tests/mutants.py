@@ -39,7 +39,7 @@ class Area(NamedTuple):
     tests: list[str]
 
 
-_CHECKPOINT_FILES = ("checkpoints", "manifest", "mirror", "restoring", "single", "step_folders")
+_CHECKPOINT_FILES = ("checkpoints", "manifest", "mirror", "restoring")
 AREAS = {
     "search": Area(
         ["search/*.py"],

@@ -23,9 +23,8 @@ from jaxformer.files import model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model, make_init
 from jaxformer.layout import global_mesh
 from jaxformer.nn.precision import cast_params, dequantize
-from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.runs.single import write_single
-from jaxformer.runs.step_folders import saved_steps
+from jaxformer.runs.checkpoints import Checkpoints, write_single
+from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.workdir import Workdir, read_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
 

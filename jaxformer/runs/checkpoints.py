@@ -15,6 +15,7 @@ import logging
 import math
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -25,17 +26,10 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.layout import global_mesh
-from jaxformer.runs.manifest import (
-    DamagedError,
-    Manifest,
-    MissingStepError,
-    describe_leaves,
-    read_score,
-    write_score,
-)
+from jaxformer.runs import manifest
+from jaxformer.runs.manifest import DamagedError, Manifest, MissingStepError
 from jaxformer.runs.processes import is_primary
 from jaxformer.runs.restoring import Restored, read_step
-from jaxformer.runs.step_folders import lock_step, saved_steps, set_aside, temporary_folder
 from jaxformer.runs.workdir import check_directory
 
 _logger = logging.getLogger("jaxformer")
@@ -108,7 +102,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the complete steps, ascending. Restoring a step verifies its contents."""
-        return saved_steps(self.directory)
+        return manifest.saved_steps(self.directory)
 
     def newest_steps(self) -> list[int]:
         """Returns the newest steps that the run keeps, ascending, without an older best one.
@@ -150,7 +144,7 @@ class Checkpoints:
         # A damaged step is never the best; restoring it raises an error.
         with contextlib.suppress(DamagedError):
             earlier = Manifest.read(self._folder(step)).score
-            return read_score(self._folder(step)) if earlier is None else earlier
+            return manifest.read_score(self._folder(step)) if earlier is None else earlier
         return None
 
     def save(
@@ -181,7 +175,7 @@ class Checkpoints:
             )
         # Metadata that JSON cannot represent should fail here, not in the background.
         metadata = json.loads(json.dumps(metadata))
-        leaves = describe_leaves(state)
+        leaves = manifest.describe_leaves(state)
         self._saving = Manifest(step, metadata, None, self._keep, leaves, interim)
         with self._failures_explained(), global_mesh(None):
             self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
@@ -198,7 +192,7 @@ class Checkpoints:
         """
         self.wait()
         if is_primary():
-            write_score(self._folder(step), score)
+            manifest.write_score(self._folder(step), score)
         self._committed(step)
 
     def check(self) -> None:
@@ -264,7 +258,7 @@ class Checkpoints:
     def _write_manifest(self) -> None:
         """Runs on process 0, in a thread of orbax, after all writes and before the rename."""
         assert self._saving is not None
-        self._saving.write(temporary_folder(self.directory, self._saving.step))
+        self._saving.write(manifest.temporary_folder(self.directory, self._saving.step))
 
     @contextlib.contextmanager
     def _failures_explained(self) -> Iterator[None]:
@@ -282,7 +276,7 @@ class Checkpoints:
             ) from error
 
     def _temporary(self) -> list[pathlib.Path]:
-        return list(self.directory.glob(temporary_folder(self.directory, "*").name))
+        return list(self.directory.glob(manifest.temporary_folder(self.directory, "*").name))
 
     def _remove_temporary(self) -> None:
         # After one write has failed, others continue for a moment and may create folders again.
@@ -308,10 +302,10 @@ class Checkpoints:
             steps = self.steps()
             regular = [step for step in steps if not self._is_interim(step)]
             for step in set(steps) - {steps[-1], self.best_step(), *regular[-self._keep :]}:
-                with lock_step(self._folder(step), shared=False) as unused:
+                with manifest.lock_step(self._folder(step), shared=False) as unused:
                     if unused:
                         # Rename first, so that a kill leaves no step with half of its files.
-                        self._folder(step).rename(temporary_folder(self.directory, step))
+                        self._folder(step).rename(manifest.temporary_folder(self.directory, step))
             for folder in self._temporary():
                 shutil.rmtree(folder)
         except (OSError, UserError) as error:
@@ -347,7 +341,7 @@ class Checkpoints:
                     "damaged checkpoint not used: %s; going back to step %d", error, candidate
                 )
                 if self._keep is not None and is_primary():
-                    set_aside(self._folder(bad))  # so that this step can be saved again
+                    manifest.set_aside(self._folder(bad))  # so that this step can be saved again
             return found
         if not damaged:
             return None
@@ -355,3 +349,32 @@ class Checkpoints:
             f"expected a good checkpoint, found none: {'; '.join(map(str, damaged.values()))}. "
             f"Restore {self.directory} from a backup, or move it away to start from the beginning"
         )
+
+
+def write_single(
+    directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
+) -> None:
+    """Writes a folder with one checkpoint, and replaces the checkpoints that were there.
+
+    Works in a folder ``<directory>.jaxformer-tmp.<random>`` beside it, and removes the folders of
+    killed processes. Raises a ``UserError`` if the name belongs to something else. If an
+    ``OSError`` prevents the new checkpoint, an older one is left unchanged.
+    """
+    replaced = directory.is_symlink() or directory.exists()
+    there = list(directory.iterdir()) if directory.is_dir() else [directory] * replaced
+    if foreign := [str(path) for path in there if not manifest.is_step(path)]:
+        raise UserError(
+            f"{directory}: expected nothing, or a folder of checkpoints to replace, but "
+            f"{min(foreign)} is none; move it away"
+        )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f"{directory.name}.jaxformer-tmp."
+    for left in directory.parent.glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent) as name:
+        work = pathlib.Path(name)
+        with Checkpoints(work / "new", keep=1) as checkpoints:
+            checkpoints.save(step, state, metadata=metadata)
+        if replaced:
+            directory.rename(work / "old")  # renames a link itself, not its target
+        (work / "new").rename(directory)

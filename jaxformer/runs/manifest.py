@@ -1,26 +1,33 @@
-"""The manifest of a checkpoint: its contents, and the SHA-256 of every file.
+"""The folder of a step: its name, files and lock, and the manifest with a SHA-256 of every file.
 
 The score, which is known only later, is in a file of its own beside the manifest. Both files hold
 the hash of their own content, too.
 """
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import json
 import math
+import operator
+import os
 import pathlib
+import shutil
 import stat
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.files import MOST_JSON_BYTES, open_file, read_json, write_file
-from jaxformer.runs.step_folders import ESSENTIAL, MANIFEST, SCORE, list_files
+from jaxformer.files import MOST_JSON_BYTES, file_sha256, lock_file, read_json, write_file
 
+MANIFEST, SCORE, METADATA = "manifest.json", "score.json", "_METADATA"
+# Without these files orbax would read a checkpoint in another format, from files of other names.
+_ESSENTIAL = {METADATA, "manifest.ocdbt"}
 # Orbax writes these two files after the manifest. They hold only timestamps.
 _UNVERIFIED = ("_CHECKPOINT_METADATA", "commit_success.txt")
 # What open() reports of a path that is not the file that was saved. All other errors, such as EIO
@@ -38,6 +45,51 @@ class MissingStepError(DamagedError):
     """There is no such step, perhaps not anymore: the run that trains there has removed it."""
 
 
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """Returns the complete steps in a folder, ascending; none if there is no folder."""
+    if not directory.is_dir():
+        return []
+    names = (path.name for path in directory.iterdir())
+    return sorted(int(name) for name in names if _is_step_name(name))
+
+
+def is_step(path: pathlib.Path) -> bool:
+    """Returns whether this is the folder of a step, judging by its name and its manifest."""
+    return _is_step_name(path.name) and (path / MANIFEST).is_file()
+
+
+def _is_step_name(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and name == str(int(name))  # not "007"
+
+
+def temporary_folder(directory: pathlib.Path, step: int | str) -> pathlib.Path:
+    """Returns the folder of a step that is being written; the next writer removes it."""
+    return directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
+
+
+def set_aside(step: pathlib.Path) -> None:
+    """Renames a damaged step, so that the same step can be saved again."""
+    aside = step.with_name(f"{step.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    step.rename(aside)
+
+
+def list_files(step: pathlib.Path) -> dict[str, os.stat_result]:
+    """Returns the status of everything in a step but folders and hidden files, by name.
+
+    Links are not followed. File managers and network file systems create hidden files at any time.
+    """
+    paths = (path for path in step.rglob("*") if not path.name.startswith("."))
+    found = {path.relative_to(step).as_posix(): path.lstat() for path in paths}
+    return {name: status for name, status in found.items() if not stat.S_ISDIR(status.st_mode)}
+
+
+def lock_step(step: pathlib.Path, *, shared: bool) -> contextlib.AbstractContextManager[bool]:
+    """Locks a step, shared to read it or alone to remove it; yields whether it is locked."""
+    path = step / MANIFEST
+    return lock_file(path, shared=shared) if path.exists() else contextlib.nullcontext(True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
     """Contents of a step; ``files`` are known once the manifest is read."""
@@ -53,11 +105,11 @@ class Manifest:
     def write(self, folder: pathlib.Path) -> None:
         """Writes the manifest into the folder of a step, with the hashes of its files."""
         names = [name for name in list_files(folder) if not name.startswith(_UNVERIFIED)]
-        if missing := ESSENTIAL.difference(names):
+        if missing := _ESSENTIAL.difference(names):
             raise FileNotFoundError(f"{folder}: orbax has not written {', '.join(sorted(missing))}")
         step = dataclasses.asdict(self)
         del step["files"]
-        files = {name: _sha256(folder / name) for name in sorted(names)}
+        files = {name: file_sha256(folder / name) for name in sorted(names)}
         text = _sealed({"step": step, "files": files})
         if len(text) > MOST_JSON_BYTES:
             raise ValueError(
@@ -70,10 +122,9 @@ class Manifest:
         """Reads the manifest in the folder of a step, and can :meth:`verify` the other files."""
         path = folder / MANIFEST
         try:
-            content = _read_sealed(path)
-            manifest = cls(**content["step"], files=content["files"])
-        except (KeyError, TypeError):
-            raise DamagedError(f"{path} has changed since it was saved") from None
+            manifest = _read_sealed(
+                path, lambda content: cls(**content["step"], files=content["files"])
+            )
         except DamagedError:
             if folder.exists():
                 raise
@@ -103,14 +154,8 @@ class Manifest:
         )
 
     def verify(self, folder: pathlib.Path) -> None:
-        """Compares files with their hashes, at about 2 GB/s; orbax could read no others.
-
-        Raises:
-          DamagedError: A file is missing, is not what was saved, or was not saved.
-          UserError: The disk does not return a file, which may be intact.
-        """
-        optional = (MANIFEST, SCORE, *_UNVERIFIED)
-        found = list_files(folder)
+        """Compares files with their hashes, at about 2 GB/s; orbax could read no others."""
+        optional, found = (MANIFEST, SCORE, *_UNVERIFIED), list_files(folder)
         for name, status in found.items():
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedError(
@@ -118,11 +163,11 @@ class Manifest:
                 )
             if name not in self.files and not name.startswith(optional):
                 raise DamagedError(f"{folder / name} was not saved with the checkpoint")
-        if missing := sorted(ESSENTIAL.union(self.files) - found.keys()):
+        if missing := sorted(_ESSENTIAL.union(self.files) - found.keys()):
             path = folder / missing[0][:200]
             raise DamagedError(f"{path} cannot be read: No such file or directory")
         for name, expected in self.files.items():
-            if _read(folder / name, _sha256) != expected:
+            if _read(folder / name, file_sha256) != expected:
                 raise DamagedError(f"{folder / name} has changed since it was saved")
 
     def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
@@ -174,8 +219,8 @@ def read_score(folder: pathlib.Path) -> float | None:
     A damaged file counts as missing, since the step itself is intact without it.
     """
     try:
-        score = _read_sealed(folder / SCORE)["score"]
-    except (DamagedError, KeyError, TypeError):
+        score = _read_sealed(folder / SCORE, operator.itemgetter("score"))
+    except DamagedError:
         return None
     if score is None:
         return math.nan
@@ -186,16 +231,13 @@ def _sealed(content: Any) -> bytes:
     return json.dumps({"sha256": _sha256_of_json(content), "content": content}, indent=1).encode()
 
 
-def _read_sealed(path: pathlib.Path) -> Any:
-    """Returns the content of a JSON file in a step that has the hash of its content."""
+def _read_sealed(path: pathlib.Path, use: Callable[[Any], T]) -> T:
+    """Returns what ``use`` makes of the content of a JSON file that has the hash of its content."""
     values = _read(path, lambda path: read_json(path, path.parents[1]))
-    try:
-        content, expected = values["content"], values["sha256"]
-    except (KeyError, TypeError):
-        raise DamagedError(f"{path} has changed since it was saved") from None
-    if _sha256_of_json(content) != expected:
-        raise DamagedError(f"{path} has changed since it was saved")
-    return content
+    with contextlib.suppress(KeyError, TypeError):  # other values than were saved
+        if _sha256_of_json(values["content"]) == values["sha256"]:
+            return use(values["content"])
+    raise DamagedError(f"{path} has changed since it was saved")
 
 
 def _read(path: pathlib.Path, read: Callable[[pathlib.Path], T]) -> T:
@@ -212,11 +254,6 @@ def _read(path: pathlib.Path, read: Callable[[pathlib.Path], T]) -> T:
             "disk and the permissions and run the same command, or move the folder of this step "
             "away to use an older one"
         ) from None
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sha256_of_json(content: Any) -> str:

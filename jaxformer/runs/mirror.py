@@ -14,18 +14,8 @@ from collections.abc import Callable, Iterator
 
 from jaxformer.errors import StoppedError, UserError
 from jaxformer.files import UNSUPPORTED, flush_to_disk, local_path, lock_folder, write_file
-from jaxformer.runs import processes, watchdog
-from jaxformer.runs.manifest import DamagedError, Manifest
-from jaxformer.runs.step_folders import (
-    MANIFEST,
-    SCORE,
-    is_step,
-    list_files,
-    lock_step,
-    saved_steps,
-    set_aside,
-    temporary_folder,
-)
+from jaxformer.runs import manifest, processes, watchdog
+from jaxformer.runs.manifest import MANIFEST, SCORE, DamagedError, Manifest
 from jaxformer.runs.workdir import Workdir
 
 _logger = logging.getLogger("jaxformer")
@@ -49,9 +39,8 @@ def mirrored(run: Workdir, mirror: str | None) -> Iterator[Callable[[], None]]:
 class Mirror(threading.Thread):
     """A thread that copies a run: its checkpoints, newest first, and the files beside them.
 
-    Training never waits for a copy, except for the last one, and for that at most ten minutes. If
-    copying is slower than saving, it continues with the checkpoint that is then the newest. A copy
-    that fails is reported when it first fails and when it works again.
+    Training waits only for the last copy, and for that at most ten minutes. A copy that fails is
+    reported when it first fails and when it works again.
     """
 
     def __init__(self, run: Workdir, copy: Workdir) -> None:
@@ -73,24 +62,19 @@ class Mirror(threading.Thread):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         watchdog.progress("the end of training", limited=False)
         if self.ident is not None:
-            self._complete()
+            self._closing = True
+            self._changed.set()
+            self.join(2)
+            if self.is_alive():
+                _logger.warning("completing the copy of the run in %s", self._copy.path)
+                self.join(_LAST_COPY_SECONDS)
+            late = f"it took more than {_LAST_COPY_SECONDS:.0f} s" if self.is_alive() else None
+            if failure := late or self._failure:
+                text = "the copy of the run in %s is incomplete: %s"
+                _logger.warning(text, self._copy.path, failure)
         # Process 0 does not survive the end of the others. All of them are stopped, or none.
         if kind is None or issubclass(kind, StoppedError):
             processes.all_gather(None)
-
-    def _complete(self) -> None:
-        self._closing = True
-        self._changed.set()
-        self.join(2)
-        if self.is_alive():
-            _logger.warning("completing the copy of the run in %s", self._copy.path)
-            self.join(_LAST_COPY_SECONDS)
-        if self.is_alive():
-            self._failure = f"it took more than {_LAST_COPY_SECONDS:.0f} s"
-        if self._failure is not None:
-            _logger.warning(
-                "the copy of the run in %s is incomplete: %s", self._copy.path, self._failure
-            )
 
     def run(self) -> None:
         closing = False
@@ -98,61 +82,54 @@ class Mirror(threading.Thread):
             self._changed.wait(None if self._failure is None else _RETRY_SECONDS)
             self._changed.clear()
             closing = self._closing
-            self._attempt()
-
-    def _attempt(self) -> None:
-        failure = None
-        try:
-            self._copy_changes()
-        except Exception as error:  # whatever happens to the copy, the run continues
-            failure = str(error)
-        path = self._copy.path
-        if failure is not None and self._failure is None:
-            hope = "training continues, and the copy will be tried again"
-            _logger.warning("cannot copy the run to %s: %s; %s", path, failure, hope)
-        if failure is None and self._failure is not None:
-            newest = max(saved_steps(self._copy.checkpoints), default=None)
-            _logger.warning("copying the run to %s works again, up to step %s", path, newest)
-        self._failure = failure
+            earlier, failure, path = self._failure, None, self._copy.path
+            try:
+                self._copy_changes()
+            except Exception as error:  # whatever happens to the copy, the run continues
+                failure = str(error)
+            if failure is not None and earlier is None:
+                hope = "training continues, and the copy will be tried again"
+                _logger.warning("cannot copy the run to %s: %s; %s", path, failure, hope)
+            if failure is None and earlier is not None:
+                newest = max(manifest.saved_steps(self._copy.checkpoints), default=None)
+                _logger.warning("copying the run to %s works again, up to step %s", path, newest)
+            self._failure = failure
 
     def _copy_changes(self) -> None:
         self._copy.path.mkdir(exist_ok=True)  # not its parents: the drive may be unmounted
         self._remove_old()  # makes space
-        while True:
-            step = self._newest_missing()
+        while (step := self._newest_missing()) is not None:
             self._copy_files()  # After the choice of the step: they have all its reports.
-            if step is None:
-                break
             source = self._workdir.checkpoints / str(step)
             try:
                 copy_step(source, self._copied(step))
             except (DamagedError, OSError):
                 if source.exists():  # the run has not just removed it
                     raise
+        self._copy_files()
         self._remove_old()
 
     def _newest_missing(self) -> int | None:
         """Returns the newest step that has not been copied."""
-        for step in reversed(saved_steps(self._workdir.checkpoints)):
+        for step in reversed(manifest.saved_steps(self._workdir.checkpoints)):
             with contextlib.suppress(FileNotFoundError):  # the run has just removed the step
-                manifest = (self._workdir.checkpoints / str(step) / MANIFEST).read_bytes()
-                if not _holds(self._copied(step) / MANIFEST, manifest):
+                content = (self._workdir.checkpoints / str(step) / MANIFEST).read_bytes()
+                if not _holds(self._copied(step) / MANIFEST, content):
                     return step
         return None
 
     def _copy_files(self) -> None:
         """Copies the config, the files beside it, and then the scores of the copied steps."""
         scores, run = {}, self._workdir
-        for step in saved_steps(run.checkpoints):
+        for step in manifest.saved_steps(run.checkpoints):
             with contextlib.suppress(FileNotFoundError):  # not scored, or just removed
                 # Read before the metrics: a run with a score does not report its validation again.
                 scores[step] = (run.checkpoints / str(step) / SCORE).read_bytes()
-        paths = filter(_is_copied, run.path.iterdir())
-        for path in sorted(paths, key=lambda path: path != run.config):
-            if path != run.committed or is_step(self._copied(run.committed_step())):
+        for path in _files(run):
+            if path != run.committed or manifest.is_step(self._copied(run.committed_step())):
                 write_and_verify(self._copy.path / path.name, path.read_bytes())
         for step, content in scores.items():
-            if is_step(self._copied(step)):
+            if manifest.is_step(self._copied(step)):
                 write_and_verify(self._copied(step) / SCORE, content)
 
     def _copied(self, step: int | None) -> pathlib.Path:
@@ -160,8 +137,9 @@ class Mirror(threading.Thread):
 
     def _remove_old(self) -> None:
         """Removes steps that the run has removed, if it and the copy have newer ones."""
-        kept, copied = (saved_steps(folder.checkpoints) for folder in (self._workdir, self._copy))
-        complete = [step for step in copied if is_step(self._copied(step))]
+        kept = manifest.saved_steps(self._workdir.checkpoints)
+        copied = manifest.saved_steps(self._copy.checkpoints)
+        complete = [step for step in copied if manifest.is_step(self._copied(step))]
         newest = min(max(kept, default=0), max(complete, default=0))
         for step in copied:
             if step not in kept and step < newest:
@@ -174,22 +152,25 @@ def _remove(step: pathlib.Path) -> None:
     shutil.rmtree(step)
 
 
-def _is_copied(path: pathlib.Path) -> bool:
-    return path.is_file() and path.name != "lock" and path.suffix != ".partial"
+def _files(folder: Workdir) -> list[pathlib.Path]:
+    """Returns the files beside the checkpoints, the config first."""
+    paths = (path for path in folder.path.iterdir() if path.is_file())
+    found = [path for path in paths if path.name != "lock" and path.suffix != ".partial"]
+    return sorted(found, key=lambda path: path != folder.config)
 
 
 def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
     """Copies a step without its score, verifies the copy, and writes its manifest last."""
-    with lock_step(source, shared=True):
+    with manifest.lock_step(source, shared=True):
         # A damaged step must not replace a good copy.
-        manifest = Manifest.read(source)
+        expected = Manifest.read(source)
         if target.exists():
             _remove(target)
-        for name in list_files(source):
+        for name in manifest.list_files(source):
             if (source / name).is_file() and not name.startswith((MANIFEST, SCORE)):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 _copy_file(source / name, target / name)
-        manifest.verify(target)
+        expected.verify(target)
         write_and_verify(target / MANIFEST, (source / MANIFEST).read_bytes())
 
 
@@ -225,13 +206,10 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
     """Brings back and returns the good steps of a copy that are newer than all good steps of a run.
 
     Also brings back scores and files that the run lacks. Does nothing if another process trains in
-    the run.
-
-    Raises:
-      UserError: The run has no steps, and all steps of the copy are damaged.
+    the run. Raises a ``UserError`` if the run has no steps, and all in the copy are damaged.
     """
     fetched, damaged = [], []
-    if not (copied := saved_steps(copy.checkpoints)):
+    if not (copied := manifest.saved_steps(copy.checkpoints)):
         return fetched
     with lock_folder(run.path) as alone:
         if not alone:
@@ -247,7 +225,7 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
                 _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
                 damaged.append(str(theirs))
             # Another machine may have validated a step after this one ended.
-            if is_step(ours) and (theirs / SCORE).exists() and not (ours / SCORE).exists():
+            if manifest.is_step(ours) and (theirs / SCORE).exists() and not (ours / SCORE).exists():
                 write_file(ours / SCORE, (theirs / SCORE).read_bytes())
         if damaged and not fetched and newest < 0 and copy.committed.exists():
             raise UserError(
@@ -264,7 +242,7 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
 
 def _newest_good(checkpoints: pathlib.Path) -> int:
     """Returns the newest step whose files have the hashes of its manifest, or -1."""
-    for step in reversed(saved_steps(checkpoints)):
+    for step in reversed(manifest.saved_steps(checkpoints)):
         with contextlib.suppress(UserError):
             Manifest.read(checkpoints / str(step), verify=True)
             return step
@@ -272,16 +250,15 @@ def _newest_good(checkpoints: pathlib.Path) -> int:
 
 
 def _fetch_step(source: pathlib.Path, target: pathlib.Path) -> None:
-    work = temporary_folder(target.parent, target.name)  # The run removes it, if it stays.
+    work = manifest.temporary_folder(target.parent, target.name)  # The run removes it, if it stays.
     copy_step(source, work)
     if target.exists():
-        set_aside(target)
+        manifest.set_aside(target)
     work.rename(target)
 
 
 def _fetch_files(copy: Workdir, run: Workdir) -> None:
-    paths = filter(_is_copied, copy.path.iterdir())
-    for theirs in sorted(paths, key=lambda path: path == copy.config):
+    for theirs in reversed(_files(copy)):
         ours = run.path / theirs.name
         # The longer of two histories is the later one.
         if not ours.exists() or (

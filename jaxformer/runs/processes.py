@@ -3,9 +3,8 @@
 With a single process, nothing is communicated.
 """
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,22 +18,6 @@ from jaxformer.errors import UserError
 def is_primary() -> bool:
     """Returns whether this is process 0, which writes files and reports."""
     return jax.process_index() == 0
-
-
-@contextlib.contextmanager
-def first_before_others(what: str) -> Iterator[None]:
-    """Runs the block on process 0 first, and on the other processes after it.
-
-    Process 0 leaves files for the others in a shared file system. If it fails, the others run into
-    the same failure.
-    """
-    if not is_primary():
-        multihost_utils.sync_global_devices(what)
-    try:
-        yield
-    finally:
-        if is_primary():
-            multihost_utils.sync_global_devices(what)
 
 
 def all_gather(value: Any) -> list[Any]:

@@ -67,7 +67,7 @@ class Reporter:
 
     def failed_validation(self, step: int, error: Exception) -> None:
         """Reports the error of a failed validation, with a traceback unless it is a UserError."""
-        cause = f"{type(error).__name__}: {error}".split("\n")[0]
+        cause = cause_of(error)
         self._record(step, "failed_validation", {"error": cause})
         place = f"step {step}/{self._steps}"
         self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
@@ -95,8 +95,12 @@ class Reporter:
             method(*arguments)
         except Exception as error:
             self._writers = [other for other in self._writers if other is not writer]
-            cause = f"{type(error).__name__}: {error}".split("\n")[0]
-            self.log(f"{type(writer).__name__} failed and gets no more reports: {cause}")
+            self.log(f"{type(writer).__name__} failed and gets no more reports: {cause_of(error)}")
+
+
+def cause_of(error: Exception) -> str:
+    """Returns the class and the first line of an error."""
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 @dataclasses.dataclass
@@ -123,7 +127,7 @@ class Window:
         saved: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
     ) -> None:
-        """Begins a window, or continues one that a checkpoint has :meth:`saved`.
+        """Begins a window, or continues the saved totals of another.
 
         The learning rate is reported, and so is the fraction of the peak FLOP/s of all devices
         together, if they are known.
@@ -132,63 +136,51 @@ class Window:
         self._clear(Totals(**saved or {}))
 
     def _clear(self, totals: Totals) -> None:
-        self._totals = totals
-        self._steps: list[int] = []
-        self._metrics: list[Mapping[str, Any]] = []
-        self._began = time.monotonic() - totals.seconds
+        self._totals, self._began = totals, time.monotonic() - totals.seconds
+        self._pending: list[tuple[int, Mapping[str, Any]]] = []
 
     def timed(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
         """Yields the same batches, and measures the time that the loop waits for them."""
-        while True:
-            began = time.monotonic()
-            batch = next(batches, None)
+        began = time.monotonic()
+        for batch in batches:
             self._totals.waited += time.monotonic() - began
-            if batch is None:
-                return
             yield batch
+            began = time.monotonic()
 
     def add(self, step: int, metrics: Mapping[str, Any], flops: int = 0) -> None:
         """Adds one step; blocks only if the device is far behind."""
         self._totals.flops += flops
-        self._steps.append(step)
-        self._metrics.append(metrics)
-        if len(self._metrics) > _IN_FLIGHT:
-            jax.block_until_ready(self._metrics[-1 - _IN_FLIGHT])
+        self._pending.append((step, metrics))
+        if len(self._pending) > _IN_FLIGHT:
+            jax.block_until_ready(self._pending[-1 - _IN_FLIGHT])
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the clock during work that is not training."""
-        jax.block_until_ready(self._metrics)
+        jax.block_until_ready(self._pending)
         began = time.monotonic()
         yield
         self._began += time.monotonic() - began
 
-    def saved(self) -> dict[str, Any]:
-        """Returns the window as values that JSON can represent."""
-        return dataclasses.asdict(self._on_host())
-
-    def skipped(self) -> list[int]:
-        """Returns the steps that were skipped because their updates were not finite."""
-        return self._on_host().skipped
-
     def spike(self) -> str:
         """Describes a gradient norm far above the others since the last report, if there is one."""
-        totals = self._on_host()
+        totals = self.totals()
         others = totals.steps - len(totals.skipped) - 1
         if others < 1:
             return ""
-        mean = (totals.sums["grad_norm"] - totals.largest_norm) / others
-        if totals.largest_norm <= _SPIKE * mean:
+        largest, step = totals.largest_norm, totals.largest_step
+        mean = (totals.sums["grad_norm"] - largest) / others
+        if largest <= _SPIKE * mean:
             return ""
         return (
-            f"step {totals.largest_step}: its gradient norm of {totals.largest_norm:.4g} is a "
-            f"spike; the mean of the other steps since the last report is {mean:.4g}"
+            f"step {step}: its gradient norm of {largest:.4g} is a spike; the mean of the other "
+            f"steps since the last report is {mean:.4g}"
         )
 
-    def _on_host(self) -> Totals:
+    def totals(self) -> Totals:
         """Waits for the steps and returns the totals."""
         totals = self._totals
-        for step, metrics in zip(self._steps, jax.device_get(self._metrics), strict=True):
+        for step, metrics in jax.device_get(self._pending):
             totals.steps += 1
             totals.tokens += float(metrics.get("tokens", 0))
             _add(totals.sums, metrics)
@@ -196,20 +188,18 @@ class Window:
                 totals.skipped.append(step)
             elif (norm := float(metrics["grad_norm"])) > totals.largest_norm:
                 totals.largest_norm, totals.largest_step = norm, step
-        self._steps, self._metrics = [], []
+        self._pending = []
         totals.seconds = time.monotonic() - self._began
         return totals
 
     def means(self, updates: int) -> dict[str, float]:
         """Returns means over the window without its skipped steps, and empties it.
 
-        "grad_norm" is the mean over the steps of the global norm of the gradient, before clipping.
-        "waiting" is the fraction of the time in which the loop waited for batches. Devices compute
-        meanwhile, so it is an upper bound of what loading costs. "mfu" is the model FLOPs
-        utilization: the matmuls of the steps as a fraction of the peak of the devices. The learning
-        rate is the one after so many optimizer updates.
+        The learning rate is the one after so many optimizer updates. "waiting" is the fraction of
+        the time in which the loop waited for batches, an upper bound of what loading costs, since
+        devices compute meanwhile. "mfu" is the model FLOPs utilization.
         """
-        totals = self._on_host()
+        totals = self.totals()
         values = _means(totals.sums)
         updated = totals.steps - len(totals.skipped)
         values["grad_norm"] = totals.sums["grad_norm"] / (updated or math.nan)

@@ -8,7 +8,6 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +17,14 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import read_json
 from jaxformer.layout import global_mesh
-from jaxformer.runs.manifest import Manifest, describe_leaves, versions
-from jaxformer.runs.step_folders import METADATA, list_files, lock_step
+from jaxformer.runs.manifest import (
+    METADATA,
+    Manifest,
+    describe_leaves,
+    list_files,
+    lock_step,
+    versions,
+)
 
 # Arrays may take this many times the bytes of their files, and this much in any case. Compressed
 # weights take about 0.9 of their size, and pruned weights less.
@@ -95,36 +100,30 @@ def check_sizes(folder: pathlib.Path, template: PyTree) -> None:
     """Checks that reading arrays takes memory in proportion to the files of the step.
 
     The manifest confirms the shapes in the template.
-
-    Raises:
-      UserError: The arrays, or their chunks, are much larger than the files.
     """
+    import tensorstore
+
     leaves = jax.tree.leaves(template)
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     stored = sum(status.st_size for status in list_files(folder).values())
     if size > _SMALL + _COMPRESSION * stored:
         raise UserError(f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}")
-    for name, chunk in _chunk_sizes(folder):
-        if chunk > _SMALL + size:
-            raise UserError(
-                f"{folder}: expected chunks within arrays of {size:,} bytes, found one of "
-                f"{chunk:,} in {name!r:.200}"
-            )
-
-
-def _chunk_sizes(folder: pathlib.Path) -> Iterator[tuple[str, int]]:
-    """Yields names of arrays and the bytes of a chunk, which is decompressed as a whole."""
-    import tensorstore
-
     metadata = read_json(folder / METADATA)
     if not isinstance(metadata, dict) or not metadata.get("use_ocdbt") or metadata.get("use_zarr3"):
         raise UserError(f"{folder / METADATA}: expected arrays in the formats OCDBT and Zarr 2")
     database: dict[str, Any] = {"driver": "ocdbt", "base": folder.absolute().as_uri() + "/"}
     store = tensorstore.KvStore.open(database).result()
     for key in store.list().result():
-        if key.endswith(b"/.zarray"):
-            name = key.decode(errors="replace")
-            yield name, _chunk_size(f"{folder}: {name:.200}", store.read(key).result().value)
+        if not key.endswith(b"/.zarray"):
+            continue
+        name = key.decode(errors="replace")
+        # A chunk is decompressed as a whole.
+        chunk = _chunk_size(f"{folder}: {name:.200}", store.read(key).result().value)
+        if chunk > _SMALL + size:
+            raise UserError(
+                f"{folder}: expected chunks within arrays of {size:,} bytes, found one of "
+                f"{chunk:,} in {name!r:.200}"
+            )
 
 
 def _chunk_size(place: str, metadata: bytes) -> int:

@@ -10,8 +10,8 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
 from jaxformer.runs import processes
+from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.mirror import fetch
-from jaxformer.runs.step_folders import saved_steps
 from jaxformer.runs.workdir import Workdir, code_digest, read_object, use_compilation_cache
 from jaxformer.search.plain import search_fields
 
@@ -33,16 +33,15 @@ _MAY_MOVE = {"training.init_from", "data.tokenizer"}
 
 @runtime_checkable
 class Settings(Protocol):
-    """Settings of an experiment that a workdir keeps as JSON: sections of named values."""
+    """Settings of an experiment that a workdir keeps as JSON: sections of named values.
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns sections of plain values."""
-        ...
+    ``from_dict`` builds and validates them; it is the inverse of ``to_dict``.
+    """
+
+    def to_dict(self) -> dict[str, dict[str, Any]]: ...
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Settings":
-        """Builds and validates the settings; the inverse of :meth:`to_dict`."""
-        ...
+    def from_dict(cls, values: dict[str, Any]) -> "Settings": ...
 
 
 def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
@@ -105,8 +104,17 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
 
 def _check_fields(folder: Workdir, settings: Settings) -> None:
     """Checks that the saved settings describe the same experiment."""
-    given = _fields(settings)
-    for name, was in _fields(_saved(folder, settings)).items():
+    values, given = read_object(folder.config), _fields(settings)
+    if values.keys() - settings.to_dict().keys():
+        raise UserError(
+            f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
+            "give another workdir"
+        )
+    try:
+        saved = type(settings).from_dict(values)
+    except UserError as error:
+        raise UserError(f"{folder.config}: {error}") from None
+    for name, was in _fields(saved).items():
         now = given.get(name)
         moved = name in _MAY_MOVE and None not in (was, now)
         if was != now and not moved:
@@ -131,19 +139,6 @@ def _fields(settings: Settings) -> dict[str, Any]:
         for name, value in values.items()
         if f"{section}.{name}" not in _MAY_CHANGE
     }
-
-
-def _saved(folder: Workdir, settings: Settings) -> Settings:
-    values = read_object(folder.config)
-    if values.keys() - settings.to_dict().keys():
-        raise UserError(
-            f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
-            "give another workdir"
-        )
-    try:
-        return type(settings).from_dict(values)
-    except UserError as error:
-        raise UserError(f"{folder.config}: {error}") from None
 
 
 def _check_checkpoints(folder: Workdir) -> None:
@@ -189,13 +184,6 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
                 f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "
                 f"now {identity.get(name)}; give it the old data, or another --workdir"
             )
-
-
-def describe_run(identity: dict[str, str], settings: Settings) -> dict[str, Any]:
-    """Returns the metadata of checkpoints: the identity, and the model of the config, if any."""
-    # Arrays do not show all of a model: an activation has no parameters.
-    model = settings.to_dict().get("model")
-    return identity if model is None else {**identity, "model": model}
 
 
 def check_metadata(folder: Workdir, expected: dict[str, Any], metadata: dict[str, Any]) -> None:

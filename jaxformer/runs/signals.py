@@ -25,13 +25,10 @@ class StopSignals:
     A second SIGTERM or SIGINT still ends the process. If SIGHUP was ignored, as under nohup, it
     stays ignored. With several processes, jax handles SIGTERM and lets them agree on a step; the
     other signals are forwarded as SIGTERM.
-
-    Attributes:
-      received: The signals that this process has handled, in the order in which they came.
     """
 
     def __init__(self) -> None:
-        self.received: list[signal.Signals] = []
+        self.received: list[signal.Signals] = []  # in the order in which they came
         self._alone = jax.process_count() == 1
         self._at_once = False
         self._calls, self._reached = 0, False

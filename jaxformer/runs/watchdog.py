@@ -25,25 +25,34 @@ from jaxformer.errors import RESUMABLE
 HEARTBEAT_TIMEOUT = 15
 _TICK = 1.0
 
-_current: "_StallTimer | None" = None
+# Last progress of the main thread, and its time if the next one may not take any time.
+_reached: tuple[str, float | None] = ("the start", None)
+
+
+def progress(what: str, *, limited: bool = True) -> None:
+    """Records what the main thread has reached, such as "step 10".
+
+    If ``limited``, it must make further progress within the stall timeout.
+    """
+    global _reached
+    _reached = (what, time.monotonic() if limited else None)
 
 
 @contextlib.contextmanager
 def watch(stall_timeout: float) -> Iterator[None]:
-    """Watches this process during the block; within another such block, does nothing.
+    """Watches this process during the block.
 
     It is stuck after ``stall_timeout`` seconds without :func:`progress`. A single process prints
     its stacks once, and is not ended.
     """
-    global _current
-    if _current is not None:
-        yield
-        return
-    several = jax.process_count() > 1
+    several, ended = jax.process_count() > 1, threading.Event()
     if several and sys.platform != "win32":
         ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
-    _current = _StallTimer(stall_timeout, several)
-    _current.start()
+    progress("the start", limited=False)
+    thread = threading.Thread(
+        target=_notice_stalls, args=(stall_timeout, several, ended), name="watchdog", daemon=True
+    )
+    thread.start()
     try:
         yield
     except jax.errors.JaxRuntimeError:
@@ -53,58 +62,30 @@ def watch(stall_timeout: float) -> Iterator[None]:
             time.sleep(HEARTBEAT_TIMEOUT + 5)
         raise
     finally:
-        _current.stop()
-        _current = None
-
-
-def progress(what: str, *, limited: bool = True) -> None:
-    """Records what the main thread has reached, such as "step 10".
-
-    If ``limited``, it must make further progress within the stall timeout.
-    """
-    if _current is not None:
-        _current.reached = (what, time.monotonic() if limited else None)
-
-
-class _StallTimer(threading.Thread):
-    """A thread that notices when the main thread is stuck."""
-
-    def __init__(self, timeout: float, several: bool) -> None:
-        super().__init__(name="watchdog", daemon=True)
-        # Last progress of the main thread, and its time if the next one may not take any time.
-        self.reached: tuple[str, float | None] = ("the start", None)
-        self._timeout, self._several = timeout, several
-        self._ended = threading.Event()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join()
-        self._limit_held_interpreter(False)
-
-    def run(self) -> None:
-        reported = None
-        while not self._ended.wait(_TICK):
-            what, since = self.reached
-            self._limit_held_interpreter(since is not None)
-            if since is None or time.monotonic() - since < self._timeout or since == reported:
-                continue
-            reported = since
-            cause = f"no progress for {self._timeout:g} s (stall_timeout) after {what}"
-            _print_stacks(f"{cause}; the stacks of all threads are above")
-            if self._several:
-                os._exit(RESUMABLE)
-
-    def _limit_held_interpreter(self, limited: bool) -> None:
-        """Ends one of several with exit code 1 if a call into C holds the interpreter even longer.
-
-        No thread of Python can run then, and jax's heartbeats continue.
-        """
-        if not self._several:
-            return
-        if limited:
-            faulthandler.dump_traceback_later(self._timeout + 5, exit=True)
-        else:
+        ended.set()
+        thread.join()
+        if several:
             faulthandler.cancel_dump_traceback_later()
+
+
+def _notice_stalls(timeout: float, several: bool, ended: threading.Event) -> None:
+    """Prints the stacks if the main thread is stuck, and then ends one of several processes."""
+    reported = None
+    while not ended.wait(_TICK):
+        what, since = _reached
+        if several and since is None:
+            faulthandler.cancel_dump_traceback_later()
+        elif several:
+            # Ends the process with exit code 1 if a call into C holds the interpreter even longer:
+            # no thread of Python can run then, and jax's heartbeats continue.
+            faulthandler.dump_traceback_later(timeout + 5, exit=True)
+        if since is None or time.monotonic() - since < timeout or since == reported:
+            continue
+        reported = since
+        cause = f"no progress for {timeout:g} s (stall_timeout) after {what}"
+        _print_stacks(f"{cause}; the stacks of all threads are above")
+        if several:
+            os._exit(RESUMABLE)
 
 
 def _print_stacks(message: str) -> None:

@@ -9,14 +9,6 @@ import jax
 
 from jaxformer import files
 from jaxformer.errors import UserError
-from jaxformer.files import (
-    cache_directory,
-    local_path,
-    read_whole,
-    readable,
-    resolve_inside,
-    write_file,
-)
 
 
 class Workdir:
@@ -43,7 +35,7 @@ class Workdir:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        local_path(path)  # Refuses URLs.
+        files.local_path(path)  # Refuses URLs.
         self.path = path
         self.config = path / "config.json"
         self.tokenizer = path / "tokenizer.model"
@@ -56,11 +48,11 @@ class Workdir:
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
         for folder in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
-            resolve_inside(folder, path)
+            files.resolve_inside(folder, path)
 
     def record_commit(self, step: int) -> None:
         """Records that ``checkpoints`` holds a step."""
-        write_file(self.committed, json.dumps({"step": step}).encode())
+        files.write_file(self.committed, json.dumps({"step": step}).encode())
 
     def committed_step(self) -> int | None:
         """Returns the step recorded last, or None before the first commit."""
@@ -101,7 +93,7 @@ class Workdir:
         """Creates the folder, and first of all records the command and the model's sources."""
         self.check_writable(command)
         identity = {**identity, "made_by": command}
-        write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
+        files.write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
 
     def check_tokenizer(self) -> None:
         """Compares the tokenizer with the hash recorded when training began."""
@@ -123,7 +115,7 @@ class Workdir:
                 f"{self.tokenizer}: expected no tokenizer, or the one of this run, found another; "
                 "move it away, or give another --workdir"
             )
-        write_file(self.tokenizer, serialized)
+        files.write_file(self.tokenizer, serialized)
 
 
 def check_directory(directory: pathlib.Path) -> None:
@@ -138,13 +130,13 @@ def check_directory(directory: pathlib.Path) -> None:
 
 def sha256_of(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits."""
-    with readable(path):
-        return hashlib.sha256(read_whole(path, path.parent)).hexdigest()
+    with files.readable(path):
+        return hashlib.sha256(files.read_whole(path, path.parent)).hexdigest()
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
     """Reads a JSON object of a workdir, which must not be a link out of it."""
-    with readable(path):
+    with files.readable(path):
         try:
             values = files.read_json(path, path.parent)
         except FileNotFoundError:
@@ -157,7 +149,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 def use_compilation_cache() -> None:
     """Enables JAX's persistent compilation cache, unless the user has chosen a directory for it."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "programs"))
+        jax.config.update("jax_compilation_cache_dir", str(files.cache_directory() / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -76,16 +76,14 @@ class Terminal:
             tqdm.write(message, file=sys.stderr)
 
     def advance(self, step: int) -> None:
-        """Advances the bar."""
         self._bar.update(step - self._bar.n)
 
     def write(self, step: int, kind: str, values: Values) -> None:
-        """Prints one report."""
-        texts = (
+        parts = [
             self._formats[name].format(value) if name in self._formats else f"{name} {value:.4g}"
             for name, value in values.items()
-        )
-        parts = [text for text in texts if text]
+            if self._formats.get(name) != ""
+        ]
         if kind == "valid":
             self.log(f"step {step}/{self._steps}  validation: {'  '.join(parts)}")
         elif not self._bar.disable:
@@ -203,26 +201,21 @@ class TensorBoard:
         self._next_flush = 0.0
 
     def write(self, step: int, kind: str, values: Values) -> None:
-        """Adds a point to each curve."""
         if importlib.util.find_spec("tensorboardX") is None:
             return
+        from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.summary import scalar
 
-        if not self._file:
-            self._open()
+        if self._file is None:
+            self._folder.mkdir(exist_ok=True)
+            self._file = EventsWriter(str(self._folder / "events"), f".{self._start}")
+            # TensorBoard hides events of earlier runs from this step on: they will come again.
+            self._add(self._start + 1, session_log={"status": "START"})
         for name, value in values.items():
             self._add(step, summary=scalar(f"{kind}/{name}", value))
         if time.monotonic() > self._next_flush:  # it waits for the disk
             self._file.flush()
             self._next_flush = time.monotonic() + _FLUSH_SECONDS
-
-    def _open(self) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-
-        self._folder.mkdir(exist_ok=True)
-        self._file = EventsWriter(str(self._folder / "events"), f".{self._start}")
-        # TensorBoard hides events of earlier runs from this step on. They will be reported again.
-        self._add(self._start + 1, session_log={"status": "START"})
 
     def _add(self, step: int, **content: Any) -> None:
         from tensorboardX.proto import event_pb2

@@ -5,7 +5,7 @@ import itertools
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import optax
@@ -16,29 +16,25 @@ from jaxformer.errors import UserError
 from jaxformer.files import run_path
 from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import peak_flops
-from jaxformer.runs import processes, watchdog
+from jaxformer.runs import processes, run_directory, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.mirror import mirrored
 from jaxformer.runs.reporting import Reporter, Window
-from jaxformer.runs.run_directory import (
-    Settings,
-    check_identity,
-    check_metadata,
-    check_workdir,
-    describe_run,
-    initialize_workdir,
-    only_run_in,
-    prepare_run,
-)
+from jaxformer.runs.run_directory import Settings
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
 from jaxformer.runs.writers import Writer
 from jaxformer.training.hooks import Hook, profiling
 from jaxformer.training.independence import describe_dependence
-from jaxformer.training.initial_state import is_finite, other_hyperparameters, restore_or_initialize
 from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices
 from jaxformer.training.settings import FitConfig
-from jaxformer.training.state import StartFrom, TrainState
+from jaxformer.training.state import (
+    StartFrom,
+    TrainState,
+    is_finite,
+    other_hyperparameters,
+    restore_or_initialize,
+)
 from jaxformer.training.step import CompiledStep, make_train_step
 from jaxformer.training.task import Task, check_task
 from jaxformer.training.validation import Validation, best_metric
@@ -48,8 +44,6 @@ _MOST_SKIPPED_IN_ROW = 10
 # Names in the metadata of a checkpoint, beside the names of the identity: the unfinished report,
 # and the history of validations.
 _WINDOW, _VALIDATIONS = "since_last_report", "best_and_validations_since"
-
-Shape: TypeAlias = tuple[tuple[int, ...], ...]  # of all arrays of a batch
 
 
 def fit(
@@ -101,14 +95,17 @@ def fit(
     check_task(task)
     folder, settings = Workdir(run_path(workdir)), settings or FitConfig()
     mesh, config = make_mesh() if mesh is None else mesh, config or settings
-    return Run(
+    run = Run(
         task, optimizer, folder, settings, mesh, config, learning_rate, start_from, hooks, writers
-    ).run()
+    )
+    with watchdog.watch(settings.stall_timeout):
+        run_directory.prepare_run(folder, config, settings.mirror)
+        return run.train()
 
 
 @dataclasses.dataclass
 class Run:
-    """A run; its fields are the arguments of :func:`fit`. All else is set as the run begins."""
+    """A prepared run; its fields are the arguments of :func:`fit`. All else is set as it begins."""
 
     task: Task
     optimizer: optax.GradientTransformation
@@ -121,53 +118,60 @@ class Run:
     hooks: Sequence[Hook]
     writers: Sequence[Writer]
 
-    def run(self) -> TrainState:
+    def __post_init__(self) -> None:
+        check_mesh(self.mesh)
+        self.best = best_metric(self.task, self.settings)
+
+    def train(self) -> TrainState:
         """Opens the folder, resumes or begins the run there, and returns its final state."""
         folder, settings, config = self.folder, self.settings, self.config
-        best_metric(self.task, settings)  # refuses a metric whose direction is not known
-        check_mesh(self.mesh)
-        prepare_run(folder, config, settings.mirror)
         identity = self.task.identity()
         processes.check_agreement(identity)
         keep = settings.keep_checkpoints
         with (
             global_mesh(self.mesh),
-            watchdog.watch(settings.stall_timeout),
-            only_run_in(folder),
+            run_directory.only_run_in(folder),
             StopSignals() as self.stop,
             mirrored(folder, settings.mirror) as self.update_mirror,
             Checkpoints(folder.checkpoints, keep=keep, on_commit=self._record) as self.checkpoints,
         ):
             # Checked again: another run may have used the workdir while this one read its data.
-            check_workdir(folder, config)
-            check_identity(folder, identity)
+            run_directory.check_workdir(folder, config)
+            run_directory.check_identity(folder, identity)
             state, saved = self._restore(identity)
             formats, start = self.task.log_formats, self.saved
             with Reporter(
                 folder, start=start, steps=settings.steps, writers=self.writers, formats=formats
             ) as self.reporter:
                 self._prepare(state, saved)
-                return state if self._is_done() else self._train(state)
+                done = self.validation.out_of_patience()
+                if self.saved >= settings.steps:
+                    done = done or f"{settings.section}.steps={settings.steps} are done"
+                if done:
+                    self.reporter.log(f"nothing to do: {done}")
+                    return state
+                return self._take_steps(state)
 
     def _record(self, step: int) -> None:
-        """Records a step that is saved."""
         self.folder.record_commit(step)
         self.update_mirror()
 
     def _restore(self, identity: dict[str, str]) -> tuple[TrainState, dict[str, Any]]:
         """Returns the newest state, or a fresh one, and the metadata of its checkpoint."""
         task, settings = self.task, self.settings
-        self.metadata = describe_run(identity, self.config)
+        # Arrays do not show all of a model: an activation has no parameters.
+        model = self.config.to_dict().get("model")
+        self.metadata = identity if model is None else {**identity, "model": model}
         with self.stop.at_once():
             state, saved = restore_or_initialize(
                 task, self.optimizer, self.mesh, settings.seed, self.checkpoints, self.start_from
             )
         self.saved = int(state.step)
         if self.saved:
-            check_metadata(self.folder, self.metadata, saved)
+            run_directory.check_metadata(self.folder, self.metadata, saved)
         if processes.is_primary():
             if self.saved < settings.steps or not self.folder.config.exists():
-                initialize_workdir(self.folder, self.config, identity, task.save)
+                run_directory.initialize_workdir(self.folder, self.config, identity, task.save)
             if self.saved:  # an earlier version may have made the workdir without this record
                 self._record(self.saved)
         return state, saved
@@ -178,14 +182,14 @@ class Run:
         kind, accumulation = mesh.devices.flat[0].device_kind, settings.gradient_accumulation
         self.shards = BatchShards.of(mesh, accumulation)
         self.shapes = {_shape_of(batch) for batch in task.shapes(self.shards)}
-        self.programs: dict[Shape, CompiledStep] = {}
+        self.programs: dict[tuple, CompiledStep] = {}  # by the shape of a batch
         self.step = make_train_step(
             task.loss, self.optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
         )
         peak, history = peak_flops(kind), saved.get(_VALIDATIONS, ())
         self.window = Window(self.learning_rate, saved.get(_WINDOW), peak and mesh.size * peak)
         self.validation = Validation(
-            task, settings, mesh, self.checkpoints, self.reporter, self.stop, history
+            *(task, settings, self.best, mesh, self.checkpoints, self.reporter, self.stop), history
         )
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         devices, summary = "device" if mesh.size == 1 else "devices", task.summary()
@@ -200,16 +204,7 @@ class Run:
             if not self.validation.resume(state, start):
                 self.stop.end_run(start)
 
-    def _is_done(self) -> bool:
-        """Returns whether there is nothing to do, and logs why."""
-        reason = self.validation.out_of_patience()
-        if self.saved >= self.settings.steps:
-            reason = reason or f"{self.settings.section}.steps={self.settings.steps} are done"
-        if reason:
-            self.reporter.log(f"nothing to do: {reason}")
-        return bool(reason)
-
-    def _train(self, state: TrainState) -> TrainState:
+    def _take_steps(self, state: TrainState) -> TrainState:
         settings, step, stop = self.settings, self.saved, False
         batches = self.window.timed(self.stop.until_stopped(self._batches(step)))
         with profiling(settings.profiled_steps, self.folder.profile, self.reporter.log) as profile:
@@ -282,7 +277,8 @@ class Run:
 
     def _report(self, state: TrainState) -> None:
         """Reports the means of the window and its skipped batches; raises after too many."""
-        step, skipped, spike = int(state.step), self.window.skipped(), self.window.spike()
+        step, spike = int(state.step), self.window.spike()
+        skipped = self.window.totals().skipped
         means = self.window.means(updates=step - int(state.skipped))
         self.reporter.write(step, "train", means)
         if spike:
@@ -310,7 +306,8 @@ class Run:
                     f"is not saved; {self._newest_checkpoint()}"
                 )
             history = self.validation.history
-            metadata = {**self.metadata, _WINDOW: self.window.saved(), _VALIDATIONS: history}
+            window = dataclasses.asdict(self.window.totals())
+            metadata = {**self.metadata, _WINDOW: window, _VALIDATIONS: history}
             watchdog.progress(f"step {step} and the start of its save")
             self.checkpoints.save(step, state, metadata=metadata, interim=interim)
         self.saved = step
@@ -326,5 +323,5 @@ class Run:
             self.stop.end_run(step)
 
 
-def _shape_of(batch: PyTree) -> Shape:
+def _shape_of(batch: PyTree) -> tuple[tuple[int, ...], ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(batch))

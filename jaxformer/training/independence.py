@@ -2,10 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from jaxformer.layout import global_mesh
+from jaxformer.runs.reporting import cause_of
 from jaxformer.training.mesh import AXES, DATA_AXIS, BatchShards, replicated
 from jaxformer.training.step import global_sums, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
@@ -31,8 +32,7 @@ def describe_dependence(
             program = lowered.compile(compiler_options=_COMPILER_OPTIONS)
             split, whole, magnitude = map(float, program(params, batch))
     except Exception as error:  # such as a loss for batches of one size
-        cause = f"{type(error).__name__}: {error}".split("\n")[0]
-        return f"could not check that the rows of a batch are independent: {cause}"
+        return f"could not check that the rows of a batch are independent: {cause_of(error)}"
     if not abs(split - whole) > _ROUNDING * magnitude:
         return ""
     return (
@@ -50,7 +50,7 @@ def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax
     The third result is the mean magnitude of the loss, the scale of rounding errors.
     """
     devices = mesh.devices.reshape(1, -1, mesh.shape["tensor"])
-    one_shard = Mesh(devices, AXES, axis_types=(AxisType.Auto,) * 3)
+    one_shard = Mesh(devices, AXES, axis_types=mesh.axis_types)
 
     def with_magnitude(params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
         sums = loss(params, batch, randomness)
@@ -63,8 +63,8 @@ def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax
 
     def mean_losses(params: PyTree, batch: PyTree) -> tuple[Array, Array, Array]:
         rows, key = jax.tree.map(first_rows, batch), step_key(0, jnp.zeros((), jnp.int32))
-        split = global_sums(with_magnitude, mesh, gradient_accumulation)(params, rows, key)
-        whole = global_sums(with_magnitude, one_shard, 1)(params, rows, key)
+        split = global_sums(with_magnitude, mesh, gradient_accumulation)(params, rows, key)[1]
+        whole = global_sums(with_magnitude, one_shard, 1)(params, rows, key)[1]
         magnitude = jnp.maximum(split["size"] / split["count"], whole["size"] / whole["count"])
         return split["loss"] / split["count"], whole["loss"] / whole["count"], magnitude
 

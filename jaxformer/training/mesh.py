@@ -30,13 +30,7 @@ AXES = (DATA_AXIS, "fsdp", "tensor")
 Leaf = jax.Array | jax.ShapeDtypeStruct
 
 # Maps axes of the model to axes of the mesh. "batch" is the batch within one shard of "data".
-RULES = {
-    "batch": "fsdp",
-    "d_model": "fsdp",
-    "vocab": "tensor",
-    "heads": "tensor",
-    "d_ff": "tensor",
-}
+RULES = {"batch": "fsdp", "d_model": "fsdp", "vocab": "tensor", "heads": "tensor", "d_ff": "tensor"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

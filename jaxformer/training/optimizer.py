@@ -1,5 +1,6 @@
 """Optimizers as optax transformations: Adam (section 5.3), Muon, schedules, rules per layer."""
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -95,23 +96,21 @@ def configured_optimizer(
 
 
 def freeze(
-    optimizer: optax.GradientTransformation, names: str, params: PyTree
+    optimizer: optax.GradientTransformation, names: str | None, describe: Callable[[], PyTree]
 ) -> optax.GradientTransformation:
     """Returns an optimizer that leaves some parameters unchanged, and keeps no state for them.
 
+    ``names`` is ``training.freeze``. ``describe`` returns the parameters or a description of them.
+
     >>> params = {"encoder": {"scale": jnp.ones(2)}, "embedding": jnp.ones(2)}
-    >>> optimizer = freeze(optax.sgd(1.0), "encoder", params)
+    >>> optimizer = freeze(optax.sgd(1.0), "encoder", lambda: params)
     >>> updates, _ = optimizer.update(params, optimizer.init(params), params)
     >>> float(updates["encoder"]["scale"][0]), float(updates["embedding"][0])
     (0.0, -1.0)
-
-    Args:
-      optimizer: Any gradient transformation, for the other parameters.
-      names: Names separated by commas: components of paths, such as "encoder", or several in a row,
-        such as "encoder/layers".
-      params: Parameters, or a description or shapes in the same tree structure.
     """
-    leaves = jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, ParameterInfo))
+    if names is None:
+        return optimizer
+    leaves = jax.tree.leaves_with_path(describe(), is_leaf=lambda x: isinstance(x, ParameterInfo))
     paths = [path_of(path) for path, _ in leaves]
     frozen: set[str] = set()
     for name in (name.strip(" /") for name in names.split(",")):
@@ -126,11 +125,10 @@ def freeze(
     if len(frozen) == len(paths):
         raise UserError(f"training.freeze={names} freezes all parameters; leave some to train")
 
-    def labels(tree: PyTree) -> PyTree:
-        return jax.tree.map_with_path(
-            lambda path, _: "frozen" if path_of(path) in frozen else "trained", tree
-        )
+    def label(path: jax.tree_util.KeyPath, _: Any) -> str:
+        return "frozen" if path_of(path) in frozen else "trained"
 
+    labels = functools.partial(jax.tree.map_with_path, label)
     return optax.multi_transform({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
 
 

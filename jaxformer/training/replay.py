@@ -14,42 +14,28 @@ from tqdm import tqdm
 
 from jaxformer.errors import UserError
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.training.initial_state import restore_or_initialize
 from jaxformer.training.mesh import DATA_AXIS, BatchShards, make_mesh, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
-from jaxformer.training.state import StartFrom
-from jaxformer.training.step import global_norm, local_gradients, make_train_step, step_key
+from jaxformer.training.state import StartFrom, restore_or_initialize
+from jaxformer.training.step import global_norm, gradients_of, make_train_step, step_key
 from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
 
 
 class Contribution(NamedTuple):
-    """The contribution of one example to a step.
+    """The contribution of one example to a step."""
 
-    Attributes:
-      text: The example.
-      count: Its "count", such as target tokens.
-      loss: Its loss, divided by its own count.
-      grad_norm: Norm of its share of the gradient of the step.
-    """
-
-    text: str
-    count: float
-    loss: float
-    grad_norm: float
+    text: str  # the example
+    count: float  # such as target tokens
+    loss: float  # divided by its own count
+    grad_norm: float  # of its share of the gradient of the step
 
 
 class Replayed(NamedTuple):
-    """A step that was taken again.
+    """A step that was taken again."""
 
-    Attributes:
-      start: Step of the checkpoint from which the state was computed again; 0 without one.
-      sums: Sums of the step, as in training.
-      contributions: First those that are NaN or infinite, then those with the largest gradients.
-    """
-
-    start: int
+    start: int  # step of the checkpoint from which the state was computed again; 0 without one
     sums: dict[str, float]
-    contributions: list[Contribution]
+    contributions: list[Contribution]  # NaN and infinity first, then the largest gradients
 
 
 def replay(
@@ -64,9 +50,6 @@ def replay(
     """Takes one step of a run again, from the newest checkpoint before it.
 
     On the same kind and number of devices, all numbers are the same bits as in training.
-
-    Raises:
-      UserError: There is no such step, or the checkpoint is damaged or does not match.
     """
     # A run takes no more steps than this after its newest checkpoint.
     most = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
@@ -99,7 +82,7 @@ def _contributions(
     def sums_and_norm(
         params: PyTree, batch: PyTree, randomness: Randomness
     ) -> tuple[Sums, Float[Array, ""]]:
-        gradients, sums = local_gradients(loss, params, batch, randomness, 1)
+        gradients, sums = gradients_of(loss, params, batch, randomness)
         return sums, global_norm(gradients)
 
     mesh = make_mesh(devices=jax.local_devices()[:1])

@@ -152,16 +152,13 @@ class TrainingConfig(FitConfig):
         if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.
             object.__setattr__(self, "optimizer", "adam")
         super().__post_init__()
-        check_positive(self, "training", "warmup_steps", "learning_rate_scale")
+        check_positive(self, "training", "warmup_steps", "learning_rate_scale", "learning_rate")
         check_fraction(self, "training", "label_smoothing")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs
-        if self.learning_rate is not None:
-            check_positive(self, "training", "learning_rate")
-        if self.eval_sentences < 0:
-            raise UserError(f"training.eval_sentences must be 0 or more: got {self.eval_sentences}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"training.weight_decay must be 0 or more: got {self.weight_decay}")
+        for name in ("eval_sentences", "weight_decay"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise UserError(f"training.{name} must be 0 or more: got {value}")
         if self.schedule in DECAYING and self.warmup_steps >= self.steps:
             raise UserError(
                 "training.warmup_steps must be less than training.steps with "

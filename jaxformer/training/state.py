@@ -1,7 +1,7 @@
 """The state of a training run: parameters, optimizer state and counters, sharded over the mesh."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.layout import global_mesh
+from jaxformer.nn.precision import at_least_float32
+from jaxformer.runs import processes
+from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training.mesh import opt_state_shardings, param_shardings, replicated
-from jaxformer.training.task import Init, cached_by_function, describe_init
+from jaxformer.training.optimizer import path_of
+from jaxformer.training.task import Init, Task, cached_by_function, describe_init
 
 
 class TrainState(NamedTuple):
@@ -79,7 +83,10 @@ def init_state(
 
 def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
     """Returns parameters cast and sharded like ``fresh``, which has the same names and shapes."""
-    expected, found = _shapes(fresh), _shapes(params)
+    expected, found = (
+        {jax.tree_util.keystr(path): np.shape(a) for path, a in jax.tree.leaves_with_path(tree)}
+        for tree in (fresh, params)
+    )
     for path in expected | found:
         if expected.get(path) != found.get(path):
             raise UserError(
@@ -94,11 +101,6 @@ def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
         return jax.make_array_from_callback(values.shape, array.sharding, lambda i: values[i])
 
     return jax.tree.map(place, fresh, params)
-
-
-def _shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves_with_path(params)
-    return {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in leaves}
 
 
 def abstract_state(
@@ -131,3 +133,99 @@ def _make_create_state(
         return TrainState(zero, params, optimizer.init(params), zero, zero)
 
     return create_state
+
+
+def restore_or_initialize(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    seed: int,
+    checkpoints: Checkpoints,
+    start_from: StartFrom | None,
+    *,
+    before: int | None = None,
+) -> tuple[TrainState, dict[str, Any]]:
+    """Returns the newest state and its metadata, or a fresh state and none.
+
+    ``before`` excludes this checkpoint and all later ones.
+    """
+    if jax.process_count() > 1:
+        newest = checkpoints.newest_good_step()
+        processes.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
+    template = abstract_state(task.init, optimizer, mesh, task.describe)
+    _check_parameters(template)
+    steps = [step for step in checkpoints.steps() if before is None or step < before]
+    if not steps:
+        state = init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
+        _check_finite(state)
+        return state, {}
+    restored = checkpoints.restore(template, step=None if before is None else steps[-1])
+    assert restored is not None
+    return restored.state, restored.metadata
+
+
+def _check_parameters(state: TrainState) -> None:
+    for path, leaf in jax.tree.leaves_with_path(state):
+        if leaf.size == 0:
+            raise UserError(
+                f"expected arrays with at least one element, since no others can be saved: got "
+                f"{path_of(path)} of shape {leaf.shape}"
+            )
+    for path, leaf in jax.tree.leaves_with_path(state.params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise UserError(
+                "expected parameters of floating-point numbers, which have gradients: got "
+                f"{path_of(path)} of dtype {leaf.dtype}; keep it in the task or in the optimizer's "
+                "state"
+            )
+
+
+def _check_finite(state: TrainState) -> None:
+    if is_finite(state.params, state.opt_state):
+        return
+    for path, leaf in jax.tree.leaves_with_path(state.params):
+        if not jnp.isfinite(leaf).all():
+            raise UserError(
+                f"expected finite parameters: {path_of(path)} holds NaN or Inf before the first "
+                "step; add constants such as masks in the loss"
+            )
+
+
+def other_hyperparameters(
+    optimizer: optax.GradientTransformation, state: TrainState
+) -> Iterator[str]:
+    """Yields a line for each injected hyperparameter whose saved value replaces another one."""
+
+    def injected(opt_state: PyTree) -> list[dict[str, Any]]:
+        nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: hasattr(node, "hyperparams"))
+        return [
+            {k: v for k, v in node.hyperparams.items() if k not in node.hyperparams_states}
+            for node in nodes
+            if hasattr(node, "hyperparams")
+        ]
+
+    kept = injected(state.opt_state)
+    given = kept and jax.jit(lambda params: injected(optimizer.init(params)))(state.params)
+    for old, new in zip(*jax.device_get((kept, given)), strict=True):
+        for name in (name for name in old if (old[name] != new[name]).any()):
+            yield (
+                f"optax.inject_hyperparams: {name} stays {old[name]:.4g}, as in the checkpoint, "
+                f"instead of {new[name]:.4g}; give a new workdir and start_from to change it"
+            )
+
+
+def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
+    """Returns whether no floating-point or complex array holds NaN or Inf.
+
+    Sums propagate NaN and Inf. On CPUs they take a third of the time of ``isfinite`` and ``all``
+    (jax 0.10.2; LOG 2026-11-23). Scalars of the optimizer may be infinite by design, such as the
+    initial value of the best loss so far.
+    """
+    arrays = [*jax.tree.leaves(params), *(a for a in jax.tree.leaves(opt_state) if a.ndim)]
+    parts = [p for a in arrays for p in ((a.real, a.imag) if jnp.iscomplexobj(a) else (a,))]
+    floats = [p for p in parts if jnp.issubdtype(p.dtype, jnp.floating)]
+    dtype = at_least_float32(floats)
+    return jnp.isfinite(jnp.asarray([p.sum(dtype=dtype) for p in floats], dtype)).all()
+
+
+is_finite = jax.jit(all_finite)

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
+from jaxtyping import Array, Float, Int, Integer, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
-from jaxformer.nn.precision import at_least_float32
 from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data
-from jaxformer.training.state import TrainState
+from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
 # Names that the step adds to the sums of a loss.
@@ -125,14 +124,8 @@ def _make_step_function(
     loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh, gradient_accumulation: int
 ) -> StepFunction:
     """Returns the function that :func:`make_train_step` compiles."""
-
-    def gradients_on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
-        randomness = Randomness(key, _row_ids(batch))
-        return local_gradients(loss, params, batch, randomness, gradient_accumulation)
-
-    specs = (PartitionSpec(DATA_AXIS), PartitionSpec())
-    gradients_and_sums = sum_over_data(mesh, gradients_on_shard, specs)
-    sums_of = global_sums(loss, mesh, gradient_accumulation)
+    gradients_and_sums = global_sums(loss, mesh, gradient_accumulation, gradients=True)
+    only_sums = global_sums(loss, mesh, gradient_accumulation)
 
     def train_step(
         state: TrainState, batch: PyTree, seed: Integer[Array, ""]
@@ -150,19 +143,13 @@ def _make_step_function(
         gradients = jax.tree.map(per_count, gradients)
 
         def value_fn(params: PyTree) -> Array:
-            return per_count(sums_of(params, batch, key)["loss"])
+            return per_count(only_sums(params, batch, key)[1]["loss"])
 
         value = {"value": per_count(sums["loss"]), "grad": gradients, "value_fn": value_fn}
         state, skipped = _update(state, gradients, norm, optimizer, value)
         return state, sums | {"grad_norm": norm, "skipped": skipped}
 
     return train_step
-
-
-def _row_ids(batch: PyTree) -> Int[Array, " B"]:
-    """Returns the numbers of this shard's rows in the global batch."""
-    size = jax.tree.leaves(batch)[0].shape[0]
-    return jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size, dtype=jnp.int32)
 
 
 def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
@@ -202,64 +189,47 @@ def _update(
     return TrainState(state.step + 1, params, opt_state, state.skipped + skipped, in_row), skipped
 
 
-def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
-    """Returns whether no floating-point or complex array holds NaN or Inf.
-
-    Sums propagate NaN and Inf. On CPUs they take a third of the time of ``isfinite`` and ``all``
-    (jax 0.10.2; LOG 2026-11-23). Scalars of the optimizer may be infinite by design, such as the
-    initial value of the best loss so far.
-    """
-    arrays = [*jax.tree.leaves(params), *(a for a in jax.tree.leaves(opt_state) if a.ndim)]
-    parts = [p for a in arrays for p in ((a.real, a.imag) if jnp.iscomplexobj(a) else (a,))]
-    floats = [p for p in parts if jnp.issubdtype(p.dtype, jnp.floating)]
-    dtype = at_least_float32(floats)
-    return jnp.isfinite(jnp.asarray([p.sum(dtype=dtype) for p in floats], dtype)).all()
-
-
-def local_gradients(
-    loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness, gradient_accumulation: int
+def gradients_of(
+    loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness
 ) -> tuple[PyTree, Sums]:
-    """Sums gradients and metrics over the micro-batches of this device."""
+    """Returns the gradient of the sum "loss" of some rows, and all sums."""
 
-    def sums(params: PyTree, rows: Rows) -> tuple[Array, Sums]:
-        sums = checked_sums(loss(params, rows[0], Randomness(randomness.key, rows[1])))
+    def sums(params: PyTree) -> tuple[Array, Sums]:
+        sums = checked_sums(loss(params, batch, randomness))
         return sums["loss"], sums
 
-    gradients_of = functools.partial(jax.grad(sums, has_aux=True), params)
-    rows = (batch, randomness.row_ids)
-    return _over_micro_batches(gradients_of, rows, gradient_accumulation, params)
+    return jax.grad(sums, has_aux=True)(params)
 
 
 def global_sums(
-    loss: Loss, mesh: Mesh, gradient_accumulation: int
-) -> Callable[[PyTree, PyTree, Array], Sums]:
-    """Returns a function that sums a loss over all shards and micro-batches, as a step does."""
+    loss: Loss, mesh: Mesh, gradient_accumulation: int, *, gradients: bool = False
+) -> Callable[[PyTree, PyTree, Array], tuple[PyTree, Sums]]:
+    """Returns a function: gradients, or (), and sums of a loss over shards and micro-batches."""
 
-    def sums_on_shard(params: PyTree, batch: PyTree, key: Array) -> Sums:
-        def sums(rows: Rows) -> tuple[PyTree, Sums]:
-            return (), checked_sums(loss(params, rows[0], Randomness(key, rows[1])))
+    def on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
+        def on_rows(rows: Rows) -> tuple[PyTree, Sums]:
+            randomness = Randomness(key, rows[1])
+            if gradients:
+                return gradients_of(loss, params, rows[0], randomness)
+            return (), checked_sums(loss(params, rows[0], randomness))
 
-        rows = (batch, _row_ids(batch))
-        return _over_micro_batches(sums, rows, gradient_accumulation, like=())[1]
+        def add(total: PyTree, micro_batch: Rows) -> tuple[PyTree, Sums]:
+            arrays, sums = on_rows(micro_batch)
+            return jax.tree.map(jnp.add, total, arrays), sums
 
-    return sum_over_data(mesh, sums_on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec()))
+        size, count = jax.tree.leaves(batch)[0].shape[0], gradient_accumulation
+        row_ids = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size, dtype=jnp.int32)
+        if count == 1:
+            return on_rows((batch, row_ids))
+        # Strided, so that each micro-batch has rows of every device.
+        micro_batches = jax.tree.map(
+            lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), (batch, row_ids)
+        )
+        total = jax.tree.map(jnp.zeros_like, params if gradients else ())
+        total, stacked_sums = jax.lax.scan(add, total, micro_batches)
+        return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
 
-
-def _over_micro_batches(
-    function: Callable[[Rows], tuple[PyTree, Sums]], rows: Rows, count: int, like: PyTree
-) -> tuple[PyTree, Sums]:
-    """Adds up both results of a function; the first, shaped ``like`` this, exists only once."""
-    if count == 1:
-        return function(rows)
-
-    def add(total: PyTree, micro_batch: Rows) -> tuple[PyTree, Sums]:
-        arrays, sums = function(micro_batch)
-        return jax.tree.map(jnp.add, total, arrays), sums
-
-    # Strided, so that each micro-batch has rows of every device.
-    micro_batches = jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), rows)
-    total, stacked_sums = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, like), micro_batches)
-    return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
+    return sum_over_data(mesh, on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec()))
 
 
 def checked_sums(sums: object) -> Sums:

@@ -101,15 +101,13 @@ class Validation:
 
     task: Task
     settings: FitConfig
+    best: tuple[str, str]  # of best_metric
     mesh: Mesh
     checkpoints: Checkpoints
     reporter: Reporter
     stop: StopSignals
     # The best score, higher being better, and the number of validations after it, if there is one.
     history: Sequence[float]
-
-    def __post_init__(self) -> None:
-        self.best = best_metric(self.task, self.settings)
 
     def is_due(self, step: int) -> bool:
         """Returns whether the run validates after this step."""
@@ -136,9 +134,8 @@ class Validation:
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float] | None:
         """Returns the values of a validation, or None if it was stopped.
 
-        A validation that fails ends the run if none succeeded before. A later failure is reported,
-        and training continues. With several processes, every failure ends the run: the others wait
-        for the failed process in the middle of a computation.
+        A failure ends the run if no validation succeeded before, or if several processes wait for
+        the failed one in the middle of a computation. A later failure is only reported.
         """
         failures = []
 

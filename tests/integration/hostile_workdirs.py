@@ -31,7 +31,7 @@ VALUES = [
 def make_good(folder):
     """Writes a workdir of this version, whose checkpoint records the model."""
     from jaxformer.inference.weights import TrainedModel
-    from jaxformer.runs.single import write_single
+    from jaxformer.runs.checkpoints import write_single
 
     folder.mkdir()
     for name in ("config.json", "tokenizer.model", "metrics.jsonl", "identity.json"):

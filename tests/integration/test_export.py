@@ -29,7 +29,7 @@ from jaxformer.interop.export import export_model
 from jaxformer.interop.marian import exporter as marian
 from jaxformer.interop.marian.importer import import_marian
 from jaxformer.models.transformer import Transformer
-from jaxformer.runs.single import write_single
+from jaxformer.runs.checkpoints import write_single
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
 

@@ -102,7 +102,7 @@ def test_workdir_of_another_experiment_is_refused(tiny_config, uninterrupted):
 
 
 def test_divergence_names_the_rate_that_is_set(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "fit", mock.Mock(side_effect=FloatingPointError("NaN")))
+    monkeypatch.setattr(experiment, "Run", mock.Mock(side_effect=FloatingPointError("NaN")))
     for rate, field in ((None, "learning_rate_scale"), (1e12, "learning_rate")):
         with pytest.raises(FloatingPointError, match=rf"NaN\. .* a lower training\.{field}, more"):
             train(tiny_config(learning_rate=rate), tmp_path)

@@ -51,11 +51,11 @@ def test_corpus_and_custom_optimizer_replace_those_of_the_config(tmp_path, monke
     assert isinstance(Counting(), Corpus)
     given = []
 
-    def fit(task, optimizer, *_, learning_rate, **__):
+    def run(task, optimizer, *_, learning_rate, **__):
         given.append((task.summary().split(" (")[0], optimizer, learning_rate))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "fit", fit)
+    monkeypatch.setattr(experiment, "Run", run)
     optimizer = optax.sgd(0.0)
     with pytest.raises(KeyboardInterrupt):
         train(CONFIG, tmp_path, corpus=Counting(), optimizer=optimizer)

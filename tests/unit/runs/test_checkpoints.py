@@ -19,9 +19,8 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.runs import manifest as manifest_module
 from jaxformer.runs import restoring as restoring_module
-from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.checkpoints import Checkpoints, write_single
 from jaxformer.runs.manifest import Manifest
-from jaxformer.runs.single import write_single
 
 SMALL = {"params": {"w": np.arange(3, dtype=np.float32)}}
 
@@ -208,7 +207,7 @@ class TestBesideATrainer:
 
     @pytest.mark.parametrize(
         ("module", "name"),
-        [(manifest_module, "_sha256"), (restoring_module, "describe_leaves")],
+        [(manifest_module, "file_sha256"), (restoring_module, "describe_leaves")],
         ids=["verify", "read"],
     )
     def test_a_step_is_kept_while_it_is_read(self, directory, module, name, monkeypatch):

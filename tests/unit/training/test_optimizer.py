@@ -242,7 +242,7 @@ def trained(are_stacked):
     if are_stacked:
         rules = {name: per_layer(rule) for name, rule in RULES.items()}
         frozen = "encoder, decoder/layers/bias"
-    rules = rules | {"frozen": freeze(rules["frozen"], frozen, params)}
+    rules = rules | {"frozen": freeze(rules["frozen"], frozen, lambda: params)}
 
     def loss(params):
         return sum((a**2 + jax.numpy.cos(a)).sum() for a in jax.tree.leaves(params))

@@ -3,12 +3,21 @@
 A string is also a sequence of one-character strings, and JAX clamps indices that are out of range.
 """
 
+import argparse
 import operator
+import re
 import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.errors import UserError
+
+
+def numbers(text: str) -> list[int]:
+    """Parses an argument such as 8,1,2 as whole numbers, sorted and without duplicates."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
+    return sorted({int(number) for number in text.split(",")})
 
 
 def check_text(text: Any, name: str) -> None:

@@ -66,12 +66,7 @@ def classify(
 def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
     from jaxformer.config import data_of
     from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
-    from jaxformer.evaluation.classification import (
-        BigramClassifiers,
-        accuracy,
-        macro_f1,
-        with_interval,
-    )
+    from jaxformer.evaluation import classification
 
     pairs = list(LabeledCorpus().pairs(path))
     if not pairs:
@@ -83,10 +78,11 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
         print("training naive Bayes and logistic regression", file=sys.stderr)
         data = data_of(classifier.config, LabeledConfig)
         train, labels = zip(*LabeledCorpus().pairs(data.train), strict=True)
-        linear = BigramClassifiers(train, labels)
+        linear = classification.BigramClassifiers(train, labels)
         found["naive Bayes, bigrams"] = linear.naive_bayes(texts)
         found["logistic, bigrams"] = linear.logistic(texts)
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
     for name, labels in found.items():
-        right, f1 = (with_interval(score, labels, expected) for score in (accuracy, macro_f1))
+        right = classification.with_interval(classification.accuracy, labels, expected)
+        f1 = classification.with_interval(classification.macro_f1, labels, expected)
         print(f"  {name:22} accuracy {right}  macro-F1 {f1}")

@@ -36,18 +36,8 @@ _SYNONYMS = {
     "mesh.data": "gpus num_gpus devices num_devices",
 }
 _WORKDIR = ("output_dir", "out_dir", "save_dir", "model_dir", "log_dir")
-
-
-def _boolean(text: str) -> bool:
-    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-
-
-# How the text of an override is read, and what is expected, by the type of the field.
-_READERS = {
-    bool: (_boolean, "true or false"),
-    int: (int, "an integer"),
-    float: (float, "a number"),
-}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_EXPECTED = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
@@ -110,10 +100,13 @@ def _override(config: Any, word: str) -> None:
         hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
         raise UserError(f"unknown config field {path}; {hint}")
     kind = known.get_type(name)
-    read, expected = _READERS.get(kind, (str, "text"))
     try:
-        known[name] = True if kind is bool and not equals else read(text)
+        if kind is bool:
+            known[name] = _BOOLEANS[text.lower()] if equals else True
+        else:
+            known[name] = kind(text) if kind in _EXPECTED else text
     except (KeyError, ValueError):
+        expected = _EXPECTED.get(kind, "text")
         raise UserError(f"--config.{path}: expected {expected}, got {text!r}") from None
 
 

@@ -21,9 +21,7 @@ def evalb(gold: File, test: File, *, params: File | None = None, json: JsonRepor
 
       jaxformer evalb gold.trees parsed.trees --params COLLINS.prm --json
     """
-    parameters = COLLINS
-    if params is not None:
-        parameters = read_parameters(read_file(params), str(params))
+    parameters = read_parameters(read_file(params), str(params)) if params else COLLINS
     report = score(list(read_file(gold)), list(read_file(test)), parameters)
     for row in report.rows:
         for error in row.errors:

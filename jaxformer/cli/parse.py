@@ -4,15 +4,7 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, Strict
-from jaxformer.cli.text import (
-    Line,
-    Text,
-    check_outputs,
-    is_stream,
-    processing,
-    read_text,
-    writing,
-)
+from jaxformer.cli.text import Line, Text, check_outputs, is_stream, processing, read_text, writing
 from jaxformer.errors import UserError
 
 

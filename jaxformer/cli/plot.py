@@ -1,12 +1,12 @@
 """The commands ``attention`` and ``plot``."""
 
-import argparse
 import dataclasses
 import pathlib
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxformer import pretrained
+from jaxformer.checks import numbers
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError
@@ -15,12 +15,6 @@ from jaxformer.files import check_output, write_file
 if TYPE_CHECKING:
     from jaxformer.inference.attention_view import AttentionView
     from jaxformer.plots.paper_figures import PaperFigure
-
-
-def _numbers(text: str) -> list[int]:
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
-    return sorted({int(number) for number in text.split(",")})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +32,7 @@ class AttentionOptions:
 
     kind: Literal["encoder", "decoder", "cross"] | None = None
     layer: int | None = None
-    heads: Annotated[list[int], Value(metavar="N,N,...", convert=_numbers)] | None = None
+    heads: Annotated[list[int], Value(metavar="N,N,...", convert=numbers)] | None = None
     figure: Literal[3, 4, 5] | None = None
     word: str | None = None
 
@@ -64,15 +58,12 @@ class AttentionOptions:
         from jaxformer.plots.paper_figures import paper_figures
 
         layer, heads = self.selection(view)
-        token = None
-        if self.word is not None:
-            tokens = [token.replace("▁", " ").strip() for token in view.source]
-            if self.word not in tokens:
-                raise UserError(
-                    f"--word: expected one of the tokens {' '.join(tokens)}: got {self.word}"
-                )
-            token = tokens.index(self.word)
         layer = None if self.layer is None else layer
+        tokens = [token.replace("▁", " ").strip() for token in view.source]
+        if self.word not in (None, *tokens):
+            known = " ".join(tokens)
+            raise UserError(f"--word: expected one of the tokens {known}: got {self.word}")
+        token = None if self.word is None else tokens.index(self.word)
         return paper_figures(view.encoder, view.source, layer=layer, heads=heads, token=token)
 
 
@@ -106,14 +97,10 @@ def attention(
     _check_suffix(output, ".html, .png or .svg")
     view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
     if output.suffix.lower() == ".html":
-        layer, heads = shown.selection(view)
-        page = view.page(
-            kind=shown.kind or "cross",
-            layer=layer,
-            heads=heads,
-            figures=None if shown.figure is None else shown.figures(view),
-            figure=shown.figure,
-        )
+        (layer, heads), figure = shown.selection(view), shown.figure
+        figures = None if figure is None else shown.figures(view)
+        kind = shown.kind or "cross"
+        page = view.page(kind=kind, layer=layer, heads=heads, figures=figures, figure=figure)
         write_file(output, page.encode())
     else:
         _draw(shown, view, output)

@@ -5,14 +5,7 @@ from json import dumps
 from typing import Annotated, Any
 
 from jaxformer import pretrained
-from jaxformer.cli.options import (
-    File,
-    ModelOptions,
-    SearchOptions,
-    Strict,
-    TranslatorDir,
-    searches,
-)
+from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir, searches
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.text import Line, check_outputs, processing, read_text
 

@@ -35,16 +35,12 @@ _FLAGS = {
 
 
 class Value(NamedTuple):
-    """Metadata of ``Annotated``: help for an option of several commands, and its conversion.
-
-    A docstring's help and metavar take precedence. ``convert`` takes a word of the command line; by
-    default, the type does.
-    """
+    """Metadata of ``Annotated``: help for an option, unless a docstring has it, and conversion."""
 
     help: str = ""
     group: str = "options"
     metavar: str | None = None
-    convert: Callable[[str], Any] | None = None
+    convert: Callable[[str], Any] | None = None  # of a word of the command line; None: the type
 
 
 class Fields(NamedTuple):
@@ -52,17 +48,11 @@ class Fields(NamedTuple):
 
     The sections "Attributes" of their docstrings are the help. Fields that only one dataclass has
     form a group with its name.
-
-    Attributes:
-      kinds: Function that imports the dataclasses.
-      group: Title of the group of their common fields.
-      names: The fields; () for all but ids that can be given as a word.
-      without: Fields that are left out.
     """
 
-    kinds: Callable[[], tuple[type, ...]]
-    group: str
-    names: tuple[str, ...] = ()
+    kinds: Callable[[], tuple[type, ...]]  # imports the dataclasses
+    group: str  # title of the group of their common fields
+    names: tuple[str, ...] = ()  # (): all fields but ids that can be given as a word
     without: tuple[str, ...] = ()
 
 

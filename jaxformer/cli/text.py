@@ -39,38 +39,22 @@ _TOO_LONG = f"expected a line of less than {_LONGEST_LINE} bytes; split it into 
 
 
 class Line(NamedTuple):
-    """A line of text.
+    """A line of text, and text beside it."""
 
-    Attributes:
-      number: Its number, from 1.
-      text: The line without its end; empty if it cannot be done.
-      other: Text beside it: a forced prefix, a translation to score, or parts of speech.
-      gold: Its reference or gold tree, if that is known.
-      error: The reason why the line cannot be done, with its number; None if it can.
-    """
-
-    number: int
-    text: str
-    other: str = ""
-    gold: str = ""
-    error: str | None = None
+    number: int  # from 1
+    text: str  # without the line's end; empty if the line cannot be done
+    other: str = ""  # forced prefix, translation to score, or parts of speech
+    gold: str = ""  # reference or gold tree
+    error: str | None = None  # the reason why the line cannot be done, with its number
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """Lines of a file, of standard input, or of two files side by side.
+class Text(NamedTuple):
+    """Lines of a file, of standard input, or of two files side by side."""
 
-    Attributes:
-      name: Name in error messages.
-      lines: Returns an iterator over all lines; unless this is a stream, each call starts anew.
-      stream: True for a pipe or a terminal, which can be read only once, as it arrives.
-      prompt: Shown before lines are typed; empty unless this is a terminal.
-    """
-
-    name: str
-    lines: Callable[[], Iterator[Line]]
-    stream: bool = False
-    prompt: str = ""
+    name: str  # in error messages
+    lines: Callable[[], Iterator[Line]]  # Each call starts anew, except for a stream.
+    stream: bool = False  # a pipe or a terminal, which can be read only once, as it arrives
+    prompt: str = ""  # shown before lines are typed in a terminal
 
     def beside(self, other: "Text", field: str = "other") -> "Text":
         """Returns this text, with the lines of another, of equal length, in a field of its own."""
@@ -80,7 +64,7 @@ class Text:
                 error = line.error or second.error
                 yield line._replace(**{field: second.text}, error=error)
 
-        return dataclasses.replace(self, lines=lines, stream=self.stream or other.stream)
+        return self._replace(lines=lines, stream=self.stream or other.stream)
 
 
 def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
@@ -193,15 +177,9 @@ def processing(
     """Reads lines in blocks, a file twice: the first time, to count and check its lines.
 
     A line for which ``check`` raises a UserError is reported on standard error, and is blank in its
-    block; or it is refused if ``strict``, in a file before the first block.
-
-    Yields:
-      The blocks, a writer of the output, by default standard output, and a function to call with
-      the number of newly finished lines.
-
-    Raises:
-      UserError: The lines cannot be read, one is refused, or standard output is closed.
-      SomeLinesError: All work is done, except for lines that cannot be done.
+    block; or it is refused if ``strict``, in a file before the first block. Yields the blocks, a
+    writer of the output, by default standard output, and a function to call with the number of
+    newly finished lines.
     """
     from tqdm import tqdm
 
@@ -210,10 +188,10 @@ def processing(
         lines = checked(text, check, strict=strict)
         full = iter(lambda: list(itertools.islice(lines, BLOCK)), [])
         for block in blocks_as_they_arrive(lines, BLOCK) if text.stream else full:
-            errors = [line.error for line in block if line.error is not None]
-            for error in errors:
+            for error in (line.error for line in block if line.error is not None):
                 tqdm.write(f"error: {error}", file=sys.stderr)  # Above a progress bar.
-            read, bad = read + len(block), bad + len(errors)
+                bad += 1
+            read += len(block)
             yield block
 
     if output is None and sys.stdout is None:
@@ -257,19 +235,17 @@ def progress(total: int | None, *, hidden: bool = False) -> "tqdm":
 def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
     """Yields the lines available so far, at most ``size``, waiting only for each block's first.
 
-    A thread reads at most ``size`` lines ahead while the caller processes a block. An exception of
-    ``lines`` is raised after the lines before it have been yielded.
+    A thread reads ahead. An exception of ``lines`` is raised after the lines before it.
     """
     arrived: queue.Queue[Line | Exception | None] = queue.Queue(maxsize=size)
 
     def take() -> None:
-        end = None
         try:
             for line in lines:
                 arrived.put(line)
+            arrived.put(None)
         except Exception as error:
-            end = error
-        arrived.put(end)
+            arrived.put(error)
 
     threading.Thread(target=take, daemon=True).start()
     while True:

@@ -128,9 +128,8 @@ def _join_processes(place: str | None, count: int | None, number: int | None) ->
 def _leaving_others_free(command: Callable[[], None]) -> None:
     """Runs one process of several, and ends it if it fails, so that the others do not hang.
 
-    If all processes fail, they shut down together. If only this one fails, the others are in the
-    middle of a step, and a shutdown would wait for them for minutes. jax ends them once this
-    process is gone; see :mod:`jaxformer.runs.watchdog`.
+    If only this one fails, the others are in the middle of a step, and a shutdown would wait for
+    them for minutes. jax ends them once this process is gone; see :mod:`jaxformer.runs.watchdog`.
     """
     try:
         code = exit_code(command)

@@ -66,17 +66,13 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measure:
-    """Definition of a metric: sacreBLEU's metric, applied to lines that :attr:`prepare` returns.
-
-    ``steps`` are the equivalent Perl scripts. Without them, the method is sacreBLEU's signature
-    with a ``note`` at the end.
-    """
+    """Definition of a metric: sacreBLEU's metric, applied to lines that :attr:`prepare` returns."""
 
     name: str
     scorer: BLEU | CHRF
     prepare: Callable[[str], str] = str
-    steps: str = ""
-    note: str = ""
+    steps: str = ""  # the equivalent Perl scripts; without them, sacreBLEU's signature is shown
+    note: str = ""  # at the end of the signature
 
     def method(self) -> str:
         """Returns a description of the method; sacreBLEU's signature is complete after scoring."""
@@ -99,15 +95,13 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationReport:
-    """All metrics of one set of translations, as defined by the module's docstring.
-
-    The metrics of the Perl scripts are None for languages that the scripts cannot tokenize.
-    """
+    """All metrics of one set of translations, as defined by the module's docstring."""
 
     target_language: str
     lines: int
     sacrebleu: Metric
     chrf: Metric
+    # None for languages that the Perl scripts cannot tokenize.
     tokenized_bleu: Metric | None = None
     compound_split_bleu: Metric | None = None
     lowercased_tokenized_bleu: Metric | None = None
@@ -145,9 +139,6 @@ def corpus_bleu(
     >>> lines = ["Ein Hund läuft im Schnee."]
     >>> corpus_bleu(lines, lines, target_language="de")
     100.0
-
-    Raises:
-      UserError: The numbers of lines differ, or are 0.
     """
     check_lines(hypotheses, references)
     return sacrebleu(target_language).score(hypotheses, references).score or 0.0

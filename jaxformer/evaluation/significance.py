@@ -26,20 +26,13 @@ RESAMPLES, TRIALS = 1000, 10_000
 
 
 class SystemScore(NamedTuple):
-    """Score of a system by one metric, from 0 to 100; all None for BLEU without 4-grams.
-
-    Attributes:
-      mean: Mean of the score over the resampled test sets.
-      interval: Half the width of the 95 % interval of the resampled scores around ``mean``.
-      p_bootstrap: p-value of the difference from the baseline; None for the baseline, and for all
-        systems if one of them has no score.
-      p_randomization: The same by approximate randomization.
-    """
+    """Score of a system by one metric, from 0 to 100; all None for BLEU without 4-grams."""
 
     system: str
     score: float | None = None
-    mean: float | None = None
-    interval: float | None = None
+    mean: float | None = None  # over the resampled test sets
+    interval: float | None = None  # half the width of the 95 % interval around the mean
+    # Of the difference from the baseline; None for it, and for all if a system has no score.
     p_bootstrap: float | None = None
     p_randomization: float | None = None
 

@@ -4,11 +4,11 @@ import argparse
 import os
 import pathlib
 import platform
-import re
 from collections.abc import Iterable, Sequence
 
 import jax
 
+from jaxformer.checks import numbers
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
@@ -40,25 +40,8 @@ def options(
     return chosen
 
 
-def numbers(text: str) -> list[int]:
-    """Parses whole numbers separated by commas; sorts them and removes duplicates.
-
-    >>> numbers("8,1,2")
-    [1, 2, 8]
-    """
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
-    return sorted({int(number) for number in text.split(",")})
-
-
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Formats a table in Markdown, with a line break at the end.
-
-    >>> print(markdown_table(["row", "BLEU"], [["base", "25.8"]]), end="")
-    | row | BLEU |
-    |---|---|
-    | base | 25.8 |
-    """
+    """Formats a table in Markdown, with a line break at the end."""
     head, *body = (f"| {' | '.join(cells)} |\n" for cells in (header, *rows))
     return "".join([head, "|", "---|" * len(header), "\n", *body])
 
@@ -66,13 +49,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def machine() -> str:
     """Returns a description of the device that JAX uses, and JAX's version."""
     device = jax.devices()[0]
+    name = f"{jax.device_count()} x {device.device_kind}"
     if device.platform == "cpu":
         # taskset may limit the cores of this process.
         known = hasattr(os, "sched_getaffinity")  # On Linux.
         cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
         name = f"{cores} core{'s' if cores > 1 else ''} of {processor()}"
-    else:
-        name = f"{jax.device_count()} x {device.device_kind}"
     return f"{name}, jax {jax.__version__}"
 
 

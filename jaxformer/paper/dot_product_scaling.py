@@ -32,18 +32,11 @@ _LOOKS = {
 
 
 class Saturation(NamedTuple):
-    """Saturation of the softmax over random scores, float32.
+    """Saturation of the softmax over random scores, as means over queries, float32."""
 
-    Attributes:
-      variance: Variance of the scores.
-      largest: Largest weight, averaged over queries.
-      gradient: Trace of the softmax's Jacobian, the sum of d weight_i / d score_i, averaged over
-        queries.
-    """
-
-    variance: Float[Array, ""]
-    largest: Float[Array, ""]
-    gradient: Float[Array, ""]
+    variance: Float[Array, ""]  # of the scores
+    largest: Float[Array, ""]  # the largest weight
+    gradient: Float[Array, ""]  # trace of the softmax's Jacobian: sum of d weight_i / d score_i
 
 
 # Name of each measure in the table, and title of its panel.
@@ -111,15 +104,12 @@ def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
         for line, kinds in zip(lines, found.values(), strict=True):
             values = [float(getattr(kinds[kind], measured)) for kind in _LOOKS]
             line += [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
-    return "\n".join(
-        [
-            "# Scores with growing d_k (section 3.2.1)\n",
-            f"Means over {_QUERIES} random queries with {_KEYS} random keys each, all components "
-            "of variance 1. The variance of a dot product is d_k, of a scaled one 1. Gradient: the "
-            f"trace of the softmax's Jacobian, {1 - 1 / _KEYS:.3f} for equal weights and 0 for a "
-            "single one.\n",
-            command.markdown_table(header, lines),
-        ]
+    return (
+        "# Scores with growing d_k (section 3.2.1)\n\n"
+        f"Means over {_QUERIES} random queries with {_KEYS} random keys each, all components of "
+        "variance 1. The variance of a dot product is d_k, of a scaled one 1. Gradient: the trace "
+        f"of the softmax's Jacobian, {1 - 1 / _KEYS:.3f} for equal weights and 0 for a single "
+        f"one.\n\n{command.markdown_table(header, lines)}"
     )
 
 

@@ -80,13 +80,12 @@ def _layers() -> dict[str, Callable[[Array], Array]]:
     keys = jax.random.split(jax.random.key(0), 3)
     inputs, state = (jax.random.normal(key, (WIDTH, WIDTH)) / math.sqrt(WIDTH) for key in keys[:2])
     kernel = jax.random.normal(keys[2], (KERNEL, WIDTH, WIDTH)) / math.sqrt(WIDTH * KERNEL)
-    full, near = layer_types.self_attention, layer_types.restricted_self_attention
     return {
-        "self-attention": functools.partial(full, num_heads=_HEADS),
+        "self-attention": functools.partial(layer_types.self_attention, num_heads=_HEADS),
         "recurrent": functools.partial(layer_types.recurrent, inputs=inputs, state=state),
         "convolutional": functools.partial(layer_types.convolutional, kernel=kernel),
         "restricted self-attention": functools.partial(
-            near, num_heads=_HEADS, neighborhood=NEIGHBORHOOD
+            layer_types.restricted_self_attention, num_heads=_HEADS, neighborhood=NEIGHBORHOOD
         ),
     }
 
@@ -110,16 +109,12 @@ def report(times: Times) -> str:
         exponent = growth({n: operations(n)[name] for n in lengths})
         lines.append([name, *cells, f"{growth(row):.2f}", f"{exponent:g}"])
     header = ["layer", *(f"n = {n}" for n in lengths), "growth measured", "by formula"]
-    return "\n".join(
-        [
-            "# Table 1: complexity of layers\n",
-            formulas,
-            f"Milliseconds of one layer, forward, float32, one sequence; d = {WIDTH}, {_HEADS} "
-            f"heads, k = {KERNEL}, r = {NEIGHBORHOOD}; fastest of {_ROUNDS} rounds on "
-            f"{command.machine()}. Growth: the exponent of n between n = {lengths[-2]} and "
-            f"{lengths[-1]}.\n",
-            command.markdown_table(header, lines),
-        ]
+    return (
+        f"# Table 1: complexity of layers\n\n{formulas}\n"
+        f"Milliseconds of one layer, forward, float32, one sequence; d = {WIDTH}, {_HEADS} heads, "
+        f"k = {KERNEL}, r = {NEIGHBORHOOD}; fastest of {_ROUNDS} rounds on {command.machine()}. "
+        f"Growth: the exponent of n between n = {lengths[-2]} and {lengths[-1]}.\n\n"
+        f"{command.markdown_table(header, lines)}"
     )
 
 
@@ -132,9 +127,8 @@ def draw(times: Times, path: pathlib.Path) -> None:
             formula, _, _, color, marker = _LAYERS[name]
             scale = 1000 * row[last] / operations(last)[name]
             slope = [scale * operations(n)[name] for n in row]
-            label = f"{name}, O({formula})"
-            milliseconds = [1000 * seconds for seconds in row.values()]
-            axes.plot(list(row), milliseconds, marker, color=color, markersize=4.5, label=label)
+            looks = {"color": color, "markersize": 4.5, "label": f"{name}, O({formula})"}
+            axes.plot(list(row), [1000 * seconds for seconds in row.values()], marker, **looks)
             axes.plot(list(row), slope, "--", color=color, linewidth=0.9)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

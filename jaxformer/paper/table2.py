@@ -48,15 +48,12 @@ def report() -> str:
         lines.append([run.row, f"{steps:,}", *flops, f"{counted / estimated:.0%}"])
     header = ["model", "steps", "counted", "paper", "its estimate again", "counted / estimate"]
     hours = " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
-    return "\n".join(
-        [
-            "# Training cost of Table 2: floating point operations\n",
-            command.markdown_table(header, lines),
-            f"Counted: all matrix multiplications, forward and backward, of {_TOKENS_PER_BATCH:,} "
-            f"source and {_TOKENS_PER_BATCH:,} target tokens per step, in sentences of {_LENGTH}, "
-            f"without padding. Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, "
-            f"{hours}.\n",
-        ]
+    return (
+        "# Training cost of Table 2: floating point operations\n\n"
+        f"{command.markdown_table(header, lines)}\n"
+        f"Counted: all matrix multiplications, forward and backward, of {_TOKENS_PER_BATCH:,} "
+        f"source and {_TOKENS_PER_BATCH:,} target tokens per step, in sentences of {_LENGTH}, "
+        f"without padding. Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, {hours}.\n"
     )
 
 

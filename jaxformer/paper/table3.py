@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import jax
 from tqdm import tqdm
 
+from jaxformer.checks import numbers
 from jaxformer.config import Config, DataConfig, data_of
 from jaxformer.data.corpus import open_corpus
 from jaxformer.errors import UserError, exit_code
@@ -40,10 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the unfinished rows and writes the table."""
     options = _options(arguments)
     folder = options.workdir / "rows"
-    # Rows that diverged; all others are finished.
     failures = [] if options.report else _run_rows(options, folder)
-    results = load_results(folder)
-    if results:
+    if results := load_results(folder):
         table, plot = options.workdir / "table3.md", options.workdir / "table3.png"
         write_file(table, report(results).encode())
         print(table)
@@ -60,14 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     """Trains and decodes the unfinished rows, and returns a message for each diverged row."""
-    configs = {
-        (row, seed): _configure(options, row, seed)
-        for seed in options.seeds
-        for row in options.rows
-    }
+    jobs = [(row, seed) for seed in options.seeds for row in options.rows]
+    configs = {job: _configure(options, *job) for job in jobs}
     results = load_results(folder)
     finished = {(result.row, result.seed) for result in results}
-    row, seed = next((job for job in configs if job not in finished), next(iter(configs)))
+    row, seed = next((job for job in jobs if job not in finished), jobs[0])
     _check(configs[row, seed], folder, row, options.scale, results[0] if results else None)
     failures = []
     for number, ((row, seed), config) in enumerate(configs.items(), 1):
@@ -198,40 +194,18 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser("table3", __doc__, _EXAMPLE)
     add = parser.add_argument
+    scales = "paper: the paper's sizes on WMT14; small: widths divided by 4 and layers by 2; "
+    scales += "smoke: a few steps on number words (default: %(default)s)"
+    data = "folder with train.en, train.de, valid.en, valid.de (default: the scale's data)"
+    steps = "training steps of every row except big, which takes 3 N (default: the scale's)"
+    rows = f"rows to train, in this order (default: {','.join(ROWS)})"
+    seeds = "random seeds; every row is trained with each (default: 0)"
     add("--workdir", type=local_path, required=True, metavar="DIR", help="folder of all rows")
-    add(
-        "--scale",
-        choices=SCALES,
-        default="paper",
-        help="paper: the paper's sizes on WMT14; small: widths divided by 4 and layers by 2; "
-        "smoke: a few steps on number words (default: %(default)s)",
-    )
-    add(
-        "--data",
-        type=local_path,
-        metavar="DIR",
-        help="folder with train.en, train.de, valid.en, valid.de (default: the scale's data)",
-    )
-    add(
-        "--steps",
-        type=int,
-        metavar="N",
-        help="training steps of every row except big, which takes 3 N (default: the scale's)",
-    )
-    add(
-        "--rows",
-        type=lambda text: text.split(","),
-        default=list(ROWS),
-        metavar="ROW,ROW,...",
-        help=f"rows to train, in this order (default: {','.join(ROWS)})",
-    )
-    add(
-        "--seeds",
-        type=command.numbers,
-        default=[0],
-        metavar="N,N,...",
-        help="random seeds; every row is trained with each (default: 0)",
-    )
+    add("--scale", choices=SCALES, default="paper", help=scales)
+    add("--data", type=local_path, metavar="DIR", help=data)
+    add("--steps", type=int, metavar="N", help=steps)
+    add("--rows", type=lambda text: text.split(","), default=ROWS, metavar="ROW,ROW,...", help=rows)
+    add("--seeds", type=numbers, default=[0], metavar="N,N,...", help=seeds)
     add("--report", action="store_true", help="only write the table of the finished rows")
     return parser.parse_args(arguments)
 

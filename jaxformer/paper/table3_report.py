@@ -40,18 +40,11 @@ _CLAIMS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished row, with its scores on the validation split.
-
-    Attributes:
-      steps: Training steps of the row "base" at this scale.
-      training_seconds: Duration of the training steps alone.
-      decoding_seconds: Duration of translating the validation split, compilation included.
-      data: SHA-256 of the tokenizer and of both splits of the corpus.
-    """
+    """A finished row, with its scores on the validation split."""
 
     row: str
     scale: str
-    steps: int
+    steps: int  # of the row "base" at this scale
     seed: int
     corpus: str
     perplexity: float
@@ -59,10 +52,10 @@ class Result:
     bleu_signature: str
     compound_split_bleu: float
     parameters: int
-    training_seconds: float
-    decoding_seconds: float
+    training_seconds: float  # of the training steps alone
+    decoding_seconds: float  # of the validation split, compilation included
     machine: str
-    data: dict[str, str]
+    data: dict[str, str]  # SHA-256 of the tokenizer and of both splits of the corpus
 
     def save(self, path: pathlib.Path) -> None:
         """Writes the result as JSON, atomically."""
@@ -70,11 +63,7 @@ class Result:
 
 
 def load_results(folder: pathlib.Path) -> list[Result]:
-    """Reads all finished rows below a folder, in the order of the table.
-
-    Raises:
-      UserError: A result is damaged, or results differ in scale, steps or data.
-    """
+    """Reads all finished rows below a folder, in the order of the table."""
     names = {field.name for field in dataclasses.fields(Result)}
     paths, results = sorted(folder.glob("*/result.json")), []
     for path in paths:
@@ -103,28 +92,21 @@ def report(results: Sequence[Result]) -> str:
     warmup = base.training.warmup_steps
     peak = inverse_sqrt_schedule(base.model.d_model, warmup)(warmup - 1)
     signatures = ", ".join(sorted({f"`{r.bleu_signature}`" for r in results}))
-    machines, corpora = (
-        "; ".join(sorted({getattr(result, name) for result in results}))
-        for name in ("machine", "corpus")
-    )
-    return "\n".join(
-        [
-            f'# Table 3 at the scale "{first.scale}"\n',
-            f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
-            f"{first.steps:,} steps of at most {data.tokens_per_batch:,} source and as many "
-            f"target tokens, in pairs of at most {data.max_length} tokens per side; warm-up of "
-            f"{warmup:,} steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
-            f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n",
-            "Each row differs from base in what is named and in nothing else. PPL: perplexity per "
-            f"BPE token; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU "
-            "with compounds split, as in the paper. All figures are of the validation split of "
-            f"{corpora}; the paper's are of newstest2013, with word pieces: compare "
-            "differences between rows, not levels. ±: sample standard deviation over seeds. "
-            "Minutes: the training steps of one seed, and decoding.\n",
-            f"Machine: {machines}.\n",
-            _table(results),
-            _claims(results),
-        ]
+    machines = "; ".join(sorted({result.machine for result in results}))
+    corpora = "; ".join(sorted({result.corpus for result in results}))
+    return (
+        f'# Table 3 at the scale "{first.scale}"\n\n'
+        f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
+        f"{first.steps:,} steps of at most {data.tokens_per_batch:,} source and as many target "
+        f"tokens, in pairs of at most {data.max_length} tokens per side; warm-up of {warmup:,} "
+        f"steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
+        f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n\n"
+        "Each row differs from base in what is named and in nothing else. PPL: perplexity per BPE "
+        f"token; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU with "
+        f"compounds split, as in the paper. All figures are of the validation split of {corpora}; "
+        "the paper's are of newstest2013, with word pieces: compare differences between rows, not "
+        "levels. ±: sample standard deviation over seeds. Minutes: the training steps of one "
+        f"seed, and decoding.\n\nMachine: {machines}.\n\n{_table(results)}\n{_claims(results)}"
     )
 
 
@@ -136,23 +118,16 @@ def _table(results: Sequence[Result]) -> str:
     lines = []
     for row, seeds in _by_row(results).items():
         paper, first = ROWS[row], seeds[0]
-        figures = {}
-        for name in ("perplexity", "bleu", "compound_split_bleu"):
-            mean, spread = _mean_and_spread(seeds, attrgetter(name))
-            figures[name] = f"{mean:.2f} ± {spread:.2f}" if len(seeds) > 1 else f"{mean:.2f}"
-        training, decoding = (
-            _mean_and_spread(seeds, attrgetter(name))[0] / 60
-            for name in ("training_seconds", "decoding_seconds")
-        )
-        lines.append(
-            [
-                *(row, describe(row, first.scale), f"{paper.longer * first.steps:,}"),
-                *(figures["perplexity"], f"{paper.perplexity:.2f}"),
-                *(figures["bleu"], figures["compound_split_bleu"], f"{paper.bleu:.1f}"),
-                *(f"{first.parameters:,}", f"{paper.parameters or ''}", str(len(seeds))),
-                f"{training:.1f} + {decoding:.1f}",
-            ]
-        )
+        names = ("perplexity", "bleu", "compound_split_bleu")
+        measured = [_mean_and_spread(seeds, attrgetter(name)) for name in names]
+        several = len(seeds) > 1
+        ppl, bleu, split = (f"{m:.2f} ± {s:.2f}" if several else f"{m:.2f}" for m, s in measured)
+        training, _ = _mean_and_spread(seeds, attrgetter("training_seconds"))
+        decoding, _ = _mean_and_spread(seeds, attrgetter("decoding_seconds"))
+        cells = (row, describe(row, first.scale), f"{paper.longer * first.steps:,}")
+        cells += (ppl, f"{paper.perplexity:.2f}", bleu, split, f"{paper.bleu:.1f}")
+        cells += (f"{first.parameters:,}", f"{paper.parameters or ''}", str(len(seeds)))
+        lines.append([*cells, f"{training / 60:.1f} + {decoding / 60:.1f}"])
     return markdown_table(header, lines)
 
 
@@ -161,11 +136,10 @@ def _claims(results: Sequence[Result]) -> str:
     rows, lines = _by_row(results), []
     for claim, worse, better in _CLAIMS:
         if worse in rows and better in rows:
-            cells = [
-                f"{difference:+.2f}"
-                for measure in (attrgetter("perplexity"), attrgetter("bleu"))
-                for difference in _differences(rows, worse, better, measure)
-            ]
+            pair = (rows, worse, better)
+            differences = _differences(*pair, attrgetter("perplexity"))
+            differences += _differences(*pair, attrgetter("bleu"))
+            cells = [f"{difference:+.2f}" for difference in differences]
             lines.append([claim, f"{worse} - {better}", *cells])
     if not lines:
         return ""

@@ -11,21 +11,17 @@ from jaxformer.files import data_directory
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of Table 3: changed fields, in the paper's sizes, and the paper's results.
-
-    ``longer`` is a factor on the number of training steps. Perplexity, per word piece, and BLEU are
-    measured on newstest2013. Parameters are in millions, None where the paper prints none, as for
-    rows with the size of base.
-    """
+    """A row of Table 3: changed fields, in the paper's sizes, and its results on newstest2013."""
 
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
-    longer: int = 1
-    perplexity: float
+    longer: int = 1  # factor on the number of training steps
+    perplexity: float  # per word piece
     bleu: float
-    parameters: int | None = None
+    parameters: int | None = None  # in millions; the paper prints none for the size of base
 
 
+_BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout_rate": 0.3}
 ROWS = {
     "base": Row(perplexity=4.92, bleu=25.8, parameters=65),
     "A1": Row(model={"num_heads": 1}, perplexity=5.29, bleu=24.9),
@@ -46,27 +42,17 @@ ROWS = {
     "D3": Row(training={"label_smoothing": 0.0}, perplexity=4.67, bleu=25.3),
     "D4": Row(training={"label_smoothing": 0.2}, perplexity=5.47, bleu=25.7),
     "E": Row(model={"positions": "learned"}, perplexity=4.92, bleu=25.7),
-    "big": Row(
-        model={"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout_rate": 0.3},
-        longer=3,
-        perplexity=4.33,
-        bleu=26.4,
-        parameters=213,
-    ),
+    "big": Row(model=_BIG, longer=3, perplexity=4.33, bleu=26.4, parameters=213),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Config of all rows, but for their changes, and size of the rows relative to the paper.
-
-    ``width`` divides d_model, d_ff, d_k and d_v, and ``depth`` the number of layers. The number of
-    heads is unchanged.
-    """
+    """Config of all rows, but for their changes, and divisors of the paper's sizes."""
 
     config: Config
-    width: int = 1
-    depth: int = 1
+    width: int = 1  # divides d_model, d_ff, d_k and d_v, but not the number of heads
+    depth: int = 1  # divides the number of layers
 
 
 # Folder of external data, as for the files in configs/.
@@ -126,13 +112,11 @@ def row_config(
     if scale not in SCALES:
         raise UserError(f"unknown scale {scale!r}; known scales: {', '.join(SCALES)}")
     change, size, paper = ROWS[row], SCALES[scale], ModelConfig()
-    divisors = {"num_layers": size.depth}
-    divisors |= dict.fromkeys(("d_model", "d_ff", "d_k", "d_v"), size.width)
     sizes = {name: getattr(paper, name) for name in ("num_layers", "d_model", "d_ff")}
-    model = {
-        name: value // divisors[name] if name in divisors else value
-        for name, value in (sizes | change.model).items()
-    }
+    sizes |= change.model
+    for name in sizes.keys() & {"d_model", "d_ff", "d_k", "d_v"}:
+        sizes[name] //= size.width
+    sizes["num_layers"] //= size.depth
     base = size.config
     training = dataclasses.replace(
         base.training,
@@ -142,9 +126,8 @@ def row_config(
         eval_sentences=0,
         keep_checkpoints=1,
     )
-    return dataclasses.replace(
-        base, model=dataclasses.replace(base.model, **model), training=training
-    )
+    model = dataclasses.replace(base.model, **sizes)
+    return dataclasses.replace(base, model=model, training=training)
 
 
 def describe(row: str, scale: str) -> str:

@@ -29,20 +29,10 @@ def attention_map(
 ) -> None:
     """Draws the attention weights of one layer as a PNG or SVG, one panel for each head.
 
-    Rows are queries, columns are keys. All heads share one color scale, from 0 to the largest
-    weight. SentencePiece's mark for a space, U+2581, is shown as a middle dot, and a character that
-    no installed font contains as a box.
-
-    Args:
-      weights: Attention weights over keys for each query.
-      queries: T labels, from the top.
-      keys: S labels, from the left.
-      path: The image, an SVG if it ends in ``.svg``, else a PNG; replaced atomically.
-      title: Title of the figure; may have several lines.
-      names: Numbers of the heads in the titles of the panels; None: from 1.
-
-    Raises:
-      ValueError: The numbers of labels differ from the weights' shape.
+    Rows are queries, columns are keys, with their labels from the top and from the left. All heads
+    share one color scale, from 0 to the largest weight. ``names`` are the numbers of the heads, by
+    default from 1. See :func:`readable` for the labels and :func:`~jaxformer.plots.figure.save` for
+    the formats. Raises a ValueError if the numbers of labels differ from the weights' shape.
     """
     if weights.shape[1:] != (len(queries), len(keys)) or not weights.size:
         raise ValueError(

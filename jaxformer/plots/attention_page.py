@@ -85,15 +85,11 @@ class AttentionView:
           UserError: Weights are not finite, or there is no such kind, layer, head or figure.
         """
         layers, all_heads = self.encoder.shape[:2]
-        start = {
-            "kind": kind,
-            "layer": layers - 1 if layer is None else layer,
-            "heads": sorted(range(all_heads) if heads is None else heads),
-            "figure": figure,
-        }
+        first: int = layers - 1 if layer is None else layer
+        heads = sorted(range(all_heads) if heads is None else heads)
         self.weights_of(kind)  # Checks the kind.
-        _check_indices("layer", [start["layer"]], layers)
-        _check_indices("heads", start["heads"], all_heads)
+        _check_indices("layer", [first], layers)
+        _check_indices("heads", heads, all_heads)
         if figure not in (None, 3, 4, 5):
             raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
         figures = paper_figures(self.encoder, self.source) if figures is None else figures
@@ -104,7 +100,7 @@ class AttentionView:
             "heads": all_heads,
             "weights": {name: _packed(name, getattr(self, name)) for name in _KINDS},
             "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
-            "start": start,
+            "start": {"kind": kind, "layer": first, "heads": heads, "figure": figure},
         }
         texts = {"sentence": _text(self.sentence), "translation": _text(self.translation)}
         return _filled(**texts, data=_json(content))
@@ -162,9 +158,8 @@ def _packed(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
 
 def _json(content: object) -> str:
     """Encodes JSON for a script element, with escapes for </script> and comments."""
-    escapes = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return re.sub("[<>&]", lambda match: escapes[match[0]], text)
+    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _text(text: str) -> str:

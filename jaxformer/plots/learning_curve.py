@@ -44,13 +44,7 @@ _LOOKS = {
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the records of ``metrics.jsonl``, one JSON object per line.
-
-    An incomplete last line, left by a killed run, is ignored.
-
-    Raises:
-      UserError: The file is missing, too large, or a line before the last is not a JSON object.
-    """
+    """Reads ``metrics.jsonl``, one JSON object per line, and ignores an incomplete last line."""
     with readable(path):
         content = read_whole(path, path.parent, most=_MOST_BYTES)
     records = []
@@ -70,19 +64,11 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Plots a run as an image, with one panel for each metric in the records.
+    """Plots the records of a run as a PNG or SVG, with one panel for each metric.
 
-    The values of validations come first, in their order: the one that selects the best checkpoint
-    is the first.
-
-    Args:
-      records: Records of ``metrics.jsonl``: "kind" is "train" or "valid", "step" counts optimizer
-        steps, and all other numbers, up to 99, are metrics. Diverged values are omitted: inf, NaN,
-        and 10^9 or more of a metric of this package.
-      path: The image, .png or .svg; replaced atomically.
-
-    Raises:
-      UserError: There is nothing to draw.
+    In a record, "kind" is "train" or "valid", "step" counts optimizer steps, and all other numbers
+    are metrics. The values of validations come first, in their order: the one that selects the best
+    checkpoint is the first. Raises a UserError if there is nothing to draw.
     """
     found = (r for kind in ("valid", "train") for r in records if r.get("kind") == kind)
     names = dict.fromkeys(name for record in found for name in record if name not in _NOT_DRAWN)

@@ -10,17 +10,11 @@ from jaxtyping import Bool, Float
 
 @dataclasses.dataclass(frozen=True)
 class PaperFigure:
-    """Layer, heads and query of a figure of encoder self-attention, as indices from 0.
-
-    Attributes:
-      layer: The layer; the paper shows layer 5 of 6, the last but one.
-      heads: The heads, at least one.
-      token: The query; None: all queries.
-    """
+    """Layer, heads and query of a figure of encoder self-attention, as indices from 0."""
 
     layer: int
     heads: list[int]
-    token: int | None
+    token: int | None  # the query; None: all queries
 
 
 def paper_figures(
@@ -48,7 +42,7 @@ def paper_figures(
     Args:
       encoder: Weights of encoder self-attention, queries before keys.
       tokens: S source pieces, end-of-sentence included.
-      layer: The layer; None: the last but one.
+      layer: The layer; None: the last but one, as in the paper.
       heads: Heads to choose from; None: all.
       token: Query of figures 3 and 4; None: chosen.
     """

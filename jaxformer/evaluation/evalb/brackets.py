@@ -152,17 +152,13 @@ def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> st
     """Returns the reason why two sentences cannot be compared, if any."""
     if len(gold.words) != len(test.words):
         return f"Length unmatch ({len(gold.words)}|{len(test.words)})"
-    for one, other in zip(gold.words, test.words, strict=True):
-        if not parameters.same_word(one.text, other.text):
-            return f"Words unmatch ({one.text}|{other.text})"
-    return None
+    pairs = ((one.text, other.text) for one, other in zip(gold.words, test.words, strict=True))
+    unequal = (pair for pair in pairs if not parameters.same_word(*pair))
+    return next((f"Words unmatch ({one}|{other})" for one, other in unequal), None)
 
 
 def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> None:
-    """Restores quotation marks that only one sentence deleted, because their tags differ.
-
-    If there are several, the order matters; it is the same as in EVALB.
-    """
+    """Restores quotation marks that only one sentence deleted by their tags, in EVALB's order."""
     for number, in_test in enumerate(test.quotes):
         index = in_test.index
         for other, in_gold in enumerate(gold.quotes):

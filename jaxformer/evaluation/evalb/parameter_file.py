@@ -69,13 +69,7 @@ _KEYWORDS = {
 
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
-    """Parses a ``.prm`` file, ``name``, with lines such as ``DELETE_LABEL TOP`` and ``# comment``.
-
-    Lists of labels and words that it lacks are empty.
-
-    Raises:
-      UserError: A keyword is unknown, or its value is missing or malformed.
-    """
+    """Parses a ``.prm`` file, ``name``; lists of labels and words that it lacks are empty."""
     fields: dict[str, Any] = {field: () for field, what in _KEYWORDS.values() if what != "a number"}
     for number, line in enumerate(lines, 1):
         if line.startswith("#") or not line.strip():
@@ -89,13 +83,9 @@ def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
             case (field, "two words"), [_, _]:
                 fields[field] += (tuple(values),)
             case _:
-                expected = _expected(keyword)
+                close = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
+                expected = close[0] if close else ", ".join(_KEYWORDS)
+                if keyword in _KEYWORDS:
+                    expected = f"{_KEYWORDS[keyword][1]} after {keyword}"
                 raise UserError(f"{name}:{number}: expected {expected}, got {line.strip()!r:.200}")
     return ParameterFile(**fields)
-
-
-def _expected(keyword: str) -> str:
-    if keyword in _KEYWORDS:
-        return f"{_KEYWORDS[keyword][1]} after {keyword}"
-    close = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
-    return close[0] if close else ", ".join(_KEYWORDS)

@@ -59,34 +59,18 @@ def _percent(part: int, whole: int) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceScores(Counts):
-    """Scores of one sentence.
+    """Scores of one sentence, with EVALB's error messages."""
 
-    Attributes:
-      number: Its line, from 1.
-      length: Number of words of the gold line, without ``delete_labels_for_length``.
-      status: Valid, error or skipped.
-      errors: EVALB's error messages.
-      listing: Words and brackets, if the parameter ``debug`` is set.
-    """
-
-    number: int
-    length: int
+    number: int  # from 1
+    length: int  # in words of the gold line, without ``delete_labels_for_length``
     status: Status
     errors: tuple[str, ...]
-    listing: str
+    listing: str  # of words and brackets, if the parameter ``debug`` is set
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary(Counts):
-    """Summary of all sentences or of all short ones; only valid sentences are counted.
-
-    Attributes:
-      sentences: Number of sentences, of each status below.
-      complete_match: Percentage of valid sentences whose brackets are all correct.
-      average_crossing: Mean number of crossing brackets per valid sentence.
-      no_crossing: Percentage of valid sentences without crossing brackets.
-      two_or_less_crossing: Percentage of valid sentences with at most two crossing brackets.
-    """
+    """Counts of the valid sentences, and the percentages of them that EVALB prints."""
 
     sentences: int
     error_sentences: int
@@ -112,13 +96,9 @@ class Report:
         rows = [row.numbers() for row in self.rows]
         for row in rows:
             del row["listing"]
-        report = {
-            "all": self.all.numbers(),
-            "short": self.short.numbers(),
-            "cutoff_length": self.cutoff_length,
-            "rows": rows,
-        }
-        return json.dumps(report, ensure_ascii=False, indent=2)
+        summaries = {"all": self.all.numbers(), "short": self.short.numbers()}
+        rest = {"cutoff_length": self.cutoff_length, "rows": rows}
+        return json.dumps(summaries | rest, ensure_ascii=False, indent=2)
 
     def table(self) -> str:
         """Returns the report as EVALB prints it."""

@@ -20,7 +20,24 @@ Runs         load_model, quantize, Checkpoints
 Errors       UserError
 """
 
-from jaxformer.lazy import attach
+import ast
+import importlib
+import pkgutil
+from typing import Any
+
 from jaxformer.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = attach(__name__, "__version__")  # pyright: ignore[reportUnsupportedDunderAll]
+_STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or "")
+_IMPORTS = [statement for statement in _STUB.body if isinstance(statement, ast.ImportFrom)]
+_MODULES = {alias.name: str(node.module) for node in _IMPORTS for alias in node.names}
+__all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*_MODULES, "__version__"]

@@ -21,7 +21,6 @@ def numbers(text: str) -> list[int]:
 
 
 def check_text(text: Any, name: str) -> None:
-    """Checks that an argument is a string."""
     if isinstance(text, bytes):
         raise UserError(f"{name}: expected text, got bytes; decode them first: .decode('utf-8')")
     if not isinstance(text, str):

@@ -8,11 +8,6 @@ one with ``dataclasses.replace``.
 ``configs/*.py`` return a ``ConfigDict`` (:func:`to_config_dict`), which gives the command line
 typed overrides. :meth:`Config.from_dict` converts it back, so that overridden values are validated
 too.
-
->>> import dataclasses
->>> model = dataclasses.replace(ModelConfig(), num_heads=4)
->>> model.key_size
-128
 """
 
 import dataclasses
@@ -129,7 +124,6 @@ class Config:
 
 
 def check_kind(config: Config, *kinds: Kind) -> None:
-    """Checks that an experiment is of one of some kinds."""
     if config.kind not in kinds:
         raise UserError(
             f"expected {' or '.join(kind.description for kind in kinds)}, got "
@@ -175,7 +169,6 @@ def check_config(config: Any) -> None:
 
 
 def save(config: Config, path: pathlib.Path) -> None:
-    """Writes the config as JSON, atomically."""
     write_file(path, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
 
 
@@ -202,24 +195,18 @@ def to_config_dict(config: Config) -> Any:
 
     hints = {name: typing.get_type_hints(type(section)) for name, section in vars(config).items()}
     hints["search"] = {name: hint for name, (hint, _) in plain.search_fields().items()}
-    result = config_dict.ConfigDict()
-    for section, values in config.to_dict().items():
-        converted: Any = config_dict.ConfigDict()
+    sections = config.to_dict()
+    for section, values in sections.items():
         for name, value in values.items():
             if value is None:  # A placeholder keeps the type.
-                value = config_dict.placeholder(expected_type(hints[section][name]))
-            converted[name] = value
-        result[section] = converted
-    return result
+                values[name] = config_dict.placeholder(expected_type(hints[section][name]))
+    return config_dict.ConfigDict(sections)
 
 
 def select(variants: dict[str, Config], name: str) -> Any:
     """Returns a variant of an experiment as a ``ConfigDict``; the default variant is named "".
 
     ``configs/base.py:tiny`` on the command line selects the variant "tiny" of ``base.py``.
-
-    Raises:
-      UserError: There is no such variant.
     """
     if name not in variants:
         known = ", ".join(repr(each) if each else "none (the default)" for each in variants)

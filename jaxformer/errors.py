@@ -32,13 +32,7 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
-    """Explains imports of an optional package that fail within the context.
-
-    Args:
-      package: Name of the package for pip.
-      why: What it does, as in "which reads Parquet".
-      extra: Extra of jaxformer with the package and whatever else it takes.
-    """
+    """Says how to install an optional package, or an extra with it, if its import fails."""
     try:
         yield
     except ImportError:
@@ -51,10 +45,7 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
 def did_you_mean(
     name: str, known: Iterable[str], otherwise: str, meaning: Callable[[str], str] = str
 ) -> str:
-    """Returns the end of an error message about an unknown name.
-
-    It suggests the ``meaning`` of the known name that resembles it, if one does.
-    """
+    """Suggests the ``meaning`` of the known name that resembles an unknown one, if one does."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {meaning(close[0])}?" if close else otherwise
 
@@ -68,22 +59,11 @@ class SomeLinesError(Exception):
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command and reports errors as one line on standard error.
+    """Runs a command, reports errors as one line on standard error, and returns the exit code.
 
-    The command keeps running, without messages and progress bars, if the reader of its standard
-    error is gone. Its standard output is UTF-8, whatever the locale, as are all files it writes.
-
-    Returns:
-      The exit code, the same for all commands:
-
-      - 0: done.
-      - 1: failed: a file cannot be written, training does not converge, or an error with a
-        traceback.
-      - 2: a mistake in the input.
-      - 3: some lines of the input could not be done; all others are done.
-      - 75: a signal stopped training; the same command resumes it.
-      - 130: interrupted by Ctrl-C. In training, a second Ctrl-C: the steps since the newest
-        checkpoint are not saved, and the same command repeats them.
+    The exit codes of all commands are in docs/training.md. The command keeps running, without
+    messages and progress bars, if the reader of its standard error is gone. Its standard output is
+    UTF-8, whatever the locale, as are all files it writes.
     """
     _outlive_reader_of_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -45,14 +45,7 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
             f"expected a path on a local disk: got {text}; work on a local disk and copy from or "
             "to there, or mount the bucket (with gcsfuse, for instance) and give the mount point"
         )
-    if not text.startswith("~"):  # pathlib would take ./~ for ~
-        return pathlib.Path(path)
-    try:
-        return pathlib.Path(path).expanduser()
-    except RuntimeError:
-        raise PathError(
-            f"{text}: there is no such home directory; write ./{text} for a folder of that name"
-        ) from None
+    return pathlib.Path(os.path.expanduser(text))
 
 
 def model_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
@@ -82,10 +75,7 @@ def cache_directory() -> pathlib.Path:
 
 
 def data_directory() -> pathlib.Path:
-    """Returns the directory of the corpora that the shipped configs read.
-
-    It is ``$JAXFORMER_DATA``, or ``data`` in the :func:`cache_directory`.
-    """
+    """Returns the directory of corpora: ``$JAXFORMER_DATA``, or ``data`` in the cache."""
     named = os.environ.get("JAXFORMER_DATA")
     return local_path(named) if named else cache_directory() / "data"
 
@@ -95,10 +85,6 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
 
     Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of
     terabytes takes no disk. Links are followed only within the folder ``inside``, if it is given.
-
-    Raises:
-      UserError: This is not a regular file, lies outside of ``inside``, or is mostly a hole.
-      OSError: The file cannot be opened.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
     if inside is not None:
@@ -164,6 +150,20 @@ def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: s
         raise UserError(f"{path}: expected {what}: {error}") from None
 
 
+def read_object(
+    path: pathlib.Path, inside: pathlib.Path | None = None, *, advice: str
+) -> dict[str, Any]:
+    """Reads a JSON object; the message about a missing file ends with ``advice``."""
+    with readable(path):
+        try:
+            values = read_json(path, inside)
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; {advice}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
 def file_sha256(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a file, hexadecimal."""
     with open_file(path) as stream:
@@ -182,11 +182,7 @@ def check_output(path: pathlib.Path) -> None:
 def write_file(path: pathlib.Path, content: bytes) -> None:
     """Writes a file atomically and durably, and creates its folder if needed.
 
-    After a power failure, the file has either its old or its new content.
-
-    Raises:
-      UserError: No file can have this name; see :func:`check_output`.
-      OSError: The file cannot be written; an older version is unchanged.
+    After a power failure or an error, the file has either its old or its new content.
     """
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,21 +215,16 @@ def flush_to_disk(descriptor: int) -> None:
 
 
 def check_file_system(folder: pathlib.Path) -> None:
-    """Checks that files in a folder can be renamed, locked and synchronized with the disk.
-
-    A run needs this to survive interruptions. Some mounted drives and buckets do not know it.
-    """
-    with tempfile.TemporaryDirectory(prefix="probe.", dir=folder) as name:
-        probe = pathlib.Path(name, "probe")
-        probe.mkdir()
+    """Checks that files in a folder can be renamed, locked and synchronized with the disk."""
+    with tempfile.TemporaryDirectory(prefix="probe.", dir=folder) as probe:
         try:
-            with (probe / "file").open("wb") as file:
+            with pathlib.Path(probe, "file").open("wb") as file:
                 operation = "fsync"
                 os.fsync(file.fileno())
                 operation = "lock"
                 _flock(file.fileno(), "LOCK_EX")
             operation = "rename"
-            probe.rename(pathlib.Path(name, "renamed"))
+            os.rename(file.name, f"{file.name}.renamed")
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
@@ -244,23 +235,18 @@ def check_file_system(folder: pathlib.Path) -> None:
             ) from None
 
 
-@contextlib.contextmanager
-def lock_folder(folder: pathlib.Path) -> Iterator[bool]:
+def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]:
     """Creates a folder if needed and locks it; yields whether this process has the lock.
 
     The lock is on the file ``lock`` in the folder, since network file systems lock only what can be
     opened for writing. It is released at the end of the block or of the process, even by kill -9.
-
-    Raises:
-      UserError: The name "lock" belongs to a folder or a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"{path}: expected a file to lock, found a folder or a link")
     path.touch()
-    with lock_file(path, shared=False) as alone:
-        yield alone
+    return lock_file(path, shared=False)
 
 
 @contextlib.contextmanager

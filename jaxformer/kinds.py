@@ -27,29 +27,17 @@ from jaxformer.nn.parameters import describe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of experiment.
+    """A kind of experiment: the classes of its data, model and task."""
 
-    Attributes:
-      description: Its models, in error messages.
-      commands: The commands for its models.
-      corpora: Values of ``data.corpus`` that select it.
-      data: Class of the data section of its configs.
-      model: Class of the model section.
-      network: Class of its models, called with the model section and ``remat``.
-      inputs: Number of arrays of token ids that a model takes.
-      load_tokenizer: Reads the tokenizer of a workdir.
-      task: Module and name of its :class:`~jaxformer.Task`.
-    """
-
-    description: str
-    commands: str
-    corpora: tuple[str, ...]
+    description: str  # of its models, in error messages
+    commands: str  # for its models
+    corpora: tuple[str, ...]  # values of data.corpus that select it
     data: type[DataSection]
     model: type[ModelConfig] = ModelConfig
-    network: type[nn.Module] = Transformer
-    inputs: int = 1
+    network: type[nn.Module] = Transformer  # called with the model section and remat
+    inputs: int = 1  # number of arrays of token ids that a model takes
     load_tokenizer: Callable[[pathlib.Path], Vocabulary] = Tokenizer.load
-    task: str
+    task: str  # module and name
 
 
 TRANSLATION = Kind(

@@ -77,10 +77,7 @@ def map_rows(
 
 
 def expand_like(array: ArrayLike, like: Array) -> Array:
-    """Returns the array with leading axes of size 1, so that it has the rank of ``like``.
-
-    JAX adds these axes itself, except under ``jax_numpy_rank_promotion="raise"``.
-    """
+    """Adds axes of size 1 in front; JAX does not with ``jax_numpy_rank_promotion="raise"``."""
     return jax.lax.expand_dims(array, range(like.ndim - np.ndim(array)))
 
 

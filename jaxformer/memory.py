@@ -14,28 +14,14 @@ from jaxformer.training.step import make_train_step
 
 
 class StepMemory(NamedTuple):
-    """Bytes on each device while a step runs.
+    """Bytes on each device while a step runs."""
 
-    Attributes:
-      state: Bytes of the inputs of a step: parameters, optimizer state and batch.
-      work: Bytes that only the step needs: gradients, and what the backward pass keeps.
-    """
-
-    state: int
-    work: int
-
-    @property
-    def total(self) -> int:
-        """Bytes that a device must have."""
-        return self.state + self.work
+    state: int  # inputs of the step: parameters, optimizer state and batch
+    total: int  # with what only the step needs: gradients, and what the backward pass keeps
 
 
 def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
-    """Returns XLA's memory estimate for the longest batch. Compiles the step, but does not run it.
-
-    Batches with more and shorter sentences take less memory, since attention weights grow with the
-    square of the length. Validation is not counted, and no data is read.
-    """
+    """Returns XLA's estimate for the longest batch, which takes the most, and runs nothing."""
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     gradient_accumulation = config.training.gradient_accumulation
@@ -47,8 +33,9 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     program = step.lower(state, task.longest_batch(config, shards)).compile()
     reserved = program.memory_analysis()
     assert reserved is not None
-    new = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
-    return StepMemory(reserved.argument_size_in_bytes, reserved.temp_size_in_bytes + new)
+    inputs, outputs = reserved.argument_size_in_bytes, reserved.output_size_in_bytes
+    work = reserved.temp_size_in_bytes + outputs - reserved.alias_size_in_bytes
+    return StepMemory(inputs, inputs + work)
 
 
 def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:

@@ -73,10 +73,7 @@ def word_attention(
     *,
     layer: int | None = None,
 ) -> list[Float[np.ndarray, "T S"]]:
-    """Computes the attention of target words over source words, float64; see :func:`align`.
-
-    Words without pieces have the weight 0.
-    """
+    """Returns the attention of target words over source words, float64; see :func:`align`."""
     layers = layer_indices(translator, layer)
     sources = check_texts(sources, "sources")
     check_same_length(targets, sources, "targets", "sources")
@@ -127,11 +124,7 @@ def between_words(
     target_words: Sequence[int],
     shape: tuple[int, int],
 ) -> Float[np.ndarray, "T S"]:
-    """Reduces attention between pieces to attention between words, float64, in this shape.
-
-    Pieces are given by their words; -1 for none, such as end-of-sentence. Words without pieces have
-    zeros.
-    """
+    """Reduces attention between pieces, given by their words, or -1, to attention between words."""
     of_targets, of_sources = (
         np.equal.outer(words, np.arange(count)).astype(np.float64)
         for words, count in zip((target_words, source_words), shape, strict=True)
@@ -141,10 +134,7 @@ def between_words(
 
 
 def most_attended(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
-    """Pairs each target word with the source word of largest weight, the first in case of ties.
-
-    A target word without pieces, whose weights are all zero, has no pair.
-    """
+    """Pairs each target word that has pieces with the source word of largest weight, the first."""
     return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
 
 
@@ -237,10 +227,7 @@ def cross_attention(
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, "B T S"]:
-    """Returns the attention of the targets, shifted right, over the sources, float32.
-
-    It is averaged over the heads of a layer of each model, and over the models.
-    """
+    """Returns the attention of targets over sources, the mean of heads and models, float32."""
     total = jnp.zeros((*tgt_in.shape, src.shape[1]), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)
     for member, layer in zip(members, layers, strict=True):

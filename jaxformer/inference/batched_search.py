@@ -87,10 +87,7 @@ def search_batches(
     first: int = 0,
     report: Callable[[int], object] = lambda finished: None,
 ) -> list[Decoded]:
-    """Decodes every source, in the order given; an empty source has no hypotheses.
-
-    See :meth:`~jaxformer.Translator.translate_ids`, which checks its arguments.
-    """
+    """Decodes every source; see :meth:`~jaxformer.Translator.translate_ids`, which checks them."""
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
     longest = min(member.config.max_length for member in members)

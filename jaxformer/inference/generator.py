@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
-from jaxformer.config import Config, ModelConfig
-from jaxformer.data.tokenizer import EOS, PAD, UNK, Vocabulary
+from jaxformer.config import ModelConfig
+from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel, decoding_params
+from jaxformer.inference.weights import Predictor
 from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.language_model import LanguageModel
@@ -32,7 +31,7 @@ _CHUNK = 8
 _SMALLEST_CAPACITY = 64
 
 
-class Generator:
+class Generator(Predictor):
     """Continues texts with a trained language model.
 
     >>> generator = Generator.load("runs/shakespeare")  # doctest: +SKIP
@@ -48,39 +47,7 @@ class Generator:
       weights: Description of the checkpoint, such as "step 2000".
     """
 
-    def __init__(
-        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
-    ) -> None:
-        """Initializes a generator; :meth:`load` reads all arguments from a workdir.
-
-        Raises:
-          UserError: The config is not of a language model, or the vocabulary sizes differ.
-        """
-        self.params = decoding_params(config, params, tokenizer, LANGUAGE_MODELING)
-        self.config, self.tokenizer, self.weights = config, tokenizer, weights
-
-    @classmethod
-    def load(
-        cls,
-        workdir: str | pathlib.Path,
-        *,
-        weights: str | int = "auto",
-        search: BeamSearch | Sampling | None = None,
-        compute_dtype: str | None = None,
-    ) -> "Generator":
-        """Reads config, tokenizer and parameters; arguments as for ``Translator.load``.
-
-        Raises:
-          UserError: A file is missing or damaged, or the model is not a language model.
-        """
-        trained = TrainedModel.load(
-            workdir,
-            weights=weights,
-            search=search,
-            compute_dtype=compute_dtype,
-            kinds=(LANGUAGE_MODELING,),
-        )
-        return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
+    kinds = (LANGUAGE_MODELING,)
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 500) -> list[str]:
         """Returns one continuation per prompt, without the prompt: the best, or the first sample.
@@ -144,12 +111,7 @@ class Generator:
         return self.tokenizer.encode(text or "\n")
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
-        """Checks that a prompt can be continued by this number of tokens.
-
-        Raises:
-          UserError: A character is not in the vocabulary, or beam search would exceed the model's
-            context.
-        """
+        """Raises the errors of :meth:`continuations` for a prompt, before anything is generated."""
         self._check_context(len(self.prompt_ids(prompt)), max_tokens)
 
     def _check_context(self, length: int, max_tokens: int) -> None:
@@ -210,12 +172,11 @@ class Generator:
     def _search(self) -> Algorithm:
         """Returns the search of one row, whose tokens are text."""
         search = self.config.search
-        if isinstance(search, Sampling):
-            changes: dict[str, Any] = {"num_samples": 1}
-        else:  # Most texts end at their maximum length, without EOS.
-            changes = {"unfinished": "compete"}
         constraints = (*search.constraints, _only_text)
-        return dataclasses.replace(search, constraints=constraints, **changes)
+        if isinstance(search, Sampling):
+            return dataclasses.replace(search, constraints=constraints, num_samples=1)
+        # Most texts end at their maximum length, without EOS.
+        return dataclasses.replace(search, constraints=constraints, unfinished="compete")
 
 
 def _only_text(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:

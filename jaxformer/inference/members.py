@@ -16,18 +16,12 @@ _LOGITS_AT_ONCE = 1 << 22
 
 
 class Member(NamedTuple):
-    """A Transformer of an ensemble.
-
-    Attributes:
-      config: The architecture.
-      params: Parameters, cast or quantized for decoding.
-    """
+    """A Transformer of an ensemble."""
 
     config: ModelConfig
-    params: PyTree
+    params: PyTree  # cast or quantized for decoding
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
-        """Calls a method of the Transformer."""
         variables = {"params": self.params}
         return Transformer(self.config).apply(variables, *inputs, method=method, **options)
 

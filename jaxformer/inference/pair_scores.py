@@ -1,9 +1,4 @@
-"""Scores of given translations, by force-decoding.
-
-The score of a target is its log probability divided by the length penalty of the search settings,
-as the search itself would report for the same tokens. The whole target is decoded in one pass,
-without a cache.
-"""
+"""Scores of given translations, by force-decoding: in one pass, without a cache."""
 
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -107,10 +102,7 @@ def check_pairs(
 def pair_batches(
     pairs: Sequence[tuple[list[int], list[int]]], max_length: int, tokens_per_batch: int
 ) -> Iterator[PairBatch]:
-    """Batches the pairs with tokens on both sides, in few shapes, longest first.
-
-    Each side has at most ``tokens_per_batch`` tokens with padding, unless a single pair has more.
-    """
+    """Batches the pairs with tokens on both sides, in few shapes, longest first."""
 
     def size(number: int) -> int:
         return max(map(len, pairs[number]))

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.members import Member
-from jaxformer.inference.weights import TrainedModel, decoding_params
+from jaxformer.inference.weights import Predictor
 from jaxformer.kinds import PARSING, TRANSLATION
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
@@ -37,7 +38,7 @@ class Hypothesis(NamedTuple):
     log_prob: float
 
 
-class Translator:
+class Translator(Predictor):
     """Translates sentences with a trained Transformer.
 
     >>> Translator.load().translate(["Where is the station?"])
@@ -51,6 +52,9 @@ class Translator:
       weights: Description of the checkpoints, such as "step 2000".
     """
 
+    kinds = (TRANSLATION, PARSING)
+    tokenizer: Tokenizer
+
     def __init__(
         self, config: Config, params: PyTree, tokenizer: Tokenizer, weights: str = "given"
     ) -> None:
@@ -62,11 +66,8 @@ class Translator:
         Raises:
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
-        params = decoding_params(config, params, tokenizer, TRANSLATION, PARSING)
-        self.config = config
-        self.models: tuple[Member, ...] = (Member(config.model, params),)
-        self.tokenizer = tokenizer
-        self.weights = weights
+        super().__init__(config, params, tokenizer, weights)
+        self.models: tuple[Member, ...] = (Member(config.model, self.params),)
 
     @classmethod
     def load(
@@ -91,18 +92,9 @@ class Translator:
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
         """
-        members = []
-        for name in str(weights).split(","):
-            trained = TrainedModel.load(
-                workdir,
-                weights=name,
-                search=search,
-                compute_dtype=compute_dtype,
-                kinds=(TRANSLATION, PARSING),
-            )
-            tokenizer = members[0].tokenizer if members else trained.tokenizer
-            members.append(cls(trained.config, trained.params, tokenizer, trained.weights))
-        return members[0].ensemble_with(*members[1:])
+        load = functools.partial(super().load, search=search, compute_dtype=compute_dtype)
+        first, *others = [load(workdir, weights=name) for name in str(weights).split(",")]
+        return first.ensemble_with(*others)
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
         """Returns an ensemble with other translators, which averages the models' probabilities.
@@ -245,10 +237,6 @@ class Translator:
 
         Returns:
           For each source, the lists ``tokens``, ``scores`` and ``log_probs``, best first.
-
-        Raises:
-          UserError: A token id is out of range, a source is longer than the model allows, or the
-            number of prefixes differs.
         """
         source_size, target_size = self.vocab_sizes
         sources = [

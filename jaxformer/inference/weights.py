@@ -6,7 +6,7 @@ import hashlib
 import pathlib
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import flax.traverse_util
 import jax
@@ -46,29 +46,6 @@ def prepare_params(config: ModelConfig, params: PyTree, kind: Kind = TRANSLATION
     return cast_params(params, describe_model(config, kind), config.compute_dtype)
 
 
-def decoding_params(config: Config, params: PyTree, tokenizer: Vocabulary, *kinds: Kind) -> PyTree:
-    """Checks what the constructor of a predictor is given, and prepares the parameters."""
-    check_config(config)
-    check_kind(config, *kinds)
-    if not hasattr(tokenizer, "vocab_size"):
-        raise UserError(
-            f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
-            "Tokenizer.load"
-        )
-    if isinstance(params, Mapping) and "params" in params:
-        raise UserError(
-            "params: expected the parameters themselves, got variables that hold them; give "
-            'variables["params"]'
-        )
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise UserError(
-            f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
-            f"one of {tokenizer.vocab_size}"
-        )
-    use_compilation_cache()
-    return prepare_params(config.model, params, config.kind)
-
-
 def params_sha256(params: PyTree) -> str:
     """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""
     digest = hashlib.sha256()
@@ -106,10 +83,6 @@ class TrainedModel:
         """Reads config and parameters of one of the kinds; arguments as for ``Translator.load``.
 
         With ``dequantized``, int8 parameters become float32.
-
-        Raises:
-          UserError: A file is missing or damaged, the model is of another kind, there are no such
-            weights, or they are int8 and cannot be used with another compute dtype.
         """
         folder = Workdir(model_path(workdir))
         config = load_run(folder)
@@ -134,6 +107,51 @@ class TrainedModel:
         """The tokenizer, read from the workdir."""
         self.folder.check_tokenizer()
         return self.config.kind.load_tokenizer(self.folder.tokenizer)
+
+
+class Predictor:
+    """A trained model and its tokenizer, ready for use: the base of Translator and Generator."""
+
+    kinds: ClassVar[tuple[Kind, ...]]
+
+    def __init__(
+        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
+    ) -> None:
+        """Checks the arguments, which :meth:`load` reads from a workdir."""
+        check_config(config)
+        check_kind(config, *self.kinds)
+        if not hasattr(tokenizer, "vocab_size"):
+            raise UserError(
+                f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
+                "Tokenizer.load"
+            )
+        if isinstance(params, Mapping) and "params" in params:
+            raise UserError(
+                "params: expected the parameters themselves, got variables that hold them; give "
+                'variables["params"]'
+            )
+        if tokenizer.vocab_size != config.model.vocab_size:
+            raise UserError(
+                f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
+                f"one of {tokenizer.vocab_size}"
+            )
+        use_compilation_cache()
+        self.config, self.tokenizer, self.weights = config, tokenizer, weights
+        self.params = prepare_params(config.model, params, config.kind)
+
+    @classmethod
+    def load(
+        cls,
+        workdir: str | pathlib.Path,
+        *,
+        weights: str | int = "auto",
+        search: BeamSearch | Sampling | None = None,
+        compute_dtype: str | None = None,
+    ) -> Self:
+        """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``."""
+        options = {"search": search, "compute_dtype": compute_dtype, "kinds": cls.kinds}
+        trained = TrainedModel.load(workdir, weights=weights, **options)
+        return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
 
 
 @global_mesh(None)
@@ -199,15 +217,9 @@ def _check_metadata(
 
 @global_mesh(None)
 def average(folder: Workdir, last: int) -> list[int]:
-    """Averages the ``last`` newest checkpoints (section 6.1) and writes ``folder.averaged``.
+    """Averages the ``last`` newest checkpoints (section 6.1) in float64; returns their steps.
 
-    Parameters are summed in float64.
-
-    Returns:
-      The steps that were averaged.
-
-    Raises:
-      UserError: There are fewer checkpoints, one of them is damaged, or they are quantized.
+    The result is written to ``folder.averaged``.
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
@@ -234,15 +246,13 @@ def average(folder: Workdir, last: int) -> list[int]:
 
 def _newest_steps(checkpoints: Checkpoints, folder: Workdir, run: Config, last: int) -> list[int]:
     steps = checkpoints.newest_steps()[-last:]
-    if not steps:
-        raise UserError(f"{folder.checkpoints}: no checkpoint yet; train for longer")
     if len(steps) < last:
-        more = "train longer"
+        advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
         if last > run.training.keep_checkpoints:
-            more += f" with --config.training.keep_checkpoints={last}"
+            advice += f" with --config.training.keep_checkpoints={last}"
         raise UserError(
-            f"{folder.checkpoints}: expected {last} checkpoints to average, found "
-            f"{len(steps)}; use --last {len(steps)}, or {more}"
+            f"{folder.checkpoints}: expected {last} checkpoints to average, found {len(steps)}; "
+            f"{advice}"
         )
     return steps
 

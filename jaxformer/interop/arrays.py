@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.errors import UserError, needs_package
-from jaxformer.files import readable
+from jaxformer.files import open_file, readable
 
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
@@ -39,11 +39,7 @@ class NamedArrays:
         return name in self.arrays
 
     def array(self, name: str, axes: str) -> Float[np.ndarray, "..."]:
-        """Returns an array with these axes, float32 and permuted.
-
-        Raises:
-          UserError: There is no such array, or its shape differs.
-        """
+        """Returns an array with these axes, float32 and permuted."""
         expected = tuple(self.sizes[axis] for axis in axes)
         if name not in self.arrays:
             raise UserError(f"{self.place}: expected an array {name} of shape {expected}: none")
@@ -65,7 +61,6 @@ class NamedArrays:
         return {ours: kernel, f"{ours}_bias": bias}
 
     def norm(self, name: str) -> Params:
-        """Returns the parameters of a layer norm."""
         return {"scale": self.array(f"{name}.weight", "D"), "bias": self.array(f"{name}.bias", "D")}
 
     def skip(self, name: str) -> None:
@@ -109,24 +104,19 @@ def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
-    """Reads a state dictionary that ``torch.save`` wrote, such as pytorch_model.bin, as float32.
-
-    Such a file has a pickle, which is a program. PyTorch reads it with ``weights_only=True``, which
-    refuses everything but tensors and plain containers.
-    """
+    """Reads a state dictionary that ``torch.save`` wrote, such as pytorch_model.bin, as float32."""
     with needs_package(
         "torch", "which reads pytorch_model.bin; model.safetensors needs no PyTorch"
     ):
         import torch
-    try:
-        with readable(path):
+    with readable(path), open_file(path) as file:
+        try:
+            # weights_only refuses everything in a pickle but tensors and plain containers.
             # pyright takes torch.py beside this file for the package.
-            state = torch.load(path, map_location="cpu", weights_only=True)  # pyright: ignore
-        return {name: tensor.float().numpy() for name, tensor in state.items()}
-    except UserError:
-        raise
-    except Exception as error:  # torch.load has no base class of its own for damaged files.
-        raise UserError(
-            f"{path}: expected a dictionary of tensors, as torch.save writes it: "
-            f"{str(error).partition(chr(10))[0]}"
-        ) from None
+            state = torch.load(file, map_location="cpu", weights_only=True)  # pyright: ignore
+            return {name: tensor.float().numpy() for name, tensor in state.items()}
+        except Exception as error:  # torch.load has no base class of its own for damaged files.
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{path}: expected a dictionary of tensors, as torch.save writes it: {reason}"
+            ) from None

@@ -63,21 +63,11 @@ def export_model(
     search: BeamSearch | Sampling | None = None,
     compute_dtype: str | None = None,
 ) -> str:
-    """Exports the model of a workdir, with a model card as README.md.
+    """Exports the model of a workdir, with a model card as README.md; returns a one-line summary.
 
-    The folder appears only when it is complete.
-
-    Args:
-      format: "stablehlo", "ctranslate2", "marian" or "safetensors".
-      workdir: The run directory.
-      output: The folder to write, new or empty.
-      weights: Checkpoint; see :func:`~jaxformer.load_model`.
-      search: Replaces the run's search.
-      compute_dtype: Replaces the run's compute dtype; for "stablehlo" only, since the other formats
-        hold no program.
-
-    Returns:
-      A one-line summary.
+    The folder ``output``, which must be new or empty, appears only when it is complete. The other
+    arguments are as for ``Translator.load``; ``compute_dtype`` is for "stablehlo" only, since the
+    other formats hold no program.
 
     Raises:
       UserError: The workdir is damaged, the format cannot express the model or an option, a package
@@ -86,7 +76,12 @@ def export_model(
     target = local_path(output).absolute()
     if compute_dtype is not None and format != "stablehlo":
         raise UserError(f"--dtype is for stablehlo only: {format} stores float32; leave it out")
-    _check_unused(target)
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UserError(f"{target}: expected the name of a new folder, but it exists")
+    if target.exists() and (found := sorted(os.listdir(target))):
+        raise UserError(
+            f"{target}: expected a new or empty folder, but it holds {found[0]!r:.80}; name another"
+        )
     options = {"search": search, "compute_dtype": compute_dtype, "dequantized": True}
     model = TrainedModel.load(workdir, weights=weights, **options)
     model.folder.check_tokenizer()
@@ -99,22 +94,11 @@ def export_model(
         card = _model_card(model, target.name, usage)
         write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())
-        _check_unused(target)
         folder.replace(target)
     return f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it"
 
 
-def _check_unused(folder: pathlib.Path) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UserError(f"{folder}: expected the name of a new folder, but it exists")
-    if folder.exists() and (found := sorted(os.listdir(folder))):
-        raise UserError(
-            f"{folder}: expected a new or empty folder, but it holds {found[0]!r:.80}; name another"
-        )
-
-
 def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
-    """Returns the text of a model card with this name as its title, in Markdown."""
     config, data = model.config.to_dict(), model.config.data
     languages = "(please fill in)"
     if model.config.kind is TRANSLATION and isinstance(data, DataConfig):

@@ -136,14 +136,7 @@ def sha256_of(path: pathlib.Path) -> str:
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
     """Reads a JSON object of a workdir, which must not be a link out of it."""
-    with files.readable(path):
-        try:
-            values = files.read_json(path, path.parent)
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file; copy the whole workdir") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
-    return values
+    return files.read_object(path, path.parent, advice="copy the whole workdir")
 
 
 def use_compilation_cache() -> None:

@@ -22,37 +22,22 @@ from jaxformer.tasks.initialization import tokenizer_of_run
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Data of a training run.
-
-    Attributes:
-      corpus: The sentence pairs.
-      tokenizer: The shared vocabulary.
-      identity: SHA-256 of the tokenizer and of both splits of the corpus; weights of a mixture.
-      train: Training pairs as token ids.
-      plan: Assignment of training pairs to batches.
-      valid: Validation pairs as token ids.
-      valid_plan: Batches of validation pairs, each pair once.
-      valid_text: The first validation pairs as text, for BLEU.
-    """
+    """Data of a training run."""
 
     corpus: VerifiedCorpus
     tokenizer: Tokenizer
-    identity: dict[str, str]
+    identity: dict[str, str]  # SHA-256 of the tokenizer and of both splits; weights of a mixture
     train: TokenStore
     plan: BatchPlan
     valid: TokenStore
-    valid_plan: BatchPlan
-    valid_text: list[tuple[str, str]]
+    valid_plan: BatchPlan  # with each pair once
+    valid_text: list[tuple[str, str]]  # the first validation pairs, for BLEU
 
 
 def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Dataset:
     """Reads and tokenizes the corpus, or opens what earlier runs left in the cache.
 
-    A resumed run keeps the tokenizer of its workdir; a new one is given a tokenizer or learns one.
-    Nothing is written to the workdir.
-
-    Raises:
-      UserError: Data is missing or malformed, or differs from the data that the run began with.
+    A resumed run keeps its data and the tokenizer of its workdir. Nothing is written to it.
     """
     data = data_of(config, DataConfig)
     corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)

@@ -45,13 +45,7 @@ _Note: TypeAlias = tuple[str, tuple[int, ...], str]
 def tokenizer_of_run(
     config: Config, run: Workdir, load: Callable[[pathlib.Path], T], learn: Callable[[], T]
 ) -> T:
-    """Returns the tokenizer of a workdir; a new run is given one, or learns it.
-
-    It is given the one of ``data.tokenizer``, a file or a workdir, or of ``training.init_from``.
-
-    Raises:
-      UserError: There is no such file, it is damaged, or its size is not ``model.vocab_size``.
-    """
+    """Returns the tokenizer of a workdir; a new run takes one that its config names, or learns."""
     if run.config.exists():
         run.check_tokenizer()
         return load(run.tokenizer)
@@ -78,10 +72,7 @@ def tokenizer_of_run(
 
 
 def initialization(config: Config, tokenizer: Vocabulary, run: Workdir) -> StartFrom | None:
-    """Returns how a new run gets its parameters from ``training.init_from``, or None.
-
-    The function prints on stderr what is taken, what is new, and what is left out.
-    """
+    """Returns how a run gets its first parameters from ``training.init_from``, or None."""
     if config.training.init_from is None:
         return None
     folder = Workdir(model_path(config.training.init_from))
@@ -166,11 +157,6 @@ def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[Py
 
     Rows of embeddings are matched by piece, rows of learned positions by position. Everything else
     that is not in ``saved`` is fresh. The lines list what was taken, is new, and was left out.
-
-    Args:
-      fresh: Parameters on this host.
-      saved: Parameters on this host.
-      ids: New ids and saved ids of the pieces that both vocabularies have.
     """
     old = {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(saved)}
     notes: dict[str, list[_Note]] = {"taken": [], "new": [], "left out": []}
@@ -185,11 +171,8 @@ def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[Py
             values = np.where(np.isneginf(values), np.float32(_NEVER_GENERATED), values)
         if name in _TABLES:
             rows, what = ids[:, (ids[0] < len(leaf)) & (ids[1] < len(values))], "pieces"
-        elif leaf.shape != values.shape:
-            rows, what = np.stack([np.arange(min(len(leaf), len(values)))] * 2), "positions"
         else:
-            notes["taken"].append((name, leaf.shape, ""))
-            return values
+            rows, what = np.tile(np.arange(min(len(leaf), len(values))), (2, 1)), "positions"
         result, taken = leaf.copy(), rows.shape[1]
         result[rows[0]] = values[rows[1]]
         some = taken < max(len(leaf), len(values))

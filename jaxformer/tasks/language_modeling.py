@@ -37,11 +37,7 @@ from jaxformer.training.validation import evaluate_loss
 
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
-    """Reads and tokenizes the text; a resumed run keeps its text, and the tokenizer of its workdir.
-
-    Raises:
-      UserError: The text is not as it was, cannot be read, or does not match sizes in the config.
-    """
+    """Reads and tokenizes the text; a resumed run keeps the tokenizer of its workdir."""
     data = data_of(config, StreamConfig)
     try:
         text = read_text(local_path(data.file))
@@ -60,17 +56,12 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
             f"characters of {data.file}: got {config.model.vocab_size}"
         )
     stream = TokenStream.of(text, tokenizer)
-    check_identity(folder, _identity(stream))
     if len(stream.train) <= data.length:
         raise UserError(
             f"data.length must be less than the {len(stream.train):,} tokens to train on: got "
             f"{data.length}"
         )
     return stream
-
-
-def _identity(stream: TokenStream) -> dict[str, str]:
-    return {"tokenizer": stream.tokenizer.sha256, "text": stream.text_sha256}
 
 
 class NextTokenLoss(TokenLoss):
@@ -105,7 +96,9 @@ class LanguageModeling(TokenTask):
 
     @classmethod
     def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
-        return cls(config, open_stream(config, folder))
+        task = cls(config, open_stream(config, folder))
+        check_identity(folder, task.identity())
+        return task
 
     @staticmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
@@ -138,7 +131,7 @@ class LanguageModeling(TokenTask):
         return language_model_flops(self.config.model, rows, tokens - 1)
 
     def identity(self) -> dict[str, str]:
-        return _identity(self._stream)
+        return {"tokenizer": self.tokenizer.sha256, "text": self._stream.text_sha256}
 
     def summary(self) -> str:
         """Returns the numbers of tokens and epochs, and lines with unusual characters."""

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -34,22 +34,15 @@ class TokenLoss(abc.ABC):
     It returns the sums "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
     "count", the number of target tokens; and "tokens", the number of all tokens. Tokens include
     end-of-sentence but no padding. Equal losses share their compiled programs.
-
-    Attributes:
-      network: Class of the model.
-      model: The architecture.
-      label_smoothing: Probability mass spread over the vocabulary.
-      remat: Rematerialization policy.
     """
 
-    network: ClassVar[type[nn.Module]]
+    network: ClassVar[type[nn.Module]]  # the class of the model
     model: ModelConfig
-    label_smoothing: float
+    label_smoothing: float  # probability mass spread over the vocabulary
     remat: Remat = "none"
 
     @classmethod
-    def of(cls, config: Config) -> "TokenLoss":
-        """Returns the loss of a config."""
+    def of(cls, config: Config) -> Self:
         check_config(config)
         return cls(config.model, config.training.label_smoothing, config.training.remat)
 
@@ -78,12 +71,7 @@ class TokenLoss(abc.ABC):
 
 
 class TokenTask(Task):
-    """A task of a config.
-
-    Attributes:
-      config: The config.
-      tokenizer: Its vocabulary.
-    """
+    """A task of a config, with a model of tokens."""
 
     loss_class: type[TokenLoss]
     config: Config
@@ -101,12 +89,10 @@ class TokenTask(Task):
 
     @property
     def init(self) -> Init:
-        """Creates the parameters from a key."""
         return make_init(self.config.model, self.config.kind)
 
     @property
     def loss(self) -> Loss:
-        """Sums the label-smoothed loss and counts tokens."""
         return self.loss_class.of(self.config)
 
     def save(self, workdir: Workdir) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.files import read_json, readable
+from jaxformer.files import read_object
 from jaxformer.search import BeamSearch
 
 _DEFAULTS: dict[str, Any] = {
@@ -67,13 +67,18 @@ _KNOWN = re.compile(
     "|no_repeat_ngram_size|num_beams|renormalize_logits|_.*|.*drop(out)?|.*dtype|architectures"
     "|bos_token_id|id2label|init_std|label2id|num_hidden_layers|transformers_version|use_cache"
 )
+# The end of a message about a missing file.
+LAYOUT = (
+    "expected a folder of a Marian model in the Hugging Face layout: config.json, "
+    "model.safetensors or pytorch_model.bin, source.spm, target.spm, vocab.json"
+)
 
 
 class _Fields:
     """The fields of a JSON file, checked when they are read."""
 
     def __init__(self, place: pathlib.Path, defaults: dict[str, Any]) -> None:
-        self.place, self.values = place, defaults | read_object(place)
+        self.place, self.values = place, defaults | read_object(place, advice=LAYOUT)
 
     def integer(self, name: str) -> int:
         value = self.values[name]
@@ -108,7 +113,6 @@ class MarianConfig:
     """A Marian model's config.json, and the generation_config.json beside it."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        """Reads both files, and refuses features that ours lacks."""
         self._fields = fields = _Fields(directory / "config.json", _DEFAULTS)
         place = directory / "generation_config.json"
         # Older models have these settings in config.json.
@@ -202,19 +206,3 @@ class MarianConfig:
         """Returns a limit in new tokens; the older setting counts the start token, too."""
         older = int(self._search.number(f"{which}_length", default + 1)) - 1
         return int(self._search.number(f"{which}_new_tokens", older))
-
-
-def read_object(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object of a Marian model."""
-    with readable(path):
-        try:
-            values = read_json(path)
-        except FileNotFoundError:
-            raise UserError(
-                f"{path}: no such file; expected a folder of a Marian model in the Hugging Face "
-                "layout: config.json, model.safetensors or pytorch_model.bin, source.spm, "
-                "target.spm, vocab.json"
-            ) from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a JSON object: found {type(values).__name__}")
-    return values

@@ -119,14 +119,13 @@ def rescaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    sides: dict[str, Any] = {}
-    for side in ("encoder", "decoder"):
-        sides |= {
-            f"{side}_attention_heads": config.num_heads,
-            f"{side}_ffn_dim": config.d_ff,
-            f"{side}_layers": config.num_layers,
-        }
-    return sides | {
+    return {
+        "encoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "encoder_layers": config.num_layers,
+        "decoder_attention_heads": config.num_heads,
+        "decoder_ffn_dim": config.d_ff,
+        "decoder_layers": config.num_layers,
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,

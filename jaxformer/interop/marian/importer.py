@@ -23,7 +23,7 @@ from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_whole, readable, run_path
+from jaxformer.files import local_path, read_object, read_whole, readable, run_path
 from jaxformer.inference.weights import write_model
 from jaxformer.interop.arrays import (
     NamedArrays,
@@ -33,7 +33,7 @@ from jaxformer.interop.arrays import (
     split_heads,
     stack,
 )
-from jaxformer.interop.marian.config import MarianConfig, read_object
+from jaxformer.interop.marian.config import LAYOUT, MarianConfig
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.runs.workdir import Workdir
@@ -44,15 +44,10 @@ COMMAND = "jaxformer import"
 
 
 def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
-    """Converts a Marian model to a workdir, which every command accepts.
+    """Converts the Marian model in a folder to a new workdir, which every command accepts.
 
-    Args:
-      directory: Folder with config.json, model.safetensors or pytorch_model.bin, source.spm,
-        target.spm and vocab.json, and optionally generation_config.json and tokenizer_config.json.
-      workdir: The workdir to write, new or empty; an unfinished one is overwritten.
-
-    Returns:
-      A one-line summary of the model, with the names of fields that are not used.
+    An unfinished workdir is overwritten. Returns a one-line summary of the model, with the names of
+    fields that are not used.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
@@ -73,7 +68,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
 
 def _languages(path: pathlib.Path) -> tuple[str, str]:
     """Returns the codes of source and target language, with DataConfig's as defaults."""
-    settings = read_object(path) if path.exists() else {}
+    settings = read_object(path, advice=LAYOUT) if path.exists() else {}
     if settings.get("separate_vocabs"):
         raise UserError(
             f"{path}: expected one vocabulary for both sides: got "
@@ -105,7 +100,7 @@ def _vocabulary(
     path: pathlib.Path, marian: MarianConfig
 ) -> tuple[list[str], Int[np.ndarray, " V"]]:
     """Returns our pieces from id 4 on, and the Marian id for each of our ids."""
-    ids = read_object(path)
+    ids = read_object(path, advice=LAYOUT)
     if not is_unicode("".join(ids)):
         raise UserError(f"{path}: expected pieces of text, got half of a surrogate pair")
     if sorted(map(repr, ids.values())) != sorted(map(repr, range(marian.vocab_size))):

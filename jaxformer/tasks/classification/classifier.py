@@ -60,16 +60,7 @@ class Classifier:
 
     @classmethod
     def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
-        """Loads a trained model.
-
-        Args:
-          workdir: The run directory.
-          weights: Checkpoint; see :func:`~jaxformer.load_model`.
-
-        Raises:
-          UserError: A file is missing or damaged, there are no such weights, or the model is of
-            another kind.
-        """
+        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
         kinds = (CLASSIFICATION,)
         trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=kinds)
         return cls(trained.config, trained.params, trained.tokenizer)

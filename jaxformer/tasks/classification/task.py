@@ -30,21 +30,15 @@ _MASK = BOS
 
 @dataclasses.dataclass(frozen=True)
 class EncoderLoss(TokenLoss):
-    """A loss of an :class:`Encoder` on texts with masks.
-
-    Attributes:
-      mask_rate: Fraction of the tokens that are masked.
-    """
+    """A loss of an :class:`Encoder` on texts with masks."""
 
     network = Encoder
-    mask_rate: float = 0.0
+    mask_rate: float = 0.0  # fraction of the tokens that are masked
 
     @classmethod
-    def of(cls, config: Config) -> "EncoderLoss":
-        """Returns the loss of a config."""
+    def of(cls, config: Config) -> Self:
         mask_rate = data_of(config, LabeledConfig).mask_rate
-        loss = cast(EncoderLoss, super().of(config))
-        return dataclasses.replace(loss, mask_rate=mask_rate)
+        return dataclasses.replace(super().of(config), mask_rate=mask_rate)
 
     def draw(
         self, src: Int[Array, "B S"], key: Array, row_ids: Int[Array, " B"]

@@ -11,7 +11,6 @@ A decoder may generate any sequence; :func:`delinearize` converts each to a tree
 sentence's words. No function here is recursive, so the depth of trees is unlimited.
 """
 
-import collections
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,7 +104,6 @@ def _repaired(
     """Applies rules 1 and 2; returns events and the number of constituents still open."""
     events: list[Event] = []
     labels: list[str] = []
-    count = collections.Counter()  # Counts the labels, so that rule 2 need not search them.
     for token in tokens:
         label = token[1:]
         tag = _TAG.fullmatch(token)
@@ -115,11 +113,8 @@ def _repaired(
         elif token.startswith("(") and TEXT.fullmatch(label):
             events.append(label)
             labels.append(label)
-            count[label] += 1
-        elif token.startswith(")") and count[label]:
-            closed = None
-            while closed != label:
-                closed = labels.pop()
-                count[closed] -= 1
+        elif token.startswith(")") and label in reversed(labels):  # most often the last one
+            events.append(None)
+            while labels.pop() != label:
                 events.append(None)
     return events, len(labels)

@@ -33,7 +33,7 @@ class Parser:
     """
 
     def __init__(self, translator: Translator) -> None:
-        """Initializes a parser; :meth:`load` reads the model from a workdir."""
+        """Takes a model that was trained to parse; :meth:`load` reads one from a workdir."""
         if (corpus := translator.config.data.corpus) != "trees":
             raise UserError(
                 f"expected a model that was trained to parse, with data.corpus=trees: got one of "

@@ -164,9 +164,6 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
     Outermost brackets without a label, as in the Penn Treebank, are a constituent with an empty
     label. A sentence that is a single leaf, such as ``(UH Yes)``, becomes the child of ``TOP``.
 
-    Raises:
-      UserError: A tree is malformed; the message has the name of the text and the line.
-
     >>> [str(tree) for tree in read_trees(["( (S (NP (PRP It))", "(VP (VBZ works))))"], "example")]
     ['( (S (NP (PRP It)) (VP (VBZ works))))']
     """
@@ -179,22 +176,20 @@ def place_trees(lines: Iterable[str], name: str) -> Iterator[tuple[str, Tree]]:
     for number, line in enumerate(lines, 1):
         place = f"{name}:{number}"
         for token in _BRACKET_OR_TEXT.findall(line):
-            if token == "(":
-                if stack:
-                    stack[-1].open_inner(place, outermost=len(stack) == 1)
-                stack.append(_Bracket(place))
-            elif not stack:
+            if stack:
+                stack[-1].check(token, place, outermost=len(stack) == 1)
+            elif token != "(":
                 found = "a surplus )" if token == ")" else repr(token)
                 raise UserError(f"{place}: expected ( at the beginning of a tree, got {found}")
+            if token == "(":
+                stack.append(_Bracket(place))
             elif token != ")":
-                stack[-1].add_text(token, place)
+                stack[-1].texts.append(token)
+            elif len(stack) > 1:
+                node = stack.pop().node()
+                stack[-1].children.append(node)
             else:
-                bracket = stack.pop()
-                node = bracket.close(place)
-                if not stack:
-                    yield bracket.place, single_root([node])
-                else:
-                    stack[-1].children.append(node)
+                yield stack[0].place, single_root([stack.pop().node()])
     if stack:
         raise UserError(
             f"{stack[0].place}: the tree that begins here is never closed: {len(stack)} closing "
@@ -207,38 +202,30 @@ class _Bracket:
     """A bracket that has been opened but not yet closed."""
 
     place: str
-    label: str | None = None
-    word: str | None = None
+    texts: list[str] = dataclasses.field(default_factory=list)  # a label, and maybe a word
     children: list[Tree | Leaf] = dataclasses.field(default_factory=list)
 
-    def open_inner(self, place: str, outermost: bool) -> None:
-        if self.word is not None:
-            raise UserError(f"{place}: expected ) after ({self.label} {self.word}, got (")
-        if self.label is None and not outermost:
+    def check(self, token: str, place: str, outermost: bool) -> None:
+        """Raises an error if the token cannot follow what the bracket holds so far."""
+        label, word, *_ = *self.texts, "", ""
+        if token == "(" and word:
+            raise UserError(f"{place}: expected ) after ({label} {word}, got (")
+        if token == "(" and not label and not outermost:
             raise UserError(
                 f"{place}: expected a label after (, got another (; only the outermost pair "
                 "of brackets may lack a label"
             )
-        self.label = self.label or ""
-
-    def add_text(self, text: str, place: str) -> None:
-        if self.label is None:
-            self.label = text
-        elif self.word is None and not self.children:
-            self.word = text
-        else:
+        if token == ")" and not word and not self.children:
+            raise UserError(f"{place}: expected a word or a constituent after ({label}, got )")
+        if token not in "()" and (word or self.children):
             raise UserError(
-                f"{place}: expected ( or ), got {text!r}; a word has a pair of brackets of its "
+                f"{place}: expected ( or ), got {token!r}; a word has a pair of brackets of its "
                 "own, such as (NN gene)"
             )
 
-    def close(self, place: str) -> Tree | Leaf:
-        label = self.label or ""
-        if self.word is not None:
-            return Leaf(label, self.word)
-        if not self.children:
-            raise UserError(f"{place}: expected a word or a constituent after ({label}, got )")
-        return Tree(label, tuple(self.children))
+    def node(self) -> Tree | Leaf:
+        label, *word = self.texts or [""]
+        return Leaf(label, *word) if word else Tree(label, tuple(self.children))
 
 
 def normalize(tree: Tree) -> Tree | None:

@@ -150,7 +150,7 @@ def test_missing_and_damaged_files_are_named(directory):
         ("config.json", None, "config.json: no such file; expected a folder of a Marian model"),
         ("source.spm", b"x", "SentencePiece model as source"),
         ("model.safetensors", b"x", "model.safetensors: expected a safetensors file: "),
-        ("vocab.json", b"[]", "vocab.json: expected a JSON object: found list"),
+        ("vocab.json", b"[]", "vocab.json: expected a JSON object, found list"),
         ("config.json", b'{"a":' * 100_000, "config.json: expected JSON"),
         ("model.safetensors", None, "model.safetensors: no such file, and no pytorch_model.bin; m"),
     ]:

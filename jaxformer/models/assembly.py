@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import LayerNorm
-from jaxformer.nn.parameters import parameter
+from jaxformer.nn.parameters import Role, parameter
 from jaxformer.nn.positions import ENCODINGS
 from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
@@ -97,7 +96,8 @@ class ModelConfig:
         for name in ("d_k", "d_v"):
             size = getattr(self, name)
             if size is None and self.d_model % self.num_heads:
-                near = _nearest_divisor(self.d_model, self.num_heads)
+                divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+                near = min(divisors, key=lambda n: abs(n - self.num_heads))
                 raise UserError(
                     f"model.num_heads must divide model.d_model when model.{name} is not given: "
                     f"got num_heads={self.num_heads}, d_model={self.d_model}; "
@@ -150,11 +150,6 @@ class ModelConfig:
         return self.d_model // self.num_heads if self.d_v is None else self.d_v
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return min(sorted({*small, *(number // n for n in small)}), key=lambda n: abs(n - wanted))
-
-
 def make_stack(
     config: ModelConfig,
     *,
@@ -196,44 +191,41 @@ def make_stack(
 class TokenModel(nn.Module):
     """A model of tokens, and the parts that its ``setup`` is assembled from.
 
-    ``setup`` assigns ``output_table`` and ``logits_bias``.
+    ``setup`` creates the embeddings; a subclass also assigns ``logits_bias``.
     """
 
     config: ModelConfig
     remat: Remat = "none"
 
-    @nn.nowrap
-    def _check_config(self) -> None:
-        """Checks that the model was given a :class:`ModelConfig`."""
-        if not isinstance(config := self.config, ModelConfig):
-            advice = "; give config.model" if hasattr(config, "model") else ""
-            owner, given = type(self).__name__, type(config).__name__
+    def setup(self) -> None:
+        if not isinstance(c := self.config, ModelConfig):
+            advice = "; give config.model" if hasattr(c, "model") else ""
+            owner, given = type(self).__name__, type(c).__name__
             raise UserError(f"{owner}: expected a ModelConfig, got {given}{advice}")
+        sizes = zip(c.embedding_names, (c.vocab_size, c.output_size, c.output_size), strict=True)
+        tables = {name: self._make_table(name, size) for name, size in dict(sizes).items()}
+        self.src_table, self.tgt_table, self.output_table = (tables[n] for n in c.embedding_names)
 
     @nn.nowrap
-    def _make_table(self, name: str, size: int) -> Any:
+    def _make_table(
+        self, name: str, size: int, axes: tuple = ("vocab", "d_model"), role: Role = "table"
+    ) -> Any:
         """Creates an embedding that has unit variance after multiplication by sqrt(d_model)."""
-        shape = (size, self.config.d_model)
-        return parameter(
-            self, name, self._table_initializer(), shape, ("vocab", "d_model"), "table"
-        )
+        normal = nn.initializers.normal(stddev=self.config.d_model**-0.5)
+        return parameter(self, name, normal, (size, self.config.d_model), axes, role)
 
     @nn.nowrap
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
-        c, encoding, learned = self.config, ENCODINGS[self.config.positions], None
+        c, encoding = self.config, ENCODINGS[self.config.positions]
+        learned = None
         if encoding.is_learned:
-            shape = (c.max_length, c.d_model)
-            learned = parameter(self, positions, self._table_initializer(), shape)
+            learned = self._make_table(positions, c.max_length, axes=(), role="vector")
 
         def encode(length: int) -> Any:
-            return encoding.table(length, c.d_model) if learned is None else learned[:length]
+            return encoding.table(length, c.d_model) if learned is None else learned
 
         return Embedding(table, encode, c.max_length, c.compute_dtype)
-
-    @nn.nowrap
-    def _table_initializer(self) -> nn.initializers.Initializer:
-        return nn.initializers.normal(stddev=self.config.d_model**-0.5)
 
     @nn.nowrap
     def _make_logits_bias(self) -> Any:

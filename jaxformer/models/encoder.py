@@ -10,7 +10,6 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
 from jaxformer.layout import expand_like
 from jaxformer.models.assembly import ModelConfig, TokenModel, make_stack
-from jaxformer.nn.arguments import check_ids
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.parameters import parameter
@@ -59,9 +58,8 @@ class Encoder(TokenModel):
     config: EncoderConfig
 
     def setup(self) -> None:
-        self._check_config()
+        super().setup()
         c = self.config
-        self.output_table = self._make_table("embedding", c.vocab_size)
         self.embed = self._make_embedding(self.output_table, "positions")
         self.logits_bias = self._make_logits_bias()
         self.dropout = Dropout(c.dropout_rate)
@@ -100,7 +98,7 @@ class Encoder(TokenModel):
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder; see ``__call__``."""
-        check_ids("tokens", tokens, self.config.vocab_size)
+        x = self.embed(tokens)
         dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
         keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
-        return self.encoder(self.dropout(self.embed(tokens), dropout), keys, dropout=dropout)
+        return self.encoder(self.dropout(x, dropout), keys, dropout=dropout)

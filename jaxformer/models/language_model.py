@@ -35,14 +35,13 @@ class LanguageModel(StepwiseModel):
     config: ModelConfig
 
     def setup(self) -> None:
-        self._check_config()
+        super().setup()
         c = self.config
         if c.embeddings == "separate":
             raise UserError(
                 "LanguageModel: expected model.embeddings=tied, since there is one side only: got "
                 "separate"
             )
-        self.output_table = self._make_table("embedding", c.vocab_size)
         self.embed = self._make_embedding(self.output_table, "positions")
         self.logits_bias = self._make_logits_bias()
         self.dropout = Dropout(c.dropout_rate)
@@ -81,10 +80,10 @@ class LanguageModel(StepwiseModel):
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns the output of the stack, the input of :meth:`logits`; see ``__call__``."""
+        x = self.embed(tokens_in, positions)
         dropout = dropout_rows(tokens_in.shape[0], deterministic, row_ids)
-        x = self.dropout(self.embed(tokens_in, positions), dropout)
         keys = Keys.of_sequence(tokens_in.shape[1], segments, positions, causal=True)
-        return self.decoder(x, keys, dropout=dropout)
+        return self.decoder(self.dropout(x, dropout), keys, dropout=dropout)
 
     def start(self, like: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.

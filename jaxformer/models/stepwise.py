@@ -26,17 +26,11 @@ class StepwiseModel(TokenModel):
     def prefill(
         self, tokens: Int[Array, "B T"], cache: StackCache, length: Int[Array, ""] | int
     ) -> tuple[Float[Array, "B T D"], StackCache]:
-        """Reads the first tokens in one pass, for all beams.
+        """Reads the first tokens in one pass, for all beams; see :meth:`jaxformer.Stack.prefill`.
 
-        Args:
-          tokens: The prompts, padded on the right, or beginning of sentence and the tokens after
-            it.
-          cache: From ``start``, with capacity for all tokens.
-          length: Number of tokens to keep in the cache.
-
-        Returns:
-          The decoder's output, whose :meth:`logits` at each token predict the next token, and the
-          cache.
+        Tokens are prompts, padded on the right, or beginning of sentence and the tokens after it.
+        Returns the decoder's output, whose :meth:`logits` at each token predict the next token, and
+        the cache.
         """
         return self.decoder.prefill(self.embed(tokens), cache, length)
 
@@ -48,7 +42,8 @@ class StepwiseModel(TokenModel):
         The first step takes the beginning-of-sentence token, unless tokens were prefilled.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        embedded = self.embed(tokens, positions, cache.slots.longest)
+        longest = None if cache.slots.forgets else cache.slots.capacity
+        embedded = self.embed(tokens, positions, longest)
         x, cache = self.decoder.step(embedded, cache)
         return self.logits(x), cache
 

@@ -41,14 +41,10 @@ class Transformer(StepwiseModel):
     config: ModelConfig
 
     def setup(self) -> None:
-        self._check_config()
+        super().setup()
         c = self.config
-        names = c.embedding_names
-        sizes = dict(zip(names, (c.vocab_size, c.output_size, c.output_size), strict=True))
-        tables = {name: self._make_table(name, size) for name, size in sizes.items()}
-        source, target, self.output_table = (tables[name] for name in names)
-        self.embed_source = self._make_embedding(source, "src_positions")
-        self.embed = self._make_embedding(target, "tgt_positions")
+        self.embed_source = self._make_embedding(self.src_table, "src_positions")
+        self.embed = self._make_embedding(self.tgt_table, "tgt_positions")
         self.logits_bias = self._make_logits_bias()
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)

@@ -18,11 +18,11 @@ from jaxformer.nn.embedding import embed, output_logits
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.kernels import additive_attention, dot_product_attention
 from jaxformer.nn.keys import Keys, Memory, causal_mask, segment_mask
+from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import ParameterInfo, describe, parameter
 from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 from jaxformer.nn.precision import cast_params
-from jaxformer.nn.projection import project
 from jaxformer.nn.stack import Stack, StackCache
 
 __all__ = [

@@ -12,9 +12,9 @@ from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.kernels import Projected, attend, attention
 from jaxformer.nn.keys import Keys, Tokens
+from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix, matmul_dtype
-from jaxformer.nn.projection import project
 
 # Matrix and bias of each projection, "query", "key", "value" and "output".
 _Projections = dict[str, tuple[Array | Int8Matrix, Array | None]]
@@ -176,10 +176,8 @@ class MultiHeadAttention(nn.Module):
             glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, outputs)
             axes = ("d_model", "heads", None) if name in inputs else ("heads", "d_model")
             matrices[name] = parameter(self, name, glorot, shape, axes, "matrix")
-        if not self.use_bias:
-            return {name: (matrix, None) for name, matrix in matrices.items()}
-        zeros = nn.initializers.zeros
-        return {
-            name: (matrix, parameter(self, f"{name}_bias", zeros, shapes[name][1:]))
-            for name, matrix in matrices.items()
-        }
+        biases = dict.fromkeys(shapes)
+        if self.use_bias:
+            zeros = nn.initializers.zeros
+            biases = {n: parameter(self, f"{n}_bias", zeros, s[1:]) for n, s in shapes.items()}
+        return {name: (matrices[name], biases[name]) for name in shapes}

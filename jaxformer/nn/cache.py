@@ -76,11 +76,6 @@ class Slots:
         """True if a new position takes the slots of one that no query sees any more."""
         return self.window is not None and self.capacity > self.window
 
-    @property
-    def longest(self) -> int | None:
-        """Number that all positions are less than; None if slots are taken again."""
-        return None if self.forgets else self.capacity
-
     def add_position(self) -> "Slots":
         """Returns the slots after each beam takes its own slot at the next position."""
         beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[None, :, None]
@@ -92,9 +87,7 @@ class Slots:
     def keys(self, tokens: int, bias: Bias | None = None) -> Keys:
         """Returns what the new tokens may see: the prompt, or each beam's own slots.
 
-        Args:
-          tokens: Number of new tokens: T of a prompt, or one per beam.
-          bias: Added to the scores.
+        ``tokens`` is their number: T of a prompt, or one per beam.
         """
         rules: dict[str, Any] = {"window": self.window, "bias": bias, "slots": self}
         if self.is_prompt:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.layout import expand_like, has_explicit_axes, take_rows
@@ -59,19 +59,12 @@ def output_logits(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Embedding:
-    """An embedding of tokens and of their positions, as a model uses it.
-
-    Attributes:
-      table: The embedding.
-      encode: Returns the encodings of the first positions, sinusoidal or learned, given how many.
-      max_length: Number of positions that have an encoding.
-      compute_dtype: Dtype of the inputs of matrix multiplications.
-    """
+    """An embedding of tokens and of their positions, as a model uses it."""
 
     table: Float[Array, "V D"] | Int8Matrix
-    encode: Callable[[int], ArrayLike]
-    max_length: int
-    compute_dtype: ComputeDtype = "float32"
+    encode: Callable[[int], Array | np.ndarray]  # encodings of at least so many first positions
+    max_length: int  # number of positions that have an encoding
+    compute_dtype: ComputeDtype
 
     def __call__(
         self,
@@ -94,7 +87,7 @@ class Embedding:
         embedded, length = embed(self.table, tokens), tokens.shape[1]
         if positions is None and isinstance(length, int):
             check_length("sequence", length, self.max_length)
-            encoding = jnp.asarray(self.encode(length), embedded.dtype)
+            encoding = jnp.asarray(self.encode(length)[:length], embedded.dtype)
         else:  # In an export for any length, that length is symbolic.
             positions = jnp.arange(length) if positions is None else positions
             longest = min(longest or self.max_length, self.max_length)

@@ -21,17 +21,11 @@ Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T 
 
 @flax.struct.dataclass
 class Tokens:
-    """Indices, positions and segments of the tokens of a row.
+    """The tokens of a row, which may be several packed sequences."""
 
-    Attributes:
-      index: Index of each token in its row, which decides what is later and what is near.
-      positions: Position of each token in its sequence, which positional encodings use.
-      segments: n on the n-th sequence of a packed row, 0 on padding; None if each row is one
-        sequence without padding.
-    """
-
-    index: Int[Array, "*#B T"]
-    positions: Int[Array, "*#B T"]
+    index: Int[Array, "*#B T"]  # in the row; decides what is later and what is near
+    positions: Int[Array, "*#B T"]  # in the sequence; positional encodings use them
+    # n on the n-th sequence, 0 on padding; None if each row is one sequence without padding
     segments: Int[Array, "*#B T"] | None = None
 
     @classmethod

@@ -1,5 +1,9 @@
 """Matrix multiplications with fast gradients, under every JAX transformation.
 
+Layers multiply with their parameters by :func:`project`. On CPUs only matmuls with a float32 result
+use the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway. Sums over devices
+are communicated in the dtype of the activations.
+
 Autodiff of a bfloat16 matmul with float32 results multiplies the float32 gradient with inputs
 converted to float32. On CPUs that does not use the bfloat16 units. Such matmuls therefore have
 primitives of their own, whose two transposes round the gradient to bfloat16 first: one with
@@ -12,13 +16,47 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
-from jaxformer.layout import has_explicit_axes, vary_alike
-from jaxformer.nn.precision import at_least_float32
+from jaxformer.layout import expand_like, has_explicit_axes, map_rows, vary_alike
+from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
+
+# Checkpoint name of the results of :func:`project`, which rematerialization may keep while it
+# recomputes the cheap rest.
+PRODUCT = "product"
+
+
+def project(
+    x: Float[Array, "*rows D"],
+    kernel: Float[Array, "D ..."] | Int8Matrix,
+    bias: Float[Array, "..."] | None = None,
+    compute_dtype: str = "float32",
+) -> Float[Array, "..."]:
+    """Returns ``x @ kernel + bias`` over the last axis of x and the first axis of the kernel.
+
+    The result, ``[*rows, *outputs]``, has the dtype of x. A kernel with the role "matrix" (see
+    :func:`~jaxformer.nn.parameters.parameter`) may be quantized to int8.
+    """
+    if isinstance(kernel, Int8Matrix):
+        product = map_rows(_int8_matmul, kernel, x)
+    else:
+        dtype = matmul_dtype(compute_dtype, x, kernel)
+        product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
+    product = checkpoint_name(product.astype(x.dtype), PRODUCT)
+    return product if bias is None else product + expand_like(bias.astype(x.dtype), product)
+
+
+def _int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"]) -> Float[Array, "..."]:
+    # Inputs have a scale per row, so that the result of a row does not depend on other rows.
+    inputs = quantize_along(x.reshape(-1, x.shape[-1]), 1)
+    matrix = kernel.values.reshape(x.shape[-1], -1)
+    sums = jnp.matmul(inputs.values, matrix, preferred_element_type=jnp.int32)
+    product = sums.astype(jnp.float32) * (inputs.scale * kernel.scale.reshape(1, -1))
+    return product.reshape(*x.shape[:-1], *kernel.values.shape[1:])
 
 
 def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike) -> Array:
@@ -127,7 +165,7 @@ def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
     return x.update(shape=tuple(sizes[axis] for axis in result), weak_type=False)
 
 
-# benchmarks/train.py measures the speed (docs/LOG.md, 2026-11-23).
+# benchmarks/train.py measures the speed of both primitives (docs/LOG.md, 2026-11-23).
 _bfloat16_einsum = Primitive("bfloat16_einsum")
 _bfloat16_einsum.def_impl(jax.jit(_rounded_einsum, static_argnames="spec"))
 _bfloat16_einsum.def_abstract_eval(_abstract_einsum)
@@ -158,7 +196,6 @@ def _batched(operands: tuple[Array, Array], axes: tuple) -> tuple[Array, int]:
     return product.reshape(*x.shape[:2], -1), 0
 
 
-# benchmarks/train.py measures the speed (docs/LOG.md, 2026-11-23).
 _bfloat16_matmul = Primitive("bfloat16_matmul")
 _bfloat16_matmul.def_impl(jax.jit(_multiply))
 _bfloat16_matmul.def_abstract_eval(

@@ -160,18 +160,14 @@ class BucketedBias(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:
-    """A positional encoding; whatever it does not have is left out.
+    """A positional encoding; whatever it does not have is left out."""
 
-    Attributes:
-      table: Function of (length, d_model) that computes what is added to embeddings.
-      is_learned: True if that is a parameter instead.
-      rotate: Function of queries or keys and their positions, applied before dot products.
-      make_bias: Function of (num_heads, causal) that creates the module of the bias of a stack.
-    """
-
+    # Computes what is added to embeddings, given length and d_model.
     table: Callable[[int, int], np.ndarray] = no_positions
-    is_learned: bool = False
+    is_learned: bool = False  # A parameter is added instead.
+    # Rotates queries or keys by their positions, before dot products.
     rotate: Callable[[Array, Array], Array] | None = None
+    # Creates the module of the bias of a stack, given num_heads and whether it is causal.
     make_bias: Callable[[int, bool], Any] | None = None
 
 

@@ -41,9 +41,6 @@ def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     """Returns the dtype of inputs and parameters of a matmul that is not quantized.
 
     If one of these arrays is float64, "float32" means float64.
-
-    Raises:
-      UserError: There is no such compute dtype.
     """
     if compute_dtype not in typing.get_args(ComputeDtype):
         choices = ", ".join(map(repr, typing.get_args(ComputeDtype)))

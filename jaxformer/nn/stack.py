@@ -16,8 +16,8 @@ from jaxformer.nn.arguments import check_choice
 from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache
 from jaxformer.nn.cache import Slots
-from jaxformer.nn.keys import Bias, Keys, Memory, Tokens
-from jaxformer.nn.projection import PRODUCT
+from jaxformer.nn.keys import Keys, Memory, Tokens
+from jaxformer.nn.matmul import PRODUCT
 from jaxformer.nn.sharding import constrain_batch
 
 # Rematerialization policy: the backward pass recomputes nothing, all but the results of matmuls
@@ -67,10 +67,8 @@ class Stack(nn.Module):
     remat: Remat = "none"
 
     def setup(self) -> None:
-        if self.final_norm is not None:
-            self.norm = self.final_norm()
-        if self.make_bias is not None:
-            self.bias = self.make_bias()
+        self.norm = None if self.final_norm is None else self.final_norm()
+        self.bias = None if self.make_bias is None else self.make_bias()
 
     def __call__(
         self,
@@ -90,14 +88,14 @@ class Stack(nn.Module):
         keys = dataclasses.replace(
             keys,
             window=keys.window if self.window is None else self.window,
-            bias=self._bias() or keys.bias,
+            bias=keys.bias if self.bias is None else self.bias(),
         )
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
             return block(constrain_batch(x), keys, memory, dropout=dropout), None
 
         x, _ = _scan_layers(layer, self.num_layers, self.remat)(self.layers, x)
-        return constrain_batch(self._normalize(x))
+        return constrain_batch(x if self.norm is None else self.norm(x))
 
     def init_cache(
         self,
@@ -173,7 +171,8 @@ class Stack(nn.Module):
     def _run_cached(
         self, x: Array, cache: StackCache, slots: Slots
     ) -> tuple[Array, tuple[LayerCache, ...]]:
-        keys, memory, layers = slots.keys(x.shape[1], self._bias()), None, []
+        bias = None if self.bias is None else self.bias()
+        keys, memory, layers = slots.keys(x.shape[1], bias), None, []
         if cache.memory_mask is not None:
             mask = cache.memory_mask[:, :, None]
             tokens = Tokens.of(x.shape[1]), Tokens.of(mask.shape[-1])
@@ -181,13 +180,7 @@ class Stack(nn.Module):
         for block, own in zip(self._unstacked(), cache.layers, strict=True):
             x, new = block.run(x, keys, memory, cache=own)
             layers.append(new)
-        return self._normalize(x), tuple(layers)
-
-    def _bias(self) -> Bias | None:
-        return None if self.make_bias is None else self.bias()
-
-    def _normalize(self, x: Array) -> Array:
-        return x if self.final_norm is None else self.norm(x)
+        return (x if self.norm is None else self.norm(x)), tuple(layers)
 
     def _unstacked(self) -> list[Any]:
         # A scan over layers would copy the whole cache for every token; a loop updates it in place.

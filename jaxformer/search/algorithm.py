@@ -77,6 +77,7 @@ class Algorithm(abc.ABC):
     eos_id: int = 1
     pad_id: int = 0
 
+    _size: ClassVar[str]  # the field that has the number of hypotheses
     # Numbers that jitted functions trace: always, or unless they have their default, which needs no
     # computation.
     _traced: ClassVar[tuple[str, ...]] = ()
@@ -100,11 +101,13 @@ class Algorithm(abc.ABC):
                 f"{self.constraints!r}"
             )
         object.__setattr__(self, "constraints", tuple(self.constraints))
+        self._check(self._size, self.num_hypotheses > 0, "be greater than 0")
+        self._check(self._size, self.num_hypotheses <= 1000, "be at most 1000")
 
     @property
-    @abc.abstractmethod
     def num_hypotheses(self) -> int:
         """Number of hypotheses per sentence, N."""
+        return getattr(self, self._size)
 
     @property
     def extra_length(self) -> int:
@@ -112,27 +115,10 @@ class Algorithm(abc.ABC):
         return max(self.max_extra_length, self.min_length + 1)
 
     @abc.abstractmethod
-    def initial_state(
-        self, shared: dict[str, Any], newest: Int[Array, "B N"], keys: Key[Array, "..."] | None
-    ) -> Any:
-        """Returns the state before the first step.
+    def initial_state(self, shared: dict[str, Any], keys: Key[Array, "..."] | None) -> Any:
+        """Returns the state before the first step, given its fields of ``SearchState``.
 
-        Args:
-          shared: Fields of :class:`~jaxformer.search.state.SearchState`; the hypotheses are empty.
-          newest: Inputs of the first step.
-          keys: As given to :meth:`start`.
-        """
-
-    @abc.abstractmethod
-    def append_prefix(
-        self, state: Any, newest: Int[Array, "B N"], log_probs: Float[Array, "B 1"]
-    ) -> Any:
-        """Returns a state of empty hypotheses after a prefill of their first tokens.
-
-        Args:
-          state: The state, which is complete in the fields of ``SearchState``.
-          newest: The next inputs of the step function.
-          log_probs: Log probabilities of the tokens.
+        Its N hypotheses are empty, with log probability 0. For the keys, see :meth:`start`.
         """
 
     @abc.abstractmethod
@@ -181,9 +167,10 @@ class Algorithm(abc.ABC):
         shared = prepare(cache, max_lengths, size, most, prefix, sentence_ids)
         rows = shared["max_lengths"]
         first = self.bos_id if first_tokens is None else first_tokens[:, None]
-        newest = zeros_beside(rows, (size,), jnp.int32) + first
         shared["tokens"] = zeros_beside(rows, (size, capacity), jnp.int32) + self.pad_id
-        return self.initial_state(shared, newest, keys)
+        shared["newest"] = zeros_beside(rows, (size,), jnp.int32) + first
+        shared["log_probs"] = zeros_beside(rows, (size,), jnp.float32)
+        return self.initial_state(shared, keys)
 
     def prefill(self, prefill_fn: PrefillFn, state: Any) -> Any:
         """Returns the state after reading forced tokens in one pass instead of one by one.
@@ -215,10 +202,13 @@ class Algorithm(abc.ABC):
         newest = jnp.take(jnp.concatenate([newest, prefix], axis=1), length, axis=1)
         tokens = jnp.where(is_read, prefix, self.pad_id)[:, None, : state.tokens.shape[2]]
         tokens = state.tokens.at[:, :, : tokens.shape[2]].set(tokens)
-        return self.append_prefix(
-            dataclasses.replace(state, step=length, tokens=tokens, cache=cache),
-            jnp.broadcast_to(newest[:, None], state.newest.shape),
-            jnp.where(is_read, log_probs, 0.0).sum(axis=1)[:, None],
+        return dataclasses.replace(
+            state,
+            step=length,
+            tokens=tokens,
+            newest=jnp.broadcast_to(newest[:, None], state.newest.shape),
+            log_probs=state.log_probs + jnp.where(is_read, log_probs, 0.0).sum(axis=1)[:, None],
+            cache=cache,
         )
 
     def advance(self, step_fn: StepFn, state: Any, until: int | Int[Array, ""]) -> Any:
@@ -274,12 +264,6 @@ class Algorithm(abc.ABC):
         A jitted function takes both and joins them by :meth:`join_numbers`. Searches that differ
         only in numbers then share a program: a sweep over the length penalty or the temperature
         compiles once. The static part has no ``max_length``: the caller limits the capacity.
-
-        Args:
-          capacity: Capacity of the state in tokens.
-
-        Raises:
-          UserError: A constraint is neither hashable nor a pytree.
         """
         values: Numbers = {
             "max_extra_length": np.int32(self.extra_length),
@@ -336,10 +320,6 @@ class Algorithm(abc.ABC):
     def _check(self, name: str, is_valid: bool, must: str) -> None:
         if not is_valid:
             raise UserError(f"{name} must {must}: got {getattr(self, name)}")
-
-    def _check_hypotheses(self, name: str) -> None:
-        self._check(name, self.num_hypotheses > 0, "be greater than 0")
-        self._check(name, self.num_hypotheses <= 1000, "be at most 1000")
 
     def _check_types(self) -> None:
         """Checks names and numbers, and makes numbers Python's, since JSON cannot hold NumPy's."""

@@ -22,32 +22,38 @@ a sentence is done when all its groups are.
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.layout import take_rows
+from jaxformer.layout import expand_like, take_rows
 from jaxformer.search.algorithm import Algorithm
-from jaxformer.search.candidates import expand, mask_finished, take_first
 from jaxformer.search.state import (
     BeamResult,
     BeamState,
-    Candidates,
     MaxLengths,
     Prefix,
     best_first,
     gather_beams,
     where_rows,
 )
-from jaxformer.search.step_loop import PrefillFn, StepFn, append_token
+from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
 
-EndsWithin: TypeAlias = Literal["2N", "N"]
-Unfinished: TypeAlias = Literal["fallback", "compete"]
-EarlyStop: TypeAlias = Literal["proven", "likely", "full", "never"]
+_BLOCK = 32  # values of a block of ``top_k``
+
+
+@flax.struct.dataclass
+class Candidates:
+    """One-token continuations of alive hypotheses, best first."""
+
+    log_probs: Float[Array, "B M"]  # float32; of the whole hypothesis; -inf if it does not exist
+    tokens: Int[Array, "B M"]  # int32; the new token
+    parents: Int[Array, "B M"]  # int32; the alive hypothesis that it continues, 0 to N - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,15 +85,15 @@ class BeamSearch(Algorithm):
     beam_size: int = 4
     diversity_groups: int = 1
     diversity_penalty: float = 0.0
-    ends_within: EndsWithin = "2N"
-    unfinished: Unfinished = "fallback"
-    early_stop: EarlyStop = "proven"
+    ends_within: Literal["2N", "N"] = "2N"
+    unfinished: Literal["fallback", "compete"] = "fallback"
+    early_stop: Literal["proven", "likely", "full", "never"] = "proven"
 
+    _size: ClassVar[str] = "beam_size"
     _traced: ClassVar[tuple[str, ...]] = ("diversity_penalty",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_hypotheses("beam_size")
         self._check("diversity_groups", self.diversity_groups > 0, "be greater than 0")
         self._check("diversity_penalty", 0 <= self.diversity_penalty < math.inf, "be 0 or more")
         if self.early_stop == "full" and self.ends_within != "N":
@@ -104,59 +110,48 @@ class BeamSearch(Algorithm):
             )
 
     @property
-    def num_hypotheses(self) -> int:
-        return self.beam_size
-
-    @property
     def _group_size(self) -> int:
         return self.beam_size // self.diversity_groups
 
-    def initial_state(
-        self, shared: dict[str, Any], newest: Int[Array, "B N"], keys: object
-    ) -> BeamState:
+    def initial_state(self, shared: dict[str, Any], keys: object) -> BeamState:
         """Returns the state with one alive hypothesis per sentence or group, which is empty."""
-        none = newest * 0  # with its layout
-        impossible = none.astype(jnp.float32) - jnp.inf
+        none, impossible = shared["newest"] * 0, shared["log_probs"] - jnp.inf
         # Each group starts with its own empty hypothesis.
-        log_probs = impossible.at[:, :: self._group_size].set(0.0)
-        return BeamState(
-            **shared,
-            alive=Candidates(log_probs=log_probs, tokens=newest, parents=none),
-            finished=BeamResult(shared["tokens"], none, impossible, impossible),
-        )
-
-    def append_prefix(
-        self, state: BeamState, newest: Int[Array, "B N"], log_probs: Float[Array, "B 1"]
-    ) -> BeamState:
-        log_probs = state.alive.log_probs + log_probs
-        alive = dataclasses.replace(state.alive, log_probs=log_probs, tokens=newest)
-        return dataclasses.replace(state, alive=alive)
+        alive = shared | {"log_probs": impossible.at[:, :: self._group_size].set(0.0)}
+        finished = BeamResult(shared["tokens"], none, impossible, impossible)
+        return BeamState(**alive, parents=none, finished=finished)
 
     def extend(self, state: BeamState, logits: Float[Array, "B N V"]) -> BeamState:
         """Returns the state, without its cache, with one more token."""
         allowed = self._constrain(logits, state)
         length = state.step + 1
         at_limit = length >= state.max_lengths
-        alive, ended = self.select_candidates(logits, allowed, state.alive.log_probs, at_limit)
-        alive, ended = mask_finished(state.done, state.alive, alive, ended, self.pad_id)
+        alive, ended = self.select_candidates(logits, allowed, state.log_probs, at_limit)
+        # In sentences that are done, hypotheses stay in place, and none ends.
+        idle = jnp.full_like(alive.tokens, self.pad_id)
+        in_place = lax.broadcasted_iota(jnp.int32, alive.parents.shape, 1)
+        none = dataclasses.replace(ended, log_probs=jnp.full_like(ended.log_probs, -jnp.inf))
+        unchanged = Candidates(state.log_probs, idle, in_place), none
+        alive, ended = where_rows(state.done, unchanged, (alive, ended))
 
         def append(new: Candidates) -> Int[Array, "B N T"]:
-            return append_token(gather_beams(state.tokens, new.parents), new.tokens, state.step)
+            tokens, newest = gather_beams(state.tokens, new.parents), new.tokens[:, :, None]
+            return lax.dynamic_update_slice_in_dim(tokens, newest, state.step, axis=2)
 
         penalties = self._penalties(state.tokens.shape[2])
         scores, lengths = ended.log_probs / penalties[length], jnp.full_like(ended.tokens, length)
         new = BeamResult(append(ended), lengths, scores, ended.log_probs)
-        finished = self._merge_finished(state.finished, new)
-        penalty_at_limit = take_rows(penalties, state.max_lengths)
-        stopped = self._can_stop(alive, finished, penalties[length], penalty_at_limit)
-        return dataclasses.replace(
+        extended = dataclasses.replace(
             state,
             step=length,
-            done=state.done | at_limit | stopped,
-            alive=alive,
             tokens=append(alive),
-            finished=finished,
+            newest=alive.tokens,
+            log_probs=alive.log_probs,
+            parents=alive.parents,
+            finished=self._merge_finished(state.finished, new),
         )
+        done = state.done | at_limit | self._can_stop(extended)
+        return dataclasses.replace(extended, done=done)
 
     def select_candidates(
         self,
@@ -214,36 +209,99 @@ class BeamSearch(Algorithm):
             lambda rows, old: gather_beams(rows, index).reshape(old.shape), merged, finished
         )
 
-    def _can_stop(
-        self,
-        alive: Candidates,
-        finished: BeamResult,
-        penalty_now: Float[Array, ""],
-        penalty_at_limit: Float[Array, " B"],
-    ) -> Bool[Array, " B"]:
+    def _can_stop(self, state: BeamState) -> Bool[Array, " B"]:
         """Returns the mask of sentences that may stop before their limit."""
-        groups = (-1, self.diversity_groups, self._group_size)
-        best = alive.log_probs.reshape(groups).max(axis=2)
-        worst = finished.scores.reshape(groups)[:, :, -1]
         if self.early_stop == "never":
-            return jnp.zeros(best.shape[0], jnp.bool_)
-        bound = best / penalty_now
+            return jnp.zeros_like(state.done)
+        groups = (-1, self.diversity_groups, self._group_size)
+        best = state.log_probs.reshape(groups).max(axis=2)
+        worst = state.finished.scores.reshape(groups)[:, :, -1]
+        penalties = self._penalties(state.tokens.shape[2])
+        penalty = penalties[state.step]
         if self.early_stop == "proven":
             # No future score exceeds this bound: log probabilities only fall, penalties only grow.
-            bound = best / penalty_at_limit[:, None]
-        stop = bound <= worst
+            penalty = take_rows(penalties, state.max_lengths)[:, None]
+        stop = best / penalty <= worst
         if self.early_stop == "full":
             stop |= worst > -jnp.inf
         return stop.all(axis=1)
 
     def finalize(self, state: BeamState) -> BeamResult:
         """Returns the finished hypotheses, or the unfinished ones of sentences without any."""
-        alive, length = state.alive, jnp.minimum(state.step, state.max_lengths)[:, None]
+        length = jnp.minimum(state.step, state.max_lengths)[:, None]
         penalties = take_rows(self._penalties(state.tokens.shape[2]), length)
-        lengths, scores = jnp.broadcast_to(length, alive.tokens.shape), alive.log_probs / penalties
-        unfinished = BeamResult(state.tokens, lengths, scores, alive.log_probs)
+        lengths, scores = jnp.broadcast_to(length, state.newest.shape), state.log_probs / penalties
+        unfinished = BeamResult(state.tokens, lengths, scores, state.log_probs)
         none_finished = (state.finished.scores == -jnp.inf).all(axis=1)
         return best_first(where_rows(none_finished, unfinished, state.finished), self.pad_id)
+
+
+def expand(
+    logits: Float[Array, "B N V"],
+    log_probs: Float[Array, "B N"],
+    preferred: Float[Array, "B N V"],
+    most: float = 0.0,
+) -> Candidates:
+    """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
+
+    It takes the top k per hypothesis, and then over hypotheses. For a single top-k, whose indices
+    are divided by V, XLA would sort all N * V values. The first top-k uses raw scores, so that
+    greedy search is exactly argmax.
+
+    The choice is by ``preferred``: ``logits``, or others for forbidden and penalized tokens, which
+    give log probabilities of at most ``most``. The result has the log probabilities of ``logits``.
+    """
+    batch, beams, vocabulary = logits.shape
+    wanted = 2 * beams if beams > 1 else 1
+    best, tokens = top_k(preferred, min(wanted, vocabulary))
+    totals = log_probs[:, :, None] + log_probs_of(best, logits, most)
+    _, index = lax.top_k(totals.reshape(batch, -1), wanted)
+    if preferred is not logits:  # Otherwise the totals are the log probabilities.
+        own = jnp.take_along_axis(logits, tokens, axis=2)
+        own = log_probs[:, :, None] + log_probs_of(own, logits)
+        totals = jnp.where(totals == -jnp.inf, -jnp.inf, own)
+    return Candidates(
+        log_probs=jnp.take_along_axis(totals.reshape(batch, -1), index, axis=1),
+        tokens=jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1),
+        parents=index // tokens.shape[-1],
+    )
+
+
+def take_first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> Candidates:
+    """Returns the first ``size`` candidates to keep, in their order."""
+    # XLA's top-k of float32 values does not sort all of them.
+    kept, index = lax.top_k(keep.astype(jnp.float32), size)
+    first = jax.tree.map(lambda rows: jnp.take_along_axis(rows, index, axis=1), candidates)
+    return dataclasses.replace(first, log_probs=jnp.where(kept > 0, first.log_probs, -jnp.inf))
+
+
+def top_k(
+    values: Float[Array, "*rows V"], k: int
+) -> tuple[Float[Array, "*rows K"], Int[Array, "*rows K"]]:
+    """Computes ``lax.top_k(values, k)`` by blocks; the order of equal values is the same.
+
+    The k greatest values are in the k blocks with the greatest maxima, and equal values in the
+    first of these blocks. Finding the maxima takes one pass that vectorizes well and leaves little
+    to sort.
+    """
+    size = values.shape[-1]
+    blocks = -(-size // _BLOCK)
+    if blocks < 4 * k:
+        best, places = lax.top_k(values, k)
+        return best, places
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, blocks * _BLOCK - size)]
+    table = jnp.pad(values, padding, constant_values=-jnp.inf)
+    table = table.reshape(*values.shape[:-1], blocks, _BLOCK)
+    _, chosen = lax.top_k(table.max(axis=-1), k)
+    # Sort blocks by index, to keep the order of equal values. Counting is faster than XLA's sort.
+    rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1, dtype=jnp.int32)
+    rank = rank[..., None, :]
+    at_rank = rank == expand_like(jnp.arange(k, dtype=jnp.int32)[:, None], rank)
+    chosen = (chosen[..., None, :] * at_rank.astype(jnp.int32)).sum(axis=-1, dtype=jnp.int32)
+    left = jnp.take_along_axis(table, chosen[..., None], axis=-2)
+    best, places = lax.top_k(left.reshape(*values.shape[:-1], -1), k)
+    block = jnp.take_along_axis(chosen, places // _BLOCK, axis=-1)
+    return best, block * _BLOCK + places % _BLOCK
 
 
 def beam_search(

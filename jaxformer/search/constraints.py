@@ -92,11 +92,7 @@ class ForcedPrefix:
 
 
 def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
-    """Returns constraints as arguments of jitted functions: arrays traced, everything else static.
-
-    Raises:
-      UserError: A constraint is neither hashable nor a pytree.
-    """
+    """Returns constraints as arguments of jitted functions: arrays traced, all else static."""
 
     def convert(constraint: Constraint) -> Any:
         if not jax.tree_util.all_leaves([constraint]):

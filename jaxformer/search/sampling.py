@@ -26,7 +26,7 @@ from jaxformer.errors import UserError
 from jaxformer.layout import rows_like, take_rows
 from jaxformer.search.algorithm import Algorithm
 from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, best_first
-from jaxformer.search.step_loop import PrefillFn, StepFn, append_token, log_probs_of
+from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
 
 Number: TypeAlias = float | Float[Array, ""]
 
@@ -72,8 +72,8 @@ class Sampling(Algorithm):
 
     ``Sampling(num_samples=4, temperature=0.8, top_k=20)``, for instance; the defaults sample from
     the unmodified distribution. It also has the attributes and methods of :class:`Algorithm`.
-    Filters apply after the temperature, in this order: ``top_k``, ``top_p``, ``min_p``,
-    ``typical_p``. :mod:`jaxformer.search.sampling` describes the sampling.
+    Filters apply after the temperature, in the order of the attributes.
+    :mod:`jaxformer.search.sampling` describes the sampling.
 
     Attributes:
       num_samples: Number of samples per sentence, N, at most 1000.
@@ -98,12 +98,12 @@ class Sampling(Algorithm):
     typical_p: float = 1.0
     seed: int = 0
 
+    _size: ClassVar[str] = "num_samples"
     _traced: ClassVar[tuple[str, ...]] = ("temperature", "seed")
     _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length", *FILTERS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_hypotheses("num_samples")
         if not 0 < self.temperature < math.inf:
             raise UserError(
                 f"temperature must be greater than 0: got {self.temperature}; for the most "
@@ -115,13 +115,7 @@ class Sampling(Algorithm):
         self._check("typical_p", 0 < self.typical_p <= 1, "be above 0 and at most 1")
         self._check("seed", 0 <= self.seed < 2**31, f"be from 0 to {2**31 - 1}")
 
-    @property
-    def num_hypotheses(self) -> int:
-        return self.num_samples
-
-    def initial_state(
-        self, shared: dict[str, Any], newest: Int[Array, "B N"], keys: Key[Array, "..."] | None
-    ) -> SampleState:
+    def initial_state(self, shared: dict[str, Any], keys: Key[Array, "..."] | None) -> SampleState:
         """Returns the state with N empty samples per sentence."""
         sentences: Array = shared["max_lengths"]
         if keys is None:
@@ -136,28 +130,9 @@ class Sampling(Algorithm):
                 f"keys must hold one PRNG key per sentence, shape {sentences.shape}: got "
                 f"{keys.shape}"
             )
-        none = newest * 0  # with its layout
+        none = shared["newest"] * 0  # with its layout
         return SampleState(
-            **shared,
-            keys=rows_like(keys, sentences),
-            newest=newest,
-            lengths=none,
-            finished=none != 0,
-            log_probs=none.astype(jnp.float32),
-        )
-
-    def append_prefix(
-        self, state: SampleState, newest: Int[Array, "B N"], log_probs: Float[Array, "B 1"]
-    ) -> SampleState:
-        log_probs = state.log_probs + log_probs
-        finished = state.finished | (log_probs == -jnp.inf)
-        return dataclasses.replace(
-            state,
-            done=state.done | finished.all(axis=1),
-            newest=newest,
-            lengths=jnp.where(state.done[:, None], state.lengths, state.step),
-            finished=finished,
-            log_probs=log_probs,
+            **shared, keys=rows_like(keys, sentences), lengths=none, finished=none != 0
         )
 
     def extend(self, state: SampleState, logits: Float[Array, "B N V"]) -> SampleState:
@@ -172,13 +147,13 @@ class Sampling(Algorithm):
             drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
         log_probs = state.log_probs + jnp.where(before, 0.0, log_probs_of(drawn, logits)[:, :, 0])
         finished = before | (tokens == self.eos_id) | (log_probs == -jnp.inf)
-        length = state.step + 1
+        length, newest = state.step + 1, tokens[:, :, None]
         return dataclasses.replace(
             state,
             step=length,
             done=state.done | (length >= state.max_lengths) | finished.all(axis=1),
             newest=tokens,
-            tokens=append_token(state.tokens, tokens, state.step),
+            tokens=lax.dynamic_update_slice_in_dim(state.tokens, newest, state.step, axis=2),
             lengths=jnp.where(before, state.lengths, length),
             finished=finished,
             log_probs=log_probs,

@@ -36,15 +36,6 @@ class BeamResult(NamedTuple):
 
 
 @flax.struct.dataclass
-class Candidates:
-    """One-token continuations of alive hypotheses, best first."""
-
-    log_probs: Float[Array, "B M"]  # float32; of the whole hypothesis; -inf if it does not exist
-    tokens: Int[Array, "B M"]  # int32; the new token
-    parents: Int[Array, "B M"]  # int32; the alive hypothesis that it continues, 0 to N - 1
-
-
-@flax.struct.dataclass
 class SearchState:
     """Fields that the states of all searches have."""
 
@@ -54,6 +45,10 @@ class SearchState:
     sentence_ids: Int[Array, " B"]  # int32; for constraints and random keys
     done: Bool[Array, " B"]  # the sentence no longer changes
     tokens: Int[Array, "B N T"]  # int32; of all samples or alive hypotheses, padded on the right
+    newest: Int[Array, "B N"]  # int32; the next input of the step function
+    log_probs: Float[
+        Array, "B N"
+    ]  # float32; of all samples or alive hypotheses; -inf if impossible
     cache: Any  # the step function's cache
 
     def reorder(self, cache: Any) -> Any:
@@ -65,20 +60,15 @@ class SearchState:
 class BeamState(SearchState):
     """State of beam search between two steps."""
 
-    alive: Candidates  # [B, N]; the newest token of each alive hypothesis
+    parents: Int[Array, "B N"]  # int32; the hypothesis that each one extended in the last step
     finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
-
-    @property
-    def newest(self) -> Int[Array, "B N"]:
-        """The next input of the step function, int32."""
-        return self.alive.tokens
 
     def reorder(self, cache: Any) -> Any:
         """Returns a cache with the arrays of each hypothesis taken from its parent."""
 
         def reorder(leaf: Array) -> Array:
             shared = leaf.ndim == 0 or leaf.shape[1] == 1
-            return leaf if shared else gather_beams(leaf, self.alive.parents)
+            return leaf if shared else gather_beams(leaf, self.parents)
 
         return jax.tree.map(reorder, cache)
 
@@ -88,10 +78,8 @@ class SampleState(SearchState):
     """State of sampling between two steps."""
 
     keys: Key[Array, " B"]  # one per sentence, the same at every step
-    newest: Int[Array, "B N"]  # int32; the next input of the step function
-    lengths: Int[Array, "B N"]  # int32; number of tokens
+    lengths: Int[Array, "B N"]  # int32; number of tokens; outdated until the step after a prefill
     finished: Bool[Array, "B N"]  # with EOS, or because no token is possible
-    log_probs: Float[Array, "B N"]  # float32; -inf if the sample does not exist
 
 
 State = TypeVar("State", bound=SearchState)

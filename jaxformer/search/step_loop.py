@@ -88,10 +88,3 @@ def log_probs_of(
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     # Rounding must not give a probability above one, or NaN for impossible tokens (-inf + inf).
     return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - total, at_most))
-
-
-def append_token(
-    tokens: Int[Array, "B N T"], new: Int[Array, "B N"], step: Int[Array, ""]
-) -> Int[Array, "B N T"]:
-    """Returns the tokens with ``new`` written at position ``step``."""
-    return lax.dynamic_update_slice_in_dim(tokens, new[:, :, None], step, axis=2)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxformer.nn.embedding import embed, output_logits
+from jaxformer.nn.matmul import project
 from jaxformer.nn.precision import quantize_along
-from jaxformer.nn.projection import project
 
 DTYPES = ("float32", "bfloat16", "int8")
 # Rounding errors relative to the norms: half a unit in the last of 24, 8 or (about) 8 bits.

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.search.candidates import top_k
+from jaxformer.search.beam import top_k
 
 from .oracles import beam
 

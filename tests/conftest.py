@@ -36,8 +36,13 @@ def _check_annotations() -> None:
     A letter has one meaning within a call. The exception is numerals: it has no arrays, and spells
     so many numbers that the checks took half of the time of all training runs.
     """
+    import jax
     import jaxtyping
+    import numpy as np
 
+    # As jax.numpy, the package takes NumPy's arrays wherever it says Array; under jax.eval_shape,
+    # pytrees hold structures. Their shapes and dtypes are checked, too.
+    jaxtyping.Array = jax.Array | np.ndarray | jax.ShapeDtypeStruct
     modules = {
         ".".join(path.relative_to(PROJECT).with_suffix("").parts)
         for path in (PROJECT / "jaxformer").rglob("[!_]*.py")

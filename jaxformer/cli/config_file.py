@@ -95,7 +95,7 @@ def _override(config: Any, word: str) -> None:
     if not dot and name in config:
         raise UserError(f"--config.{name}: expected one of its fields: {', '.join(config[name])}")
     if name not in known:
-        meant = field_names("", config) | {own: f"{section}{dot}{own}" for own in known}
+        meant = field_names("", config.to_dict()) | {own: f"{section}{dot}{own}" for own in known}
         otherwise = f"known: {', '.join(known or config)}"
         hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
         raise UserError(f"unknown config field {path}; {hint}")

@@ -287,7 +287,7 @@ def writing(path: pathlib.Path | None) -> Iterator[Writer]:
     partial.replace(path)
 
 
-def _writer(file: TextIO) -> Writer:
+def _writer(file: TextIO | io.TextIOBase) -> Writer:
     def write(lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
         file.flush()

@@ -6,6 +6,7 @@ multiplication.
 """
 
 import math
+from typing import Any
 
 import flax.struct
 import jax
@@ -65,9 +66,12 @@ class Dropout(nn.Module):
 
 
 def dropout_rows(
-    batch: int, deterministic: bool, row_ids: Int[Array, " B"] | None
+    batch: Any, deterministic: bool, row_ids: Int[Array, " B"] | None
 ) -> Int[Array, " B"] | None:
-    """Returns what turns dropout on in layers: the index of each row; None if it is off."""
+    """Returns what turns dropout on in layers: the index of each row; None if it is off.
+
+    The size of the batch is symbolic in an export.
+    """
     if deterministic:
         return None
     return jnp.arange(batch) if row_ids is None else row_ids

@@ -219,7 +219,12 @@ def fetch(copy: Workdir, run: Workdir) -> list[int]:
             ours, theirs = (folder.checkpoints / str(step) for folder in (run, copy))
             try:
                 if step > newest:
-                    _fetch_step(theirs, ours)
+                    # The run removes this folder, if it stays.
+                    work = manifest.temporary_folder(run.checkpoints, step)
+                    copy_step(theirs, work)
+                    if ours.exists():
+                        manifest.set_aside(ours)
+                    work.rename(ours)
                     fetched.append(step)
             except UserError as error:
                 _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
@@ -247,14 +252,6 @@ def _newest_good(checkpoints: pathlib.Path) -> int:
             Manifest.read(checkpoints / str(step), verify=True)
             return step
     return -1
-
-
-def _fetch_step(source: pathlib.Path, target: pathlib.Path) -> None:
-    work = manifest.temporary_folder(target.parent, target.name)  # The run removes it, if it stays.
-    copy_step(source, work)
-    if target.exists():
-        manifest.set_aside(target)
-    work.rename(target)
 
 
 def _fetch_files(copy: Workdir, run: Workdir) -> None:

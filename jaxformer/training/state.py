@@ -157,7 +157,13 @@ def restore_or_initialize(
     steps = [step for step in checkpoints.steps() if before is None or step < before]
     if not steps:
         state = init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
-        _check_finite(state)
+        finite = is_finite(state.params, state.opt_state)
+        for path, leaf in [] if finite else jax.tree.leaves_with_path(state.params):
+            if not jnp.isfinite(leaf).all():
+                raise UserError(
+                    f"expected finite parameters: {path_of(path)} holds NaN or Inf before the first "
+                    "step; add constants such as masks in the loss"
+                )
         return state, {}
     restored = checkpoints.restore(template, step=None if before is None else steps[-1])
     assert restored is not None
@@ -177,17 +183,6 @@ def _check_parameters(state: TrainState) -> None:
                 "expected parameters of floating-point numbers, which have gradients: got "
                 f"{path_of(path)} of dtype {leaf.dtype}; keep it in the task or in the optimizer's "
                 "state"
-            )
-
-
-def _check_finite(state: TrainState) -> None:
-    if is_finite(state.params, state.opt_state):
-        return
-    for path, leaf in jax.tree.leaves_with_path(state.params):
-        if not jnp.isfinite(leaf).all():
-            raise UserError(
-                f"expected finite parameters: {path_of(path)} holds NaN or Inf before the first "
-                "step; add constants such as masks in the loss"
             )
 
 

@@ -1,7 +1,7 @@
 """Training of an encoder: on labels, or on masked tokens."""
 
 import dataclasses
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,9 @@ class Classification(Translation):
     has_labels = True
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> Self:
+    def open(
+        cls, config: Config, folder: Workdir, corpus: Corpus | None = None
+    ) -> "Classification":
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
         task = cls(config, open_dataset(config, folder, corpus or LabeledCorpus(cls.has_labels)))

@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 from jaxformer.errors import UserError
 
 
-def numbers(text: str) -> list[int]:
+def parse_numbers(text: str) -> list[int]:
     """Parses an argument such as 8,1,2 as whole numbers, sorted and without duplicates."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")

@@ -21,7 +21,7 @@ from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
-from jaxformer.fields import build, check_known, expected_type
+from jaxformer.fields import build_section, check_known, expected_type
 from jaxformer.files import read_json, readable, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.assembly import ModelConfig
@@ -113,10 +113,10 @@ class Config:
         data = values.get("data") if isinstance(values, dict) else None
         kind = kind_of(data.get("corpus") if isinstance(data, dict) else None)
         builders = {
-            "model": functools.partial(build, kind.model, section="model"),
-            "data": functools.partial(build, kind.data, section="data"),
-            "training": functools.partial(build, TrainingConfig, section="training"),
-            "mesh": functools.partial(build, MeshConfig, section="mesh"),
+            "model": functools.partial(build_section, kind.model, section="model"),
+            "data": functools.partial(build_section, kind.data, section="data"),
+            "training": functools.partial(build_section, TrainingConfig, section="training"),
+            "mesh": functools.partial(build_section, MeshConfig, section="mesh"),
             "search": plain.from_dict,
         }
         check_known(values, builders, "")
@@ -168,7 +168,7 @@ def check_config(config: Any) -> None:
         raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
 
 
-def save(config: Config, path: pathlib.Path) -> None:
+def save_config(config: Config, path: pathlib.Path) -> None:
     write_file(path, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
 
 

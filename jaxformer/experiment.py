@@ -27,8 +27,7 @@ from jaxformer.training.fitting import Run
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
-from jaxformer.training.replay import Replayed
-from jaxformer.training.replay import replay as replay_step
+from jaxformer.training.replay import Replayed, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.state import TrainState
 

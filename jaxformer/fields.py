@@ -16,7 +16,7 @@ T = TypeVar("T")
 _MAY_DIFFER = {"compute_dtype"}
 
 
-def build(cls: type[T], values: Any, section: str) -> T:
+def build_section(cls: type[T], values: Any, section: str) -> T:
     """Builds a dataclass that checks its fields, by :func:`check_types`, from a dictionary."""
     check_known(values, typing.get_type_hints(cls), f"{section}.")
     return cls(**values)

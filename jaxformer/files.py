@@ -81,7 +81,7 @@ def data_directory() -> pathlib.Path:
 
 
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
-    """Opens a file that somebody else may have made, without ever waiting.
+    """Opens an untrusted file, without ever waiting.
 
     Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of
     terabytes takes no disk. Links are followed only within the folder ``inside``, if it is given.
@@ -189,7 +189,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
     # Threads, and processes in other containers, may have the same process id.
     partial = path.with_name(f"{path.name}.{secrets.randbelow(10**12)}.partial")
     try:
-        # Mode "x" does not follow a symbolic link that someone else may have created.
+        # Mode "x" does not follow a symbolic link that another user may have created.
         with partial.open("xb") as file:
             file.write(content)
             file.flush()

@@ -6,6 +6,7 @@ prints a line for each place to change, and fails if there is one. ``make lint``
 """
 
 import ast
+import collections
 import pathlib
 import re
 import subprocess
@@ -17,7 +18,8 @@ SUFFIXES = {".py", ".pyi", ".md", ".toml", ".yml", ".cff", ".html", ".js", ""}
 
 # Repeat the noun, or use the technical word.
 PHRASES = re.compile(
-    r"\b(that of|those of|as there|go(?:es|ing)? on|went on|of which|the (?:latter|former))\b",
+    r"\b(that of|those of|as there|go(?:es|ing)? on|went on|of which|the (?:latter|former)"
+    r"|some(?:body|one) else|in peace|strangers?|files of others|may not expect|needs not)\b",
     re.IGNORECASE,
 )
 # British spellings by their stems; identifiers of JAX and its libraries are American.
@@ -38,7 +40,7 @@ ALLOWED = re.compile(r"tests/language\.py|^docs/table3/|^LICENSE|requirements")
 
 def main() -> int:
     """Prints what is found, and returns the exit code."""
-    found = [line for path in files() for line in complaints(path)]
+    found = [line for path in files() for line in complaints(path)] + [*shared_names()]
     print("\n".join(found) or "language: nothing to change")
     return bool(found)
 
@@ -69,6 +71,24 @@ def complaints(path: pathlib.Path) -> Iterator[str]:
                 if match := OPENINGS.match(docstring):
                     number = node.body[0].lineno
                     yield f"{name}:{number}: open with a verb or a noun phrase, not {match[0]!r}"
+
+
+def shared_names() -> Iterator[str]:
+    """Yields a line for each public function with the name of another one in the package.
+
+    Commands are named after what they call. Each table or figure, and each format, has a module
+    with the same functions.
+    """
+    places = collections.defaultdict(list)
+    for path in sorted((PROJECT / "jaxformer").rglob("*.py")):
+        name = path.relative_to(PROJECT)
+        if name.parts[1] not in ("cli", "paper"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                    places[node.name].append(f"{name}:{node.lineno}")
+    for name, found in places.items():
+        if len(found) > 1 and name not in ("main", "write"):
+            yield f"{found[0]}: {name!r} is a function of {', '.join(found[1:])}, too"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli.arguments import parse as parse_arguments
+from jaxformer.cli.arguments import parse_arguments
 from jaxformer.errors import exit_code
 
 

@@ -39,7 +39,7 @@ COMMANDS = {
 }
 
 
-def parse(arguments: Sequence[str] | None = None) -> functools.partial[None]:
+def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial[None]:
     """Returns the function of a command with its arguments, by default the process's."""
     words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxformer.data.catalog import CATALOG, fetch, is_present
+from jaxformer.data.catalog import CATALOG, download_corpus, is_present
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import data_directory, file_sha256
 
@@ -33,7 +33,7 @@ def data(names: Sequence[str] = ()) -> None:
             print(f"  {name:12} {state:8} {corpus.size:13} {corpus.folder:17} {corpus.license}")
     for name in names:
         corpus = CATALOG[name]
-        folder = fetch(corpus)
+        folder = download_corpus(corpus)
         print(f"{name}: {folder} ({corpus.license})")
         for file, recorded in corpus.files.items():
             digest, size = file_sha256(folder / file), (folder / file).stat().st_size

@@ -38,8 +38,7 @@ def compare(
     from tqdm import tqdm
 
     from jaxformer.evaluation.bleu_report import measures
-    from jaxformer.evaluation.significance import RESAMPLES, TRIALS, seed
-    from jaxformer.evaluation.significance import compare as compare_systems
+    from jaxformer.evaluation.significance import RESAMPLES, TRIALS, compare_systems, seed
 
     suffixes = [name for name in reference.suffixes if name not in COMPRESSED]
     suffix = "".join(suffixes[-1:]).removeprefix(".")

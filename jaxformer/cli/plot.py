@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxformer import pretrained
-from jaxformer.checks import numbers
+from jaxformer.checks import parse_numbers
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError
@@ -32,7 +32,7 @@ class AttentionOptions:
 
     kind: Literal["encoder", "decoder", "cross"] | None = None
     layer: int | None = None
-    heads: Annotated[list[int], Value(metavar="N,N,...", convert=numbers)] | None = None
+    heads: Annotated[list[int], Value(metavar="N,N,...", convert=parse_numbers)] | None = None
     figure: Literal[3, 4, 5] | None = None
     word: str | None = None
 

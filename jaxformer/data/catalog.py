@@ -222,7 +222,7 @@ def how_to_get(path: pathlib.Path) -> str | None:
     )
 
 
-def fetch(corpus: PublicCorpus) -> pathlib.Path:
+def download_corpus(corpus: PublicCorpus) -> pathlib.Path:
     """Returns the folder of a corpus, which is downloaded and prepared if it is not there.
 
     Files that are in the folder of downloads already are used, if their hashes are right.

@@ -37,7 +37,7 @@ class SystemScore(NamedTuple):
     p_randomization: float | None = None
 
 
-def compare(
+def compare_systems(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], *, target_language: str
 ) -> Iterator[tuple[Measure, list[SystemScore]]]:
     """Yields every metric of the BLEU report but exact match, with the scores of all systems.

@@ -6,7 +6,7 @@ import hashlib
 import pathlib
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import flax.traverse_util
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, check_config, check_kind, load_run, save
+from jaxformer.config import Config, ModelConfig, check_config, check_kind, load_run, save_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
@@ -25,7 +25,7 @@ from jaxformer.layout import global_mesh
 from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, write_single
 from jaxformer.runs.manifest import saved_steps
-from jaxformer.runs.workdir import Workdir, read_object, use_compilation_cache
+from jaxformer.runs.workdir import Workdir, read_workdir_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
 
 _QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
@@ -109,6 +109,9 @@ class TrainedModel:
         return self.config.kind.load_tokenizer(self.folder.tokenizer)
 
 
+PredictorT = TypeVar("PredictorT", bound="Predictor")
+
+
 class Predictor:
     """A trained model and its tokenizer, ready for use: the base of Translator and Generator."""
 
@@ -141,13 +144,13 @@ class Predictor:
 
     @classmethod
     def load(
-        cls,
+        cls: type[PredictorT],
         workdir: str | pathlib.Path,
         *,
         weights: str | int = "auto",
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
-    ) -> Self:
+    ) -> PredictorT:
         """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``."""
         options = {"search": search, "compute_dtype": compute_dtype, "kinds": cls.kinds}
         trained = TrainedModel.load(workdir, weights=weights, **options)
@@ -206,7 +209,7 @@ def _check_metadata(
 ) -> None:
     """Checks that parameters are of the workdir's tokenizer and model."""
     check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))
-    expected = read_object(folder.identity).get("tokenizer")
+    expected = read_workdir_object(folder.identity).get("tokenizer")
     if metadata.get("tokenizer") != expected:
         raise UserError(
             f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "
@@ -313,7 +316,7 @@ def quantize(
     write_model(
         target,
         _QUANTIZE,
-        read_object(folder.identity),
+        read_workdir_object(folder.identity),
         read_whole(folder.tokenizer, folder.path),
         dataclasses.replace(config, model=model),
         quantized,
@@ -340,4 +343,4 @@ def write_model(
     model = dataclasses.asdict(config.model)
     metadata = {"tokenizer": identity.get("tokenizer"), "model": model, **metadata}
     write_single(target.checkpoints, 0, {"params": params}, metadata)
-    save(config, target.config)  # Last, since the config marks a complete workdir.
+    save_config(config, target.config)  # Last, since the config marks a complete workdir.

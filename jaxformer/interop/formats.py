@@ -46,7 +46,7 @@ def check_fields(config: ModelConfig, system: str, **allowed: Collection[Any]) -
             raise UserError(f"{system}: expected {expected}, got {value}; export stablehlo instead")
 
 
-def beam_search(config: Config, system: str) -> BeamSearch:
+def required_beam_search(config: Config, system: str) -> BeamSearch:
     """Returns the search of a config for another system, which must be beam search."""
     if not isinstance(config.search, BeamSearch):
         raise UserError(

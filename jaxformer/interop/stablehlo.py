@@ -19,7 +19,7 @@ from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import needs_package
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel, named_arrays, prepare_params
-from jaxformer.interop.formats import Usage, beam_search, write_tokenizer
+from jaxformer.interop.formats import Usage, required_beam_search, write_tokenizer
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
@@ -49,7 +49,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     with needs_package("flatbuffers", "with which jax writes this format"):
         import flatbuffers  # noqa: F401
     pieces, config = write_tokenizer(model, folder), model.config
-    search = beam_search(model.config, "StableHLO")
+    search = required_beam_search(model.config, "StableHLO")
     length = min(_SOURCE_LENGTH, config.model.max_length)
     capacity = length + search.extra_length
     capacity = min(capacity, config.model.max_length, search.max_length or capacity)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from jaxformer.checks import numbers
+from jaxformer.checks import parse_numbers
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
@@ -33,7 +33,7 @@ def options(
     help_ = f"two or more of 1 or more (default: powers of 2 from {values[0]} to {values[-1]})"
     add = command.add_argument
     add("--output", type=local_path, required=True, metavar="DIR", help="folder to write to")
-    add(f"--{sizes}", type=numbers, default=values, metavar="N,N,...", help=help_)
+    add(f"--{sizes}", type=parse_numbers, default=values, metavar="N,N,...", help=help_)
     chosen = command.parse_args(arguments)
     if len(given := getattr(chosen, sizes)) < 2 or given[0] < 1:
         raise UserError(f"--{sizes}: expected two or more of 1 or more: got {given}")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import jax
 from tqdm import tqdm
 
-from jaxformer.checks import numbers
+from jaxformer.checks import parse_numbers
 from jaxformer.config import Config, DataConfig, data_of
 from jaxformer.data.corpus import open_corpus
 from jaxformer.errors import UserError, exit_code
@@ -28,7 +28,7 @@ from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
 from jaxformer.plots.learning_curve import read_metrics
-from jaxformer.runs.workdir import Workdir, read_object
+from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.tasks.dataset import open_dataset
 
 _EXAMPLE = """\
@@ -148,7 +148,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         training_seconds=training_seconds,
         decoding_seconds=time.monotonic() - began,
         machine=command.machine(),
-        data=read_object(folder.identity),
+        data=read_workdir_object(folder.identity),
     )
     result.save(folder.path / "result.json")
     print(f"{row}: perplexity {perplexity:.3f}, BLEU {result.bleu:.2f}", file=sys.stderr)
@@ -205,7 +205,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--data", type=local_path, metavar="DIR", help=data)
     add("--steps", type=int, metavar="N", help=steps)
     add("--rows", type=lambda text: text.split(","), default=ROWS, metavar="ROW,ROW,...", help=rows)
-    add("--seeds", type=numbers, default=[0], metavar="N,N,...", help=seeds)
+    add("--seeds", type=parse_numbers, default=[0], metavar="N,N,...", help=seeds)
     add("--report", action="store_true", help="only write the table of the finished rows")
     return parser.parse_args(arguments)
 

@@ -14,7 +14,7 @@ from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
 from jaxformer.paper.table3_rows import ROWS, Row, describe, row_config
 from jaxformer.plots import figure
-from jaxformer.runs.workdir import read_object
+from jaxformer.runs.workdir import read_workdir_object
 from jaxformer.training.optimizer import inverse_sqrt_schedule
 
 # The paper's claims about pairs of rows, the worse row first.
@@ -67,7 +67,7 @@ def load_results(folder: pathlib.Path) -> list[Result]:
     names = {field.name for field in dataclasses.fields(Result)}
     paths, results = sorted(folder.glob("*/result.json")), []
     for path in paths:
-        values = read_object(path)
+        values = read_workdir_object(path)
         if values.get("row") not in ROWS or not names <= values.keys():
             raise UserError(
                 f"{path}: expected a finished row of Table 3; delete it to train it anew"

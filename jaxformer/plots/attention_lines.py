@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Patch
 
 from jaxformer.plots import figure
-from jaxformer.plots.attention_maps import readable
+from jaxformer.plots.attention_maps import token_label
 from jaxformer.plots.paper_figures import PaperFigure
 
 # Dark enough for print, distinct for color-blind readers (after Okabe and Ito), reused cyclically.
@@ -49,7 +49,7 @@ def attention_lines(
       weights: Weights of all heads of the layer, queries before keys.
       tokens: S labels.
       panels: Heads, and the query or all queries, of each panel, from top to bottom.
-      path: The image; see :func:`~jaxformer.plots.figure.save`.
+      path: The image; see :func:`~jaxformer.plots.figure.save_figure`.
       title: Title of the figure; may have several lines.
 
     Raises:
@@ -59,7 +59,7 @@ def attention_lines(
         raise ValueError(
             f"expected {weights.shape[1]} labels to fit the weights: got {len(tokens)}"
         )
-    labels = [readable(token) for token in tokens]
+    labels = [token_label(token) for token in tokens]
     width = min(max(_NARROWEST, _TOKEN * len(tokens)), _WIDEST)
     text = _LETTER * max(map(len, labels))
     height = _GAP + 2 * text + 0.35

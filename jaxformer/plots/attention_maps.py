@@ -31,8 +31,9 @@ def attention_map(
 
     Rows are queries, columns are keys, with their labels from the top and from the left. All heads
     share one color scale, from 0 to the largest weight. ``names`` are the numbers of the heads, by
-    default from 1. See :func:`readable` for the labels and :func:`~jaxformer.plots.figure.save` for
-    the formats. Raises a ValueError if the numbers of labels differ from the weights' shape.
+    default from 1. See :func:`token_label` for the labels, and
+    :func:`~jaxformer.plots.figure.save_figure` for the formats. Raises a ValueError if the numbers
+    of labels differ from the weights' shape.
     """
     if weights.shape[1:] != (len(queries), len(keys)) or not weights.size:
         raise ValueError(
@@ -47,7 +48,7 @@ def attention_map(
         min(max(_CELL * len(labels), _SHORTEST), _PAGE / max(across, 2))
         for labels in (keys, queries)
     )
-    left, below = (_CHARACTER * max(map(len, map(readable, side))) for side in (queries, keys))
+    left, below = (_CHARACTER * max(map(len, map(token_label, side))) for side in (queries, keys))
     labeled = 2 if heads % across else 1  # rows with labels below; two if the last row is short
     page_width = across * (width + 0.1) + left + 1.0
     page_height = down * (height + 0.3) + labeled * below + 0.6
@@ -76,7 +77,7 @@ def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> Non
     shown = range(0, len(pieces), every)
     axis.set_ticks(
         list(shown),
-        [readable(pieces[i]) for i in shown],
+        [token_label(pieces[i]) for i in shown],
         fontsize=min(7.0, 0.8 * points * every),
         rotation=rotation,
         parse_math=False,
@@ -84,7 +85,7 @@ def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> Non
     axis.set_tick_params(length=0)
 
 
-def readable(piece: str) -> str:
+def token_label(piece: str) -> str:
     """Returns a drawable label of at most 16 characters, with a middle dot for a space."""
     label = figure.drawable(piece.replace("▁", "·"))
     return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"

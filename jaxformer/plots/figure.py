@@ -44,12 +44,12 @@ _STYLE = {
 def drawing(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]:
     """Yields a figure of a size in inches, in the style of all figures, and then saves it.
 
-    The user's matplotlibrc has no effect. See :func:`save` for the formats.
+    The user's matplotlibrc has no effect. See :func:`save_figure` for the formats.
     """
     with matplotlib.style.context(["default", _STYLE, {"font.family": _fonts()}]):
         page = Figure(figsize=(width, height), layout="constrained")
         yield page
-        save(page, path)
+        save_figure(page, path)
 
 
 def drawable(text: str) -> str:
@@ -67,7 +67,7 @@ def drawable(text: str) -> str:
     )
 
 
-def save(figure: Figure, path: pathlib.Path) -> None:
+def save_figure(figure: Figure, path: pathlib.Path) -> None:
     """Writes the figure atomically, as SVG if the name ends in ``.svg``, else as PNG of 200 dpi.
 
     An SVG has outlines instead of letters, so it looks the same everywhere. The same figure gives

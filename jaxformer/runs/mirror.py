@@ -202,7 +202,7 @@ def _holds(path: pathlib.Path, content: bytes) -> bool:
     return path.exists() and path.read_bytes() == content
 
 
-def fetch(copy: Workdir, run: Workdir) -> list[int]:
+def fetch_copy(copy: Workdir, run: Workdir) -> list[int]:
     """Brings back and returns the good steps of a copy that are newer than all good steps of a run.
 
     Also brings back scores and files that the run lacks. Does nothing if another process trains in

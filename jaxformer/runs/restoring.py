@@ -1,7 +1,7 @@
-"""Reading one step of a run: verified, and within limits if somebody else may have made it.
+"""Reading one step of a run: verified, and within limits if it is untrusted.
 
-Hashes prove nothing about the step of somebody else: whoever wrote its files also wrote its
-manifest. Before anything in such a step is used, its sizes are checked.
+Hashes prove nothing about an untrusted step: whoever wrote its files also wrote its manifest.
+Before anything in such a step is used, its sizes are checked.
 """
 
 import json
@@ -51,7 +51,7 @@ class Restored(NamedTuple):
 def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Restored:
     """Verifies and reads a step, which no run removes meanwhile.
 
-    With ``partial``, the step may hold more arrays, and may be somebody else's.
+    With ``partial``, the step may hold more arrays, and may be untrusted.
     """
     Manifest.read(folder)  # before it is locked: it may be a link out of the workdir, or a pipe
     with lock_step(folder, shared=True):
@@ -60,7 +60,7 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
         manifest.check_leaves(describe_leaves(template), partial=partial)
         try:
             if partial:  # The config may be the author's, too, and not the user's.
-                check_sizes(folder, template)
+                check_memory(folder, template)
             state = _restore(folder, template, partial)
         except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
             raise
@@ -96,7 +96,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def check_sizes(folder: pathlib.Path, template: PyTree) -> None:
+def check_memory(folder: pathlib.Path, template: PyTree) -> None:
     """Checks that reading arrays takes memory in proportion to the files of the step.
 
     The manifest confirms the shapes in the template.

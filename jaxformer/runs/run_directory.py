@@ -11,8 +11,8 @@ from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
 from jaxformer.runs import processes
 from jaxformer.runs.manifest import saved_steps
-from jaxformer.runs.mirror import fetch
-from jaxformer.runs.workdir import Workdir, code_digest, read_object, use_compilation_cache
+from jaxformer.runs.mirror import fetch_copy
+from jaxformer.runs.workdir import Workdir, code_digest, read_workdir_object, use_compilation_cache
 from jaxformer.search.plain import search_fields
 
 _LOOP = (
@@ -55,7 +55,7 @@ def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) 
         processes.on_primary(lambda: _check_mirror(copy, folder, settings))
         if folder.config.exists():
             _check_fields(folder, settings)
-        processes.on_primary(lambda: fetch(copy, folder))
+        processes.on_primary(lambda: fetch_copy(copy, folder))
     check_workdir(folder, settings)
 
 
@@ -74,7 +74,7 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
     if copy.config.exists():
         _check_fields(copy, settings)
         if folder.identity.exists() and copy.identity.exists():  # or the first copy ended early
-            check_identity(copy, read_object(folder.identity))
+            check_identity(copy, read_workdir_object(folder.identity))
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
     found = [path.name for path in foreign if path.exists()]
@@ -104,7 +104,7 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
 
 def _check_fields(folder: Workdir, settings: Settings) -> None:
     """Checks that the saved settings describe the same experiment."""
-    values, given = read_object(folder.config), _fields(settings)
+    values, given = read_workdir_object(folder.config), _fields(settings)
     if values.keys() - settings.to_dict().keys():
         raise UserError(
             f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
@@ -177,7 +177,7 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
     """Checks that the data is the same as when the run in this workdir began, if there is one."""
     if not folder.config.exists():
         return
-    began_with = read_object(folder.identity)
+    began_with = read_workdir_object(folder.identity)
     for name in dict.fromkeys([*identity, *began_with]):
         if began_with.get(name) != identity.get(name):
             raise UserError(

@@ -58,7 +58,7 @@ class Workdir:
         """Returns the step recorded last, or None before the first commit."""
         if not self.committed.exists():
             return None
-        step = read_object(self.committed).get("step")
+        step = read_workdir_object(self.committed).get("step")
         if not isinstance(step, int):
             raise UserError(f"{self.committed}: expected the number of a step: got {step!r:.50}")
         return step
@@ -75,7 +75,9 @@ class Workdir:
             if command is None:
                 return
             raise UserError(f"{self.path}: expected a new workdir, but it has a run; name another")
-        author = read_object(self.identity).get("made_by") if self.identity.exists() else None
+        author = (
+            read_workdir_object(self.identity).get("made_by") if self.identity.exists() else None
+        )
         if author not in (None, command):
             raise UserError(
                 f"{self.path}: expected a new folder, but {author} has begun to write a workdir "
@@ -100,7 +102,7 @@ class Workdir:
         if not self.tokenizer.exists():
             raise UserError(f"{self.tokenizer}: no such file; copy the whole workdir")
         found = sha256_of(self.tokenizer)
-        expected = read_object(self.identity).get("tokenizer")
+        expected = read_workdir_object(self.identity).get("tokenizer")
         if found != expected:
             raise UserError(
                 f"{self.tokenizer}: expected the tokenizer that the model was trained with, "
@@ -134,7 +136,7 @@ def sha256_of(path: pathlib.Path) -> str:
         return hashlib.sha256(files.read_whole(path, path.parent)).hexdigest()
 
 
-def read_object(path: pathlib.Path) -> dict[str, Any]:
+def read_workdir_object(path: pathlib.Path) -> dict[str, Any]:
     """Reads a JSON object of a workdir, which must not be a link out of it."""
     return files.read_object(path, path.parent, advice="copy the whole workdir")
 

@@ -20,7 +20,7 @@ from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.runs import processes
-from jaxformer.runs.workdir import Workdir, read_object
+from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.state import StartFrom
 
@@ -102,7 +102,7 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
     if not run.config.exists():
         if processes.is_primary():
             write_file(record, (json.dumps({"sha256": digest}) + "\n").encode())
-    elif record.exists() and read_object(record).get("sha256") != digest:
+    elif record.exists() and read_workdir_object(record).get("sha256") != digest:
         raise UserError(
             f"training.init_from={folder.path}: expected the parameters that the run began with, "
             "but it has others now; bring them back, or begin again in another --workdir"

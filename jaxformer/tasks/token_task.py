@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -21,6 +21,7 @@ from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_of
 
 Result = TypeVar("Result")
+LossT = TypeVar("LossT", bound="TokenLoss")
 # Features of tokens, and matrix and bias of the logits.
 Output: TypeAlias = tuple[
     Float[Array, "B T D"], tuple[Float[Array, "V D"], Float[Array, " V"] | None]
@@ -42,7 +43,7 @@ class TokenLoss(abc.ABC):
     remat: Remat = "none"
 
     @classmethod
-    def of(cls, config: Config) -> Self:
+    def of(cls: type[LossT], config: Config) -> LossT:
         check_config(config)
         return cls(config.model, config.training.label_smoothing, config.training.remat)
 

@@ -38,7 +38,7 @@ class Replayed(NamedTuple):
     contributions: list[Contribution]  # NaN and infinity first, then the largest gradients
 
 
-def replay(
+def replay_step(
     task: Task,
     optimizer: optax.GradientTransformation,
     checkpoints: Checkpoints,

@@ -6,7 +6,7 @@ import re
 from typing import Any, Literal
 
 from jaxformer.errors import UserError
-from jaxformer.fields import build, check_fraction, check_known, check_positive, check_types
+from jaxformer.fields import build_section, check_fraction, check_known, check_positive, check_types
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
@@ -98,7 +98,7 @@ class FitConfig:
           UserError: A field is unknown, of the wrong type, or out of range.
         """
         check_known(values, [cls.section], "")
-        return build(cls, values.get(cls.section, {}), cls.section)
+        return build_section(cls, values.get(cls.section, {}), cls.section)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -161,8 +161,8 @@ def restore_or_initialize(
         for path, leaf in [] if finite else jax.tree.leaves_with_path(state.params):
             if not jnp.isfinite(leaf).all():
                 raise UserError(
-                    f"expected finite parameters: {path_of(path)} holds NaN or Inf before the first "
-                    "step; add constants such as masks in the loss"
+                    f"expected finite parameters: {path_of(path)} holds NaN or Inf before the "
+                    "first step; add constants such as masks in the loss"
                 )
         return state, {}
     restored = checkpoints.restore(template, step=None if before is None else steps[-1])

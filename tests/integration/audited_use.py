@@ -1,4 +1,4 @@
-"""Uses files of others in every way, under an audit hook; prints what they caused as JSON.
+"""Uses untrusted files in every way, under an audit hook; prints what they caused as JSON.
 
 Each use runs twice: the first one imports modules and compiles programs.
 """

@@ -13,7 +13,7 @@ import time
 
 import jaxformer.experiment
 from jaxformer.cli import main
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import parse_arguments
 
 ARGUMENTS = ["train", *sys.argv[1:]]
 
@@ -22,7 +22,7 @@ def fault(step, state, sums):
     kind, at = os.environ["FAULT"].split()
     if step != int(at):
         return
-    pathlib.Path(f"{parse(ARGUMENTS).keywords['workdir']}-{kind}-{at}").touch()
+    pathlib.Path(f"{parse_arguments(ARGUMENTS).keywords['workdir']}-{kind}-{at}").touch()
     if kind == "raise":
         raise RuntimeError("injected")
     if kind == "hang":

@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 
 from jaxformer.cli import main
-from jaxformer.config import Config, ModelConfig, load_run, save
+from jaxformer.config import Config, ModelConfig, load_run, save_config
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
@@ -65,7 +65,7 @@ def random_workdir(workdir, tokenizer, **model):
     tokenizer.save(folder.tokenizer)
     metadata = {"tokenizer": tokenizer.sha256, "model": dataclasses.asdict(config.model)}
     write_single(folder.checkpoints, 0, {"params": params}, metadata)
-    save(config, folder.config)
+    save_config(config, folder.config)
     return workdir
 
 

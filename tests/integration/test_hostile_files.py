@@ -1,4 +1,4 @@
-"""Files of others: every workdir ends in the right parameters or in one error of one line.
+"""Untrusted files: every workdir ends in the right parameters or in one error of one line.
 
 The processes here run without the type checks of the tests, as users' processes do.
 """

@@ -1,4 +1,4 @@
-"""Resuming in a workdir of somebody else touches nothing outside of it, and never waits."""
+"""Resuming in an untrusted workdir touches nothing outside of it, and never waits."""
 
 import os
 import shutil

@@ -33,7 +33,7 @@ def state_of(folder):
 
 
 def test_resuming_is_refused_and_changes_nothing(folder, tmp_path):
-    """A link out of the workdir is refused, too: a workdir of somebody else could have it."""
+    """A link out of the workdir is refused, too: an untrusted workdir could have it."""
     before = state_of(folder)
     assert len(before["metrics.jsonl"].splitlines()) == 6
     none = r"expected .* of this run, the last one of step 8, found none; mount or .* another -"

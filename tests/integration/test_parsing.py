@@ -97,7 +97,7 @@ def workdir(config, data, state, tmp_path_factory):
     folder = Workdir(tmp_path_factory.mktemp("run"))
     data.tokenizer.save(folder.tokenizer)
     folder.identity.write_text(json.dumps(data.identity))
-    config_lib.save(config, folder.config)
+    config_lib.save_config(config, folder.config)
     with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
         checkpoints.save(0, state, metadata={"tokenizer": data.tokenizer.sha256})
     return folder.path

@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import Checkpoints, FitConfig, UserError, experiment
 from jaxformer.cli import main
-from jaxformer.training.replay import replay
+from jaxformer.training.replay import replay_step
 
 from .test_resume import MESH, SKIPPED, TASK, run
 from .test_user_task import OPTIMIZER, Notes
@@ -55,12 +55,13 @@ def test_a_step_has_the_same_bits_and_names_the_example_that_makes_it_nan(tmp_pa
     settings = FitConfig(steps=14)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         good, bad = (
-            replay(TASK, OPTIMIZER, checkpoints, MESH, settings, step) for step in (8, SKIPPED[-1])
+            replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step)
+            for step in (8, SKIPPED[-1])
         )
         for steps, step, last in ((14, 0, 14), (10**6, 90_000, 14 + 3)):  # after the newest one
             settings = FitConfig(steps=steps, checkpoint_every=3)
             with pytest.raises(UserError, match=f"taken, from 1 to {last}: got {step}"):
-                replay(TASK, OPTIMIZER, checkpoints, MESH, settings, step)
+                replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step)
     assert good.sums["loss"] / good.sums["count"] == report["loss"]
     assert good.sums["grad_norm"] == report["grad_norm"]
     assert bad.sums["skipped"] == 1

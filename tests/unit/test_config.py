@@ -13,7 +13,7 @@ from jaxformer.config import (
     StreamConfig,
     TrainingConfig,
     load_run,
-    save,
+    save_config,
     select,
     to_config_dict,
 )
@@ -105,9 +105,9 @@ def test_round_trips(config, tmp_path):
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert Config.from_dict(to_config_dict(config).to_dict()) == config
     assert hash(Config.from_dict(config.to_dict())) == hash(config)  # Static arguments of jax.jit.
-    save(config, tmp_path / "config.json")
+    save_config(config, tmp_path / "config.json")
     assert load_run(Workdir(tmp_path)) == config
-    save(Config(), tmp_path / "config.json")
+    save_config(Config(), tmp_path / "config.json")
     assert load_run(Workdir(tmp_path)) == Config()
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

@@ -8,7 +8,7 @@ import runpy
 
 import pytest
 
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import parse_arguments
 from jaxformer.paper.table3_report import load_results, report
 
 PROJECT = pathlib.Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_everything_in_the_map_exists():
         match command.split():
             case ["jaxformer", name]:
                 with pytest.raises(SystemExit, match="0"):
-                    parse([name, "--help"])
+                    parse_arguments([name, "--help"])
             case ["python", "-m", module]:
                 assert importlib.util.find_spec(module) is not None
             case [script]:

@@ -10,7 +10,7 @@ import shlex
 import pytest
 
 import jaxformer
-from jaxformer.cli.arguments import COMMANDS, parse
+from jaxformer.cli.arguments import COMMANDS, parse_arguments
 from jaxformer.cli.config_file import load_config
 from jaxformer.cli.configs import shipped_configs
 from jaxformer.data.catalog import CATALOG
@@ -96,7 +96,7 @@ def test_commands_are_understood(page, monkeypatch):
                 options = [word.partition("=")[0] for word in words if word.startswith("--")]
                 assert all(f'"{option}"' in source for option in options), command
             case ["jaxformer" | "python", *words]:
-                call = parse(["train", *words[1:]] if words[0] == "train.py" else words)
+                call = parse_arguments(["train", *words[1:]] if words[0] == "train.py" else words)
                 assert set(call.keywords.get("names") or []) <= set(CATALOG), command
                 config = call.keywords.get("config")
                 if config and ("/" in config or not config.endswith(".py")):  # not the reader's

@@ -36,7 +36,7 @@ class EncoderLoss(TokenLoss):
     mask_rate: float = 0.0  # fraction of the tokens that are masked
 
     @classmethod
-    def of(cls, config: Config) -> Self:
+    def of(cls, config: Config) -> "EncoderLoss":
         mask_rate = data_of(config, LabeledConfig).mask_rate
         return dataclasses.replace(super().of(config), mask_rate=mask_rate)
 
@@ -120,9 +120,7 @@ class Classification(Translation):
     has_labels = True
 
     @classmethod
-    def open(
-        cls, config: Config, folder: Workdir, corpus: Corpus | None = None
-    ) -> "Classification":
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
         task = cls(config, open_dataset(config, folder, corpus or LabeledCorpus(cls.has_labels)))

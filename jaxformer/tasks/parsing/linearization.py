@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxformer.errors import UserError
-from jaxformer.tasks.parsing.trees import TEXT, Event, Leaf, Tree, build, single_root, walk
+from jaxformer.tasks.parsing.trees import TEXT, Event, Leaf, Tree, build_trees, single_root, walk
 
 # Token of a word in a linearized tree without tags, and tag of a word whose tag is unknown.
 XX = "XX"
@@ -91,8 +91,8 @@ def delinearize(
     leaves = iter([Leaf(tag, word) for tag, word in zip(known, words, strict=True)])
     events, depth = _repaired(tokens, leaves, tagged=tags is not None)
     if depth:
-        return single_root(build([*events, *leaves, *[None] * depth]))
-    trees, rest = build(events), tuple(leaves)
+        return single_root(build_trees([*events, *leaves, *[None] * depth]))
+    trees, rest = build_trees(events), tuple(leaves)
     if rest and len(trees) == 1 and isinstance(trees[0], Tree):
         return Tree(trees[0].label, (*trees[0].children, *rest))
     return single_root([*trees, *rest])

@@ -111,7 +111,7 @@ def walk(tree: Tree) -> Iterator[Event]:
             yield node
 
 
-def build(events: Iterable[Event]) -> list[Tree | Leaf]:
+def build_trees(events: Iterable[Event]) -> list[Tree | Leaf]:
     """Builds trees from events, without constituents that have no words."""
     labels: list[str] = []
     children: list[list[Tree | Leaf]] = [[]]
@@ -252,7 +252,7 @@ def normalize(tree: Tree) -> Tree | None:
             events.append(label[0] if label else event)
         elif event is None or event.tag != _EMPTY:
             events.append(event)
-    kept = build(events)
+    kept = build_trees(events)
     while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
         kept = list(kept[0].children)
     return single_root(kept) if kept else None

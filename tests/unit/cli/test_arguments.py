@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.arguments import COMMANDS, command, parse
+from jaxformer.cli.arguments import COMMANDS, command, parse_arguments
 from jaxformer.cli.config_file import load_config
 from jaxformer.cli.signatures import command_parser
 from jaxformer.errors import UserError
@@ -51,7 +51,7 @@ def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
 )
 def test_train_takes_its_config_anywhere_and_overrides_with_spaces(arguments):
     words = ["--config.training.steps", "3", "--config.search.length_penalty=-1"]
-    options = parse(["train", *words, *arguments.split()]).keywords
+    options = parse_arguments(["train", *words, *arguments.split()]).keywords
     assert (options["config"], str(options["workdir"])) == ("base:tiny", "w")
     assert options["overrides"] == ["--config.training.steps=3", words[2]]
 
@@ -72,12 +72,12 @@ def test_train_takes_its_config_anywhere_and_overrides_with_spaces(arguments):
 )
 def test_other_names_of_fields_are_understood_in_errors(words, field):
     with pytest.raises(UserError, match=rf"unknown argument \S+; did you mean {field}\?$"):
-        parse(["train", "base", "--workdir=w", *words.split()])
+        parse_arguments(["train", "base", "--workdir=w", *words.split()])
 
 
 def test_a_model_to_read_may_be_the_one_that_comes_along():
     for name, folder in (("pretrained", WORKDIR), ("./pretrained", pathlib.Path("pretrained"))):
-        found = parse(["translate", "--workdir", name, "--ensemble", name, name]).keywords
+        found = parse_arguments(["translate", "--workdir", name, "--ensemble", name, name]).keywords
         assert [found["workdir"], *found["model"].ensemble] == [folder] * 3
 
 
@@ -85,7 +85,7 @@ def test_import_takes_a_folder_of_any_name_or_the_address_of_a_model_on_the_hub(
     page, model = "https://huggingface.co/Helsinki-NLP/opus-mt", "Helsinki-NLP/opus-mt"
     addresses = {page + end: model for end in ("", "/", "/tree/main", "/blob/main/config.json")}
     for given, expected in (addresses | {"my/model/tree/main": "my/model/tree/main"}).items():
-        options = parse(["import", "marian", given, "--workdir", "w"]).keywords
+        options = parse_arguments(["import", "marian", given, "--workdir", "w"]).keywords
         assert options["directory"].as_posix() == expected
 
 
@@ -98,7 +98,7 @@ def test_help_has_examples_that_can_be_run(name, capsys):
     assert ("\n    numerals " in text) == (name == "train")
     for example in re.findall(r"^  (?:.* \| )?jaxformer (.*)$", text, re.MULTILINE):
         words = re.findall(r'"[^"]*"|\S+', re.split(r" +[#|]", example)[0])
-        assert callable(parse([word.strip('"') for word in words]))
+        assert callable(parse_arguments([word.strip('"') for word in words]))
 
 
 @pytest.mark.parametrize("words", [["--help"], ["evalb", str(TREES), str(TREES)]])
@@ -126,6 +126,6 @@ def test_every_option_refuses_a_url():
     assert len(given) > 35
     for arguments in given:
         with pytest.raises(UserError, match="expected a path on a local disk: got gs://b/f; "):
-            parse(arguments)
+            parse_arguments(arguments)
     with pytest.raises(UserError, match=r"expected a path on a local disk: got gs://bucket/f\.py"):
         load_config("gs://bucket/f.py")

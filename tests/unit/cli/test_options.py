@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 
 from jaxformer import config as config_lib
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import parse_arguments
 from jaxformer.cli.signatures import Fields, command_parser, keywords
 from jaxformer.config import Config
 from jaxformer.errors import UserError
@@ -20,8 +20,8 @@ def settings(tmp_path):
     """Returns the search settings for flags of a command, and the settings of the run."""
 
     def ask(flags, run=RUN, **defaults):
-        config_lib.save(Config(search=run), tmp_path / "config.json")
-        call = parse(["translate", "--workdir", str(tmp_path), *flags.split()])
+        config_lib.save_config(Config(search=run), tmp_path / "config.json")
+        call = parse_arguments(["translate", "--workdir", str(tmp_path), *flags.split()])
         return call.keywords["search"].settings(tmp_path, **defaults)
 
     return ask

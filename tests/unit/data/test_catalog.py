@@ -16,7 +16,7 @@ from sacrebleu.dataset import DATASETS
 
 from jaxformer.cli import main
 from jaxformer.data import catalog, preparation
-from jaxformer.data.catalog import CATALOG, fetch
+from jaxformer.data.catalog import CATALOG, download_corpus
 from jaxformer.data.text_files import find_file
 from jaxformer.errors import UserError
 from jaxformer.files import data_directory
@@ -174,7 +174,7 @@ def test_no_sentence_of_tatoeba_crosses_the_splits_nor_moves_in_a_new_edition(pu
     def splits(pairs):
         rows = [f"{en}\t{de}\tCC-BY 2.0 (France) Attribution: somebody" for en, de in pairs]
         corpus = publish("tatoeba", {"deu-eng.zip": zipped({"deu.txt": joined(rows)})})
-        files = read(fetch(corpus), corpus)
+        files = read(download_corpus(corpus), corpus)
         shutil.rmtree(data)
         sides = {name: content.decode().splitlines() for name, content in files.items()}
         return [
@@ -233,7 +233,7 @@ def test_without_a_network_the_file_is_named_and_then_used(data, publish, server
     ):
         (folder / "train.en.gz").write_bytes(content)
         with pytest.raises(UserError, match=message):
-            fetch(corpus)
+            download_corpus(corpus)
     (folder / "train.en.gz").write_bytes(files["train.en.gz"])
     assert main(["data", "multi30k"]) == 0
     assert read(data / "multi30k", corpus) == prepared
@@ -248,12 +248,12 @@ def test_only_whole_files_with_the_right_hash_get_their_names(data, publish, ser
     for content, sent in ((files["input.txt"], 0.5), (b"another text", 1)):
         server.files[address], server.sent = content, sent
         with pytest.raises(UserError, match=f"yourself as {path}, whose hash is {known}: "):
-            fetch(corpus)
+            download_corpus(corpus)
         assert not list(path.parent.iterdir())
     assert len(server.requests) == 6  # Two retries each.
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(UserError, match=r"pooch, .*: pip install 'jaxformer\[download\]'$"):
-        fetch(corpus)
+        download_corpus(corpus)
 
 
 LICENSE = {"CRAFT-5.0.2/LICENSE.txt": b""}
@@ -273,7 +273,7 @@ def test_damaged_archives(name, content, message, publish, data):
     (file,) = CATALOG[name].urls
     corpus = publish(name, {file: content})
     with pytest.raises(UserError, match=re.escape(message)) as caught:
-        fetch(corpus)
+        download_corpus(corpus)
     assert str(data / "downloads" / name / file) in str(caught.value)
     assert str(caught.value).endswith("; delete this file and run the same command again")
     assert not (data / corpus.folder).exists()

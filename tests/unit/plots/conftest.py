@@ -12,5 +12,5 @@ def pages(monkeypatch):
         page.draw_without_rendering()
         written.append(page)
 
-    monkeypatch.setattr(figure, "save", save)
+    monkeypatch.setattr(figure, "save_figure", save)
     return written

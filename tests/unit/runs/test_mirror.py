@@ -15,7 +15,7 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.runs import mirror as mirror_module
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.runs.mirror import Mirror, fetch
+from jaxformer.runs.mirror import Mirror, fetch_copy
 from jaxformer.runs.workdir import Workdir
 
 TEMPLATE = {"params": {"w": jax.ShapeDtypeStruct((1000,), np.float32)}}
@@ -105,16 +105,16 @@ def test_has_the_same_files_and_brings_them_back(run, copy):
     assert not (copy.path / "lock").exists()
     shutil.rmtree(run.path)
     run.path.mkdir()
-    assert fetch(copy, run) == kept
+    assert fetch_copy(copy, run) == kept
     assert files_of(run) == before
-    assert fetch(copy, run) == []
+    assert fetch_copy(copy, run) == []
     assert restored(run) == 4
 
 
 def test_a_half_copied_step_is_not_used(run, copy, caplog, two_steps):
     shutil.rmtree(run.path)
     (copy.checkpoints / "2" / "manifest.json").unlink()
-    assert fetch(copy, run) == [1]
+    assert fetch_copy(copy, run) == [1]
     assert f"copy of step 2 in {copy.path} not used: " in caplog.text
     assert restored(run) == 1
     with trained(run, copy) as save:  # the next run completes it
@@ -128,9 +128,9 @@ def test_a_run_does_not_start_over_if_all_copies_are_bad(run, copy, two_steps):
     for step in ("1", "2"):
         (copy.checkpoints / step / "_METADATA").write_text("{}")
     with pytest.raises(UserError, match=r"but .*/1, .*/2 are damaged; repair .*copy, or move it"):
-        fetch(copy, run)
+        fetch_copy(copy, run)
     copy.committed.unlink()  # no copy was ever completed
-    assert fetch(copy, run) == []
+    assert fetch_copy(copy, run) == []
     assert not run.config.exists()
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_step_does_not_replace_its_good_copy(run, copy, caplog):
     assert restored(copy) == 2
     scores = [(f.checkpoints / "1" / "score.json").read_bytes() for f in (run, copy)]
     assert scores[0] == scores[1]
-    assert fetch(copy, run) == [2]  # and the good copy replaces the damaged step
+    assert fetch_copy(copy, run) == [2]  # and the good copy replaces the damaged step
     assert restored(run) == 2
     assert (run.checkpoints / "2.damaged").is_dir()
 
@@ -211,4 +211,4 @@ def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
     kept = Checkpoints(run.checkpoints).steps()
     assert kept in ([2], [1, 2])
     shutil.rmtree(run.path)
-    assert fetch(copy, run) == kept
+    assert fetch_copy(copy, run) == kept

@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.runs import restoring
-from jaxformer.runs.restoring import check_sizes
+from jaxformer.runs.restoring import check_memory
 
 
 def test_arrays_are_in_proportion_to_their_files(tmp_path):
@@ -17,7 +17,7 @@ def test_arrays_are_in_proportion_to_their_files(tmp_path):
 
     def message(size):
         with pytest.raises(UserError) as caught:
-            check_sizes(tmp_path, jax.ShapeDtypeStruct((size,), np.uint8))
+            check_memory(tmp_path, jax.ShapeDtypeStruct((size,), np.uint8))
         return str(caught.value)
 
     assert f"expected files for arrays of {most + 1:,} bytes, found 1,000" in message(most + 1)

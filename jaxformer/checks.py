@@ -14,7 +14,11 @@ from jaxformer.errors import UserError
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Parses an argument such as 8,1,2 as whole numbers, sorted and without duplicates."""
+    """Parses whole numbers separated by commas; sorts them and removes duplicates.
+
+    >>> parse_numbers("8,1,2,8")
+    [1, 2, 8]
+    """
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
     return sorted({int(number) for number in text.split(",")})

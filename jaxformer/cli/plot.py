@@ -97,9 +97,9 @@ def attention(
     _check_suffix(output, ".html, .png or .svg")
     view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
     if output.suffix.lower() == ".html":
-        (layer, heads), figure = shown.selection(view), shown.figure
+        kind, figure = shown.kind or "cross", shown.figure
+        layer, heads = shown.selection(view)
         figures = None if figure is None else shown.figures(view)
-        kind = shown.kind or "cross"
         page = view.page(kind=kind, layer=layer, heads=heads, figures=figures, figure=figure)
         write_file(output, page.encode())
     else:

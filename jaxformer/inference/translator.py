@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
 from jaxformer.inference.members import Member
-from jaxformer.inference.weights import Predictor
+from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import PARSING, TRANSLATION
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
@@ -92,9 +91,13 @@ class Translator(Predictor):
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
         """
-        load = functools.partial(super().load, search=search, compute_dtype=compute_dtype)
-        first, *others = [load(workdir, weights=name) for name in str(weights).split(",")]
-        return first.ensemble_with(*others)
+        options = {"search": search, "compute_dtype": compute_dtype, "kinds": cls.kinds}
+        members = []
+        for name in str(weights).split(","):
+            trained = TrainedModel.load(workdir, weights=name, **options)
+            tokenizer = members[0].tokenizer if members else trained.tokenizer
+            members.append(cls(trained.config, trained.params, tokenizer, trained.weights))
+        return members[0].ensemble_with(*members[1:])
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
         """Returns an ensemble with other translators, which averages the models' probabilities.

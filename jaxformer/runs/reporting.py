@@ -127,11 +127,7 @@ class Window:
         saved: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
     ) -> None:
-        """Begins a window, or continues the saved totals of another.
-
-        The learning rate is reported, and so is the fraction of the peak FLOP/s of all devices
-        together, if they are known.
-        """
+        """Begins a window, or continues saved totals; ``peak_flops`` is of all devices together."""
         self._schedule, self._peak_flops = learning_rate, peak_flops
         self._clear(Totals(**saved or {}))
 

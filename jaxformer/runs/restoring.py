@@ -17,14 +17,7 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import read_json
 from jaxformer.layout import global_mesh
-from jaxformer.runs.manifest import (
-    METADATA,
-    Manifest,
-    describe_leaves,
-    list_files,
-    lock_step,
-    versions,
-)
+from jaxformer.runs.manifest import METADATA, Manifest, describe_leaves, list_files, lock_step
 
 # Arrays may take this many times the bytes of their files, and this much in any case. Compressed
 # weights take about 0.9 of their size, and pruned weights less.
@@ -55,7 +48,6 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
     """
     Manifest.read(folder)  # before it is locked: it may be a link out of the workdir, or a pipe
     with lock_step(folder, shared=True):
-        before = versions(folder)
         manifest = Manifest.read(folder, verify=True)
         manifest.check_leaves(describe_leaves(template), partial=partial)
         try:
@@ -69,9 +61,6 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
             raise UserError(
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
             ) from error
-        finally:
-            if versions(folder) != before:
-                raise UserError(f"{folder} changed while it was read; run the same command again")
     return Restored(manifest.step, state, manifest.metadata)
 
 
@@ -97,13 +86,10 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def check_memory(folder: pathlib.Path, template: PyTree) -> None:
-    """Checks that reading arrays takes memory in proportion to the files of the step.
-
-    The manifest confirms the shapes in the template.
-    """
+    """Checks that reading arrays takes memory in proportion to the files of the step."""
     import tensorstore
 
-    leaves = jax.tree.leaves(template)
+    leaves = jax.tree.leaves(template)  # The manifest confirms their shapes.
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     stored = sum(status.st_size for status in list_files(folder).values())
     if size > _SMALL + _COMPRESSION * stored:

@@ -45,10 +45,7 @@ def describe_dependence(
 
 @cached_by_function
 def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax.stages.Wrapped:
-    """Returns a jitted function: the mean loss of rows split as in training, and in one batch.
-
-    The third result is the mean magnitude of the loss, the scale of rounding errors.
-    """
+    """Returns a jitted function: the mean loss of split rows, of one batch, and its magnitude."""
     devices = mesh.devices.reshape(1, -1, mesh.shape["tensor"])
     one_shard = Mesh(devices, AXES, axis_types=mesh.axis_types)
 

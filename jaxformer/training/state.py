@@ -41,8 +41,6 @@ class TrainState(NamedTuple):
 
 # Returns the parameters that a new run starts from, given the ones that the task has created.
 StartFrom = Callable[[PyTree], PyTree]
-# The method describe of a Task.
-Describe = Callable[[], PyTree]
 
 
 def init_state(
@@ -50,7 +48,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     seed: int = 0,
-    describe: Describe | None = None,
+    describe: Callable[[], PyTree] | None = None,
     start_from: StartFrom | None = None,
 ) -> TrainState:
     """Returns fresh parameters and optimizer state, sharded over the mesh.
@@ -107,7 +105,7 @@ def abstract_state(
     init: Init,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    describe: Describe | None = None,
+    describe: Callable[[], PyTree] | None = None,
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of :func:`init_state` without computing it."""
     info = describe_init(init) if describe is None else describe()
@@ -158,8 +156,8 @@ def restore_or_initialize(
     if not steps:
         state = init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
         finite = is_finite(state.params, state.opt_state)
-        for path, leaf in [] if finite else jax.tree.leaves_with_path(state.params):
-            if not jnp.isfinite(leaf).all():
+        for path, leaf in jax.tree.leaves_with_path(state.params):
+            if not finite and not jnp.isfinite(leaf).all():
                 raise UserError(
                     f"expected finite parameters: {path_of(path)} holds NaN or Inf before the "
                     "first step; add constants such as masks in the loss"

@@ -152,9 +152,10 @@ def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> st
     """Returns the reason why two sentences cannot be compared, if any."""
     if len(gold.words) != len(test.words):
         return f"Length unmatch ({len(gold.words)}|{len(test.words)})"
-    pairs = ((one.text, other.text) for one, other in zip(gold.words, test.words, strict=True))
-    unequal = (pair for pair in pairs if not parameters.same_word(*pair))
-    return next((f"Words unmatch ({one}|{other})" for one, other in unequal), None)
+    for one, other in zip(gold.words, test.words, strict=True):
+        if not parameters.same_word(one.text, other.text):
+            return f"Words unmatch ({one.text}|{other.text})"
+    return None
 
 
 def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> None:

@@ -40,7 +40,7 @@ def _check_annotations() -> None:
     import jaxtyping
     import numpy as np
 
-    # As jax.numpy, the package takes NumPy's arrays wherever it says Array; under jax.eval_shape,
+    # Like jax.numpy, the package takes NumPy's arrays wherever it says Array; under jax.eval_shape,
     # pytrees hold structures. Their shapes and dtypes are checked, too.
     jaxtyping.Array = jax.Array | np.ndarray | jax.ShapeDtypeStruct
     modules = {

@@ -11,9 +11,6 @@ from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 from jaxformer.fields import check_fraction
 
-# The only target of texts without labels.
-_NO_LABEL = "0"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabeledConfig(DataConfig):
@@ -55,7 +52,7 @@ class LabeledCorpus(FileCorpus):
         for number, line in enumerate(read_file(path), 1):
             label, space, text = line.partition(" ")
             if not self.has_labels:
-                yield line, _NO_LABEL
+                yield line, "0"  # The only target of texts without labels.
             elif space and label:
                 yield text, label
             else:

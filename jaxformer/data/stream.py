@@ -241,8 +241,7 @@ class TokenStream:
         the previous window, and in the first window the last training token.
         """
         tokens = np.concatenate([self.train[-1:], self.valid])
-        count = -(-len(self.valid) // length)
-        count = -(-count // rows) * rows
+        count = -(-len(self.valid) // (length * rows)) * rows
         padded = np.full(count * length + 1, PAD, np.int32)
         padded[: len(tokens)] = tokens
         starts = np.arange(count) * length

@@ -199,6 +199,15 @@ def describe_leaves(tree: PyTree) -> dict[str, str]:
     }
 
 
+def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+    """Returns size and time of change of all files that a manifest covers, and of the manifest."""
+    return {
+        name: (status.st_size, status.st_mtime_ns)
+        for name, status in list_files(folder).items()
+        if not name.startswith((SCORE, *_UNVERIFIED))
+    }
+
+
 def write_score(folder: pathlib.Path, score: float) -> None:
     """Writes the score of a step atomically; JSON has no NaN."""
     write_file(folder / SCORE, _sealed({"score": None if math.isnan(score) else score}))

@@ -17,7 +17,14 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import read_json
 from jaxformer.layout import global_mesh
-from jaxformer.runs.manifest import METADATA, Manifest, describe_leaves, list_files, lock_step
+from jaxformer.runs.manifest import (
+    METADATA,
+    Manifest,
+    describe_leaves,
+    list_files,
+    lock_step,
+    versions,
+)
 
 # Arrays may take this many times the bytes of their files, and this much in any case. Compressed
 # weights take about 0.9 of their size, and pruned weights less.
@@ -48,6 +55,7 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
     """
     Manifest.read(folder)  # before it is locked: it may be a link out of the workdir, or a pipe
     with lock_step(folder, shared=True):
+        before = versions(folder)
         manifest = Manifest.read(folder, verify=True)
         manifest.check_leaves(describe_leaves(template), partial=partial)
         try:
@@ -61,6 +69,9 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
             raise UserError(
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
             ) from error
+        finally:
+            if versions(folder) != before:
+                raise UserError(f"{folder} changed while it was read; run the same command again")
     return Restored(manifest.step, state, manifest.metadata)
 
 

@@ -241,6 +241,20 @@ class TestBesideATrainer:
             with pytest.raises(UserError, match="2 was removed while it was read, as a run"):
                 reader.restore(make_state(0), step=step)
 
+    def test_a_step_that_changes_after_it_was_verified_is_not_returned(
+        self, directory, monkeypatch
+    ):
+        describe = restoring_module.describe_leaves
+        largest = max(payload(directory / "2"), key=lambda path: path.stat().st_size)
+
+        def damage(tree):
+            flip(largest, largest.stat().st_size // 2)
+            return describe(tree)
+
+        monkeypatch.setattr(restoring_module, "describe_leaves", damage)
+        with pytest.raises(UserError, match="2 changed while it was read"):
+            Checkpoints(directory).restore(make_state(0))
+
 
 def test_an_error_that_is_not_damage_keeps_its_name(directory, monkeypatch):
     monkeypatch.setattr(restoring_module, "_restore", lambda *_: {}["mesh"])

@@ -16,7 +16,7 @@ import re
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import parse_arguments
 from jaxformer.version import __version__
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -75,7 +75,7 @@ class CommandHelp(Directive):
 
     def run(self) -> list[nodes.Node]:
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
-            parse([self.arguments[0], "--help"])
+            parse_arguments([self.arguments[0], "--help"])
         text = output.getvalue()
         return [nodes.literal_block(text, text, language="none")]
 

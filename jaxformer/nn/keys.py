@@ -23,17 +23,17 @@ Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T 
 class Tokens:
     """The tokens of a row, which may be several packed sequences."""
 
-    index: Int[Array, "*#B T"]  # in the row; decides what is later and what is near
-    positions: Int[Array, "*#B T"]  # in the sequence; positional encodings use them
+    index: Int[Array, "... T"]  # in the row; decides what is later and what is near
+    positions: Int[Array, "... T"]  # in the sequence; positional encodings use them
     # n on the n-th sequence, 0 on padding; None if each row is one sequence without padding
-    segments: Int[Array, "*#B T"] | None = None
+    segments: Int[Array, "... T"] | None = None
 
     @classmethod
     def of(
         cls,
         length: Any,
-        segments: Int[Array, "*#B T"] | None = None,
-        positions: Int[Array, "*#B T"] | None = None,
+        segments: Int[Array, "... T"] | None = None,
+        positions: Int[Array, "... T"] | None = None,
     ) -> "Tokens":
         """Returns ``length`` tokens, whose positions are 0, 1, ... when None."""
         index = jnp.arange(length, dtype=jnp.int32)[None]
@@ -58,7 +58,7 @@ class Keys:
 
     queries: Tokens
     keys: Tokens
-    mask: Bool[Array, "*#B #H #T #S"] | None = None
+    mask: Bool[Array, "... #H #T #S"] | None = None
     slots: Any = None
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     window: int | None = flax.struct.field(pytree_node=False, default=None)

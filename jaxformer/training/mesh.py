@@ -205,7 +205,7 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
     shards, sharding = BatchShards.of(mesh, gradient_accumulation), batch_sharding(mesh)
     local_count, count = len(shards.local_shards), shards.shard_count
 
-    def place(path: jax.tree_util.KeyPath, local: np.ndarray) -> jax.Array:
+    def place(path: jax.tree_util.KeyPath, local: Any) -> jax.Array:
         _check_rows(f"batch{jax.tree_util.keystr(path)}", local)
         if local.shape[0] % (local_count * gradient_accumulation):
             raise UserError(
@@ -215,7 +215,7 @@ def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyT
             )
         rows = local.shape[0] // local_count
 
-        def shard(index: Any) -> np.ndarray:
+        def shard(index: Any) -> np.ndarray | jax.Array:
             start = rows * shards.local_shards.index((index[0].start or 0) // rows)
             return local[start : start + rows]
 

@@ -13,8 +13,6 @@ import pytest
 import jaxformer
 from jaxformer import Checkpoints, FitConfig, MeshConfig, Task, UserError, every, fit
 
-from ..profiles import CHECKED
-
 
 class Softmax(Task):
     """Softmax regression on eight rows of four numbers."""
@@ -67,7 +65,6 @@ def other_init(**arrays):
     return changed(init=lambda self, key: Softmax().init(key) | arrays)
 
 
-@pytest.mark.skipif(CHECKED, reason="the checks of annotations come first")
 @pytest.mark.parametrize(
     ("task", "message"),
     [

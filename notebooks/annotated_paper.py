@@ -229,7 +229,7 @@ show(additive_attention, helpers=["additive_scores"])
 # \mathrm{head}_i = \mathrm{Attention}(QW_i^Q,\; KW_i^K,\; VW_i^V)$$
 #
 # The matrices of all heads are one array, $W^Q$ of shape $[d_\mathrm{model}, h, d_k]$, so that one
-# multiplication projects for all heads. Concatenation is the `reshape` in `_output`. The cache is
+# multiplication projects for all heads. Concatenation is the `reshape` at the end. The cache is
 # for decoding, where keys and values of earlier tokens are kept.
 
 # %%

@@ -52,7 +52,7 @@ class Text(NamedTuple):
     """Lines of a file, of standard input, or of two files side by side."""
 
     name: str  # in error messages
-    lines: Callable[[], Iterator[Line]]  # Each call starts anew, except for a stream.
+    lines: Callable[[], Iterator[Line]]  # from the first line; of a stream, what is left
     stream: bool = False  # a pipe or a terminal, which can be read only once, as it arrives
     prompt: str = ""  # shown before lines are typed in a terminal
 

@@ -22,7 +22,7 @@ from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.fields import build_section, check_known, expected_type
-from jaxformer.files import read_json, readable, write_file
+from jaxformer.files import explain_read_errors, read_json, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
@@ -132,7 +132,7 @@ def check_kind(config: Config, *kinds: Kind) -> None:
         )
 
 
-def data_of(config: Config, section: type[Section]) -> Section:
+def data_section(config: Config, section: type[Section]) -> Section:
     """Returns ``config.data``, and refuses data of another class than ``section``."""
     if not isinstance(config.data, section):
         raise UserError(
@@ -172,10 +172,10 @@ def save_config(config: Config, path: pathlib.Path) -> None:
     write_file(path, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
 
 
-def load_run(folder: Workdir) -> Config:
+def load_run_config(folder: Workdir) -> Config:
     """Returns the config of the run in a workdir."""
     path = folder.config
-    with readable(path):
+    with explain_read_errors(path):
         if not path.exists():
             raise UserError(
                 f"{folder.path}: expected the workdir of a training run, but it has no "

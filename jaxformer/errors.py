@@ -65,7 +65,7 @@ def exit_code(command: Callable[[], None]) -> int:
     messages and progress bars, if the reader of its standard error is gone. Its standard output is
     UTF-8, whatever the locale, as are all files it writes.
     """
-    _outlive_reader_of_stderr()
+    _tolerate_closed_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
     try:
@@ -122,7 +122,7 @@ def missing_device(error: object = "") -> str | None:
     )
 
 
-def _outlive_reader_of_stderr() -> None:
+def _tolerate_closed_stderr() -> None:
     """Replaces the process's own standard error with one that drops what cannot be written."""
     if sys.stderr is not sys.__stderr__:
         return  # Captured by a notebook or a test, or already replaced.

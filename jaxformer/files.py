@@ -19,9 +19,9 @@ from jaxformer import pretrained
 from jaxformer.errors import UserError
 
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 # JSON of this size takes about a second and 400 MiB if it is made to cost as much as possible.
-MOST_JSON_BYTES = 8 << 20
+MAX_JSON_BYTES = 8 << 20
 # What file systems report of operations that they do not know.
 UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
@@ -99,7 +99,7 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
             found = kinds.get(mode, "a device")
             raise UserError(f"{path}: expected a regular file, found {found}")
         allocated = 512 * getattr(status, "st_blocks", size)  # Windows has no blocks.
-        if size > MOST_BYTES and allocated < size // 4:
+        if size > MAX_BYTES and allocated < size // 4:
             # File systems that compress or do not count blocks have no holes.
             if os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
                 raise UserError(f"{path}: expected a file with content, found a sparse one")
@@ -111,7 +111,7 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
 
 
 @contextlib.contextmanager
-def readable(path: pathlib.Path) -> Iterator[None]:
+def explain_read_errors(path: pathlib.Path) -> Iterator[None]:
     """Raises a UserError if the file cannot be read within the context."""
     try:
         yield
@@ -131,19 +131,19 @@ def resolve_inside(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 
 def read_whole(
-    path: pathlib.Path, inside: pathlib.Path | None = None, *, most: int = MOST_BYTES
+    path: pathlib.Path, inside: pathlib.Path | None = None, *, limit: int = MAX_BYTES
 ) -> bytes:
     """Reads a file of limited size; raises the errors of :func:`open_file`, too."""
     with open_file(path, inside) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise UserError(f"{path}: expected a file of at most {most:,} bytes, found a larger one")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise UserError(f"{path}: expected a file of at most {limit:,} bytes, found a larger one")
     return content
 
 
 def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: str = "JSON") -> Any:
     """Reads a JSON file; see :func:`open_file`. Error messages name ``what`` was expected."""
-    content = read_whole(path, inside, most=MOST_JSON_BYTES)
+    content = read_whole(path, inside, limit=MAX_JSON_BYTES)
     try:
         return json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
@@ -154,7 +154,7 @@ def read_object(
     path: pathlib.Path, inside: pathlib.Path | None = None, *, advice: str
 ) -> dict[str, Any]:
     """Reads a JSON object; the message about a missing file ends with ``advice``."""
-    with readable(path):
+    with explain_read_errors(path):
         try:
             values = read_json(path, inside)
         except FileNotFoundError:

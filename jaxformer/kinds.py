@@ -35,7 +35,7 @@ class Kind:
     data: type[DataSection]
     model: type[ModelConfig] = ModelConfig
     network: type[nn.Module] = Transformer  # called with the model section and remat
-    inputs: int = 1  # number of arrays of token ids that a model takes
+    num_inputs: int = 1  # number of arrays of token ids that a model takes
     load_tokenizer: Callable[[pathlib.Path], Vocabulary] = Tokenizer.load
     task: str  # module and name
 
@@ -45,7 +45,7 @@ TRANSLATION = Kind(
     commands="jaxformer translate",
     corpora=("text", "tfds", "numerals", "parquet", "jsonl", "tsv"),
     data=DataConfig,
-    inputs=2,
+    num_inputs=2,
     task="jaxformer.tasks.translation.Translation",
 )
 PARSING = dataclasses.replace(
@@ -94,7 +94,7 @@ def make_init(model: ModelConfig, kind: Kind = TRANSLATION) -> Callable[[Array],
 
     def init(key: Array) -> PyTree:
         tokens = jnp.ones((1, 1), jnp.int32)
-        return kind.network(model).init(key, *[tokens] * kind.inputs)["params"]
+        return kind.network(model).init(key, *[tokens] * kind.num_inputs)["params"]
 
     return init
 

@@ -81,20 +81,20 @@ def expand_like(array: ArrayLike, like: Array) -> Array:
     return jax.lax.expand_dims(array, range(like.ndim - np.ndim(array)))
 
 
-def rows_like(array: Array, *others: Array) -> Array:
+def shard_rows_like(array: Array, *others: Array) -> Array:
     """Returns the array with rows sharded like the first of ``others`` with explicit sharding."""
     axes = (axis for other in others for axis in jax.typeof(other).sharding.spec[:1])
     axis = next((axis for axis in axes if axis is not None), None)
     return array if axis is None else jax.sharding.reshard(array, PartitionSpec(axis))
 
 
-def zeros_beside(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
+def zeros_for_rows(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
     """Returns zeros, [B, *shape], with the layout of the integers ``rows``, [B]."""
     zero = (rows * 0).astype(dtype)
     return jnp.broadcast_to(zero.reshape(-1, *[1] * len(shape)), (rows.shape[0], *shape))
 
 
-def vary_alike(*arrays: Array) -> list[Array]:
+def match_varying_axes(*arrays: Array) -> list[Array]:
     """Casts arrays within a ``shard_map`` to vary over the same mesh axes.
 
     JAX does so for the operands of its own operations, so that gradients are summed over the axes

@@ -38,7 +38,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     return StepMemory(inputs, inputs + work)
 
 
-def savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
+def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     """Yields settings that save memory for :func:`with_settings`, cheapest first.
 
     The first one changes nothing. Only the last one changes results, since it rounds Adam's moments

@@ -64,7 +64,7 @@ def classify(
 
 
 def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
-    from jaxformer.config import data_of
+    from jaxformer.config import data_section
     from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
     from jaxformer.evaluation import classification
 
@@ -76,7 +76,7 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
         found = {"model": [x.label for x in classifier.classify(texts, report=bar.update)]}
     if baselines:
         print("training naive Bayes and logistic regression", file=sys.stderr)
-        data = data_of(classifier.config, LabeledConfig)
+        data = data_section(classifier.config, LabeledConfig)
         train, labels = zip(*LabeledCorpus().pairs(data.train), strict=True)
         linear = classification.BigramClassifiers(train, labels)
         found["naive Bayes, bigrams"] = linear.naive_bayes(texts)

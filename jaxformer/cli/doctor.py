@@ -102,7 +102,7 @@ def _measure(
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", num_devices)
     # Imported late, since the number of devices must be set before JAX initializes them.
-    from jaxformer.memory import savings, step_memory, with_settings
+    from jaxformer.memory import memory_savings, step_memory, with_settings
     from jaxformer.runs.workdir import use_compilation_cache
 
     use_compilation_cache()
@@ -117,7 +117,7 @@ def _measure(
         flush=True,
     )
     least = 0
-    for settings in savings(config, len(devices)):
+    for settings in memory_savings(config, len(devices)):
         memory = step_memory(with_settings(config, settings))
         flags = " ".join(f"--config.{name}={value}" for name, value in settings.items())
         fits = memory.total <= limit

@@ -36,7 +36,7 @@ def evaluate(
     Example:
       jaxformer evaluate --workdir runs/multi30k --source test.en --reference test.de
     """
-    from jaxformer.config import DataConfig, data_of
+    from jaxformer.config import DataConfig, data_section
     from jaxformer.evaluation.bleu_report import translation_report
 
     check_outputs([source, reference, forced.prefixes], {"--output": output})
@@ -55,6 +55,6 @@ def evaluate(
     scores = translation_report(
         translations,
         [line.gold for line in lines],
-        target_language=language or data_of(translator.config, DataConfig).target_language,
+        target_language=language or data_section(translator.config, DataConfig).target_language,
     )
     print(scores.to_json() if json else scores.table())

@@ -121,7 +121,7 @@ class SearchOptions:
 
         If no option selects an algorithm, it is the one of ``default``, if given, or of the run.
         """
-        from jaxformer.config import load_run
+        from jaxformer.config import load_run_config
         from jaxformer.runs.workdir import Workdir
         from jaxformer.search import BeamSearch, Sampling
 
@@ -129,7 +129,7 @@ class SearchOptions:
         if {"num_samples", "beam_size"} <= changes.keys():
             raise UserError("--samples and --beam-size exclude each other; leave one of them out")
         of_beam, of_sampling = ({f.name for f in dataclasses.fields(kind)} for kind in searches())
-        config = load_run(Workdir(workdir))
+        config = load_run_config(Workdir(workdir))
         run = config.search
         kind = BeamSearch if changes.keys() - of_sampling else type(default or run)
         kind = Sampling if self.sampling or "num_samples" in changes else kind

@@ -34,7 +34,7 @@ _PATIENCE = 0.05
 # Bytes of a line that are read at once; a longer line is bad. It bounds the memory of a block.
 _LONGEST_LINE = 1 << 18
 # Number of notes about each block of lines.
-_MOST_NOTES = 10
+_MAX_NOTES = 10
 _TOO_LONG = f"expected a line of less than {_LONGEST_LINE} bytes; split it into sentences"
 
 
@@ -162,11 +162,11 @@ def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> 
 
     found = [(line.number, tokenizer.unknown_characters(line.text)) for line in lines]
     unknown = [(n, characters) for n, characters in found if characters]
-    for n, characters in unknown[:_MOST_NOTES]:
+    for n, characters in unknown[:_MAX_NOTES]:
         shown = listed([f"{c!r} (U+{ord(c):04X})" for c in characters[:3]], len(characters))
         what = f"{shown} {'is' if len(characters) == 1 else 'are'} not in the vocabulary"
         tqdm.write(f"note: {name}:{n}: {what} and may disturb the translation", file=sys.stderr)
-    if (more := len(unknown) - _MOST_NOTES) > 0:
+    if (more := len(unknown) - _MAX_NOTES) > 0:
         tqdm.write(f"note: {name}: {more:,} more lines with such characters", file=sys.stderr)
 
 

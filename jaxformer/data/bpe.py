@@ -22,7 +22,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
-_MOST_LINES = 2_000_000
+_MAX_LINES = 2_000_000
 _DIGEST_BYTES = 32
 # The key of every cached tokenizer includes it; increase it when the same files give other pairs.
 _FORMAT = 3
@@ -63,7 +63,7 @@ def train_tokenizer(
             f"model.vocab_size must be at least {smallest}, for the special ids, the bytes and "
             f"the symbols: got {vocab_size}"
         )
-    sample = _sample(itertools.filterfalse(is_blank, lines), _MOST_LINES)
+    sample = _sample(itertools.filterfalse(is_blank, lines), _MAX_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
     with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
@@ -120,7 +120,7 @@ def cached_tokenizer(
 
     corpus = VerifiedCorpus(corpus)
     version = f"{sentencepiece.__version__} {unicodedata.unidata_version}"
-    trained = (vocab_size, version, _MOST_LINES, sorted(options.items()))
+    trained = (vocab_size, version, _MAX_LINES, sorted(options.items()))
     inputs = (_FORMAT, corpus.fingerprint(split), *trained)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     path = cache_directory / f"tokenizer-{key[:32]}"

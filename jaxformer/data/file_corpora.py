@@ -22,7 +22,7 @@ from jaxformer.data.text_files import (
     read_file,
 )
 from jaxformer.errors import UserError, needs_package
-from jaxformer.files import file_sha256, local_path, readable
+from jaxformer.files import explain_read_errors, file_sha256, local_path
 
 _COLUMN = "translation"
 _SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5}).*")
@@ -118,7 +118,7 @@ class RecordCorpus(FileCorpus):
         for path in find_files(split):
             # Checks the format, since the cache may have the tokens of the same file from a run
             # with the right format.
-            with self.open(path), readable(path):
+            with self.open(path), explain_read_errors(path):
                 content.update(bytes.fromhex(file_sha256(path)))
         # Fingerprints of Parquet and JSONL, which no file can both be, stay as in 0.2.0.
         identity = (*self.languages, content.hexdigest(), *self.kind.split())

@@ -9,7 +9,7 @@ from jaxformer.data.characters import unusual_kinds
 LONG, EMPTY = "too long", "empty"
 # Pairs that are kept although their sides are equal. Many of them suggest a wrong file.
 EQUAL = "the same text on both sides"
-_MOST_PLACES = 10
+_MAX_PLACES = 10
 
 
 def listed(first: Sequence[object], count: int) -> str:
@@ -36,7 +36,7 @@ class Findings(dict[str, Finding]):
     def add(self, kind: str, number: int, side: int) -> None:
         finding = self.setdefault(kind, Finding())
         finding.count += 1
-        if len(finding.first) < _MOST_PLACES:
+        if len(finding.first) < _MAX_PLACES:
             finding.first.append([number, side])
 
     def add_unusual(self, number: int, pair: tuple[str, str]) -> None:

@@ -20,7 +20,7 @@ Prepared = dict[str, bytes]
 Pairs = list[tuple[str, str]]
 
 # Largest file that is read from an archive.
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 # One English sentence in so many, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
 # The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".
@@ -148,7 +148,7 @@ class _Archive:
                     self.files = {
                         name[1]: archive.read(member)
                         for member in archive.infolist()
-                        if (name := wanted(member.filename)) and member.file_size <= _MOST_BYTES
+                        if (name := wanted(member.filename)) and member.file_size <= _MAX_BYTES
                     }
                 return
             with tarfile.open(path, "r:gz") as archive:
@@ -157,7 +157,7 @@ class _Archive:
                     for member in archive
                     if (name := wanted(member.name))
                     and member.isreg()
-                    and member.size <= _MOST_BYTES
+                    and member.size <= _MAX_BYTES
                 }
         except Exception as error:  # What a damaged archive raises is not documented.
             raise UserError(f"{path}: expected a whole archive: {error}") from None
@@ -165,7 +165,7 @@ class _Archive:
     def content(self, name: str) -> bytes:
         if name not in self.files:
             raise UserError(
-                f"{self.path}: expected a file {name} of at most {_MOST_BYTES:,} bytes in the "
+                f"{self.path}: expected a file {name} of at most {_MAX_BYTES:,} bytes in the "
                 "archive, found none"
             )
         return self.files[name]

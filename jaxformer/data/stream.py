@@ -25,7 +25,7 @@ from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
-from jaxformer.files import read_whole, readable
+from jaxformer.files import explain_read_errors, read_whole
 
 # SentencePiece learns nothing from lines of more bytes.
 _LONGEST_LINE = 4192
@@ -150,7 +150,7 @@ def _short_parts(line: str) -> list[str]:
 
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
     """Reads a tokenizer of either kind, distinguished by its first byte."""
-    with readable(path):
+    with explain_read_errors(path):
         content = read_whole(path)
     try:
         if content[:1] == b"{":

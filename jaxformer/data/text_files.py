@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from jaxformer.data.catalog import how_to_get
 from jaxformer.errors import UserError, did_you_mean, needs_package
-from jaxformer.files import readable
+from jaxformer.files import explain_read_errors
 
 # A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
 _LONGEST_LINE = 1_000_000
@@ -145,7 +145,7 @@ def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
 @contextlib.contextmanager
 def open_bytes(path: pathlib.Path) -> Iterator[io.BufferedIOBase]:
     """Opens a text file to read bytes, decompressed if its suffix is in ``COMPRESSED``."""
-    with readable(path):
+    with explain_read_errors(path):
         try:
             with _open(path) as stream:
                 check_format(stream.peek(1), str(path))
@@ -175,7 +175,7 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
     """Returns the path of a file that is no pipe and no device, or of the same file compressed."""
     for suffix in ("", *COMPRESSED):
         found = pathlib.Path(f"{path}{suffix}")
-        with readable(found):
+        with explain_read_errors(found):
             if found.is_file():
                 return found
             if found.exists():
@@ -199,7 +199,7 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
 
 def _similar_name(path: pathlib.Path) -> str:
     """Returns a hint at a file in the same folder."""
-    with readable(path.parent):
+    with explain_read_errors(path.parent):
         names = sorted(entry.name for entry in path.parent.iterdir())
     prefix = f"{path.parent}/" if path.parent.parts else ""
     if packed := [name for name in names if path.suffix and name.startswith(f"{path.name}.")]:

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.errors import UserError
-from jaxformer.files import read_whole, readable, write_file
+from jaxformer.files import explain_read_errors, read_whole, write_file
 
 # sentencepiece is imported only where it is used: most importers of this module need only the ids.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
@@ -98,7 +98,7 @@ class Tokenizer(Vocabulary):
         Raises:
           UserError: There is no such file, or it is not a tokenizer.
         """
-        with readable(pathlib.Path(path)):
+        with explain_read_errors(pathlib.Path(path)):
             content = read_whole(pathlib.Path(path))
         try:
             if content.startswith(b'{"moses"'):

@@ -33,7 +33,7 @@ _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
 _FEW = (1, 4, 8)
 _FEWEST_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
-_MOST_HYPOTHESES = 512
+_MAX_HYPOTHESES = 512
 # Capacities for forced tokens; the largest is the longest translation.
 _PREFIXES = (16, 64, 256)
 
@@ -125,7 +125,7 @@ def batches(
     numbers = sorted((n for n, length in enumerate(lengths) if length), key=order)
     hypotheses = search.num_hypotheses
     few = [r for r in _FEW if r >= len(numbers) and r * hypotheses >= _FEWEST_HYPOTHESES]
-    most = min([max(1, _MOST_HYPOTHESES // hypotheses), *few])
+    most = min([max(1, _MAX_HYPOTHESES // hypotheses), *few])
     buckets = [(min(source, longest), rows) for source, rows in (*_BUCKETS, (longest, 1))]
     while numbers:
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])

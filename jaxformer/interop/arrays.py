@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.errors import UserError, needs_package
-from jaxformer.files import open_file, readable
+from jaxformer.files import explain_read_errors, open_file
 
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
@@ -93,7 +93,7 @@ def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
     try:
-        with readable(path), safetensors.safe_open(path, framework="numpy") as file:
+        with explain_read_errors(path), safetensors.safe_open(path, framework="numpy") as file:
             names = list(file.keys())
             for name in names:
                 if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
@@ -109,7 +109,7 @@ def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
         "torch", "which reads pytorch_model.bin; model.safetensors needs no PyTorch"
     ):
         import torch
-    with readable(path), open_file(path) as file:
+    with explain_read_errors(path), open_file(path) as file:
         try:
             # weights_only refuses everything in a pickle but tensors and plain containers.
             # pyright takes torch.py beside this file for the package.

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.layout import expand_like, zeros_beside
+from jaxformer.layout import expand_like, zeros_for_rows
 from jaxformer.nn.kernels import Projected
 from jaxformer.nn.keys import Bias, Keys, Tokens
 from jaxformer.nn.precision import at_least_float32
@@ -63,7 +63,7 @@ class Slots:
         cls, like: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
     ) -> "Slots":
         """Returns slots for ``length`` positions, with the layout of ``like`` on a mesh."""
-        beam_slots = zeros_beside(like, (num_beams, _capacity_for(length, window)), jnp.int32)
+        beam_slots = zeros_for_rows(like, (num_beams, _capacity_for(length, window)), jnp.int32)
         return cls(beam_slots, jnp.zeros((), jnp.int32), window=window)
 
     @property
@@ -173,8 +173,8 @@ class KVCache(_Cached):
         """Returns an empty cache with capacity for all slots."""
         rows, (_, beams, capacity) = slots.beam_slots[:, 0, 0], slots.beam_slots.shape
         return cls(
-            zeros_beside(rows, (1, num_heads, d_k, capacity, beams), dtype),
-            zeros_beside(rows, (1, num_heads, capacity, beams, d_v), dtype),
+            zeros_for_rows(rows, (1, num_heads, d_k, capacity, beams), dtype),
+            zeros_for_rows(rows, (1, num_heads, capacity, beams, d_v), dtype),
         )
 
     def append(self, new: Projected, slots: Slots) -> "KVCache":

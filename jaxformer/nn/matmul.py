@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Num
 
-from jaxformer.layout import expand_like, has_explicit_axes, map_rows, vary_alike
+from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
 
 # Checkpoint name of the results of :func:`project`, which rematerialization may keep while it
@@ -72,7 +72,7 @@ def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTy
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     matrix = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
     if x.dtype == jnp.bfloat16 and dtype == jnp.float32:
-        product: Array = _bfloat16_matmul.bind(*vary_alike(rows, matrix))
+        product: Array = _bfloat16_matmul.bind(*match_varying_axes(rows, matrix))
     else:
         product = jnp.matmul(rows, matrix, preferred_element_type=dtype)
     return product.reshape(*x.shape[:-1], *kernel.shape[1:])
@@ -114,7 +114,7 @@ def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Arr
     """
     dtype = jnp.dtype(dtype or x.dtype)
     if dtype == jnp.bfloat16 and x.dtype == jnp.float32 and not has_explicit_axes(x, y):
-        return _bfloat16_einsum.bind(*vary_alike(x, y), spec=spec)
+        return _bfloat16_einsum.bind(*match_varying_axes(x, y), spec=spec)
     return _einsum(x, y, spec=spec)
 
 

@@ -17,7 +17,7 @@ import jax
 from tqdm import tqdm
 
 from jaxformer.checks import parse_numbers
-from jaxformer.config import Config, DataConfig, data_of
+from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.corpus import open_corpus
 from jaxformer.errors import UserError, exit_code
 from jaxformer.evaluation.bleu_report import TranslationReport, translation_report
@@ -85,7 +85,7 @@ def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
     if options.data is None:
         return config
     splits = {split: str(options.data / split) for split in ("train", "valid")}
-    data = dataclasses.replace(data_of(config, DataConfig), corpus="text", **splits)
+    data = dataclasses.replace(data_section(config, DataConfig), corpus="text", **splits)
     return dataclasses.replace(config, data=data)
 
 
@@ -109,7 +109,7 @@ def _check(
             f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
             f"{finished.data}, got {data.identity}; give the same --data, or another --workdir"
         )
-    split = data_of(config, DataConfig).valid
+    split = data_section(config, DataConfig).valid
     pairs = range(sum(1 for _ in data.corpus.pairs(split)))
     if omitted := sorted(set(pairs).difference(data.valid.numbers.tolist())):
         raise UserError(
@@ -126,7 +126,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
       UserError: The folder holds another or a longer experiment, or data is missing or malformed.
       FloatingPointError: Training diverges.
     """
-    data = data_of(config, DataConfig)
+    data = data_section(config, DataConfig)
     # Of files, the name of their folder, which does not depend on the machine.
     name = pathlib.Path(data.train).absolute().parent.name if data.corpus == "text" else data.corpus
     state = train(config, folder.path)
@@ -177,7 +177,7 @@ def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[flo
 
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation split, and writes translations and scores to the folder."""
-    data = data_of(config, DataConfig)
+    data = data_section(config, DataConfig)
     pairs = open_corpus(data).pairs(data.valid)
     sources, references = zip(*pairs, strict=True)
     translator = Translator.load(folder.path, weights="latest")

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from jaxformer.config import DataConfig, data_of
+from jaxformer.config import DataConfig, data_section
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.paper.command import markdown_table
@@ -88,7 +88,7 @@ def report(results: Sequence[Result]) -> str:
     """Formats a page with method, table, and comparison with the paper's claims."""
     first = results[0]
     base = row_config("base", first.scale, steps=first.steps)
-    data = data_of(base, DataConfig)
+    data = data_section(base, DataConfig)
     warmup = base.training.warmup_steps
     peak = inverse_sqrt_schedule(base.model.d_model, warmup)(warmup - 1)
     signatures = ", ".join(sorted({f"`{r.bleu_signature}`" for r in results}))

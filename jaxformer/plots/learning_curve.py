@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from jaxformer.errors import UserError
-from jaxformer.files import read_whole, readable
+from jaxformer.files import explain_read_errors, read_whole
 from jaxformer.plots import figure
 
 _TITLES = {
@@ -32,8 +32,8 @@ _NOT_DRAWN = {
     *("step", "reported", "grad_norm", "teraflops_per_second", "mfu"),
     *("seconds_per_step", "waiting", "skipped"),
 }
-_MOST_BYTES = 64 << 20  # Metrics of 400,000 reports.
-_MOST_PANELS = 99
+_MAX_BYTES = 64 << 20  # Metrics of 400,000 reports.
+_MAX_PANELS = 99
 # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _DIVERGED, _LARGEST = 1e9, 1e30
 _MARKER = {"marker": "o", "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.6}
@@ -45,8 +45,8 @@ _LOOKS = {
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     """Reads ``metrics.jsonl``, one JSON object per line, and ignores an incomplete last line."""
-    with readable(path):
-        content = read_whole(path, path.parent, most=_MOST_BYTES)
+    with explain_read_errors(path):
+        content = read_whole(path, path.parent, limit=_MAX_BYTES)
     records = []
     for number, raw in enumerate(io.BytesIO(content), start=1):
         if raw.isspace():
@@ -74,7 +74,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
     names = dict.fromkeys(name for record in found for name in record if name not in _NOT_DRAWN)
     curves = {
         name: {kind: _curve(records, kind, name) for kind in _LOOKS}
-        for name in list(names)[:_MOST_PANELS]
+        for name in list(names)[:_MAX_PANELS]
     }
     shown = [name for name in curves if any(curves[name].values())]
     if not shown:

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.files import MOST_JSON_BYTES, file_sha256, lock_file, read_json, write_file
+from jaxformer.files import MAX_JSON_BYTES, file_sha256, lock_file, read_json, write_file
 
 MANIFEST, SCORE, METADATA = "manifest.json", "score.json", "_METADATA"
 # Without these files orbax would read a checkpoint in another format, from files of other names.
@@ -111,7 +111,7 @@ class Manifest:
         del step["files"]
         files = {name: file_sha256(folder / name) for name in sorted(names)}
         text = _sealed({"step": step, "files": files})
-        if len(text) > MOST_JSON_BYTES:
+        if len(text) > MAX_JSON_BYTES:
             raise ValueError(
                 f"expected less metadata and fewer arrays: they take {len(text)} bytes"
             )

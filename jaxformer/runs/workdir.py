@@ -132,7 +132,7 @@ def check_directory(directory: pathlib.Path) -> None:
 
 def sha256_of(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits."""
-    with files.readable(path):
+    with files.explain_read_errors(path):
         return hashlib.sha256(files.read_whole(path, path.parent)).hexdigest()
 
 

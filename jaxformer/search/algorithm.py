@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.layout import map_rows, zeros_beside
+from jaxformer.layout import map_rows, zeros_for_rows
 from jaxformer.search.constraints import (
     Constraint,
     ForcedPrefix,
@@ -167,9 +167,9 @@ class Algorithm(abc.ABC):
         shared = prepare(cache, max_lengths, size, most, prefix, sentence_ids)
         rows = shared["max_lengths"]
         first = self.bos_id if first_tokens is None else first_tokens[:, None]
-        shared["tokens"] = zeros_beside(rows, (size, capacity), jnp.int32) + self.pad_id
-        shared["newest"] = zeros_beside(rows, (size,), jnp.int32) + first
-        shared["log_probs"] = zeros_beside(rows, (size,), jnp.float32)
+        shared["tokens"] = zeros_for_rows(rows, (size, capacity), jnp.int32) + self.pad_id
+        shared["newest"] = zeros_for_rows(rows, (size,), jnp.int32) + first
+        shared["log_probs"] = zeros_for_rows(rows, (size,), jnp.float32)
         return self.initial_state(shared, keys)
 
     def prefill(self, prefill_fn: PrefillFn, state: Any) -> Any:

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.layout import rows_like, take_rows
+from jaxformer.layout import shard_rows_like, take_rows
 from jaxformer.search.algorithm import Algorithm
 from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, best_first
 from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
@@ -132,7 +132,7 @@ class Sampling(Algorithm):
             )
         none = shared["newest"] * 0  # with its layout
         return SampleState(
-            **shared, keys=rows_like(keys, sentences), lengths=none, finished=none != 0
+            **shared, keys=shard_rows_like(keys, sentences), lengths=none, finished=none != 0
         )
 
     def extend(self, state: SampleState, logits: Float[Array, "B N V"]) -> SampleState:

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.layout import rows_like
+from jaxformer.layout import shard_rows_like
 
 # Callers may give lists and NumPy arrays, which become JAX arrays.
 MaxLengths: TypeAlias = Int[Array, " B"] | Int[np.ndarray, " B"] | Sequence[int]
@@ -128,13 +128,13 @@ def prepare(
                 f"scalar: got shape {leaf.shape}"
             )
     max_lengths = jnp.clip(max_lengths, 0, capacity).astype(jnp.int32)
-    max_lengths = rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))
+    max_lengths = shard_rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))
     ids = jnp.arange(batch) if sentence_ids is None else jnp.asarray(sentence_ids)
     return {
         "step": jnp.zeros((), jnp.int32),
         "max_lengths": max_lengths,
-        "prefix": rows_like(prefix.astype(jnp.int32), max_lengths),
-        "sentence_ids": rows_like(ids.astype(jnp.int32), max_lengths),
+        "prefix": shard_rows_like(prefix.astype(jnp.int32), max_lengths),
+        "sentence_ids": shard_rows_like(ids.astype(jnp.int32), max_lengths),
         "done": max_lengths == 0,
         "cache": cache,
     }

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from typing import Any
 
-from jaxformer.config import Config, DataConfig, data_of
+from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.bpe import cached_tokenizer
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
@@ -39,7 +39,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
 
     A resumed run keeps its data and the tokenizer of its workdir. Nothing is written to it.
     """
-    data = data_of(config, DataConfig)
+    data = data_section(config, DataConfig)
     corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)
     if parse_mixture(data.valid):
         raise UserError(
@@ -78,7 +78,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
 
 def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
     """Learns a tokenizer from the training text, or finds it in the cache."""
-    data, size, cache = data_of(config, DataConfig), config.model.vocab_size, cache_directory()
+    data, size, cache = data_section(config, DataConfig), config.model.vocab_size, cache_directory()
     options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
     if data.pretokenizer == "none":
         return cached_tokenizer(corpus, data.train, size, cache, **options)
@@ -108,7 +108,7 @@ def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorp
             f"{', '.join(map(tokenizer.piece, ids[:5]))}; give spm_train --user_defined_symbols "
             "instead of --control_symbols, or give another data.tokenizer"
         )
-    for symbol in data_of(config, DataConfig).symbols():
+    for symbol in data_section(config, DataConfig).symbols():
         if symbol not in map(tokenizer.piece, tokenizer.encode(symbol)):
             raise UserError(
                 f"data.user_defined_symbols: expected a tokenizer with the token {symbol}, got one "
@@ -123,7 +123,7 @@ def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorp
 
 def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Returns the first validation pairs whose source is short enough for the model."""
-    pairs = corpus.pairs(data_of(config, DataConfig).valid)
+    pairs = corpus.pairs(data_section(config, DataConfig).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
     chosen = list(itertools.islice(fitting, config.training.eval_sentences))
     collections.deque(pairs, maxlen=0)  # Reads the rest, so that a change is detected.

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
-from jaxformer.config import Config, StreamConfig, data_of
+from jaxformer.config import Config, StreamConfig, data_section
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import listed
 from jaxformer.data.loader import prefetch, round_up
@@ -38,7 +38,7 @@ from jaxformer.training.validation import evaluate_loss
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
     """Reads and tokenizes the text; a resumed run keeps the tokenizer of its workdir."""
-    data = data_of(config, StreamConfig)
+    data = data_section(config, StreamConfig)
     try:
         text = read_text(local_path(data.file))
     except UserError as error:
@@ -92,7 +92,7 @@ class LanguageModeling(TokenTask):
 
     def __init__(self, config: Config, stream: TokenStream) -> None:
         self.config, self.tokenizer, self._stream = config, stream.tokenizer, stream
-        self._data = data_of(config, StreamConfig)
+        self._data = data_section(config, StreamConfig)
 
     @classmethod
     def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
@@ -102,7 +102,7 @@ class LanguageModeling(TokenTask):
 
     @staticmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
-        data = data_of(config, StreamConfig)
+        data = data_section(config, StreamConfig)
         shape = round_up(data.rows, shards.row_multiple), data.length + 1
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 from sacrebleu.metrics.bleu import BLEU
 
-from jaxformer.config import Config, DataConfig, data_of
+from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.batch import Batch, only_pair
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import EMPTY, LONG, Findings, listed
@@ -68,7 +68,7 @@ class Translation(TokenTask):
 
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config, self.tokenizer, self._data = config, data.tokenizer, data
-        self._section = data_of(config, DataConfig)
+        self._section = data_section(config, DataConfig)
         smoothed = {"loss": "label-smoothed loss {:.3f}"} if config.training.label_smoothing else {}
         self.log_formats = {**smoothed, **self._log_formats()}
 
@@ -78,7 +78,7 @@ class Translation(TokenTask):
 
     @staticmethod
     def longest_batch(config: Config, shards: BatchShards) -> Batch:
-        data = data_of(config, DataConfig)
+        data = data_section(config, DataConfig)
         rows = round_up(data.tokens_per_batch // data.max_length, shards.row_multiple)
         return abstract_batch(rows, data.max_length, data.max_length)
 

@@ -40,7 +40,7 @@ from jaxformer.training.task import Task, check_task
 from jaxformer.training.validation import Validation, best_metric
 
 # A run that has skipped this many steps in a row will not recover on its own.
-_MOST_SKIPPED_IN_ROW = 10
+_MAX_SKIPPED_IN_ROW = 10
 # Names in the metadata of a checkpoint, beside the names of the identity: the unfinished report,
 # and the history of validations.
 _WINDOW, _VALIDATIONS = "since_last_report", "best_and_validations_since"
@@ -288,7 +288,7 @@ class Run:
             batch = self.task.describe_batch(number - 1)
             self.reporter.skipped(number, batch, examples, now=step)
         in_row = int(state.skipped_in_row)
-        if in_row >= _MOST_SKIPPED_IN_ROW:
+        if in_row >= _MAX_SKIPPED_IN_ROW:
             raise FloatingPointError(
                 f"updates were NaN or Inf for the last {in_row} steps; {self._newest_checkpoint()}"
             )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.layout import has_explicit_axes, map_rows, vary_alike
+from jaxformer.layout import has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
 from jaxformer.nn.precision import at_least_float32, matmul_dtype
@@ -52,7 +52,7 @@ def cross_entropy(
 
     def sums(embedding, features, targets, weights):
         features, targets, weights = _chunks(features, targets, weights, embedding.shape[0])
-        return _chunked(*vary_alike(embedding, features), targets, weights, label_smoothing)
+        return _chunked(*match_varying_axes(embedding, features), targets, weights, label_smoothing)
 
     if has_explicit_axes(embedding, features):
         rows = (features, targets, weights)
@@ -147,7 +147,9 @@ def _chunked_jvp(smoothing, primals, tangents):
         features_gradient = matmul_nt(logits_gradient, kernel).astype(rows.dtype)
         return kernel_gradient, (loss, (weights * nll).sum(), features_gradient)
 
-    start, *_ = vary_alike(jnp.zeros_like(kernel, embedding.dtype), features, targets, weights)
+    start, *_ = match_varying_axes(
+        jnp.zeros_like(kernel, embedding.dtype), features, targets, weights
+    )
     kernel_gradient, (losses, nll, features_gradient) = jax.lax.scan(
         chunk_gradients, start, (features, targets, weights)
     )

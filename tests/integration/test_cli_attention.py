@@ -39,7 +39,7 @@ def attention(learned_workdir, view, monkeypatch):
     return run
 
 
-def data_of(page):
+def data_section(page):
     text = page.read_text(encoding="utf-8")
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     return json.loads(match[1])
@@ -52,7 +52,7 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(
     arguments = ["--output", str(output), "--kind", "decoder", "--max-length", "16"]
     assert main(["attention", "--workdir", str(learned_workdir), SENTENCE, *arguments]) == 0
     assert capsys.readouterr().out.startswith(f"{output}: ")
-    data = data_of(output)
+    data = data_section(output)
     assert (data["source"], data["target"]) == (view.source, view.target)
     assert data["start"] == {"kind": "decoder", "layer": 0, "heads": [0, 1, 2, 3], "figure": None}
     for kind in ("encoder", "decoder", "cross"):
@@ -82,14 +82,14 @@ def test_figures_of_the_paper(attention, tmp_path):
         output = tmp_path / f"figure.{suffix}"
         assert attention("--figure", figure, "--output", output) == 0
         assert output.read_bytes().startswith(start)
-    assert data_of(output)["start"]["figure"] == 5
+    assert data_section(output)["start"]["figure"] == 5
 
 
 def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monkeypatch):
     word, output = view.source[1].replace("▁", " ").strip(), tmp_path / "page.html"
     heads = ["--output", output, "--heads", "2"]
     assert attention(*heads, "--figure", 3, "--word", word) == 0
-    data = data_of(output)
+    data = data_section(output)
     assert data["start"]["heads"] == data["figures"]["4"]["heads"] == [1]
     assert data["figures"]["3"]["token"] == 1
     written = {}

@@ -164,9 +164,9 @@ def test_links_out_of_a_folder_are_refused(tmp_path):
 
 def test_large_files_are_not_read(tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
-    assert read_whole(tmp_path / "file", most=5) == b"12345"
+    assert read_whole(tmp_path / "file", limit=5) == b"12345"
     with pytest.raises(UserError, match="expected a file of at most 4 bytes, found a larger one"):
-        read_whole(tmp_path / "file", most=4)
+        read_whole(tmp_path / "file", limit=4)
 
 
 def test_a_file_system_without_fsync_is_written_and_a_failing_one_is_not(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxformer.config import DataConfig, ModelConfig, data_of
+from jaxformer.config import DataConfig, ModelConfig, data_section
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
@@ -60,7 +60,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     names = ["</s>", "<unk>", *pieces[UNK + 1 :], "<pad>"]
     params = rescaled(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
     save_arrays(_arrays(config, params, order), folder / "model.safetensors")
-    data = data_of(model.config, DataConfig)
+    data = data_section(model.config, DataConfig)
     tokenizer = {
         "tokenizer_class": "MarianTokenizer",
         "source_lang": data.source_language,

@@ -23,7 +23,7 @@ from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, read_object, read_whole, readable, run_path
+from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
 from jaxformer.inference.weights import write_model
 from jaxformer.interop.arrays import (
     NamedArrays,
@@ -80,7 +80,7 @@ def _languages(path: pathlib.Path) -> tuple[str, str]:
 
 
 def _read(path: pathlib.Path) -> bytes:
-    with readable(path):
+    with explain_read_errors(path):
         return read_whole(path)
 
 

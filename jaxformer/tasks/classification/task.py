@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxformer.config import Config, data_of
+from jaxformer.config import Config, data_section
 from jaxformer.data.batch import Batch
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
@@ -37,7 +37,7 @@ class EncoderLoss(TokenLoss):
 
     @classmethod
     def of(cls, config: Config) -> "EncoderLoss":
-        mask_rate = data_of(config, LabeledConfig).mask_rate
+        mask_rate = data_section(config, LabeledConfig).mask_rate
         return dataclasses.replace(super().of(config), mask_rate=mask_rate)
 
     def draw(

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxformer.cli.signatures import CommandParser, command_parser, keywords, summary
+from jaxformer.cli.signatures import CommandParser, command_parser, keyword_arguments, summary
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.version import __version__
 
@@ -43,10 +43,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
     """Returns the function of a command with its arguments, by default the process's."""
     words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:
-        parser = _parser()
+        parser = _make_parser()
         parser.parse_args(words)
         parser.error(f"expected a command first: got {words[0]}")
-    function = command(words[0])
+    function = command_function(words[0])
     parser = command_parser(f"jaxformer {words[0]}", function)
     options, unknown = parser.parse_known_args(words[1:])
     values, names = vars(options), inspect.signature(function).parameters
@@ -59,10 +59,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
         unknown = [word for word in unknown if word != values["config"]]
     if unknown:
         raise UserError(_unknown(unknown[0], parser, "overrides" in names))
-    return functools.partial(function, **keywords(function, values))
+    return functools.partial(function, **keyword_arguments(function, values))
 
 
-def command(name: str) -> Callable[..., None]:
+def command_function(name: str) -> Callable[..., None]:
     """Returns the function of a command."""
     module, function = COMMANDS[name].split(".")
     return getattr(importlib.import_module(f"jaxformer.cli.{module}"), function)
@@ -92,17 +92,17 @@ def _join_overrides(words: Sequence[str]) -> list[str]:
     return joined
 
 
-def _parser() -> CommandParser:
+def _make_parser() -> CommandParser:
     """Returns the parser of the first argument, with a list of all commands."""
     parser = CommandParser(
         prog="jaxformer",
         description="Trains models, and translates, generates, parses, scores and plots with them.",
         epilog="Every command has its own --help, with an example. Exit codes: 0 done, 1 failed, 2 "
-        "mistake in the input, 3 some lines could not be done, 130 interrupted. Of "
+        "mistake in the input, 3 some lines failed, 130 interrupted. Of "
         "train also 75: stopped, the same command resumes.",
     )
     parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        commands.add_parser(name, help=summary(command(name)))
+        commands.add_parser(name, help=summary(command_function(name)))
     return parser

@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
-from jaxformer.cli.text import Line, check_outputs, processing, progress, read_text
+from jaxformer.cli.text import Line, check_outputs, line_pipeline, progress_bar, read_text
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def classify(
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
 
-    with processing(text, check, output, strict=strict) as (blocks, write, report):
+    with line_pipeline(text, check, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             found = classifier.classify([line.text for line in block], report=report)
             write(
@@ -72,7 +72,7 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
     if not pairs:
         raise UserError(f"{path}: expected lines of a label and a text, got none")
     texts, expected = zip(*pairs, strict=True)
-    with progress(len(texts)) as bar:
+    with progress_bar(len(texts)) as bar:
         found = {"model": [x.label for x in classifier.classify(texts, report=bar.update)]}
     if baselines:
         print("training naive Bayes and logistic regression", file=sys.stderr)

@@ -52,13 +52,13 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
-    values = _run(find_config(path))
+    values = _execute_config(find_config(path))
     for word in overrides:
         _override(values, word)
     return Config.from_dict(values.to_dict())
 
 
-def _run(name: str) -> Any:
+def _execute_config(name: str) -> Any:
     """Returns the ``ConfigDict`` of a file, which is executed, and its variant."""
     file, colon, variant = name.partition(":")
     path = pathlib.Path(file)

@@ -41,7 +41,7 @@ def doctor(
       jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
     """
     if config is not None:
-        _measure(config, overrides, memory, devices)
+        _print_memory(config, overrides, memory, devices)
         return
     for flag, value in (("memory", memory), ("devices", devices)):
         if value is not None:
@@ -85,7 +85,7 @@ def _version(name: str) -> str:
         return f"is not installed: pip install {name}"
 
 
-def _measure(
+def _print_memory(
     name: str, overrides: Sequence[str], size: str | None, num_devices: int | None
 ) -> None:
     """Prints the memory per device for settings that save more and more, until a step fits."""
@@ -95,7 +95,7 @@ def _measure(
     from jaxformer.cli.config_file import load_config
 
     config = load_config(name, overrides)
-    limit = None if size is None else _bytes(size)
+    limit = None if size is None else _parse_size(size)
     if num_devices is not None:
         if num_devices < 1:
             raise UserError(f"--devices must be at least 1: got {num_devices}")
@@ -135,7 +135,7 @@ def _measure(
     )
 
 
-def _bytes(text: str) -> int:
+def _parse_size(text: str) -> int:
     found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})", text)
     if not found:
         raise UserError(f"--memory: expected a size such as 16GB or 16GiB, got {text!r}")

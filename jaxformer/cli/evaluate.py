@@ -5,11 +5,11 @@ from jaxformer.cli.options import File, JsonReport, ModelOptions, SearchOptions,
 from jaxformer.cli.text import (
     PrefixOptions,
     check_outputs,
-    checked,
-    progress,
+    checked_lines,
+    open_output,
+    progress_bar,
     read_text,
     report_unknown,
-    writing,
 )
 
 
@@ -40,14 +40,14 @@ def evaluate(
     from jaxformer.evaluation.bleu_report import translation_report
 
     check_outputs([source, reference, forced.prefixes], {"--output": output})
-    text = forced.text(source).beside(read_text(reference), "gold")
-    lines = list(checked(text, lambda line: None, strict=True))
+    text = forced.text(source).zip_with(read_text(reference), "gold")
+    lines = list(checked_lines(text, lambda line: None, strict=True))
     translator = model.load(workdir, search.settings(workdir))
     report_unknown(translator.tokenizer, lines, text.name)
-    with writing(output) as write, progress(len(lines)) as bar:
+    with open_output(output) as write, progress_bar(len(lines)) as bar:
         translations = translator.translate(
             [line.text for line in lines],
-            prefixes=forced.of(lines),
+            prefixes=forced.prefixes_of(lines),
             name=text.name,
             report=bar.update,
         )

@@ -55,7 +55,7 @@ Strict: TypeAlias = Annotated[
 JsonReport: TypeAlias = Annotated[bool, Value("print the report as JSON")]
 
 
-def searches() -> tuple[type, ...]:
+def search_classes() -> tuple[type, ...]:
     """Returns the search algorithms."""
     from jaxformer.search import BeamSearch, Sampling  # They import JAX.
 
@@ -111,7 +111,7 @@ class SearchOptions:
       sampling: sample instead of searching, and order the samples by score; --samples implies it
     """
 
-    changes: Annotated[dict[str, Any], Fields(searches, "search")]
+    changes: Annotated[dict[str, Any], Fields(search_classes, "search")]
     sampling: bool = False
 
     def settings(
@@ -128,7 +128,8 @@ class SearchOptions:
         changes = self.changes
         if {"num_samples", "beam_size"} <= changes.keys():
             raise UserError("--samples and --beam-size exclude each other; leave one of them out")
-        of_beam, of_sampling = ({f.name for f in dataclasses.fields(kind)} for kind in searches())
+        kinds = search_classes()
+        of_beam, of_sampling = ({f.name for f in dataclasses.fields(kind)} for kind in kinds)
         config = load_run_config(Workdir(workdir))
         run = config.search
         kind = BeamSearch if changes.keys() - of_sampling else type(default or run)

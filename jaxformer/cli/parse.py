@@ -4,7 +4,15 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, Strict
-from jaxformer.cli.text import Line, Text, check_outputs, is_stream, processing, read_text, writing
+from jaxformer.cli.text import (
+    Line,
+    Text,
+    check_outputs,
+    is_stream,
+    line_pipeline,
+    open_output,
+    read_text,
+)
 from jaxformer.errors import UserError
 
 
@@ -58,8 +66,8 @@ def parse(
         parser.translator.source_ids(words, f"{text.name}:{line.number}")
 
     with (
-        processing(text, check, output, strict=strict) as (blocks, write, report),
-        writing(gold) as write_gold,
+        line_pipeline(text, check, output, strict=strict) as (blocks, write, report),
+        open_output(gold) as write_gold,
     ):
         for block in blocks:
             words = [split_words(line.text) for line in block]

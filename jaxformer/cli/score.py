@@ -5,9 +5,16 @@ from json import dumps
 from typing import Annotated, Any
 
 from jaxformer import pretrained
-from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir, searches
+from jaxformer.cli.options import (
+    File,
+    ModelOptions,
+    SearchOptions,
+    Strict,
+    TranslatorDir,
+    search_classes,
+)
 from jaxformer.cli.signatures import Fields
-from jaxformer.cli.text import Line, check_outputs, processing, read_text
+from jaxformer.cli.text import Line, check_outputs, line_pipeline, read_text
 
 
 def score(
@@ -20,7 +27,7 @@ def score(
     json: bool = False,
     model: ModelOptions,
     penalty: Annotated[
-        dict[str, Any], Fields(lambda: searches()[:1], "score", ("penalty", "length_penalty"))
+        dict[str, Any], Fields(lambda: search_classes()[:1], "score", ("penalty", "length_penalty"))
     ],
 ) -> None:
     """Score given translations: log probability divided by the length penalty, for each line.
@@ -44,7 +51,7 @@ def score(
     from jaxformer.inference.pair_scores import Score, score_pairs
 
     check_outputs([source, target], {"--output": output})
-    text = read_text(source).beside(read_text(target))
+    text = read_text(source).zip_with(read_text(target))
     translator = model.load(workdir, SearchOptions(changes=penalty).settings(workdir))
 
     def encode(line: Line) -> tuple[list[int], list[int]]:
@@ -62,6 +69,6 @@ def score(
             values |= {"score": None, "log_prob": None, "error": line.error}
         return dumps(values, ensure_ascii=False)
 
-    with processing(text, encode, output, strict=strict) as (blocks, write, report):
+    with line_pipeline(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             write(map(row, block, score_pairs(translator, list(map(encode, block)), report=report)))

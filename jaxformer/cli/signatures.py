@@ -99,16 +99,16 @@ def command_parser(prog: str, function: Callable[..., None]) -> CommandParser:
     for parameter, hint, value, description in _options(function):
         if value.group not in groups:
             groups[value.group] = parser.add_argument_group(value.group, description)
-        _add(groups[value.group], parameter, hint, value)
+        _add_argument(groups[value.group], parameter, hint, value)
     return parser
 
 
-def keywords(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a function or dataclass, from the values of all options."""
     result = {}
     for parameter, hint, metadata in _parameters(kind):
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            result[parameter.name] = hint(**keywords(hint, values))
+            result[parameter.name] = hint(**keyword_arguments(hint, values))
         elif isinstance(metadata, Fields):
             given = {field.name: values[field.name] for field, *_ in _fields(metadata)}
             result[parameter.name] = {n: value for n, value in given.items() if value is not None}
@@ -133,7 +133,7 @@ def _options(kind: Any) -> Iterator[tuple[inspect.Parameter, Any, Value, str | N
             yield parameter, hint, own, descriptions.get(own.group)
 
 
-def _add(
+def _add_argument(
     group: argparse._ActionsContainer, parameter: inspect.Parameter, hint: Any, value: Value
 ) -> None:
     required = parameter.default is parameter.empty

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 
 from jaxformer.cli.options import File
-from jaxformer.data.findings import listed
-from jaxformer.data.text_files import COMPRESSED, check_format, decode_line, open_bytes, paired
+from jaxformer.data.findings import list_first
+from jaxformer.data.text_files import COMPRESSED, check_format, decode_line, open_bytes, zip_lines
 from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
 from jaxformer.files import check_output
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 Writer: TypeAlias = Callable[[Iterable[str]], None]
 
 # Number of lines that are translated together, enough for full batches of every length.
-BLOCK = 4096
+LINES_PER_BLOCK = 4096
 # Seconds that a block waits for another line of a stream: less than a person notices, and more
 # than a program needs to write the next line.
-_PATIENCE = 0.05
+_BLOCK_TIMEOUT = 0.05
 # Bytes of a line that are read at once; a longer line is bad. It bounds the memory of a block.
-_LONGEST_LINE = 1 << 18
+_MAX_LINE_BYTES = 1 << 18
 # Number of notes about each block of lines.
 _MAX_NOTES = 10
-_TOO_LONG = f"expected a line of less than {_LONGEST_LINE} bytes; split it into sentences"
+_TOO_LONG = f"expected a line of less than {_MAX_LINE_BYTES} bytes; split it into sentences"
 
 
 class Line(NamedTuple):
@@ -56,11 +56,11 @@ class Text(NamedTuple):
     stream: bool = False  # a pipe or a terminal, which can be read only once, as it arrives
     prompt: str = ""  # shown before lines are typed in a terminal
 
-    def beside(self, other: "Text", field: str = "other") -> "Text":
+    def zip_with(self, other: "Text", field: str = "other") -> "Text":
         """Returns this text, with the lines of another, of equal length, in a field of its own."""
 
         def lines() -> Iterator[Line]:
-            for line, second in paired(self.lines(), other.lines(), self.name, other.name):
+            for line, second in zip_lines(self.lines(), other.lines(), self.name, other.name):
                 error = line.error or second.error
                 yield line._replace(**{field: second.text}, error=error)
 
@@ -109,9 +109,9 @@ def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[L
     Only ``\n`` and ``\r\n`` end a line. A byte order mark before the first line is skipped.
     """
     for number in itertools.count(1):
-        line = rest = readline(_LONGEST_LINE)
-        while len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
-            rest = readline(_LONGEST_LINE)
+        line = rest = readline(_MAX_LINE_BYTES)
+        while len(rest) == _MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = readline(_MAX_LINE_BYTES)
         if not line:
             return
         place = f"{name}:{number}"
@@ -148,9 +148,9 @@ class PrefixOptions:
     def text(self, path: pathlib.Path | None) -> Text:
         """Returns the text of a file or of standard input, with the prefixes beside its lines."""
         text = read_text(path)
-        return text if self.prefixes is None else text.beside(read_text(self.prefixes))
+        return text if self.prefixes is None else text.zip_with(read_text(self.prefixes))
 
-    def of(self, lines: Iterable[Line]) -> list[str] | None:
+    def prefixes_of(self, lines: Iterable[Line]) -> list[str] | None:
         """Returns the prefix of each line; None if there are none, which takes other programs."""
         prefixes = [self.prefix or line.other for line in lines]
         return prefixes if any(prefixes) else None
@@ -163,7 +163,7 @@ def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> 
     found = [(line.number, tokenizer.unknown_characters(line.text)) for line in lines]
     unknown = [(n, characters) for n, characters in found if characters]
     for n, characters in unknown[:_MAX_NOTES]:
-        shown = listed([f"{c!r} (U+{ord(c):04X})" for c in characters[:3]], len(characters))
+        shown = list_first([f"{c!r} (U+{ord(c):04X})" for c in characters[:3]], len(characters))
         what = f"{shown} {'is' if len(characters) == 1 else 'are'} not in the vocabulary"
         tqdm.write(f"note: {name}:{n}: {what} and may disturb the translation", file=sys.stderr)
     if (more := len(unknown) - _MAX_NOTES) > 0:
@@ -171,7 +171,7 @@ def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> 
 
 
 @contextlib.contextmanager
-def processing(
+def line_pipeline(
     text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
 ) -> Iterator[tuple[Iterator[list[Line]], Writer, Callable[[int], object]]]:
     """Reads lines in blocks, a file twice: the first time, to count and check its lines.
@@ -185,9 +185,9 @@ def processing(
 
     def blocks() -> Iterator[list[Line]]:
         nonlocal read, bad
-        lines = checked(text, check, strict=strict)
-        full = iter(lambda: list(itertools.islice(lines, BLOCK)), [])
-        for block in blocks_as_they_arrive(lines, BLOCK) if text.stream else full:
+        lines = checked_lines(text, check, strict=strict)
+        full = iter(lambda: list(itertools.islice(lines, LINES_PER_BLOCK)), [])
+        for block in blocks_as_they_arrive(lines, LINES_PER_BLOCK) if text.stream else full:
             for error in (line.error for line in block if line.error is not None):
                 tqdm.write(f"error: {error}", file=sys.stderr)  # Above a progress bar.
                 bad += 1
@@ -199,18 +199,19 @@ def processing(
     if text.prompt:
         print(text.prompt, file=sys.stderr)
     read = bad = 0
-    total = None if text.stream else sum(1 for _ in checked(text, check, strict=strict))
+    total = None if text.stream else sum(1 for _ in checked_lines(text, check, strict=strict))
     hidden = bool(text.prompt) or (output is None and sys.stdout.isatty())
+    stdout = contextlib.nullcontext(_writer(sys.stdout)) if output is None else None
     with (
-        contextlib.nullcontext(_writer(sys.stdout)) if output is None else writing(output) as write,
-        progress(total, hidden=hidden) as bar,
+        stdout or open_output(output) as write,
+        progress_bar(total, hidden=hidden) as bar,
     ):
         yield blocks(), write, bar.update
     if bad:
-        raise SomeLinesError(f"{bad} of {read} lines could not be done; see above")
+        raise SomeLinesError(f"{bad} of {read} lines failed; see above")
 
 
-def checked(text: Text, check: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:
+def checked_lines(text: Text, check: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:
     """Yields all lines; one for which ``check`` raises a UserError is blank, or is refused."""
     for line in text.lines():
         try:
@@ -224,7 +225,7 @@ def checked(text: Text, check: Callable[[Line], object], *, strict: bool) -> Ite
         yield line
 
 
-def progress(total: int | None, *, hidden: bool = False) -> "tqdm":
+def progress_bar(total: int | None, *, hidden: bool = False) -> "tqdm":
     """Returns a progress bar of finished sentences, a context manager."""
     from tqdm import tqdm
 
@@ -252,7 +253,7 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
         items = [arrived.get()]
         with contextlib.suppress(queue.Empty):
             while isinstance(items[-1], Line) and len(items) < size:
-                items.append(arrived.get(timeout=_PATIENCE))
+                items.append(arrived.get(timeout=_BLOCK_TIMEOUT))
         if block := [item for item in items if isinstance(item, Line)]:
             yield block
         if isinstance(items[-1], Exception):
@@ -262,7 +263,7 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
 
 
 @contextlib.contextmanager
-def writing(path: pathlib.Path | None) -> Iterator[Writer]:
+def open_output(path: pathlib.Path | None) -> Iterator[Writer]:
     """Opens a file that gets its name once it is complete; None: nothing is written.
 
     Until then its name includes the process id, ``NAME.123.partial``. After an error or an

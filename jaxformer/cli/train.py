@@ -15,7 +15,7 @@ from jaxformer.errors import UserError, exit_code
 from jaxformer.files import run_path
 
 # With several processes: time that a process that fails waits for the others to fail too.
-_FAREWELL_SECONDS = 3
+_SHUTDOWN_SECONDS = 3
 
 
 def _run_path(path: str) -> pathlib.Path | None:
@@ -75,7 +75,7 @@ def train(
     if coordinator is None:
         command()
     else:
-        _leaving_others_free(command)
+        _run_and_abort_on_failure(command)
 
 
 def _train(
@@ -125,7 +125,7 @@ def _join_processes(place: str | None, count: int | None, number: int | None) ->
         ) from None
 
 
-def _leaving_others_free(command: Callable[[], None]) -> None:
+def _run_and_abort_on_failure(command: Callable[[], None]) -> None:
     """Runs one process of several, and ends it if it fails, so that the others do not hang.
 
     If only this one fails, the others are in the middle of a step, and a shutdown would wait for
@@ -140,7 +140,7 @@ def _leaving_others_free(command: Callable[[], None]) -> None:
         return
     import jax
 
-    farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-    farewell.start()
-    farewell.join(_FAREWELL_SECONDS)
+    shutdown = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    shutdown.start()
+    shutdown.join(_SHUTDOWN_SECONDS)
     os._exit(code)

@@ -11,9 +11,9 @@ from jaxformer.cli.text import (
     Line,
     PrefixOptions,
     check_outputs,
-    processing,
+    line_pipeline,
+    open_output,
     report_unknown,
-    writing,
 )
 from jaxformer.errors import UserError
 
@@ -134,14 +134,14 @@ def translate(
         translator.target_ids(line.other, f"{forced.prefixes}:{line.number}")
 
     with (
-        processing(text, check, output, strict=strict) as (blocks, write, report),
-        writing(style.alignments) as write_alignments,
+        line_pipeline(text, check, output, strict=strict) as (blocks, write, report),
+        open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:
             report_unknown(translator.tokenizer, block, text.name)
             texts = [line.text for line in block]
             found = translator.hypotheses(
-                texts, prefixes=forced.of(block), first=block[0].number, report=report
+                texts, prefixes=forced.prefixes_of(block), first=block[0].number, report=report
             )
             rows = zip(block, found, strict=True)
             write(row for line, best in rows for row in style.rows(translator, line, best))

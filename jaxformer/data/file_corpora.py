@@ -17,9 +17,9 @@ from jaxformer.data.text_files import (
     find_file,
     fingerprint_files,
     open_bytes,
-    paired,
     read_bytes,
     read_file,
+    zip_lines,
 )
 from jaxformer.errors import UserError, needs_package
 from jaxformer.files import explain_read_errors, file_sha256, local_path
@@ -44,7 +44,7 @@ class TextCorpus:
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         source, target = self._paths(split)
         hint = "; line n of one must translate line n of the other"
-        yield from paired(read_file(source), read_file(target), str(source), str(target), hint)
+        yield from zip_lines(read_file(source), read_file(target), str(source), str(target), hint)
 
     def place(self, split: str, number: int, side: int) -> str:
         return f"{split}.{self._languages[side]}:{number + 1}"

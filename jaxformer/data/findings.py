@@ -12,10 +12,10 @@ EQUAL = "the same text on both sides"
 _MAX_PLACES = 10
 
 
-def listed(first: Sequence[object], count: int) -> str:
+def list_first(first: Sequence[object], count: int) -> str:
     """Lists the first of ``count`` things.
 
-    >>> listed(["a:1", "b:7"], 9), listed([3], 1)
+    >>> list_first(["a:1", "b:7"], 9), list_first([3], 1)
     ('a:1, b:7 and 7 more', '3')
     """
     more = count - len(first)

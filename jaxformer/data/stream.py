@@ -28,7 +28,7 @@ from jaxformer.fields import check_positive, check_types
 from jaxformer.files import explain_read_errors, read_whole
 
 # SentencePiece learns nothing from lines of more bytes.
-_LONGEST_LINE = 4192
+_MAX_LINE_BYTES = 4192
 # Text that tokenizers of translation models change.
 _PROBE = f"  a  b\n\n\tc {SPACE_SYMBOL}é "
 
@@ -141,10 +141,10 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
 
 def _short_parts(line: str) -> list[str]:
     """Cuts a line that SentencePiece would leave out, before spaces if there are any."""
-    if len(line.encode()) <= _LONGEST_LINE:
+    if len(line.encode()) <= _MAX_LINE_BYTES:
         return [line] if line else []
     # A character has up to four bytes.
-    most = _LONGEST_LINE // 4
+    most = _MAX_LINE_BYTES // 4
     return re.findall(rf".{{1,{most}}}(?= |$)|.{{1,{most}}}", line, flags=re.DOTALL)
 
 

@@ -20,7 +20,7 @@ from jaxformer.errors import UserError, did_you_mean, needs_package
 from jaxformer.files import explain_read_errors
 
 # A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
-_LONGEST_LINE = 1_000_000
+_MAX_LINE_BYTES = 1_000_000
 # File name endings of compressed text, and the formats.
 COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
 # First bytes of files that are not UTF-8 text, and the program that makes text of them.
@@ -63,7 +63,7 @@ def decode_line(line: bytes, place: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def paired(
+def zip_lines(
     first: Iterator[T], second: Iterator[T], first_name: str, second_name: str, hint: str = ""
 ) -> Iterator[tuple[T, T]]:
     """Zips the lines of two texts; the names and the hint are for the error message."""
@@ -131,11 +131,12 @@ def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     """
     with open_bytes(path) as stream:
         for number in itertools.count(1):
-            line = stream.readline(_LONGEST_LINE + 1)
-            if len(line) > _LONGEST_LINE:
+            line = stream.readline(_MAX_LINE_BYTES + 1)
+            if len(line) > _MAX_LINE_BYTES:
                 raise UserError(
-                    f"{path}:{number}: expected one sentence a line, of at most {_LONGEST_LINE:,} "
-                    r"bytes, got a longer line; end each line with \n, or remove this line"
+                    f"{path}:{number}: expected one sentence per line, of at most "
+                    f"{_MAX_LINE_BYTES:,} bytes, got a longer line; "
+                    r"end each line with \n, or remove this line"
                 )
             if not line:
                 return

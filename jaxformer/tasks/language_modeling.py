@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, StreamConfig, data_section
 from jaxformer.data.corpus import Corpus
-from jaxformer.data.findings import listed
+from jaxformer.data.findings import list_first
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
     CharacterTokenizer,
@@ -144,7 +144,7 @@ class LanguageModeling(TokenTask):
         )
         notes = (
             f"lines with {kind}, kept: "
-            + listed([f"{data.file}:{line + 1}" for line, _ in finding.first], finding.count)
+            + list_first([f"{data.file}:{line + 1}" for line, _ in finding.first], finding.count)
             for kind, finding in stream.findings.items()
         )
         return "\n".join((counts, *notes))
@@ -156,7 +156,7 @@ class LanguageModeling(TokenTask):
 
     def describe_batch(self, number: int) -> str:
         starts = self.example_ids(number)
-        return f"its rows begin at the tokens {listed(starts[:10], len(starts))}"
+        return f"its rows begin at the tokens {list_first(starts[:10], len(starts))}"
 
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]

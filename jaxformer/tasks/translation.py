@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.batch import Batch, only_pair
 from jaxformer.data.corpus import Corpus
-from jaxformer.data.findings import EMPTY, LONG, Findings, listed
+from jaxformer.data.findings import EMPTY, LONG, Findings, list_first
 from jaxformer.data.loader import load_batches, padded_shapes, round_up
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
@@ -122,7 +122,7 @@ class Translation(TokenTask):
             for kind, finding in store.findings.items():
                 places = [data.corpus.place(split, *place) for place in finding.first]
                 described = _DESCRIPTIONS.get(kind, f"with {kind}, kept")
-                notes.append(f"{name} pairs {described}: {listed(places, finding.count)}")
+                notes.append(f"{name} pairs {described}: {list_first(places, finding.count)}")
         shapes = len(plan.shapes)
         batches = (
             f"{plan.batches_per_epoch:,} batches an epoch in {shapes} "
@@ -139,7 +139,7 @@ class Translation(TokenTask):
     def describe_batch(self, number: int) -> str:
         ids, place = self.example_ids(number), self._data.corpus.place
         places = [place(self._section.train, i - 1, 0) for i in ids[:10]]
-        return f"it had {len(ids)} pairs: {listed(places, len(ids))}"
+        return f"it had {len(ids)} pairs: {list_first(places, len(ids))}"
 
     def examples(self, number: int, batch: Batch) -> Iterator[Example]:
         """Yields the pairs of a batch, numbered as in :meth:`example_ids`."""

@@ -109,7 +109,7 @@ def test_alignments_point_from_source_words_to_target_words(run, best, tmp_path,
         assert [target for _, target in pairs] == list(range(len(words)))
         assert all(0 <= s < len(source.split()) for s, _ in pairs)
     # Neither alignments nor translations depend on the blocks.
-    monkeypatch.setattr(text, "BLOCK", 2)
+    monkeypatch.setattr(text, "LINES_PER_BLOCK", 2)
     assert run("--alignments", tmp_path / "blocks") == translations
     assert (tmp_path / "blocks").read_text() == output.read_text()
 
@@ -118,7 +118,7 @@ def test_an_interrupted_job_keeps_finished_lines(command, tmp_path, monkeypatch,
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("".join(f"{line}\n" for line in SOURCES))
     output.write_text("from last time\n")
-    monkeypatch.setattr(text, "BLOCK", 2)
+    monkeypatch.setattr(text, "LINES_PER_BLOCK", 2)
     hypotheses = Translator.hypotheses
 
     def interrupted(self, sentences, **rest):
@@ -168,4 +168,4 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
     assert answers[5] == answers[2] != answers[0]
     assert "error: standard input:4: not UTF-8" in error
     assert "error: standard input:5: expected at most 63 tokens" in error
-    assert error.endswith("error: 2 of 6 lines could not be done; see above\n")
+    assert error.endswith("error: 2 of 6 lines failed; see above\n")

@@ -210,7 +210,7 @@ def test_a_bad_prompt_gives_empty_texts(generate):
     assert (code, out) == (3, "\n---\n".join(texts) + "\n")
     assert "error: standard input:2: not UTF-8" in err
     assert "error: standard input:3: the model has never seen the character 'É'" in err
-    assert err.endswith("error: 2 of 4 lines could not be done; see above\n")
+    assert err.endswith("error: 2 of 4 lines failed; see above\n")
     code, out, err = generate([*options, "--strict"], lines)
     assert (code, out) == (2, "")
     assert "error: standard input:2: not UTF-8" in err

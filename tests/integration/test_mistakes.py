@@ -46,7 +46,7 @@ CONFIG = Config(model=MODEL, data=DataConfig(corpus="trees", max_length=16))
 IDS = {"bos_id": 0, "eos_id": 1, "pad_id": 0}
 X = np.ones((2, 3, 8), np.float32)
 ATTENTION, FEED_FORWARD = MultiHeadAttention(2), FeedForward(16)
-BLOCK = Block(ATTENTION, FEED_FORWARD)
+LINES_PER_BLOCK = Block(ATTENTION, FEED_FORWARD)
 with np.errstate(divide="ignore"):
     CHAIN = np.log(np.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]], np.float32))
 
@@ -140,7 +140,7 @@ def test_unannotated_types_work():
     assert lengths.tolist() == [[2, 3], [1, 0]]
     assert tokens.shape == (2, 1, 3)
     assert penalty.tolist() == [1, 2]
-    for layer in (BLOCK, ATTENTION):  # of activations alone, without a mask
+    for layer in (LINES_PER_BLOCK, ATTENTION):  # of activations alone, without a mask
         shapes, _ = jax.eval_shape(layer.init_with_output, jax.random.key(0), X)
         assert shapes.shape == (2, 3, 8)
     sizes = {"d_model": np.int64(8), "dropout_rate": np.float32(0.5), "num_heads": 2}

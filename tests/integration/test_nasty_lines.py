@@ -88,13 +88,13 @@ def check_errors(code, errors, name):
     assert [int(line.split(":")[2]) for line in reports] == BAD
     for line, number in zip(reports, BAD, strict=True):
         assert line.split(":")[3].startswith(f" {KINDS[number - 1]}")
-    assert errors[-1].startswith(f"error: {len(BAD)} of {len(KINDS)} lines could not be done")
+    assert errors[-1].startswith(f"error: {len(BAD)} of {len(KINDS)} lines failed")
     assert not any("Traceback" in line for line in errors)
 
 
 @pytest.mark.ci
 def test_a_file_in_blocks(command, expected, monkeypatch, tmp_path):
-    monkeypatch.setattr(text, "BLOCK", 20)
+    monkeypatch.setattr(text, "LINES_PER_BLOCK", 20)
     source, output, alignments = tmp_path / "in", tmp_path / "out", tmp_path / "alignments"
     source.write_bytes(CONTENT)
     code, lines, errors = command(

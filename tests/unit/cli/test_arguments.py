@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.arguments import COMMANDS, command, parse_arguments
+from jaxformer.cli.arguments import COMMANDS, command_function, parse_arguments
 from jaxformer.cli.config_file import load_config
 from jaxformer.cli.signatures import command_parser
 from jaxformer.errors import UserError
@@ -120,7 +120,7 @@ def test_every_option_refuses_a_url():
     given = [
         [name, *["marian"] * (name in ("import", "export")), *action.option_strings[:1], "gs://b/f"]
         for name in COMMANDS
-        for action in command_parser(name, command(name))._actions
+        for action in command_parser(name, command_function(name))._actions
         if action.metavar in ("FILE", "DIR", "GOLD", "TEST", "MODEL")
     ]
     assert len(given) > 35

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer import config as config_lib
 from jaxformer.cli.arguments import parse_arguments
-from jaxformer.cli.signatures import Fields, command_parser, keywords
+from jaxformer.cli.signatures import Fields, command_parser, keyword_arguments
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.search import BeamSearch, Sampling, plain
@@ -91,7 +91,7 @@ def test_a_new_field_of_a_search_is_an_option():
     parser = command_parser("jaxformer sample", sample)
     options = parser.parse_args(["--min-p", "0.5", "--no-mirrored", "--samples", "3"])
     found = {"min_p": 0.5, "mirrored": False, "num_samples": 3}
-    assert keywords(sample, vars(options)) == {"steps": 5, "search": found}
+    assert keyword_arguments(sample, vars(options)) == {"steps": 5, "search": found}
     text = " ".join(parser.format_help().split())
     assert "--steps N (default: 5) search: --length-penalty X alpha of" in text
     assert "new: --samples N number of samples" in text

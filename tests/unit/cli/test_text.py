@@ -14,12 +14,12 @@ from jaxformer.cli.text import (
     Line,
     PrefixOptions,
     blocks_as_they_arrive,
+    line_pipeline,
     lines_with_errors,
-    paired,
-    processing,
+    open_output,
     read_text,
     report_unknown,
-    writing,
+    zip_lines,
 )
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.errors import UserError
@@ -56,7 +56,7 @@ def test_typed_lines_arrive_one_by_one(pipe):
 
 
 def test_lines_that_arrive_together_are_one_block(pipe, monkeypatch):
-    monkeypatch.setattr(text, "_PATIENCE", 60)
+    monkeypatch.setattr(text, "_BLOCK_TIMEOUT", 60)
     lines = [f"{n}" for n in range(1000)]
     pipe.write("".join(f"{line}\n" for line in lines).encode())
     pipe.close()
@@ -67,11 +67,11 @@ def test_lines_that_arrive_together_are_one_block(pipe, monkeypatch):
 
 def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path, monkeypatch):
     """Lines before it are yielded first from a pipe, and none from a file."""
-    monkeypatch.setattr(text, "_PATIENCE", 60)
+    monkeypatch.setattr(text, "_BLOCK_TIMEOUT", 60)
     content = b"one\ntwo\ncaf\xe9\nfour\n"
     pipe.write(content)
     pipe.close()
-    with processing(read_text(None), len, None, strict=True) as (arriving, *_):
+    with line_pipeline(read_text(None), len, None, strict=True) as (arriving, *_):
         assert next(arriving) == [Line(1, "one"), Line(2, "two")]
         with pytest.raises(UserError, match="standard input:3: not UTF-8"):
             next(arriving)
@@ -79,7 +79,7 @@ def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path, monkeypatch):
     path.write_bytes(content)
     with (
         pytest.raises(UserError, match=r"in.txt:3: not UTF-8"),
-        processing(read_text(path), len, None, strict=True),
+        line_pipeline(read_text(path), len, None, strict=True),
     ):
         pytest.fail("reads before it refuses")
 
@@ -93,9 +93,9 @@ def test_bad_lines_are_yielded_in_place():
     assert errors == [None, f"in:2: {byte.format('ff')}", None, None, f"in:5: {byte.format('c3')}"]
 
 
-@pytest.mark.parametrize("excess", [0, 1, text._LONGEST_LINE])
+@pytest.mark.parametrize("excess", [0, 1, text._MAX_LINE_BYTES])
 def test_too_long_a_line_is_skipped_up_to_its_end(excess):
-    long = "a" * (text._LONGEST_LINE - 1 + excess)
+    long = "a" * (text._MAX_LINE_BYTES - 1 + excess)
     found = list(lines_with_errors(io.BytesIO(f"one\n{long}\ntwo".encode()).readline, "in"))
     middle = Line(2, long) if excess <= 0 else Line(2, "", error=f"in:2: {text._TOO_LONG}")
     assert found == [Line(1, "one"), middle, Line(3, "two")]
@@ -145,21 +145,21 @@ def test_prefixes(tmp_path):
         (PrefixOptions(prefixes=prefixes), ["eins", ""]),
     ):
         lines = list(forced.text(source).lines())
-        assert ([line.text for line in lines], forced.of(lines)) == (["one", "two"], expected)
+        assert ([line.text for line in lines], forced.prefixes_of(lines)) == (["one", "two"], expected)
 
 
 def test_texts_are_paired_if_they_have_one_length():
-    assert list(paired(iter("ab"), iter("cd"), "", "")) == [("a", "c"), ("b", "d")]
-    assert list(paired(iter(""), iter(""), "", "")) == []
+    assert list(zip_lines(iter("ab"), iter("cd"), "", "")) == [("a", "c"), ("b", "d")]
+    assert list(zip_lines(iter(""), iter(""), "", "")) == []
     for first, second in [(3, 5), (5, 3), (0, 2)]:
         words = f"expected as many lines in a as in b: got {first} and {second}"
         with pytest.raises(UserError, match=words):
-            list(paired(iter("x" * first), iter("y" * second), "a", "b"))
+            list(zip_lines(iter("x" * first), iter("y" * second), "a", "b"))
 
 
 def test_a_file_gets_its_name_when_complete(tmp_path):
     path = tmp_path / "new" / "out.txt"
-    with writing(path) as write:
+    with open_output(path) as write:
         write(["eins", "", "größer"])
         assert not path.exists()
         (partial,) = path.parent.iterdir()

@@ -89,7 +89,10 @@ CONTENTS = [
     (b"PK\3\4\x14", "en:1: expected UTF-8 text, got zip, or a document .*; convert it with unzip"),
     (GZIP, r"train\.en:1: expected UTF-8 text, got gzip; convert it with gunzip, or name it \.gz"),
     (b"one\nni\0ne\n", r"en:2: expected text, got a NUL byte at position 3 .*remove the NUL"),
-    (b"x" * 10**6 + b"\n", r"en:1: expected one sentence a line, of at most 1,000,000 bytes, got"),
+    (
+        b"x" * 10**6 + b"\n",
+        r"en:1: expected one sentence per line, of at most 1,000,000 bytes, got",
+    ),
     (GZIP[:-12], rf"{BROKEN}; copy it again, or compress it with gzip"),
     (GZIP + b"rubbish", rf"{BROKEN}Not a gzipped file .*; copy it again"),
 ]
@@ -134,7 +137,7 @@ def test_a_compressed_line_of_100_megabytes_takes_little_memory(tmp_path):
             file.write(b"a" * 1_000_000)
     assert path.stat().st_size < 1_000_000
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"text\.gz:2: expected one sentence a line, of at mo"):
+    with pytest.raises(UserError, match=r"text\.gz:2: expected one sentence per line, of at mo"):
         list(read_file(path))
     fingerprint_files([path])
     _, peak = tracemalloc.get_traced_memory()

@@ -10,7 +10,7 @@ from jaxformer.data.text_files import COMPRESSED, read_file
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
-    from jaxformer.evaluation.bleu_report import Measure
+    from jaxformer.evaluation.bleu_report import MetricDefinition
     from jaxformer.evaluation.significance import SystemScore
 
 
@@ -37,7 +37,7 @@ def compare(
     """
     from tqdm import tqdm
 
-    from jaxformer.evaluation.bleu_report import measures
+    from jaxformer.evaluation.bleu_report import metric_definitions
     from jaxformer.evaluation.significance import RESAMPLES, TRIALS, compare_systems, seed
 
     suffixes = [name for name in reference.suffixes if name not in COMPRESSED]
@@ -55,7 +55,9 @@ def compare(
     report: dict[str, object] = {"target_language": language, "lines": len(references)}
     report |= {"resamples": RESAMPLES, "trials": TRIALS, "seed": seed()}
     compared = compare_systems(systems, references, target_language=language)
-    compared = list(tqdm(compared, total=len(measures(language)), unit="metric", disable=None))
+    compared = list(
+        tqdm(compared, total=len(metric_definitions(language)), unit="metric", disable=None)
+    )
     if json:
         report["comparisons"] = [
             {"metric": m.name, "method": m.method(), "systems": [s._asdict() for s in scores]}
@@ -67,7 +69,7 @@ def compare(
 
 
 def _print_table(
-    report: dict[str, object], compared: Sequence[tuple["Measure", list["SystemScore"]]]
+    report: dict[str, object], compared: Sequence[tuple["MetricDefinition", list["SystemScore"]]]
 ) -> None:
     print("lines: {lines}, target language: {target_language}".format_map(report))
     print("mean +- 95 % interval: bootstrap, {resamples} resamples, seed {seed}".format_map(report))
@@ -77,8 +79,8 @@ def _print_table(
             f"p: against {names[0]}, by zip_lines bootstrap | by approximate randomization, "
             f"{report['trials']} trials, seed {report['seed']}"
         )
-    for measure, scores in compared:
-        print(f"\n{measure.name}: {measure.method()}")
+    for metric, scores in compared:
+        print(f"\n{metric.name}: {metric.method()}")
         for score in scores:
             row = f"{'n/a':>6}  (no line has 4 words)"
             if score.score is not None:

@@ -58,11 +58,11 @@ def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int])
     return Batch(*src, tgt_in, tgt_out, segments, positions)
 
 
-def only_pair(batch: Batch, row: int, segment: int) -> Batch:
+def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
     """Returns a batch of one row, in its place and alone: one of the pairs of a packed row.
 
     >>> batch = make_batch([[([7], [9]), ([8], [5])]], (1, 4, 4))
-    >>> only_pair(batch, 0, 2).src.tolist(), only_pair(batch, 0, 2).tgt_in.tolist()
+    >>> isolate_pair(batch, 0, 2).src.tolist(), isolate_pair(batch, 0, 2).tgt_in.tolist()
     ([[0, 0, 8, 1]], [[0, 0, 2, 5]])
     """
     here = Batch(*(np.asarray(side[row : row + 1]) for side in batch))

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, most: int = 12) -> list[int]:
+def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, max_buckets: int = 12) -> list[int]:
     """Returns the bucket edges that need the fewest batches, by dynamic programming.
 
     Bucket k takes the examples longer than edge k - 1 and at most as long as edge k, and pads them
@@ -13,16 +13,16 @@ def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, most: int = 12) -> 
     ``lengths`` are of the longer side of every example, and none exceeds ``tokens_per_batch``.
     """
     histogram = np.bincount(lengths)
-    optimum = _best_edges(histogram, tokens_per_batch, 1, most)[-1][0]
+    optimum = _best_edges(histogram, tokens_per_batch, 1, max_buckets)[-1][0]
     for multiple in (8, 4, 2, 1):
-        for cost, edges in _best_edges(histogram, tokens_per_batch, multiple, most):
+        for cost, edges in _best_edges(histogram, tokens_per_batch, multiple, max_buckets):
             if cost <= 1.01 * optimum:
                 return edges
     raise AssertionError("multiples of 1 include the optimum")
 
 
 def _best_edges(
-    histogram: np.ndarray, tokens_per_batch: int, multiple: int, most: int
+    histogram: np.ndarray, tokens_per_batch: int, multiple: int, max_buckets: int
 ) -> list[tuple[int, list[int]]]:
     """Returns the least cost, and the edges that have it, for 1, 2, ... buckets."""
     longest = len(histogram) - 1
@@ -31,7 +31,7 @@ def _best_edges(
     total = np.full(len(edges), np.iinfo(np.int64).max // 2)
     total[0] = 0
     previous, results = [], []
-    for _ in range(most):
+    for _ in range(max_buckets):
         through = total[:, None] + costs
         previous.append(through.argmin(axis=0))
         total = through.min(axis=0)

@@ -206,7 +206,7 @@ def is_present(corpus: PublicCorpus) -> bool:
     return all((data_directory() / corpus.folder / name).is_file() for name in corpus.files)
 
 
-def how_to_get(path: pathlib.Path) -> str | None:
+def download_hint(path: pathlib.Path) -> str | None:
     """Returns what to do to get a missing file; None if no shipped config reads such a file."""
     data = data_directory()
     for name, corpus in CATALOG.items():
@@ -265,7 +265,7 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
     )
     for name, url in corpus.urls.items():
         try:
-            repository.fetch(name, _share, downloader)
+            repository.fetch(name, _make_readable, downloader)
         except (requests.RequestException, ValueError) as error:
             known = f", whose hash is {corpus.hashes[name]}" if name in corpus.hashes else ""
             if (downloads / name).exists():
@@ -276,7 +276,7 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
             ) from None
 
 
-def _share(path: str, action: str, _: object) -> str:
+def _make_readable(path: str, action: str, _: object) -> str:
     """Makes a downloaded file readable for others, which pooch's temporary files are not."""
     if action != "fetch":
         os.chmod(path, 0o644)

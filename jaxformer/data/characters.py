@@ -74,24 +74,24 @@ def normalization_rules(alphabet: set[str]) -> dict[str, str]:
     [' ', '', 'é', 'fi', '?']
     """
     kept = {c for c in alphabet if re.fullmatch(_SHAPING, c)}
-    rules = {text: new for text, new in _unseen().items() if text not in kept}
+    rules = {text: new for text, new in _blank_replacements().items() if text not in kept}
     known = alphabet - rules.keys() - {" "}
     for character in known:
         rules |= dict.fromkeys(_decompositions(character), character)
-    for character, form in _similar():
+    for character, form in _similar_characters():
         if character not in known and known.issuperset(form):
             rules.setdefault(character, form)
     return rules
 
 
-def visible(text: str) -> str:
+def visible_characters(text: str) -> str:
     """Returns the visible characters of a text, in the form NFKD, without whitespace."""
-    unseen = _unseen()
+    unseen = _blank_replacements()
     return "".join(c for c in unicodedata.normalize("NFKD", text) if c != " " and c not in unseen)
 
 
 @functools.cache
-def _unseen() -> dict[str, str]:
+def _blank_replacements() -> dict[str, str]:
     """Returns a space for each whitespace character, and "" for each invisible one but NUL."""
     text = "".join(map(chr, range(1, sys.maxunicode + 1)))  # SentencePiece has no rules for NUL.
     return {
@@ -113,7 +113,7 @@ def _decompositions(character: str) -> Iterator[str]:
 
 
 @functools.cache
-def _similar() -> list[tuple[str, str]]:
+def _similar_characters() -> list[tuple[str, str]]:
     """Returns pairs of a character and a form that may replace it, the best form first."""
     found = [pair for group in _ALIKE for pair in itertools.permutations(group, 2)]
     for character in map(chr, range(0x80, sys.maxunicode + 1)):

@@ -38,7 +38,7 @@ class Preprocessing:
             if not re.fullmatch("[a-z]{2,3}", code):
                 raise UserError(f"expected language codes, such as en and de: got {code!r}")
 
-    def words(self, text: str, *, target: bool = False) -> str:
+    def apply(self, text: str, *, target: bool = False) -> str:
         """Returns the words of a source, or of a target, with spaces between."""
         language = self.target_language if target else self.source_language
         normalizer, tokenizer, _ = _scripts(language)
@@ -56,7 +56,7 @@ class PreprocessedCorpus:
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         for source, target in self.corpus.pairs(split):
-            yield self.preprocessing.words(source), self.preprocessing.words(target, target=True)
+            yield self.preprocessing.apply(source), self.preprocessing.apply(target, target=True)
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the split, the preprocessing and the version of sacremoses."""
@@ -88,11 +88,11 @@ class MosesTokenizer(Tokenizer):
         return cls(json.dumps(values).encode())
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
-        words = [self.preprocessing.words(text, target=target) for text in texts]
+        words = [self.preprocessing.apply(text, target=target) for text in texts]
         return super()._encode(words, target=target)
 
     def unknown_characters(self, text: str) -> str:
-        return super().unknown_characters(self.preprocessing.words(text))
+        return super().unknown_characters(self.preprocessing.apply(text))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         words, options = super().decode(ids), self.preprocessing

@@ -42,28 +42,30 @@ _GERMAN = (
 _WORDS = dict(zip(_NUMBERS, zip(_ENGLISH.split(), _GERMAN.split(), strict=True), strict=True))
 
 
-def english(number: int) -> str:
+def spell_english(number: int) -> str:
     """Spells a number from 0 to 999,999 in English, with the British "and".
 
-    >>> english(247), english(1005)
+    >>> spell_english(247), spell_english(1005)
     ('two hundred and forty-seven', 'one thousand and five')
     """
     if number in _WORDS:
         return _WORDS[number][0]
     if number < 100:
-        return f"{english(number - number % 10)}-{english(number % 10)}"
+        return f"{spell_english(number - number % 10)}-{spell_english(number % 10)}"
     size, word = (1000, "thousand") if number >= 1000 else (100, "hundred")
     count, rest = divmod(number, size)
-    spelled = f"{english(count)} {word}"
+    spelled = f"{spell_english(count)} {word}"
     if not rest:
         return spelled
-    return f"{spelled} and {english(rest)}" if rest < 100 else f"{spelled} {english(rest)}"
+    return (
+        f"{spelled} and {spell_english(rest)}" if rest < 100 else f"{spelled} {spell_english(rest)}"
+    )
 
 
-def german(number: int) -> str:
+def spell_german(number: int) -> str:
     """Spells a number from 0 to 999,999 in German, in one word and in full ("einhundert").
 
-    >>> german(247), german(1001)
+    >>> spell_german(247), spell_german(1001)
     ('zweihundertsiebenundvierzig', 'eintausendeins')
     """
     # "ein" is used inside the word, "eins" at its end.
@@ -80,7 +82,7 @@ def _german_stem(number: int) -> str:
     return _german_stem(count) + word + (_german_stem(rest) if rest else "")
 
 
-_SPELLERS = {"en": english, "de": german}
+_SPELLERS = {"en": spell_english, "de": spell_german}
 
 
 class NumeralsCorpus:
@@ -100,14 +102,14 @@ class NumeralsCorpus:
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Yields the numbers of a split in both languages, with all magnitudes mixed."""
         source, target = self._spellers
-        return ((source(number), target(number)) for number in numbers(split))
+        return ((source(number), target(number)) for number in numbers_in(split))
 
     def fingerprint(self, split: str) -> str:
         text = "".join(f"{source}\t{target}\n" for source, target in self.pairs(split))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def numbers(split: str) -> list[int]:
+def numbers_in(split: str) -> list[int]:
     """Returns the numbers of a split, the same every time."""
     if split not in SPLITS:
         raise UserError(f"the numerals corpus has the splits {' and '.join(SPLITS)}: got {split!r}")
@@ -134,7 +136,7 @@ def main() -> None:
     for language, spell in _SPELLERS.items():
         path = options.directory / f"{options.split}.{language}"
         try:
-            write_file(path, "".join(f"{spell(n)}\n" for n in numbers(options.split)).encode())
+            write_file(path, "".join(f"{spell(n)}\n" for n in numbers_in(options.split)).encode())
         except (OSError, UserError) as error:
             parser.error(str(error))
         print(path)

@@ -85,13 +85,13 @@ class BatchPlan:
     @functools.cached_property
     def _epoch(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
         # Around the end of an epoch, the threads of the loader request rows of two.
-        return functools.lru_cache(maxsize=2)(self._deal)
+        return functools.lru_cache(maxsize=2)(self._assign_examples)
 
     @functools.cached_property
     def _slots_by_class(self) -> np.ndarray:
         return np.argsort(self.slot_class, kind="stable")
 
-    def _deal(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _assign_examples(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the example in every slot, and the order of the batches."""
         if self.seed is None:
             by_class = np.argsort(self.example_class, kind="stable")
@@ -148,7 +148,9 @@ def bucket_plan(
     edges = bucket_edges(lengths, tokens_per_batch)
     buckets = np.searchsorted(edges, lengths)
     counts = np.bincount(buckets).tolist()
-    sizes = [_spread(n, tokens_per_batch // edge) for n, edge in zip(counts, edges, strict=True)]
+    sizes = [
+        _even_sizes(n, tokens_per_batch // edge) for n, edge in zip(counts, edges, strict=True)
+    ]
     return BatchPlan(
         shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),
         example_class=buckets,
@@ -194,7 +196,7 @@ def packing_plan(
     if (longest := max(int(src_lengths.max()), int(tgt_lengths.max()))) > row_length:
         raise UserError(f"expected pairs of at most {row_length} tokens to pack: got {longest}")
     slots, row_starts = _mix_rows(*pack(src_lengths, tgt_lengths, row_length))
-    sizes = _spread(len(row_starts) - 1, tokens_per_batch // row_length)
+    sizes = _even_sizes(len(row_starts) - 1, tokens_per_batch // row_length)
     return BatchPlan(
         shapes=((int(sizes.max()), row_length, row_length),),
         example_class=length_class(src_lengths, tgt_lengths, row_length),
@@ -217,9 +219,9 @@ def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np
     return slots[np.arange(len(slots)) + shift], mixed
 
 
-def _spread(count: int, most: int) -> np.ndarray:
-    """Returns the sizes, as equal as possible, of the fewest batches with at most ``most`` rows."""
-    batches = -(-count // most)
+def _even_sizes(count: int, max_rows: int) -> np.ndarray:
+    """Returns the sizes, as equal as possible, of the fewest batches with at most ``max_rows``."""
+    batches = -(-count // max_rows)
     return count // batches + (np.arange(batches) < count % batches)
 
 

@@ -71,7 +71,7 @@ def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Pre
     dev = _Archive(downloads / "dev.tgz", rf"dev/({'|'.join(years)})\.(en|{target})")
     parts = []
     for year in years:
-        texts = (_blanks(dev.text(f"dev/{year}.{language}")) for language in ("en", target))
+        texts = (_join_blanks(dev.text(f"dev/{year}.{language}")) for language in ("en", target))
         parts.append(dev.aligned(*(text.removesuffix("\n").split("\n") for text in texts)))
     valid = parts.pop()
     parts += [_sgml_set(downloads, target, *name.split()) for name in sets]
@@ -95,9 +95,9 @@ def wsj_sample(downloads: pathlib.Path) -> Prepared:
     """Splits NLTK's sample of the Penn Treebank by the order of its trees, one tree a line."""
     archive = _Archive(downloads / "treebank.zip", r"treebank/combined/wsj_\d{4}\.mrg")
     trees = [tree for name in sorted(archive.files) for tree in _trees(archive.text(name))]
-    most = max(part.stop for part in _WSJ_SPLITS.values())
-    if len(trees) < most:
-        raise UserError(f"{archive.path}: expected at least {most:,} trees, got {len(trees):,}")
+    needed = max(part.stop for part in _WSJ_SPLITS.values())
+    if len(trees) < needed:
+        raise UserError(f"{archive.path}: expected at least {needed:,} trees, got {len(trees):,}")
     return {f"{split}.trees": _lines(trees[part]) for split, part in _WSJ_SPLITS.items()}
 
 
@@ -129,7 +129,7 @@ def _trees(text: str) -> Iterator[str]:
         else:
             depth -= 1
             if depth == 0:
-                yield _blanks(text[start : bracket.end()].replace("\n", " "))
+                yield _join_blanks(text[start : bracket.end()].replace("\n", " "))
 
 
 class _Archive:
@@ -194,7 +194,7 @@ def _line_aligned(train: Pairs, valid: Pairs, target: str) -> Prepared:
     }
 
 
-def _blanks(text: str) -> str:
+def _join_blanks(text: str) -> str:
     """Returns text with one space between words of a line. Blanks beyond ASCII are unchanged."""
     return re.sub(r" *\n", "\n", re.sub(r"[ \t\r]+", " ", text)).strip(" ")
 

@@ -122,7 +122,7 @@ def _write(
     ):
         offsets_file.write(np.int64(0).tobytes())
         while chunk := list(itertools.islice(pairs, _PAIRS_AT_A_TIME)):
-            numbers, sides = _keep(tokenizer, chunk, max_length, findings)
+            numbers, sides = _filter_pairs(tokenizer, chunk, max_length, findings)
             lengths = np.array([len(ids) for ids in sides], np.int64)
             tokens_file.write(np.fromiter(itertools.chain(*sides), dtype).tobytes())
             offsets_file.write((end + np.cumsum(lengths)).tobytes())
@@ -131,13 +131,13 @@ def _write(
             bar.update(len(chunk))
             os.utime(folder.parent)  # Not abandoned.
     if not end:
-        raise _nothing_left(corpus, split, findings, max_length)
+        raise _empty_store_error(corpus, split, findings, max_length)
     digests = {name: file_sha256(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)}
     header = {"dtype": np.dtype(dtype).name, "findings": findings, "sha256": digests}
     (folder / _HEADER).write_text(json.dumps(header, default=dataclasses.asdict), "utf-8")
 
 
-def _keep(
+def _filter_pairs(
     tokenizer: Tokenizer,
     pairs: list[tuple[int, tuple[str, str]]],
     max_length: int,
@@ -164,7 +164,7 @@ def _keep(
     return numbers, kept
 
 
-def _nothing_left(
+def _empty_store_error(
     corpus: VerifiedCorpus, split: str, findings: Findings, max_length: int
 ) -> UserError:
     first = [place for finding in findings.values() for place in finding.first[:1]]

@@ -15,7 +15,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from jaxformer.data.catalog import how_to_get
+from jaxformer.data.catalog import download_hint
 from jaxformer.errors import UserError, did_you_mean, needs_package
 from jaxformer.files import explain_read_errors
 
@@ -188,7 +188,7 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
                     f"{found}: a link to {os.readlink(found)}, which does not exist; mount or "
                     "bring back the file, or name another"
                 )
-    what, hint = "no such file", how_to_get(path)
+    what, hint = "no such file", download_hint(path)
     if "," in str(path):
         hint = "several corpora need weights, as in --config.data.train=a:1,b:1; data.valid is one"
     if not path.parent.is_dir():

@@ -65,7 +65,7 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measure:
+class MetricDefinition:
     """Definition of a metric: sacreBLEU's metric, applied to lines that :attr:`prepare` returns."""
 
     name: str
@@ -168,13 +168,13 @@ def translation_report(
             "lines equal to their reference but for blanks at the ends, in %",
         ),
         **{
-            field: measure.score(hypotheses, references)
-            for field, measure in measures(target_language).items()
+            field: metric.score(hypotheses, references)
+            for field, metric in metric_definitions(target_language).items()
         },
     )
 
 
-def sacrebleu(language: str) -> Measure:
+def sacrebleu(language: str) -> MetricDefinition:
     """Returns sacreBLEU with its tokenizer for a language such as "de", "zh-TW" or "jpn"."""
     code, note = _without_words(language), ""
     characters = BLEU(tokenize="char", force=True)
@@ -185,13 +185,13 @@ def sacrebleu(language: str) -> Measure:
         note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
     if code == "char":
         note = " (characters, since no tokenizer of sacreBLEU finds this language's words)"
-    return Measure(name="sacreBLEU", scorer=scorer, note=note)
+    return MetricDefinition(name="sacreBLEU", scorer=scorer, note=note)
 
 
-def measures(language: str) -> dict[str, Measure]:
+def metric_definitions(language: str) -> dict[str, MetricDefinition]:
     """Returns the metrics of a target language, by their fields of the report; no exact match."""
-    plain = {"sacrebleu": sacrebleu(language), "chrf": Measure(name="chrF", scorer=CHRF())}
-    return plain if _without_words(language) else plain | _moses_measures(language)
+    plain = {"sacrebleu": sacrebleu(language), "chrf": MetricDefinition(name="chrF", scorer=CHRF())}
+    return plain if _without_words(language) else plain | _moses_metrics(language)
 
 
 def _without_words(language: str) -> str | None:
@@ -204,7 +204,7 @@ def _without_words(language: str) -> str | None:
     return next((name for name, codes in _WITHOUT_SPACES.items() if code in codes.split()), None)
 
 
-def _moses_measures(language: str) -> dict[str, Measure]:
+def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
     """Returns the definitions of the metrics of Moses' Perl scripts."""
     tokenizer, punctuation = MosesTokenizer(language), MosesPunctNormalizer()
     # perl_parity reproduces the quirks of the Perl script that made Multi30k's tokenized files.
@@ -219,11 +219,11 @@ def _moses_measures(language: str) -> dict[str, Measure]:
     def lowercased(line: str) -> str:
         return tokenized(normalizer.normalize(line.lower()))
 
-    def multi_bleu(name: str, prepare: Callable[[str], str], steps: str) -> Measure:
+    def multi_bleu(name: str, prepare: Callable[[str], str], steps: str) -> MetricDefinition:
         # multi-bleu.perl splits at spaces and does not smooth.
         scorer = BLEU(tokenize="none", smooth_method="none", force=True)
         steps += f" | multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
-        return Measure(name=name, scorer=scorer, prepare=prepare, steps=steps)
+        return MetricDefinition(name=name, scorer=scorer, prepare=prepare, steps=steps)
 
     tokenize = f"tokenizer.perl -l {language}, hyphens whole"
     split = rf"replace-unicode-punctuation.perl | {tokenize} | s/(\S)-(\S)/$1 ##AT##-##AT## $2/g"

@@ -12,12 +12,12 @@ _RESAMPLES, _SEED = 1000, 12345
 _PENALTY = 0.25  # L2, of the logistic regression
 
 
-def accuracy(found: np.ndarray, expected: np.ndarray) -> float:
+def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the percentage of equal labels."""
-    return 100 * float(np.mean(found == expected))
+    return 100 * float(np.mean(predicted == expected))
 
 
-def macro_f1(found: np.ndarray, expected: np.ndarray) -> float:
+def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean F1 of all expected labels, in %.
 
     >>> round(macro_f1(np.array(["a", "b", "b"]), np.array(["a", "a", "b"])), 2)
@@ -25,16 +25,18 @@ def macro_f1(found: np.ndarray, expected: np.ndarray) -> float:
     """
     scores = []
     for label in np.unique(expected):
-        correct = np.sum((found == label) & (expected == label))
-        scores.append(2 * correct / (np.sum(found == label) + np.sum(expected == label)))
+        correct = np.sum((predicted == label) & (expected == label))
+        scores.append(2 * correct / (np.sum(predicted == label) + np.sum(expected == label)))
     return 100 * float(np.mean(scores))
 
 
 def with_interval(
-    score: Callable[[np.ndarray, np.ndarray], float], found: Sequence[str], expected: Sequence[str]
+    score: Callable[[np.ndarray, np.ndarray], float],
+    predicted: Sequence[str],
+    expected: Sequence[str],
 ) -> str:
     """Returns a score in % with its 95 % interval over resampled texts, as text."""
-    ours, theirs = np.array(found), np.array(expected)
+    ours, theirs = np.array(predicted), np.array(expected)
     draws = np.random.default_rng(_SEED).integers(0, len(ours), (_RESAMPLES, len(ours)))
     low, high = np.percentile([score(ours[rows], theirs[rows]) for rows in draws], [2.5, 97.5])
     return f"{score(ours, theirs):.2f} ({low:.2f} to {high:.2f})"
@@ -62,8 +64,8 @@ class BigramClassifiers:
             likelihoods = np.log(inside / inside.sum())
             self._bayes.append((likelihoods, np.log(own.mean())))
             ratios = likelihoods - np.log(outside / outside.sum())
-            found = _fit_logistic(x.multiply(ratios).tocsr(), own)
-            self._logistic.append((ratios * found[:-1], found[-1]))
+            *weights, bias = _fit_logistic(x.multiply(ratios).tocsr(), own)
+            self._logistic.append((ratios * weights, bias))
 
     def naive_bayes(self, texts: Sequence[str]) -> list[str]:
         """Returns the label of each text by naive Bayes."""
@@ -103,5 +105,5 @@ def _fit_logistic(x: scipy.sparse.csr_matrix, own: np.ndarray) -> np.ndarray:
         return float(np.logaddexp(0, -margins).sum() + 0.5 * decay @ weights), gradient
 
     start = np.zeros(x.get_shape()[1] + 1)
-    found: Any = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B")
-    return found.x
+    result: Any = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B")
+    return result.x

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 from sacrebleu.significance import PairedTest, Result
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import Measure, check_lines, measures
+from jaxformer.evaluation.bleu_report import MetricDefinition, check_lines, metric_definitions
 
 # Defaults of sacreBLEU.
 RESAMPLES, TRIALS = 1000, 10_000
@@ -39,7 +39,7 @@ class SystemScore(NamedTuple):
 
 def compare_systems(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], *, target_language: str
-) -> Iterator[tuple[Measure, list[SystemScore]]]:
+) -> Iterator[tuple[MetricDefinition, list[SystemScore]]]:
     """Yields every metric of the BLEU report but exact match, with the scores of all systems.
 
     Args:
@@ -52,8 +52,8 @@ def compare_systems(
     """
     for name, hypotheses in systems.items():
         check_lines(hypotheses, references, f"{name}: ")
-    for measure in measures(target_language).values():
-        yield measure, _scores(measure, systems, references)
+    for metric in metric_definitions(target_language).values():
+        yield metric, _scores(metric, systems, references)
 
 
 def seed() -> int:
@@ -68,18 +68,18 @@ def seed() -> int:
 
 
 def _scores(
-    measure: Measure, systems: Mapping[str, Sequence[str]], references: Sequence[str]
+    metric: MetricDefinition, systems: Mapping[str, Sequence[str]], references: Sequence[str]
 ) -> list[SystemScore]:
-    lines = {name: list(map(measure.prepare, hypotheses)) for name, hypotheses in systems.items()}
-    reference, baseline = list(map(measure.prepare, references)), next(iter(lines.values()))
+    lines = {name: list(map(metric.prepare, hypotheses)) for name, hypotheses in systems.items()}
+    reference, baseline = list(map(metric.prepare, references)), next(iter(lines.values()))
 
     def test(kind: str, samples: int) -> list[Result]:
-        metric = {"": measure.scorer}
-        _, columns = PairedTest([*lines.items()], metric, [reference], kind, samples)()
+        scorers = {"": metric.scorer}
+        _, columns = PairedTest([*lines.items()], scorers, [reference], kind, samples)()
         _, results = columns.values()  # names, and the only metric
         return cast(list[Result], results)
 
-    defined = [measure.is_defined(own, reference) for own in lines.values()]
+    defined = [metric.is_defined(own, reference) for own in lines.values()]
     results = zip(lines, defined, test("bs", RESAMPLES), test("ar", TRIALS), strict=True)
     scores = []
     for name, is_defined, drawn, swapped in results:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.checks import check_same_length, check_texts
-from jaxformer.data.characters import visible
+from jaxformer.data.characters import visible_characters
 from jaxformer.data.tokenizer import PAD, UNK, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.members import Member
@@ -197,8 +197,8 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
             # A multi-byte character is appended with its last byte, so all its bytes share a start.
             byte = _BYTE.fullmatch(piece)
             content = bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
-            spelled += visible(decoder.decode(content))
-    words = list(map(visible, split_spaces(text)))
+            spelled += visible_characters(decoder.decode(content))
+    words = list(map(visible_characters, split_spaces(text)))
     word_of = [n for n, word in enumerate(words) for _ in word]
     position_of = _matching(spelled, "".join(words))
     return [

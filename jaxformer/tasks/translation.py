@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, DataConfig, data_section
-from jaxformer.data.batch import Batch, only_pair
+from jaxformer.data.batch import Batch, isolate_pair
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import EMPTY, LONG, Findings, list_first
 from jaxformer.data.loader import load_batches, padded_shapes, round_up
@@ -148,7 +148,7 @@ class Translation(TokenTask):
             for segment, pair in enumerate(ids, start=1):
                 source, target = map(decode, self._data.train[pair])
                 text = f"pair {self._data.train.numbers[pair] + 1}: {source} ||| {target}"
-                yield Example(row, only_pair(batch, row, segment), text)
+                yield Example(row, isolate_pair(batch, row, segment), text)
 
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]

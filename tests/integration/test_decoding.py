@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
-from jaxformer.data.numerals import english
+from jaxformer.data.numerals import spell_english
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference import batched_search
@@ -25,7 +25,7 @@ from ..profiles import by_profile
 from ..unit.nn.weights import random_params
 from ..unit.search.oracles import hypotheses
 
-SENTENCES = [english(n) for n in np.random.default_rng(0).integers(0, 100_000, 200).tolist()]
+SENTENCES = [spell_english(n) for n in np.random.default_rng(0).integers(0, 100_000, 200).tolist()]
 
 
 def same(found: list[Decoded], expected: list[Decoded]) -> None:

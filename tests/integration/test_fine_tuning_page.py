@@ -13,7 +13,7 @@ import pytest
 
 from jaxformer import Translator, load_model, train
 from jaxformer.cli.config_file import load_config
-from jaxformer.data.numerals import english, german
+from jaxformer.data.numerals import spell_english, spell_german
 
 from . import pages
 from .test_fine_tuning import FIXTURES, changed
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
     with contextlib.chdir(folder):
         (block,) = pages.sections("fine_tuning.md")["A trained model on your own sentences"]
         pages.run("fine_tuning.md", block, names)
-    for language, spell in {"en": english, "de": german}.items():
+    for language, spell in {"en": spell_english, "de": spell_german}.items():
         lines = [f"{spell(number)}\n" for number in names["numbers"][300:600]]
         (folder / f"train.{language}").write_text("".join(lines), encoding="utf-8")
     return folder

@@ -145,7 +145,10 @@ def test_prefixes(tmp_path):
         (PrefixOptions(prefixes=prefixes), ["eins", ""]),
     ):
         lines = list(forced.text(source).lines())
-        assert ([line.text for line in lines], forced.prefixes_of(lines)) == (["one", "two"], expected)
+        assert ([line.text for line in lines], forced.prefixes_of(lines)) == (
+            ["one", "two"],
+            expected,
+        )
 
 
 def test_texts_are_paired_if_they_have_one_length():

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from jaxformer.data.numerals import NumeralsCorpus, english, german, main, numbers
+from jaxformer.data.numerals import NumeralsCorpus, main, numbers_in, spell_english, spell_german
 from jaxformer.errors import UserError
 
 KNOWN = [
@@ -58,12 +58,12 @@ def read_german(word):
 
 
 def test_known_numbers():
-    assert [(number, english(number), german(number)) for number, *_ in KNOWN] == KNOWN
+    assert [(number, spell_english(number), spell_german(number)) for number, *_ in KNOWN] == KNOWN
 
 
 def test_spelled_numbers_follow_the_rules_and_read_back():
     for number in [*range(2000), *random.Random(0).sample(range(1_000_000), 5000)]:
-        words, word = english(number), german(number)
+        words, word = spell_english(number), spell_german(number)
         assert (read_english(words), read_german(word)) == (number, number)
         # "Eins" is only at the end of a word.
         assert re.fullmatch(r"[a-zäöüß]+", word)
@@ -77,7 +77,7 @@ def test_spelled_numbers_follow_the_rules_and_read_back():
 
 
 def test_splits_share_no_number_and_span_all_magnitudes():
-    train, held_out = numbers("train"), numbers("held_out")
+    train, held_out = numbers_in("train"), numbers_in("held_out")
     assert (len(set(train)), len(set(held_out))) == (20_000, 500)
     assert not set(train) & set(held_out)
     assert set(range(100)) <= set(train)

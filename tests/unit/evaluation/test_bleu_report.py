@@ -9,7 +9,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.errors import UserError
-from jaxformer.evaluation.bleu_report import corpus_bleu, measures, translation_report
+from jaxformer.evaluation.bleu_report import corpus_bleu, metric_definitions, translation_report
 
 REFERENCES = [
     "Ein Hund läuft durch den Schnee.",
@@ -113,7 +113,7 @@ def test_preprocessing_gives_the_word_counts_that_multi30k_publishes(real_data):
     for part, counts in published.items():
         for language, words in counts.items():
             lines = lines_of(real_data("multi30k") / f"{part}.{language}")
-            prepare = measures(language)["lowercased_tokenized_bleu"].prepare
+            prepare = metric_definitions(language)["lowercased_tokenized_bleu"].prepare
             assert sum(len(prepare(line).split()) for line in lines) == words, (part, language)
 
 

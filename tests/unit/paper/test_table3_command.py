@@ -8,7 +8,7 @@ import shutil
 import jax
 import pytest
 
-from jaxformer.data.numerals import english, german
+from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.errors import UserError
 from jaxformer.paper import table3
 from jaxformer.paper.table3_report import Result
@@ -20,7 +20,7 @@ STEPS = 4
 def corpus(folder, numbers):
     folder.mkdir()
     for part in ("train", "valid"):
-        for language, spell in (("en", english), ("de", german)):
+        for language, spell in (("en", spell_english), ("de", spell_german)):
             text = "".join(f"{spell(number)}\n" for number in numbers)
             (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
     return folder

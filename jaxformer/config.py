@@ -172,7 +172,7 @@ def save_config(config: Config, path: pathlib.Path) -> None:
     write_file(path, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
 
 
-def load_run_config(folder: Workdir) -> Config:
+def read_config(folder: Workdir) -> Config:
     """Returns the config of the run in a workdir."""
     path = folder.config
     with explain_read_errors(path):

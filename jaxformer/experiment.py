@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import optax
 from jax.experimental import multihost_utils
 
-from jaxformer.config import Config, ModelConfig, TrainingConfig, check_config, load_run_config
+from jaxformer.config import Config, ModelConfig, TrainingConfig, check_config, read_config
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import model_path, run_path
@@ -102,7 +102,7 @@ def _prepare(config: Config, folder: Workdir) -> None:
     prepare_run(folder, config, training.mirror)
     if not folder.config.exists():
         check_initialization(config)
-    elif training.schedule in DECAYING and (was := load_run_config(folder).training.steps) != (
+    elif training.schedule in DECAYING and (was := read_config(folder).training.steps) != (
         now := training.steps
     ):
         advice.append(
@@ -123,7 +123,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
     """Takes one step of a run again and measures its examples; changes nothing in the workdir."""
     use_compilation_cache()
     folder = Workdir(model_path(workdir))
-    config = load_run_config(folder)
+    config = read_config(folder)
     mesh = make_mesh(config.mesh)
     task, optimizer = make_task(config, folder), make_optimizer(config)
     with Checkpoints(folder.checkpoints) as checkpoints:

@@ -55,9 +55,8 @@ def compare(
     report: dict[str, object] = {"target_language": language, "lines": len(references)}
     report |= {"resamples": RESAMPLES, "trials": TRIALS, "seed": seed()}
     compared = compare_systems(systems, references, target_language=language)
-    compared = list(
-        tqdm(compared, total=len(metric_definitions(language)), unit="metric", disable=None)
-    )
+    total = len(metric_definitions(language))
+    compared = list(tqdm(compared, total=total, unit="metric", disable=None))
     if json:
         report["comparisons"] = [
             {"metric": m.name, "method": m.method(), "systems": [s._asdict() for s in scores]}

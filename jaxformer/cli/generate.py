@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict, search_classes
+from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict, searches
 from jaxformer.cli.signatures import Fields
-from jaxformer.cli.text import Line, Text, line_pipeline, read_text
+from jaxformer.cli.text import Line, Text, line_blocks, read_text
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def generate(
     weights: Checkpoint = "auto",
     dtype: Dtype | None = None,
     changes: Annotated[
-        dict[str, Any], Fields(search_classes, "search", without=("max_extra_length", "unfinished"))
+        dict[str, Any], Fields(searches, "search", without=("max_extra_length", "unfinished"))
     ],
     sampling: bool = False,
 ) -> None:
@@ -67,7 +67,7 @@ def generate(
         except UserError as error:
             raise UserError(f"{text.name}:{line.number}: {error}") from None
 
-    with line_pipeline(text, check, None, strict=strict) as (blocks, _, report):
+    with line_blocks(text, check, None, strict=strict) as (blocks, _, report):
         for line in itertools.chain.from_iterable(blocks):
             for piece in _pieces(generator, line, tokens):
                 print(piece, end="", flush=True)

@@ -55,7 +55,7 @@ Strict: TypeAlias = Annotated[
 JsonReport: TypeAlias = Annotated[bool, Value("print the report as JSON")]
 
 
-def search_classes() -> tuple[type, ...]:
+def searches() -> tuple[type, ...]:
     """Returns the search algorithms."""
     from jaxformer.search import BeamSearch, Sampling  # They import JAX.
 
@@ -111,7 +111,7 @@ class SearchOptions:
       sampling: sample instead of searching, and order the samples by score; --samples implies it
     """
 
-    changes: Annotated[dict[str, Any], Fields(search_classes, "search")]
+    changes: Annotated[dict[str, Any], Fields(searches, "search")]
     sampling: bool = False
 
     def settings(
@@ -121,16 +121,15 @@ class SearchOptions:
 
         If no option selects an algorithm, it is the one of ``default``, if given, or of the run.
         """
-        from jaxformer.config import load_run_config
+        from jaxformer.config import read_config
         from jaxformer.runs.workdir import Workdir
         from jaxformer.search import BeamSearch, Sampling
 
         changes = self.changes
         if {"num_samples", "beam_size"} <= changes.keys():
             raise UserError("--samples and --beam-size exclude each other; leave one of them out")
-        kinds = search_classes()
-        of_beam, of_sampling = ({f.name for f in dataclasses.fields(kind)} for kind in kinds)
-        config = load_run_config(Workdir(workdir))
+        of_beam, of_sampling = ({f.name for f in dataclasses.fields(kind)} for kind in searches())
+        config = read_config(Workdir(workdir))
         run = config.search
         kind = BeamSearch if changes.keys() - of_sampling else type(default or run)
         kind = Sampling if self.sampling or "num_samples" in changes else kind

@@ -9,7 +9,7 @@ from jaxformer.cli.text import (
     Text,
     check_outputs,
     is_stream,
-    line_pipeline,
+    line_blocks,
     open_output,
     read_text,
 )
@@ -66,7 +66,7 @@ def parse(
         parser.translator.source_ids(words, f"{text.name}:{line.number}")
 
     with (
-        line_pipeline(text, check, output, strict=strict) as (blocks, write, report),
+        line_blocks(text, check, output, strict=strict) as (blocks, write, report),
         open_output(gold) as write_gold,
     ):
         for block in blocks:

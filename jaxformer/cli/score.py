@@ -5,16 +5,9 @@ from json import dumps
 from typing import Annotated, Any
 
 from jaxformer import pretrained
-from jaxformer.cli.options import (
-    File,
-    ModelOptions,
-    SearchOptions,
-    Strict,
-    TranslatorDir,
-    search_classes,
-)
+from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir, searches
 from jaxformer.cli.signatures import Fields
-from jaxformer.cli.text import Line, check_outputs, line_pipeline, read_text
+from jaxformer.cli.text import Line, check_outputs, line_blocks, read_text
 
 
 def score(
@@ -27,7 +20,7 @@ def score(
     json: bool = False,
     model: ModelOptions,
     penalty: Annotated[
-        dict[str, Any], Fields(lambda: search_classes()[:1], "score", ("penalty", "length_penalty"))
+        dict[str, Any], Fields(lambda: searches()[:1], "score", ("penalty", "length_penalty"))
     ],
 ) -> None:
     """Score given translations: log probability divided by the length penalty, for each line.
@@ -69,6 +62,6 @@ def score(
             values |= {"score": None, "log_prob": None, "error": line.error}
         return dumps(values, ensure_ascii=False)
 
-    with line_pipeline(text, encode, output, strict=strict) as (blocks, write, report):
+    with line_blocks(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             write(map(row, block, score_pairs(translator, list(map(encode, block)), report=report)))

@@ -171,7 +171,7 @@ def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> 
 
 
 @contextlib.contextmanager
-def line_pipeline(
+def line_blocks(
     text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
 ) -> Iterator[tuple[Iterator[list[Line]], Writer, Callable[[int], object]]]:
     """Reads lines in blocks, a file twice: the first time, to count and check its lines.

@@ -11,7 +11,7 @@ from jaxformer.cli.text import (
     Line,
     PrefixOptions,
     check_outputs,
-    line_pipeline,
+    line_blocks,
     open_output,
     report_unknown,
 )
@@ -121,7 +121,7 @@ def translate(
 
       jaxformer translate     # type a line, press Enter; Ctrl-D ends
     """
-    from jaxformer.inference.alignment import align, pharaoh
+    from jaxformer.inference.alignment import align, format_pharaoh
 
     check_outputs([input, forced.prefixes], {"--output": output, "--alignments": style.alignments})
     text = forced.text(input)
@@ -134,7 +134,7 @@ def translate(
         translator.target_ids(line.other, f"{forced.prefixes}:{line.number}")
 
     with (
-        line_pipeline(text, check, output, strict=strict) as (blocks, write, report),
+        line_blocks(text, check, output, strict=strict) as (blocks, write, report),
         open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:
@@ -148,4 +148,4 @@ def translate(
             if style.alignments is not None:
                 best = [(h[0].text, h[0].tokens) if h else ("", []) for h in found]
                 pairs = align(translator, texts, best, layer=style.alignment_layer)
-                write_alignments(map(pharaoh, pairs))
+                write_alignments(map(format_pharaoh, pairs))

@@ -57,9 +57,7 @@ def spell_english(number: int) -> str:
     spelled = f"{spell_english(count)} {word}"
     if not rest:
         return spelled
-    return (
-        f"{spelled} and {spell_english(rest)}" if rest < 100 else f"{spelled} {spell_english(rest)}"
-    )
+    return f"{spelled}{' and' if rest < 100 else ''} {spell_english(rest)}"
 
 
 def spell_german(number: int) -> str:

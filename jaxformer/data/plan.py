@@ -148,9 +148,8 @@ def bucket_plan(
     edges = bucket_edges(lengths, tokens_per_batch)
     buckets = np.searchsorted(edges, lengths)
     counts = np.bincount(buckets).tolist()
-    sizes = [
-        _even_sizes(n, tokens_per_batch // edge) for n, edge in zip(counts, edges, strict=True)
-    ]
+    pairs = zip(counts, edges, strict=True)
+    sizes = [_even_sizes(count, tokens_per_batch // edge) for count, edge in pairs]
     return BatchPlan(
         shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),
         example_class=buckets,

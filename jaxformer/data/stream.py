@@ -144,10 +144,8 @@ def _short_parts(line: str) -> list[str]:
     if len(line.encode()) <= _MAX_LINE_BYTES:
         return [line] if line else []
     # A character has up to four bytes.
-    max_characters = _MAX_LINE_BYTES // 4
-    return re.findall(
-        rf".{{1,{max_characters}}}(?= |$)|.{{1,{max_characters}}}", line, flags=re.DOTALL
-    )
+    size = _MAX_LINE_BYTES // 4
+    return re.findall(rf".{{1,{size}}}(?= |$)|.{{1,{size}}}", line, flags=re.DOTALL)
 
 
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:

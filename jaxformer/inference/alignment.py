@@ -62,7 +62,7 @@ def align(
       UserError: There is no such layer, or the texts and token ids are malformed.
     """
     weights = word_attention(translator, sources, targets, layer=layer)
-    return [most_attended(pair) for pair in weights]
+    return [align_by_maximum(pair) for pair in weights]
 
 
 @global_mesh(None)
@@ -92,7 +92,7 @@ def word_attention(
         weights = cross_attention(translator.models, layers, batch.src, batch.tgt_in)
         for number, of_pieces in zip(batch.numbers, jax.device_get(weights), strict=False):
             source, target = pairs[number]
-            result[number] = between_words(
+            result[number] = word_weights(
                 of_pieces[: len(target), : len(source)],
                 word_ids(translator, source, sources[number]),
                 word_ids(translator, target, targets[number][0]),
@@ -109,16 +109,16 @@ def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
     return tuple(max(0, count - 2) if layer is None else layer - 1 for count in layers)
 
 
-def pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
+def format_pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
     """Formats an alignment as Pharaoh and Moses do.
 
-    >>> pharaoh([(0, 0), (2, 1)])
+    >>> format_pharaoh([(0, 0), (2, 1)])
     '0-0 2-1'
     """
     return " ".join(f"{source}-{target}" for source, target in alignment)
 
 
-def between_words(
+def word_weights(
     weights: Float[np.ndarray, "P Q"],
     source_words: Sequence[int],
     target_words: Sequence[int],
@@ -133,7 +133,7 @@ def between_words(
     return averages.T @ weights @ of_sources
 
 
-def most_attended(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
+def align_by_maximum(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     """Pairs each target word that has pieces with the source word of largest weight, the first."""
     return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
 
@@ -200,14 +200,14 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
             spelled += visible_characters(decoder.decode(content))
     words = list(map(visible_characters, split_spaces(text)))
     word_of = [n for n, word in enumerate(words) for _ in word]
-    position_of = _matching(spelled, "".join(words))
+    position_of = _match_positions(spelled, "".join(words))
     return [
         -1 if start is None or start >= len(spelled) or not word_of else word_of[position_of[start]]
         for start in starts
     ]
 
 
-def _matching(spelled: str, text: str) -> list[int]:
+def _match_positions(spelled: str, text: str) -> list[int]:
     """Returns the position in ``text``, exact or interpolated, of each character of ``spelled``."""
     if spelled == text:
         return list(range(len(text)))

@@ -30,8 +30,8 @@ Members: TypeAlias = tuple[Member, ...]
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
 # Batch sizes for calls with few sentences. On CPUs a matmul of fewer than four rows takes longer
 # than one of four, so a batch has at least four hypotheses.
-_FEW = (1, 4, 8)
-_FEWEST_HYPOTHESES = 4
+_FEW_ROWS = (1, 4, 8)
+_MIN_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MAX_HYPOTHESES = 512
 # Capacities for forced tokens; the largest is the longest translation.
@@ -43,25 +43,25 @@ class BatchShape(NamedTuple):
 
     rows: int  # sentences in the first stage
     source: int  # source tokens
-    first: int  # capacity for target tokens in the first stage
+    first_capacity: int  # capacity for target tokens in the first stage
     capacity: int  # capacity in the second stage, the maximum length of a translation
     prefix: int = 0  # capacity for forced tokens; 0 if nothing is forced
 
     @property
-    def rows_left(self) -> int:
+    def second_stage_rows(self) -> int:
         """Sentences in the second stage."""
         return max(1, self.rows // 4)
 
     @property
-    def later_capacities(self) -> list[int]:
+    def second_stage_capacities(self) -> list[int]:
         """Capacities of the second stage, in order; attention reads the whole capacity.
 
-        >>> BatchShape(rows=64, source=64, first=64, capacity=114).later_capacities
+        >>> BatchShape(rows=64, source=64, first_capacity=64, capacity=114).second_stage_capacities
         [114]
-        >>> BatchShape(rows=24, source=32, first=32, capacity=332).later_capacities
+        >>> BatchShape(rows=24, source=32, first_capacity=32, capacity=332).second_stage_capacities
         [64, 128, 332]
         """
-        capacities, capacity = [], self.first
+        capacities, capacity = [], self.first_capacity
         # Every capacity is one more loop to compile, too costly for the last few tokens.
         while 5 * capacity < self.capacity:
             capacity *= 2
@@ -95,7 +95,7 @@ def search_batches(
         raise UserError(f"min_length must be less than model.max_length={longest}: got {least}")
     lengths = [len(source) for source in sources]
     forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
-    for numbers, shape in batches(lengths, longest, search, forced):
+    for numbers, shape in plan_batches(lengths, longest, search, forced):
         batch = _source_batch(
             shape,
             [sources[n] for n in numbers],
@@ -109,7 +109,7 @@ def search_batches(
     return decoded
 
 
-def batches(
+def plan_batches(
     lengths: Sequence[int], longest: int, search: Algorithm, forced: Sequence[int] | None = None
 ) -> Iterator[tuple[list[int], BatchShape]]:
     """Yields the indices of the sentences of each batch, and its shape.
@@ -124,37 +124,37 @@ def batches(
 
     numbers = sorted((n for n, length in enumerate(lengths) if length), key=order)
     hypotheses = search.num_hypotheses
-    few = [r for r in _FEW if r >= len(numbers) and r * hypotheses >= _FEWEST_HYPOTHESES]
-    most = min([max(1, _MAX_HYPOTHESES // hypotheses), *few])
+    few = [r for r in _FEW_ROWS if r >= len(numbers) and r * hypotheses >= _MIN_HYPOTHESES]
+    max_rows = min([max(1, _MAX_HYPOTHESES // hypotheses), *few])
     buckets = [(min(source, longest), rows) for source, rows in (*_BUCKETS, (longest, 1))]
     while numbers:
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
-        rows = min(rows, most)
+        rows = min(rows, max_rows)
         capacity = min(source + search.extra_length, longest, search.max_length or longest)
         width = 0
         if forced is not None:
             needed = min(capacity, max(forced[n] for n in numbers[:rows]))
-            width = next(w for w in _widths(capacity) if w >= needed)
+            width = next(w for w in _prefix_capacities(capacity) if w >= needed)
         yield numbers[:rows], BatchShape(rows, source, min(source, capacity), capacity, width)
         numbers = numbers[rows:]
 
 
-def _widths(capacity: int) -> list[int]:
+def _prefix_capacities(capacity: int) -> list[int]:
     """Returns the capacities for prefixes, few because each needs a program."""
     return [*(width for width in _PREFIXES if width < capacity), capacity]
 
 
-def shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
+def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
     """Returns the shapes of all batches that calls with so many sentences and tokens can need.
 
     >>> from jaxformer.search import BeamSearch
-    >>> [shape[:2] for shape in shapes(4, 30, 1024, BeamSearch())]  # rows and source tokens
+    >>> [shape[:2] for shape in all_shapes(4, 30, 1024, BeamSearch())]  # rows and source tokens
     [(1, 16), (1, 32), (4, 16), (4, 32)]
     """
-    # All calls with more than the largest of _FEW use the same shapes.
-    counts = [*(count for count in _FEW if count < sentences), min(sentences, _FEW[-1] + 1)]
+    # All calls with more than the largest of _FEW_ROWS use the same shapes.
+    counts = [*(n for n in _FEW_ROWS if n < sentences), min(sentences, _FEW_ROWS[-1] + 1)]
     lengths = [*(length for length, _ in _BUCKETS if length < tokens), tokens]
-    found = [batches([length] * count, longest, search) for count in counts for length in lengths]
+    found = [plan_batches([tokens] * n, longest, search) for n in counts for tokens in lengths]
     return sorted({shape for batch in found for _, shape in batch})
 
 
@@ -164,12 +164,12 @@ def compile_programs(
 ) -> None:
     """Compiles the programs of a shape by running them on an empty batch."""
     search, numbers = search.split_numbers(shape.capacity)
-    for width in _widths(shape.capacity) if prefixes else [0]:
+    for width in _prefix_capacities(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
         batch = _source_batch(shape, [], [], [])
         state, _, result = _first_stage(members, search, shape, numbers, batch, np.int32(0))
-        if shape.first < shape.capacity:
-            rows = np.zeros(shape.rows_left, np.int32)
+        if shape.first_capacity < shape.capacity:
+            rows = np.zeros(shape.second_stage_rows, np.int32)
             result = _second_stage(members, search, shape, numbers, state, rows)
         jax.block_until_ready(result)
 
@@ -205,7 +205,7 @@ def _search(
     # Most translations end before this length; the others continue in smaller batches. If the
     # first stage has the full capacity already, a second stage would only cost a compilation.
     longest = int((batch.src != PAD).sum(axis=1).max())
-    until = shape.first
+    until = shape.first_capacity
     if until < shape.capacity:
         until = min(until, longest + longest // 4 + 4)
     state, done, result = _first_stage(members, search, shape, numbers, batch, np.int32(until))
@@ -213,10 +213,10 @@ def _search(
     for row in np.flatnonzero(done).tolist():
         yield row, _decoded(result, row)
     left = np.flatnonzero(~done)
-    for start in range(0, len(left), shape.rows_left):
-        rows = left[start : start + shape.rows_left]
+    for start in range(0, len(left), shape.second_stage_rows):
+        rows = left[start : start + shape.second_stage_rows]
         # Unfinished sentences are repeated to fill the batch.
-        padded = np.resize(rows, shape.rows_left).astype(np.int32)
+        padded = np.resize(rows, shape.second_stage_rows).astype(np.int32)
         result = jax.device_get(_second_stage(members, search, shape, numbers, state, padded))
         for i, row in enumerate(rows.tolist()):
             yield row, _decoded(result, i)
@@ -234,7 +234,7 @@ def _first_stage(
     """Encodes a batch, decodes ``until`` tokens, and returns which sentences are finished."""
     search = search.join_numbers(numbers)
     segments = (batch.src != PAD).astype(jnp.int32)
-    half = max(1, shape.first // 2)
+    half = max(1, shape.first_capacity // 2)
     sizes = {"num_beams": search.num_hypotheses, "capacity": max(half, shape.prefix)}
     caches = tuple(m(batch.src, segments, **sizes, method="start") for m in members)
     lengths = segments.sum(axis=1)
@@ -246,7 +246,7 @@ def _first_stage(
     # Attention reads the whole capacity, so the first half of the steps uses half of it.
     step_fn = _step_fn(members)
     state = search.advance(step_fn, state, jnp.minimum(until, half))
-    state = _grow(state, shape.first)
+    state = _grow(state, shape.first_capacity)
     state = search.advance(step_fn, state, until)
     return state, state.done, search.finalize(state)
 
@@ -263,7 +263,7 @@ def _second_stage(
     """Decodes the selected sentences of a batch until they finish."""
     search = search.join_numbers(numbers)
     state, step_fn = take_sentences(state, rows), _step_fn(members)
-    for capacity in shape.later_capacities:
+    for capacity in shape.second_stage_capacities:
         state = search.advance(step_fn, _grow(state, capacity), capacity)
     return search.finalize(state)
 

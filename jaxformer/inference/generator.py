@@ -25,7 +25,7 @@ from jaxformer.search.algorithm import Numbers
 from jaxformer.search.sampling import sentence_keys
 
 # Batch sizes. Batches are padded to one of these, so that few programs serve all calls.
-_ROWS = (1, 4, 16, 64)
+_BATCH_SIZES = (1, 4, 16, 64)
 # Number of tokens generated between two updates of a stream.
 _CHUNK = 8
 _SMALLEST_CAPACITY = 64
@@ -130,10 +130,11 @@ class Generator(Predictor):
         search, longest = self.config.search, self.config.model.max_length
         max_tokens = min(max_tokens, search.max_length or max_tokens)
         context = np.asarray([row.tokens for row in rows], np.int32)
-        context = np.resize(context, (next(n for n in _ROWS if n >= len(rows)), context.shape[1]))
+        size = next(n for n in _BATCH_SIZES if n >= len(rows))
+        context = np.resize(context, (size, context.shape[1]))
         self._check_context(context.shape[1], max_tokens)
         if isinstance(search, BeamSearch):
-            yield from self._window(context, None, max_tokens, max_tokens)
+            yield from self._generate_window(context, None, max_tokens, max_tokens)
             return
         done = np.zeros((len(context), 1, 0), np.int32)
         for window in itertools.count():
@@ -144,13 +145,13 @@ class Generator(Predictor):
                 context = context[:, -max(1, longest // 2) :]
             count = min(max_tokens - done.shape[2], longest + 1 - context.shape[1])
             keys, new = _keys(search.seed, rows, len(context), window), done[:, :, :0]
-            for new in self._window(context, keys, count, _CHUNK):
+            for new in self._generate_window(context, keys, count, _CHUNK):
                 new = np.where(ended, PAD, new)
                 yield np.concatenate([done, new], axis=2)
             done = np.concatenate([done, new], axis=2)
             context = np.concatenate([context, new[:, 0]], axis=1)
 
-    def _window(
+    def _generate_window(
         self,
         context: Int[np.ndarray, "B T"],
         keys: Key[Array, " B"] | None,
@@ -163,7 +164,9 @@ class Generator(Predictor):
         search, numbers = self._search.split_numbers(capacity + 1)
         padded = np.zeros((len(context), _capacity(length, config.max_length)), np.int32)
         padded[:, :length] = context
-        state = _read(config, search, capacity, self.params, numbers, padded, length, count, keys)
+        state = _prefill(
+            config, search, capacity, self.params, numbers, padded, length, count, keys
+        )
         for until in (*range(chunk, count, chunk), count):
             state, tokens = _advance(config, search, self.params, numbers, state, until)
             yield np.asarray(tokens)[:, :, :until]
@@ -172,14 +175,14 @@ class Generator(Predictor):
     def _search(self) -> Algorithm:
         """Returns the search of one row, whose tokens are text."""
         search = self.config.search
-        constraints = (*search.constraints, _only_text)
+        constraints = (*search.constraints, _forbid_special)
         if isinstance(search, Sampling):
             return dataclasses.replace(search, constraints=constraints, num_samples=1)
         # Most texts end at their maximum length, without EOS.
         return dataclasses.replace(search, constraints=constraints, unfinished="compete")
 
 
-def _only_text(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
+def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
     """Forbids special tokens, such as padding; where all others are forbidden, the text ends."""
     text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
     end = context.logits[:, :, context.eos_id]
@@ -189,7 +192,7 @@ def _only_text(logits: Float[Array, "B N V"], context: SearchContext) -> Float[A
 
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _read(
+def _prefill(
     config: ModelConfig,
     search: Algorithm,
     capacity: int,
@@ -238,9 +241,9 @@ def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Arra
     return fold_in(fold_in(sentence_keys(seed, prompts), samples), jnp.full(size, window))
 
 
-def _capacity(tokens: int, most: int) -> int:
+def _capacity(tokens: int, max_capacity: int) -> int:
     """Rounds a number of tokens up to one of a few capacities, to compile few programs."""
-    return min(most, max(_SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()))
+    return min(max_capacity, max(_SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()))
 
 
 class _Row(NamedTuple):
@@ -255,5 +258,5 @@ def _batches(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
     """Yields batches of rows with prompts of the same length."""
     by_length = sorted(rows, key=lambda row: len(row.tokens))
     for _, group in itertools.groupby(by_length, key=lambda row: len(row.tokens)):
-        while batch := list(itertools.islice(group, _ROWS[-1])):
+        while batch := list(itertools.islice(group, _BATCH_SIZES[-1])):
             yield batch

@@ -111,8 +111,8 @@ def pair_batches(
     numbers.sort(key=lambda n: (-size(n), n))
     while numbers:
         length = min(max_length, max(_SHORTEST, 1 << (size(numbers[0]) - 1).bit_length()))
-        most = max(1, tokens_per_batch // length)
-        rows = min((r for r in (1, max(1, most // 8), most) if r >= len(numbers)), default=most)
+        limit = max(1, tokens_per_batch // length)
+        rows = min((r for r in (1, max(1, limit // 8), limit) if r >= len(numbers)), default=limit)
         chosen, numbers = numbers[:rows], numbers[rows:]
         arrays = np.full((3, rows, length), PAD, np.int32)
         for row, number in enumerate(chosen):

@@ -14,7 +14,7 @@ from jaxformer.checks import check_same_length, check_text, check_texts, check_t
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference.batched_search import Decoded, compile_programs, search_batches, shapes
+from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
 from jaxformer.inference.members import Member
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import PARSING, TRANSLATION
@@ -224,7 +224,7 @@ class Translator(Predictor):
             if size < 1:
                 raise UserError(f"{name} must be at least 1: got {size}")
         search = self.config.search
-        for shape in shapes(sentences, min(tokens, longest), longest, search):
+        for shape in all_shapes(sentences, min(tokens, longest), longest, search):
             compile_programs(self.models, search, shape, prefixes=prefixes)
 
     def translate_ids(
@@ -263,13 +263,13 @@ class Translator(Predictor):
         Raises:
           UserError: The sentence is too long, not valid Unicode, or has an unknown language code.
         """
-        ids = self._checked(text, self.tokenizer.encode, place)
+        ids = self._encode(text, self.tokenizer.encode, place)
         self.tokenizer.check_language(text, place)
         return ids
 
     def target_ids(self, text: str, place: str = "translation") -> list[int]:
         """Works as :meth:`source_ids` does, for a translation."""
-        return self._checked(text, self.tokenizer.encode_target, place)
+        return self._encode(text, self.tokenizer.encode_target, place)
 
     def detokenize(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids; line breaks, which byte pieces can spell, become spaces.
@@ -279,7 +279,7 @@ class Translator(Predictor):
         """
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 
-    def _checked(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
+    def _encode(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_text(text, place)
         check_unicode(text, place)
         ids = encode(text)

@@ -15,14 +15,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import (
-    Config,
-    ModelConfig,
-    check_config,
-    check_kind,
-    load_run_config,
-    save_config,
-)
+from jaxformer.config import Config, ModelConfig, check_config, check_kind, read_config, save_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
@@ -92,7 +85,7 @@ class TrainedModel:
         With ``dequantized``, int8 parameters become float32.
         """
         folder = Workdir(model_path(workdir))
-        config = load_run_config(folder)
+        config = read_config(folder)
         check_kind(config, *kinds)
         params, origin = load_params(folder, config.model, str(weights), config.kind)
         if config.model.compute_dtype == "int8":
@@ -233,7 +226,7 @@ def average(folder: Workdir, last: int) -> list[int]:
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
-    run = load_run_config(folder)
+    run = read_config(folder)
     if run.model.compute_dtype == "int8":
         raise UserError(
             f"{folder.path}: is quantized to int8; average the run that it was made from, then "

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int, PyTree
 
 from jaxformer import pretrained
-from jaxformer.config import Config, ModelConfig, load_run_config
+from jaxformer.config import Config, ModelConfig, read_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import model_path, write_file
@@ -121,7 +121,7 @@ def check_initialization(config: Config) -> None:
             f"training.init_from={name}: expected a workdir, or {known!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
-    source = load_run_config(folder)
+    source = read_config(folder)
     if source.kind.network is not config.kind.network:
         raise UserError(
             f"training.init_from={folder.path}: expected {config.kind.description}, got "

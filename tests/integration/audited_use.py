@@ -67,7 +67,7 @@ def read_corpora(root):
 
 
 def read_configs(root):
-    from jaxformer.config import load_run_config
+    from jaxformer.config import read_config
     from jaxformer.errors import UserError
     from jaxformer.runs.workdir import Workdir
 
@@ -75,7 +75,7 @@ def read_configs(root):
     for section in config:
         (root / "config.json").write_text(json.dumps(config | {section: {"a": CODE}, CODE: CODE}))
         with contextlib.suppress(UserError):
-            load_run_config(Workdir(root))
+            read_config(Workdir(root))
 
 
 def main(folder):

@@ -47,7 +47,7 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
         # Seven sentences get a smaller batch shape than 32 sentences.
         buckets = ((32 if size < 32 else 64, size),)
         monkeypatch.setattr(batched_search, "_BUCKETS", buckets)
-        monkeypatch.setattr(batched_search, "_FEW", ())
+        monkeypatch.setattr(batched_search, "_FEW_ROWS", ())
         found = translator.translate_ids(sources if size > 1 else sources[:40])
         same(found, expected[: len(found)])
 

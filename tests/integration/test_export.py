@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 
 from jaxformer.cli import main
-from jaxformer.config import Config, ModelConfig, load_run_config, save_config
+from jaxformer.config import Config, ModelConfig, read_config, save_config
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
@@ -274,7 +274,7 @@ def test_searches_and_options_that_a_format_lacks_are_refused(learned_workdir, t
     export_model("marian", learned_workdir, tmp_path / "out", search=search)
     assert "this model's 1e-06" in (tmp_path / "out" / "README.md").read_text()
     import_marian(tmp_path / "out", tmp_path / "again")
-    found = load_run_config(Workdir(tmp_path / "again")).search
+    found = read_config(Workdir(tmp_path / "again")).search
     assert (found.min_length, found.no_repeat_ngram, found.beam_size) == (7, 3, 4)
 
 

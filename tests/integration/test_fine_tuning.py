@@ -18,7 +18,7 @@ from jaxformer import (
     score_pairs,
     train,
 )
-from jaxformer.config import load_run_config
+from jaxformer.config import read_config
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
@@ -75,7 +75,7 @@ def first_loss(config, workdir):
 @pytest.mark.ci
 def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, capsys):
     config = changed(
-        load_run_config(Workdir(learned_workdir)),
+        read_config(Workdir(learned_workdir)),
         model={"dropout_rate": 0.0},
         training={"steps": 1, "label_smoothing": 0.0, "eval_sentences": 0, "warmup_steps": 9},
     )
@@ -122,7 +122,7 @@ def test_a_converted_model_is_trained_further(name, tmp_path, capsys):
     languages = {"source_language": "en", "target_language": "de"}
     sizes = {"batching": "packing", "tokens_per_batch": 256, "max_length": 32}
     config = changed(
-        load_run_config(Workdir(source)),
+        read_config(Workdir(source)),
         model={"dropout_rate": 0.0, "compute_dtype": "float32"},
         data={"corpus": "text", **dict.fromkeys(("train", "valid"), f"{tmp_path}/pairs")},
         training={"init_from": init_from, "steps": 2, "warmup_steps": 1, "eval_sentences": 0},

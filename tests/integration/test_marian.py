@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.config import Config, load_run_config
+from jaxformer.config import Config, read_config
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
@@ -57,7 +57,7 @@ def imported(name):
     with tempfile.TemporaryDirectory() as temporary:
         folder = Workdir(pathlib.Path(temporary) / "run")
         import_marian(FIXTURES / name, folder.path)
-        config = load_run_config(folder)
+        config = read_config(folder)
         params, _ = load_params(folder, config.model, "auto")
         tokenizer = MarianTokenizer.load(folder.tokenizer)
     vocabulary = json.loads((FIXTURES / name / "vocab.json").read_text())
@@ -169,7 +169,7 @@ def test_commands_accept_an_imported_model(tmp_path, capsys):
     import_marian(FIXTURES / "swish_tied", tmp_path)
     folder = Workdir(tmp_path)
     folder.check_tokenizer()
-    config = load_run_config(folder)
+    config = read_config(folder)
     search = config.search
     assert (search.beam_size, search.penalty, search.length_penalty) == (4, "power", 1.0)
     assert search.max_length == MAX_LENGTH

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer import load_model, quantize
 from jaxformer.cli import main
-from jaxformer.config import load_run_config
+from jaxformer.config import read_config
 from jaxformer.experiment import train
 from jaxformer.runs.workdir import Workdir
 
@@ -92,7 +92,7 @@ def test_training_resumes_with_the_same_losses(version, tmp_path):
     """
     fixture, step = FIXTURES / version, VERSIONS[version]
     run = shutil.copytree(fixture / "run", tmp_path / "run")
-    config = load_run_config(Workdir(run))
+    config = read_config(Workdir(run))
     changes = {"steps": step + 6, "log_every": 1, "eval_every": step + 6, "eval_sentences": 0}
     training = dataclasses.replace(config.training, **changes, checkpoint_every=step + 6)
     assert int(train(dataclasses.replace(config, training=training), run).step) == step + 6

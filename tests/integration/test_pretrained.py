@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jaxformer import Config, Task, UserError, fit, load_model, pretrained, quantize, train
-from jaxformer.config import load_run_config
+from jaxformer.config import read_config
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.inference.translator import Translator
 from jaxformer.runs.workdir import Workdir
@@ -54,7 +54,7 @@ def test_its_name_is_read_in_python_but_not_written(tmp_path, monkeypatch):
     """A folder of that name has another path, as in training.init_from."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pretrained").mkdir()
-    expected = load_run_config(Workdir(pretrained.WORKDIR))
+    expected = read_config(Workdir(pretrained.WORKDIR))
     assert Translator.load("pretrained").config == expected
     assert load_model("pretrained")[0].config == expected.model
     for own in ("./pretrained", pathlib.Path("pretrained")):

@@ -13,7 +13,7 @@ import time
 import jax
 import numpy as np
 
-from jaxformer.config import load_run_config
+from jaxformer.config import read_config
 from jaxformer.experiment import make_optimizer
 from jaxformer.kinds import make_init
 from jaxformer.runs.checkpoints import Checkpoints
@@ -115,7 +115,7 @@ def newest_step(folder):
 
 def result(folder):
     """Returns state, metrics without times, steps and best step."""
-    config = load_run_config(Workdir(folder))
+    config = read_config(Workdir(folder))
     mesh = make_mesh(devices=jax.devices()[:1])
     template = abstract_state(make_init(config.model), make_optimizer(config), mesh)
     checkpoints = Checkpoints(folder / "checkpoints")

@@ -12,7 +12,7 @@ from jaxformer.config import (
     ModelConfig,
     StreamConfig,
     TrainingConfig,
-    load_run_config,
+    read_config,
     save_config,
     select,
     to_config_dict,
@@ -106,9 +106,9 @@ def test_round_trips(config, tmp_path):
     assert Config.from_dict(to_config_dict(config).to_dict()) == config
     assert hash(Config.from_dict(config.to_dict())) == hash(config)  # Static arguments of jax.jit.
     save_config(config, tmp_path / "config.json")
-    assert load_run_config(Workdir(tmp_path)) == config
+    assert read_config(Workdir(tmp_path)) == config
     save_config(Config(), tmp_path / "config.json")
-    assert load_run_config(Workdir(tmp_path)) == Config()
+    assert read_config(Workdir(tmp_path)) == Config()
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_named(tmp_path, content, message):
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=rf"config\.json: .*{message}") as caught:
-        load_run_config(Workdir(tmp_path))
+        read_config(Workdir(tmp_path))
     assert str(caught.value).startswith(f"{path}: ")
 
 

@@ -58,7 +58,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     # Our id for each of Marian's ids: the end, unknown, the pieces, and padding, which begins.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
     names = ["</s>", "<unk>", *pieces[UNK + 1 :], "<pad>"]
-    params = rescaled(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
+    params = rescale_activations(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
     save_arrays(_arrays(config, params, order), folder / "model.safetensors")
     data = data_section(model.config, DataConfig)
     tokenizer = {
@@ -86,7 +86,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     return Usage("a Marian model in the Hugging Face layout", "torch transformers", _CODE, notes)
 
 
-def rescaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
+def rescale_activations(params: dict[str, Any], factor: float) -> dict[str, Any]:
     """Returns parameters of the same post-norm model for ``factor**2`` times the norm epsilon.
 
     Since ``norm(f * x, f**2 * epsilon) == norm(x, epsilon)``, activations are multiplied by the

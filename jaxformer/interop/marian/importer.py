@@ -189,7 +189,7 @@ def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params
         names["tgt_embedding"] = names["output_embedding"] = [TARGET, OUTPUT]
     else:  # The transformers library saves a shared embedding, too, but only uses it as a fallback.
         arrays.skip(SHARED)
-    tables = {name: _first(arrays, found, marian.output_tied) for name, found in names.items()}
+    tables = {name: _first_of(arrays, found, marian.output_tied) for name, found in names.items()}
     if marian.all_tied:
         return {"embedding": tables["src_embedding"]}
     if not marian.scaled:  # ours are always multiplied by sqrt(d_model)
@@ -198,7 +198,7 @@ def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params
     return tables
 
 
-def _first(arrays: NamedArrays, names: list[str], tied: bool) -> Float[np.ndarray, "V D"]:
+def _first_of(arrays: NamedArrays, names: list[str], tied: bool) -> Float[np.ndarray, "V D"]:
     """Returns the first array that exists; if they are tied, all others must be equal."""
     found = [name for name in names if name in arrays] or names[:1]
     first, *others = (arrays.array(name, "VD") for name in (found if tied else found[:1]))

@@ -22,7 +22,7 @@ from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.tasks.classification.task import labels_of
 
 # Texts are padded to multiples of this length, and run in batches of this many.
-_LENGTH_STEP, _ROWS = 16, 64
+_LENGTH_STEP, _BATCH_SIZE = 16, 64
 
 
 class Label(NamedTuple):
@@ -98,10 +98,10 @@ class Classifier:
         model, result = self.config.model, np.zeros((len(texts), len(self.labels)), np.float32)
         encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
-        for start in range(0, len(order), _ROWS):
-            chosen = order[start : start + _ROWS]
+        for start in range(0, len(order), _BATCH_SIZE):
+            chosen = order[start : start + _BATCH_SIZE]
             length = min(round_up(len(encoded[chosen[-1]]), _LENGTH_STEP), model.max_length)
-            tokens = np.zeros((_ROWS, length), np.int32)
+            tokens = np.zeros((_BATCH_SIZE, length), np.int32)
             for row, number in enumerate(chosen):
                 tokens[row, : len(encoded[number])] = encoded[number]
             found = _probabilities(model, self.params, tokens)

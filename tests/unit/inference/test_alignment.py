@@ -13,10 +13,10 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.tokenizer import BOS
 from jaxformer.inference.alignment import (
+    align_by_maximum,
     align_in_order,
-    between_words,
     cross_attention,
-    most_attended,
+    word_weights,
     words_of_pieces,
 )
 from jaxformer.inference.members import Member
@@ -26,7 +26,7 @@ from jaxformer.models.transformer import Transformer
 
 def align_words(weights, source_words, target_words):
     shape = (max(target_words) + 1, max(source_words) + 1)
-    return most_attended(between_words(weights, source_words, target_words, shape))
+    return align_by_maximum(word_weights(weights, source_words, target_words, shape))
 
 
 def test_end_of_sentence_is_never_aligned_to():

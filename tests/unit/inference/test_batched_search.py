@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxformer.inference.batched_search import batches, shapes
+from jaxformer.inference.batched_search import all_shapes, plan_batches
 from jaxformer.search import BeamSearch
 
 from ...profiles import by_profile
@@ -16,7 +16,7 @@ SETTINGS = BeamSearch()
 )
 def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
     seen, used = [], set()
-    for numbers, shape in batches(lengths, 1024, SETTINGS):
+    for numbers, shape in plan_batches(lengths, 1024, SETTINGS):
         assert 1 <= len(numbers) <= shape.rows
         assert max(lengths[n] for n in numbers) <= shape.source <= 1024
         assert shape.rows == 1 or shape.rows * shape.source <= 4096
@@ -32,10 +32,10 @@ def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
 def test_shapes_lists_all_shapes_of_smaller_calls(beam_size, longest, sentences):
     settings, random = BeamSearch(beam_size=beam_size), np.random.default_rng(sentences)
     for tokens in {1, 16, 33, 900} & set(range(longest + 1)) | {longest}:
-        known = set(shapes(sentences, tokens, longest, settings))
+        known = set(all_shapes(sentences, tokens, longest, settings))
         needed = set()
         for count in {1, 2, 4, 5, 8, 9, 50} & set(range(sentences + 1)) | {sentences}:
             for most in {1, 16, 17, 33, 65, 257} & set(range(tokens)) | {tokens}:
                 lengths = [most, *random.integers(1, most + 1, count - 1).tolist()]
-                needed |= {shape for _, shape in batches(lengths, longest, settings)}
+                needed |= {shape for _, shape in plan_batches(lengths, longest, settings)}
         assert needed == known  # No shape is missing, and none is superfluous.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.nn import Keys
-from jaxformer.nn.kernels import Projected, attend, chunked_attention, windowed_attention
+from jaxformer.nn.kernels import KeyValues, attend, chunked_attention, windowed_attention
 from jaxformer.paper.command import machine
 from jaxformer.plots import figure
 
@@ -41,12 +41,12 @@ def ways(window):
         return Keys.of_sequence(q.shape[1], causal=True, window=window)
 
     return {
-        WINDOW: lambda q, k, v: windowed_attention(q, Projected(k, v), keys(q, window)),
+        WINDOW: lambda q, k, v: windowed_attention(q, KeyValues(k, v), keys(q, window)),
         PEER: lambda q, k, v: jax.nn.dot_product_attention(
             q, k, v, is_causal=True, local_window_size=(window, 0)
         ),
-        CHUNKS: lambda q, k, v: chunked_attention(q, Projected(k, v), keys(q)),
-        WHOLE: lambda q, k, v: attend(q, Projected(k, v), keys(q))[0],
+        CHUNKS: lambda q, k, v: chunked_attention(q, KeyValues(k, v), keys(q)),
+        WHOLE: lambda q, k, v: attend(q, KeyValues(k, v), keys(q))[0],
     }
 
 

@@ -42,7 +42,7 @@ class StepwiseModel(TokenModel):
         The first step takes the beginning-of-sentence token, unless tokens were prefilled.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
-        longest = None if cache.slots.forgets else cache.slots.capacity
+        longest = None if cache.slots.is_rolling else cache.slots.capacity
         embedded = self.embed(tokens, positions, longest)
         x, cache = self.decoder.step(embedded, cache)
         return self.logits(x), cache

@@ -10,7 +10,7 @@ from jaxformer.errors import UserError
 from jaxformer.nn.arguments import check_activations, check_mask, check_sizes
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout, dropout_rows
-from jaxformer.nn.kernels import Projected, attend, attention
+from jaxformer.nn.kernels import KeyValues, attend, attention
 from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
@@ -125,21 +125,23 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and slots is None:
             raise UserError("MultiHeadAttention: a cache needs keys of its slots, from Slots.keys")
         if isinstance(cache, MemoryCache):
-            source = cache.projected(matmul_dtype(self.compute_dtype)) if slots.is_prompt else cache
+            dtype = matmul_dtype(self.compute_dtype)
+            key_values = cache.projected(dtype) if slots.is_prompt else cache
         else:
-            source = self._source(x if memory is None else memory, weights)
+            key_values = self._key_values(x if memory is None else memory, weights)
             if self.encode_positions is not None and memory is None:
                 rotate, positions = self.encode_positions, keys.queries.positions
                 queries = rotate(queries, positions)
-                source = dataclasses.replace(source, keys=rotate(source.keys, positions))
+                rotated = rotate(key_values.keys, positions)
+                key_values = dataclasses.replace(key_values, keys=rotated)
             if cache is not None:
-                cache = cache.append(source, slots)
-                source = source if slots.is_prompt else cache
-        drop = self.dropout.function(dropout)
-        if isinstance(source, Projected) and not self.is_mutable_collection("intermediates"):
-            attended = attention(queries, source, keys, drop)
+                cache = cache.append(key_values, slots)
+                key_values = key_values if slots.is_prompt else cache
+        drop = self.dropout.row_dropout(dropout)
+        if isinstance(key_values, KeyValues) and not self.is_mutable_collection("intermediates"):
+            attended = attention(queries, key_values, keys, drop)
         else:
-            attended, shown = attend(queries, source, keys, drop)
+            attended, shown = attend(queries, key_values, keys, drop)
             self.sow("intermediates", "weights", shown)
         heads = attended.reshape(*attended.shape[:2], attended.shape[2] * attended.shape[3])
         return project(heads, *weights["output"], self.compute_dtype), cache
@@ -150,11 +152,11 @@ class MultiHeadAttention(nn.Module):
 
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
         """Returns the keys and values of a memory, which all decoding steps use."""
-        return MemoryCache.of(self._source(memory, self._projections(memory.shape[-1])))
+        return MemoryCache.of(self._key_values(memory, self._projections(memory.shape[-1])))
 
-    def _source(self, x: Array, weights: _Projections) -> Projected:
+    def _key_values(self, x: Array, weights: _Projections) -> KeyValues:
         keys, values = (project(x, *weights[name], self.compute_dtype) for name in ("key", "value"))
-        return Projected(keys, values, matmul_dtype(self.compute_dtype))
+        return KeyValues(keys, values, matmul_dtype(self.compute_dtype))
 
     def _head_sizes(self, d_model: int) -> tuple[int, int]:
         if (self.d_k is None or self.d_v is None) and d_model % self.num_heads:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.layout import expand_like, zeros_for_rows
-from jaxformer.nn.kernels import Projected
+from jaxformer.nn.kernels import KeyValues
 from jaxformer.nn.keys import Bias, Keys, Tokens
 from jaxformer.nn.precision import at_least_float32
 
@@ -72,7 +72,7 @@ class Slots:
         return self.beam_slots.shape[2]
 
     @property
-    def forgets(self) -> bool:
+    def is_rolling(self) -> bool:
         """True if a new position takes the slots of one that no query sees any more."""
         return self.window is not None and self.capacity > self.window
 
@@ -177,7 +177,7 @@ class KVCache(_Cached):
             zeros_for_rows(rows, (1, num_heads, capacity, beams, d_v), dtype),
         )
 
-    def append(self, new: Projected, slots: Slots) -> "KVCache":
+    def append(self, new: KeyValues, slots: Slots) -> "KVCache":
         """Returns the cache with the keys and values of new tokens, which the slots place."""
         if slots.is_prompt and new.keys.shape[1] > slots.capacity:  # Only its end is kept.
             last = jnp.maximum(slots.positions_held(slots.length - 1), 0)
@@ -211,15 +211,15 @@ class MemoryCache(_Cached):
     values: Float[Array, "B 1 H S V"]
 
     @classmethod
-    def of(cls, memory: Projected) -> "MemoryCache":
+    def of(cls, memory: KeyValues) -> "MemoryCache":
         """Returns the cache of projected keys and values."""
         keys, values = jnp.moveaxis(memory.keys, 1, -1), jnp.moveaxis(memory.values, 1, 2)
         return cls(keys[:, None], values[:, None])
 
-    def projected(self, dtype: str) -> Projected:
+    def projected(self, dtype: str) -> KeyValues:
         """Returns the keys and values in the layout for the tokens of a prompt."""
         keys, values = jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
-        return Projected(keys, values, dtype)
+        return KeyValues(keys, values, dtype)
 
     def grow(self, capacity: int) -> "MemoryCache":
         """Returns the cache unchanged, because a memory does not grow."""

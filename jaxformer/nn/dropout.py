@@ -51,11 +51,11 @@ class Dropout(nn.Module):
           dropout: Index of each row in the global batch, which turns dropout on and needs
             ``rngs={"dropout": key}``; None returns x unchanged.
         """
-        drop = self.function(dropout)
+        drop = self.row_dropout(dropout)
         return x if drop is None else drop(x)
 
     @nn.compact
-    def function(self, dropout: Int[Array, " B"] | None) -> RowDropout | None:
+    def row_dropout(self, dropout: Int[Array, " B"] | None) -> RowDropout | None:
         """Returns the function that :meth:`__call__` applies; None if it changes nothing."""
         if not 0 <= self.rate < 1:
             raise UserError(f"Dropout: expected rate to be 0 or more and below 1, got {self.rate}")

@@ -59,10 +59,10 @@ def output_logits(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Embedding:
-    """An embedding of tokens and of their positions, as a model uses it."""
+    """Embedding of tokens and their positions."""
 
     table: Float[Array, "V D"] | Int8Matrix
-    encode: Callable[[int], Array | np.ndarray]  # encodings of at least so many first positions
+    encodings: Callable[[int], Array | np.ndarray]  # of at least this many positions
     max_length: int  # number of positions that have an encoding
     compute_dtype: ComputeDtype
 
@@ -87,10 +87,10 @@ class Embedding:
         embedded, length = embed(self.table, tokens), tokens.shape[1]
         if positions is None and isinstance(length, int):
             check_length("sequence", length, self.max_length)
-            encoding = jnp.asarray(self.encode(length)[:length], embedded.dtype)
+            encoding = jnp.asarray(self.encodings(length)[:length], embedded.dtype)
         else:  # In an export for any length, that length is symbolic.
             positions = jnp.arange(length) if positions is None else positions
             longest = min(longest or self.max_length, self.max_length)
-            encoding = take_rows(jnp.asarray(self.encode(longest), embedded.dtype), positions)
+            encoding = take_rows(jnp.asarray(self.encodings(longest), embedded.dtype), positions)
         x = embedded * math.sqrt(embedded.shape[-1]) + expand_like(encoding, embedded)
         return x.astype(activation_dtype(self.compute_dtype, x))

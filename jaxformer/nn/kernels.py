@@ -1,8 +1,7 @@
-"""Equation 1 over any source of keys and values, and the ways to compute it.
+"""Equation 1 over any source of keys and values, and efficient ways to compute it.
 
-:func:`attend` spells it out. :func:`attention` chooses among it, :func:`windowed_attention`,
-:func:`chunked_attention` and :func:`fused_attention`, which compute the same function in less time
-or memory.
+:func:`attend` is the plain implementation. :func:`windowed_attention`, :func:`chunked_attention`
+and :func:`fused_attention` compute the same in less time or memory; :func:`attention` chooses.
 """
 
 import dataclasses
@@ -21,12 +20,12 @@ from jaxformer.nn.dropout import RowDropout
 from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
 from jaxformer.nn.precision import at_least_float32
-from jaxformer.nn.sharding import shards_of
+from jaxformer.nn.sharding import num_shards
 
 
 @runtime_checkable
-class Source(Protocol):
-    """Projected keys and values, in any layout."""
+class KeyValueSource(Protocol):
+    """Projected keys and values in any layout, such as a cache."""
 
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         """Returns the dot products of queries and keys, at least float32."""
@@ -38,8 +37,8 @@ class Source(Protocol):
 
 
 @flax.struct.dataclass
-class Projected:
-    """Keys and values of whole sequences, and the dtype to multiply in; their own when None."""
+class KeyValues:
+    """Projected keys and values of whole sequences, and the matmul dtype; their own when None."""
 
     keys: Float[Array, "*B S H K"]
     values: Float[Array, "*B S H V"]
@@ -55,7 +54,7 @@ class Projected:
 
 def attend(
     queries: Float[Array, "B T H K"],
-    source: Source,
+    key_values: KeyValueSource,
     keys: Keys,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
@@ -66,17 +65,17 @@ def attend(
 
     Args:
       queries: Q.
-      source: K and V.
+      key_values: K and V.
       keys: What each query may see.
       dropout: Applied to the weights that multiply the values; no dropout when None.
     """
-    scores = source.scores(queries) / math.sqrt(queries.shape[-1])
+    scores = key_values.scores(queries) / math.sqrt(queries.shape[-1])
     if keys.bias is not None:
         bias = keys.bias(keys.queries.positions, keys.keys.positions)
         scores = scores + bias.astype(scores.dtype)
     weights = _softmax(scores, keys.allowed())
     kept = weights if dropout is None else dropout(weights)
-    return source.weighted_sum(kept), weights
+    return key_values.weighted_sum(kept), weights
 
 
 def _softmax(
@@ -90,26 +89,26 @@ def _softmax(
 
 def attention(
     queries: Float[Array, "B T H K"],
-    source: Projected,
+    key_values: KeyValues,
     keys: Keys,
     dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 over whole sequences, in the way that suits their length."""
-    length, seen = queries.shape[1], source.keys.shape[1]
+    length, seen = queries.shape[1], key_values.keys.shape[1]
     known = isinstance(length, int) and isinstance(seen, int)  # Not in an export for any length.
     is_long = known and length == seen and seen > 4 * (keys.window or seen)
     if is_long and keys.mask is None:
-        return windowed_attention(queries, source, keys, dropout)
-    if dropout is None and has_fused_kernel(queries, source.values, keys):
-        return fused_attention(queries, source, keys)
+        return windowed_attention(queries, key_values, keys, dropout)
+    if dropout is None and has_fused_kernel(queries, key_values.values, keys):
+        return fused_attention(queries, key_values, keys)
     if known and length * seen > backend().scores_per_chunk:
-        return chunked_attention(queries, source, keys, dropout)
-    return attend(queries, source, keys, dropout)[0]
+        return chunked_attention(queries, key_values, keys, dropout)
+    return attend(queries, key_values, keys, dropout)[0]
 
 
 def windowed_attention(
     queries: Float[Array, "B T H K"],
-    source: Projected,
+    key_values: KeyValues,
     keys: Keys,
     dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
@@ -147,22 +146,22 @@ def windowed_attention(
         slots=None,
     )
 
-    def block(queries: Array, source: Projected, keys: Keys, number: Array) -> Array:
-        return attend(queries, source, keys, _dropout_of_block(dropout, number, blocks))[0]
+    def block(queries: Array, key_values: KeyValues, keys: Keys, number: Array) -> Array:
+        return attend(queries, key_values, keys, _dropout_of_block(dropout, number, blocks))[0]
 
-    arguments = own(queries), jax.tree.map(near, source), blocked, jnp.arange(blocks)
+    arguments = own(queries), jax.tree.map(near, key_values), blocked, jnp.arange(blocks)
     result = _join(jax.vmap(block, in_axes=(1, 1, 1, 0), out_axes=1)(*arguments), length)
     if first:
         tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
         seeing_all = dataclasses.replace(keys, queries=tokens)
-        others = attend(queries[:, :first], source, seeing_all, dropout)[0]
+        others = attend(queries[:, :first], key_values, seeing_all, dropout)[0]
         result = jnp.concatenate([others, result[:, first:]], axis=1)
     return result
 
 
 def chunked_attention(
     queries: Float[Array, "B T H K"],
-    source: Projected,
+    key_values: KeyValues,
     keys: Keys,
     dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
@@ -170,7 +169,7 @@ def chunked_attention(
 
     The backward pass computes the weights again. Masks and biases are made within each chunk.
     """
-    length, seen, mask = queries.shape[1], source.keys.shape[1], keys.mask
+    length, seen, mask = queries.shape[1], key_values.keys.shape[1], keys.mask
     size = max(1, min(length, backend().scores_per_chunk // (8 * seen)))
     chunks = -(-length // size)
 
@@ -184,7 +183,7 @@ def chunked_attention(
         number, queries, tokens, own_mask = arguments
         own_mask = mask if own_mask is None else own_mask
         own = dataclasses.replace(keys, queries=tokens, mask=own_mask)
-        return attend(queries, source, own, _dropout_of_block(dropout, number, chunks))[0]
+        return attend(queries, key_values, own, _dropout_of_block(dropout, number, chunks))[0]
 
     tokens = jax.tree.map(split, keys.queries)
     result = jax.lax.map(chunk, (jnp.arange(chunks), split(queries), tokens, own_masks))
@@ -215,7 +214,7 @@ def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) ->
 
 
 def fused_attention(
-    queries: Float[Array, "B T H K"], source: Projected, keys: Keys
+    queries: Float[Array, "B T H K"], key_values: KeyValues, keys: Keys
 ) -> Float[Array, "B T H V"]:
     """Computes :func:`attend` in one cuDNN kernel, without weights in memory.
 
@@ -225,7 +224,7 @@ def fused_attention(
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.
         mask = mask | ~mask.any(axis=-1, keepdims=True)
     return jax.nn.dot_product_attention(
-        queries, source.keys, source.values, mask=mask, implementation="cudnn"
+        queries, key_values.keys, key_values.values, mask=mask, implementation="cudnn"
     )
 
 
@@ -245,7 +244,7 @@ def has_fused_kernel(
         and queries.shape[-1] == values.shape[-1]
         and queries.shape[-1] <= 128
         and queries.shape[-1] % 8 == queries.shape[1] % 2 == values.shape[1] % 2 == 0
-        and shards_of("heads") == shards_of("batch") == 1
+        and num_shards("heads") == num_shards("batch") == 1
     )
 
 
@@ -270,7 +269,7 @@ def dot_product_attention(
       The attended values in the dtype of ``values``, and the weights, float32 or float64.
     """
     seen = Keys(Tokens.of(queries.shape[1]), Tokens.of(keys.shape[1]), mask)
-    return attend(queries, Projected(keys, values, dtype), seen)
+    return attend(queries, KeyValues(keys, values, dtype), seen)
 
 
 def additive_attention(
@@ -293,7 +292,7 @@ def additive_attention(
       vector: Weights of the network's output, for each head.
     """
     weights = _softmax(additive_scores(queries, keys, vector), mask)
-    return Projected(keys, values).weighted_sum(weights), weights
+    return KeyValues(keys, values).weighted_sum(weights), weights
 
 
 def additive_scores(

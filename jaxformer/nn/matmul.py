@@ -27,7 +27,7 @@ from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, q
 
 # Checkpoint name of the results of :func:`project`, which rematerialization may keep while it
 # recomputes the cheap rest.
-PRODUCT = "product"
+MATMUL = "matmul"
 
 
 def project(
@@ -46,7 +46,7 @@ def project(
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
-    product = checkpoint_name(product.astype(x.dtype), PRODUCT)
+    product = checkpoint_name(product.astype(x.dtype), MATMUL)
     return product if bias is None else product + expand_like(bias.astype(x.dtype), product)
 
 

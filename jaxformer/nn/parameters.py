@@ -42,8 +42,8 @@ class ParameterInfo(NamedTuple):
         return named[0] if self.role == "matrix" else named[-1]
 
 
-_facts: contextvars.ContextVar[dict[tuple[str, ...], ParameterInfo] | None] = (
-    contextvars.ContextVar("facts", default=None)
+_recorded: contextvars.ContextVar[dict[tuple[str, ...], ParameterInfo] | None] = (
+    contextvars.ContextVar("recorded_parameters", default=None)
 )
 
 
@@ -75,9 +75,9 @@ def parameter(
             f"{type(module).__name__}: expected a name for the {summed} axis of the {role} "
             f"{name!r}, over which it is multiplied, got axes={axes}"
         )
-    facts = _facts.get()
-    if facts is not None:
-        facts[(*module.path, name)] = ParameterInfo(axes, role)
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded[(*module.path, name)] = ParameterInfo(axes, role)
     try:
         return module.param(name, initializer, shape, jnp.float32)
     except flax.errors.ScopeParamShapeError:
@@ -108,19 +108,19 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
 
 def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
     """Returns what :func:`describe` does, in the structure of what ``init`` returns."""
-    facts: dict[tuple[str, ...], ParameterInfo] = {}
-    token = _facts.set(facts)
+    recorded: dict[tuple[str, ...], ParameterInfo] = {}
+    token = _recorded.set(recorded)
     try:
         # A new function for every call, since JAX does not trace a function twice.
         shapes = jax.eval_shape(lambda *a: init(*a, **kwargs), *args)
     finally:
-        _facts.reset(token)
+        _recorded.reset(token)
     top = ("params",) if isinstance(shapes, dict) and "params" in shapes else ()
 
     def info(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> ParameterInfo:
         names = tuple(str(getattr(key, "key", key)) for key in path)
         names = names[1:] if names[:1] == top else names
-        found = facts.get(names, ParameterInfo((), "vector"))
+        found = recorded.get(names, ParameterInfo((), "vector"))
         return found._replace(axes=(None,) * (leaf.ndim - len(found.axes)) + found.axes)
 
     return jax.tree_util.tree_map_with_path(info, shapes)

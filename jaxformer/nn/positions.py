@@ -90,29 +90,29 @@ def rotary_positions(
 
 
 class LinearBias(nn.Module):
-    """ALiBi (Press et al. 2022): scores fall in proportion to the distance, at a rate per head.
+    """ALiBi (Press et al. 2022): scores fall in proportion to the distance, with a slope per head.
 
-    The rates of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise the
-    first heads have the rates of the largest power of two P below H, and the rest every other rate
-    of 2P heads.
+    The slopes of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise the
+    first heads have the slopes of P heads, the largest power of two below H, and the others every
+    second slope of 2P heads.
     """
 
     num_heads: int
 
     @nn.nowrap
-    def rates(self) -> Float[np.ndarray, " H"]:
-        """Returns the rate of each head."""
+    def slopes(self) -> Float[np.ndarray, " H"]:
+        """Returns the slope of each head."""
         power = 2 ** int(math.log2(self.num_heads))
         first, more = (2.0 ** (-8 * np.arange(1, n + 1) / n) for n in (power, 2 * power))
         return np.concatenate([first, more[::2]])[: self.num_heads]
 
     def __call__(self) -> Bias:
-        """Returns the bias, -rate * |position of the query - position of the key|."""
-        rates = jnp.asarray(self.rates()[None, :, None, None])  # float64 only where JAX has it
+        """Returns the bias, -slope * |position of the query - position of the key|."""
+        slopes = jnp.asarray(self.slopes()[None, :, None, None])  # float64 only where JAX has it
 
         def bias(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Float[Array, "#B H T S"]:
             distances = abs(queries[:, None, :, None] - keys[:, None, None])
-            return -rates * distances.astype(rates.dtype)
+            return -slopes * distances.astype(slopes.dtype)
 
         return bias
 

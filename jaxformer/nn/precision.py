@@ -95,14 +95,14 @@ def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
       info: Their metadata, from :func:`~jaxformer.nn.parameters.describe`.
       compute_dtype: "float32", "bfloat16" or "int8".
     """
-    facts = dict(jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo)))
+    infos = dict(jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo)))
 
     def cast(path: jax.tree_util.KeyPath, leaf: Array | Int8Matrix) -> Array | Int8Matrix:
-        axis = facts[path].summed_axis
+        axis = infos[path].summed_axis
         if isinstance(leaf, Int8Matrix) or axis is None:
             return leaf
         if compute_dtype == "int8":
             return quantize_along(leaf, axis)
-        return leaf.astype(matmul_dtype(compute_dtype)) if facts[path].role == "matrix" else leaf
+        return leaf.astype(matmul_dtype(compute_dtype)) if infos[path].role == "matrix" else leaf
 
     return jax.tree.map_with_path(cast, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))

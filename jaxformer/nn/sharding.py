@@ -37,7 +37,7 @@ def per_batch_shard(
     The rows are sharded over "batch" along their first axis. Without rules, there is one shard.
     """
     vocab = PartitionSpec.UNCONSTRAINED if split_table else None
-    shards = shards_of("batch")
+    shards = num_shards("batch")
     if shards == 1:
         return jax.tree.map(lambda a: a[None], function(_shard(table, vocab, None), *rows))
     tables = jnp.broadcast_to(table, (shards, *table.shape))
@@ -49,7 +49,7 @@ def per_batch_shard(
     return jax.vmap(function)(tables, *(_shard(a, "batch", *[None] * (a.ndim - 1)) for a in split))
 
 
-def shards_of(name: str) -> int:
+def num_shards(name: str) -> int:
     """Returns the number of shards of axes with this name; 1 without rules."""
     axis = dict(get_logical_axis_rules()).get(name)
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1

@@ -17,7 +17,7 @@ from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache
 from jaxformer.nn.cache import Slots
 from jaxformer.nn.keys import Keys, Memory, Tokens
-from jaxformer.nn.matmul import PRODUCT
+from jaxformer.nn.matmul import MATMUL
 from jaxformer.nn.sharding import constrain_batch
 
 # Rematerialization policy: the backward pass recomputes nothing, all but the results of matmuls
@@ -139,7 +139,7 @@ class Stack(nn.Module):
           the cache is full.
         """
         slots = cache.slots.add_position()
-        if not slots.forgets:  # Beyond the capacity, the token would take another one's place.
+        if not slots.is_rolling:  # Beyond the capacity, the token would take another one's place.
             x = jnp.where(slots.length < slots.capacity, x, jnp.nan)
         x, layers = self._run_cached(x, cache, slots)
         slots = dataclasses.replace(slots, length=slots.length + 1)
@@ -159,7 +159,7 @@ class Stack(nn.Module):
           UserError: The prompt is longer than the capacity of the cache.
         """
         capacity = cache.slots.capacity
-        if x.shape[1] > capacity and not cache.slots.forgets:
+        if x.shape[1] > capacity and not cache.slots.is_rolling:
             raise UserError(
                 f"prompt of {x.shape[1]} tokens: the cache has a capacity of {capacity}; create it "
                 "with a larger one"
@@ -203,7 +203,7 @@ def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
 
 def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
     if remat != "none":
-        policy = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+        policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
         layer = nn.remat(layer, prevent_cse=False, policy=policy if remat == "dots" else None)
     # In unrolled code XLA would eliminate the recomputation as a common subexpression.
     unroll = backend().unroll_layers and remat == "none"

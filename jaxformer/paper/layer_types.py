@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.nn.kernels import Projected, dot_product_attention, windowed_attention
+from jaxformer.nn.kernels import KeyValues, dot_product_attention, windowed_attention
 from jaxformer.nn.keys import Keys
 
 
@@ -32,7 +32,7 @@ def restricted_self_attention(
     if neighborhood < 1 or neighborhood % 2 == 0:
         raise ValueError(f"neighborhood must be odd, to have a center: got {neighborhood}")
     heads, keys = _split_heads(x, num_heads), Keys.of_sequence(x.shape[1], window=neighborhood // 2)
-    return windowed_attention(heads, Projected(heads, heads), keys).reshape(x.shape)
+    return windowed_attention(heads, KeyValues(heads, heads), keys).reshape(x.shape)
 
 
 def recurrent(

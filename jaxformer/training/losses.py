@@ -11,7 +11,7 @@ from jaxformer.layout import has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
 from jaxformer.nn.precision import at_least_float32, matmul_dtype
-from jaxformer.nn.sharding import per_batch_shard, shards_of
+from jaxformer.nn.sharding import num_shards, per_batch_shard
 
 
 def cross_entropy(
@@ -168,7 +168,7 @@ def _projection(embedding, dtype):
     # All three matmuls of a chunk are fast on CPUs with the transposed embedding. Columns of zeros
     # pad it to a multiple of 16, since GPUs would copy logits of another width. With a sharded
     # vocabulary, padding would move rows between devices.
-    padding = -vocab_size % 16 if shards_of("vocab") == 1 else 0
+    padding = -vocab_size % 16 if num_shards("vocab") == 1 else 0
     kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, padding))))
     return kernel, rounded.mean(axis=0, dtype=at_least_float32(rounded)), vocab_size
 

@@ -163,10 +163,10 @@ def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
     An axis that cannot be split evenly is not split. An array without a description is replicated.
     """
 
-    def sharding(leaf: Leaf, facts: ParameterInfo | None) -> NamedSharding:
-        if facts is None or len(facts.axes) != leaf.ndim:
+    def sharding(leaf: Leaf, parameter: ParameterInfo | None) -> NamedSharding:
+        if parameter is None or len(parameter.axes) != leaf.ndim:
             return replicated(mesh)
-        axes = [RULES.get(name or "") for name in facts.axes]
+        axes = [RULES.get(name or "") for name in parameter.axes]
         sizes = zip(axes, leaf.shape, strict=True)
         fits = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes]
         return NamedSharding(mesh, PartitionSpec(*fits))

@@ -194,19 +194,19 @@ def matrix_dimensions(info: PyTree) -> PyTree:
     {'query': MuonDimensionNumbers(reduction_axis=(1,), output_axis=(2, 3))}
     """
 
-    def dimensions(facts: ParameterInfo | None) -> optax.contrib.MuonDimensionNumbers | None:
-        if facts is None or facts.role != "matrix":
+    def dimensions(parameter: ParameterInfo | None) -> optax.contrib.MuonDimensionNumbers | None:
+        if parameter is None or parameter.role != "matrix":
             return None
-        first = facts.summed_axis
+        first = parameter.summed_axis
         assert first is not None
-        outputs = tuple(range(first + 1, len(facts.axes)))
+        outputs = tuple(range(first + 1, len(parameter.axes)))
         return optax.contrib.MuonDimensionNumbers((first,), outputs)
 
     return jax.tree.map(dimensions, info, is_leaf=_is_info)
 
 
-def _is_matrix(facts: ParameterInfo | None) -> bool:
-    return facts is not None and facts.role == "matrix"
+def _is_matrix(parameter: ParameterInfo | None) -> bool:
+    return parameter is not None and parameter.role == "matrix"
 
 
 def _is_info(node: object) -> bool:

@@ -14,7 +14,7 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import Keys, backend, use_backend
 from jaxformer.nn.dropout import RowDropout
-from jaxformer.nn.kernels import Projected, attend, chunked_attention, windowed_attention
+from jaxformer.nn.kernels import KeyValues, attend, chunked_attention, windowed_attention
 from jaxformer.nn.positions import BucketedBias, LinearBias
 
 from .weights import random_params
@@ -38,9 +38,9 @@ def test_buckets_of_t5(causal, expected):
 
 
 def test_rates_of_alibi():
-    assert LinearBias(8).rates().tolist() == [2.0**-n for n in range(1, 9)]
+    assert LinearBias(8).slopes().tolist() == [2.0**-n for n in range(1, 9)]
     twelve = [2.0**-n for n in range(1, 9)] + [2.0**-n for n in (0.5, 1.5, 2.5, 3.5)]
-    np.testing.assert_allclose(LinearBias(12).rates(), twelve, rtol=1e-12)
+    np.testing.assert_allclose(LinearBias(12).slopes(), twelve, rtol=1e-12)
     bias = LinearBias(8).bind({})()(np.array([[0, 5]]), np.array([[3, 4, 5]]))
     np.testing.assert_array_equal(bias[0, 1], [[-0.75, -1.0, -1.25], [-0.5, -0.25, 0.0]])
 
@@ -83,7 +83,7 @@ def test_values_and_gradients_equal_those_of_masked_full_attention(way, segments
 
     def results(compute, keys):
         def loss(q, k, v):
-            attended = jnp.where(sees, compute(q, Projected(k, v), keys), 0)
+            attended = jnp.where(sees, compute(q, KeyValues(k, v), keys), 0)
             return (attended * HEADS[3]).sum(), attended
 
         return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*HEADS[:3])
@@ -114,7 +114,7 @@ def test_a_cache_smaller_than_the_window_forgets_nothing():
     start = functools.partial(model.apply, variables, num_beams=1, capacity=16, method="start")
     with pytest.raises(UserError, match="prompt of 30 tokens: the cache has a capacity of 16"):
         jax.eval_shape(lambda: model.apply(variables, tokens, start(tokens), 30, method="prefill"))
-    assert not jax.eval_shape(lambda: start(tokens)).slots.forgets
+    assert not jax.eval_shape(lambda: start(tokens)).slots.is_rolling
 
 
 def test_a_prompt_sees_a_long_memory_in_chunks():
@@ -147,7 +147,7 @@ def test_dropout_of_parts_keeps_the_mean_and_depends_on_the_row_id(way):
     def run(row_ids):
         drop = RowDropout(np.array([1, 2], np.uint32), row_ids, 0.5)
         with use_backend(dataclasses.replace(backend(), scores_per_chunk=8 * 64 * 16)):
-            return way(ones, Projected(ones, ones), keys, drop)[..., 0]
+            return way(ones, KeyValues(ones, ones), keys, drop)[..., 0]
 
     kept = np.asarray(run(np.arange(3)))
     assert kept.mean() == pytest.approx(1.0, abs=0.02)

@@ -27,7 +27,7 @@ from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
 from jaxformer.runs.workdir import Workdir
-from jaxformer.search import BeamSearch, Sampling, plain
+from jaxformer.search import BeamSearch, Sampling, serialization
 from jaxformer.training.mesh import MeshConfig
 from jaxformer.training.settings import FitConfig, TrainingConfig
 
@@ -101,7 +101,7 @@ class Config:
         """
         sections = {name: section for name, section in vars(self).items() if name != "search"}
         values = {name: dataclasses.asdict(section) for name, section in sections.items()}
-        return values | {"search": plain.to_dict(self.search)}
+        return values | {"search": serialization.to_dict(self.search)}
 
     @classmethod
     def from_dict(cls, values: Any) -> "Config":
@@ -117,7 +117,7 @@ class Config:
             "data": functools.partial(build_section, kind.data, section="data"),
             "training": functools.partial(build_section, TrainingConfig, section="training"),
             "mesh": functools.partial(build_section, MeshConfig, section="mesh"),
-            "search": plain.from_dict,
+            "search": serialization.from_dict,
         }
         check_known(values, builders, "")
         return cls(**{name: builders[name](section) for name, section in values.items()})
@@ -194,7 +194,7 @@ def to_config_dict(config: Config) -> Any:
     from ml_collections import config_dict
 
     hints = {name: typing.get_type_hints(type(section)) for name, section in vars(config).items()}
-    hints["search"] = {name: hint for name, (hint, _) in plain.search_fields().items()}
+    hints["search"] = {name: hint for name, (hint, _) in serialization.search_fields().items()}
     sections = config.to_dict()
     for section, values in sections.items():
         for name, value in values.items():

@@ -73,7 +73,7 @@ def train(
             describe = functools.partial(describe_model, config.model, config.kind)
             optimizer = freeze(optimizer, training.freeze, describe)
         _prepare(config, folder)
-        with StopSignals() as stop, stop.at_once():
+        with StopSignals() as stop, stop.raise_at_once():
             task = make_task(config, folder, corpus)
         try:
             return Run(

@@ -338,7 +338,7 @@ def write_model(
     **metadata: Any,
 ) -> None:
     """Writes the workdir of a model that a command has converted, with metadata of its own."""
-    target.begin(command, identity)
+    target.create(command, identity)
     write_file(target.tokenizer, tokenizer)
     model = dataclasses.asdict(config.model)
     metadata = {"tokenizer": identity.get("tokenizer"), "model": model, **metadata}

@@ -111,13 +111,13 @@ class Checkpoints:
           UserError: The newest one, which records how many are kept, is damaged.
         """
         newest: list[int] = []
-        most: float = math.inf
+        limit: float = math.inf
         for step in reversed(self.steps()):
-            if len(newest) == most:
+            if len(newest) == limit:
                 break
             try:
                 # Older steps than the newest `keep` are left only for another reason.
-                most = min(most, len(newest) + Manifest.read(self._folder(step)).keep)
+                limit = min(limit, len(newest) + Manifest.read(self._folder(step)).keep)
             except DamagedError:
                 if not newest:
                     raise
@@ -130,7 +130,7 @@ class Checkpoints:
         Raises:
           UserError: All are damaged.
         """
-        found = self._use(None, functools.partial(Manifest.read, verify=True))
+        found = self._read_good(None, functools.partial(Manifest.read, verify=True))
         return None if found is None else found.step
 
     def best_step(self) -> int | None:
@@ -177,7 +177,7 @@ class Checkpoints:
         metadata = json.loads(json.dumps(metadata))
         leaves = manifest.describe_leaves(state)
         self._saving = Manifest(step, metadata, None, self._keep, leaves, interim)
-        with self._failures_explained(), global_mesh(None):
+        with self._explain_failures(), global_mesh(None):
             self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
 
     def attach_score(self, step: int, score: float) -> None:
@@ -193,7 +193,7 @@ class Checkpoints:
         self.wait()
         if is_primary():
             manifest.write_score(self._folder(step), score)
-        self._committed(step)
+        self._handle_commit(step)
 
     def check(self) -> None:
         """Checks whether the background save has finished; takes microseconds if it has not.
@@ -201,15 +201,15 @@ class Checkpoints:
         Raises:
           OSError: The save failed, for instance because the disk is full. Older steps are intact.
         """
-        with self._failures_explained():
+        with self._explain_failures():
             self._checkpointer.check_for_errors()
         if self._saving is not None and self._folder(self._saving.step).is_dir():
             step, self._saving = self._saving.step, None
-            self._committed(step)
+            self._handle_commit(step)
 
     def wait(self) -> None:
         """Waits for the background save; raises the errors of :meth:`check`."""
-        with self._failures_explained():
+        with self._explain_failures():
             self._checkpointer.wait_until_finished()
         self.check()
 
@@ -238,7 +238,7 @@ class Checkpoints:
           UserError: The step is damaged or missing, all are damaged, the template does not match,
             or the disk cannot be read.
         """
-        return self._use(step, functools.partial(read_step, template=template, partial=False))
+        return self._read_good(step, functools.partial(read_step, template=template, partial=False))
 
     def restore_params(self, template: PyTree, *, step: int | None = None) -> RestoredParams:
         """Restores only ``state.params``, as :meth:`restore` does; the template is of them alone.
@@ -247,7 +247,7 @@ class Checkpoints:
           UserError: As in :meth:`restore`, or there are no steps.
         """
         params = {"params": template}
-        found = self._use(step, functools.partial(read_step, template=params, partial=True))
+        found = self._read_good(step, functools.partial(read_step, template=params, partial=True))
         if found is None:
             raise UserError(f"{self.directory}: expected a checkpoint, found none; train first")
         return RestoredParams(found.step, found.state["params"], found.metadata)
@@ -261,7 +261,7 @@ class Checkpoints:
         self._saving.write(manifest.temporary_folder(self.directory, self._saving.step))
 
     @contextlib.contextmanager
-    def _failures_explained(self) -> Iterator[None]:
+    def _explain_failures(self) -> Iterator[None]:
         """Turns errors of a save into an OSError that names the step, and removes its files."""
         try:
             yield
@@ -288,7 +288,7 @@ class Checkpoints:
             time.sleep(0.1)
         _logger.warning("could not remove %s", ", ".join(map(str, folders)))
 
-    def _committed(self, step: int) -> None:
+    def _handle_commit(self, step: int) -> None:
         """Reports a step that is complete, or has its score now, and removes old ones."""
         if is_primary():
             if self._on_commit is not None:
@@ -317,8 +317,8 @@ class Checkpoints:
             return Manifest.read(self._folder(step)).interim
         return False
 
-    def _use(self, step: int | None, use: Callable[[pathlib.Path], T]) -> T | None:
-        """Applies ``use``, which verifies a step, to the given or the newest good one, if any."""
+    def _read_good(self, step: int | None, read: Callable[[pathlib.Path], T]) -> T | None:
+        """Applies ``read``, which verifies a step, to the given or the newest good one, if any."""
         self.wait()
         steps = self.steps()
         if step is not None:
@@ -326,13 +326,13 @@ class Checkpoints:
                 raise MissingStepError(
                     f"{self.directory}: expected one of the steps {steps}: got {step}"
                 )
-            return use(self._folder(step))
+            return read(self._folder(step))
         damaged: dict[int, DamagedError] = {}
         for candidate in reversed(steps):
             try:
-                found = use(self._folder(candidate))
+                found = read(self._folder(candidate))
             except MissingStepError:
-                return self._use(None, use)  # a newer step was saved before this one was removed
+                return self._read_good(None, read)  # the run replaced this step by a newer one
             except DamagedError as error:
                 damaged[candidate] = error
                 continue
@@ -341,7 +341,7 @@ class Checkpoints:
                     "damaged checkpoint not used: %s; going back to step %d", error, candidate
                 )
                 if self._keep is not None and is_primary():
-                    manifest.set_aside(self._folder(bad))  # so that this step can be saved again
+                    manifest.mark_damaged(self._folder(bad))  # so that this step can be saved again
             return found
         if not damaged:
             return None

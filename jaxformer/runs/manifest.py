@@ -67,7 +67,7 @@ def temporary_folder(directory: pathlib.Path, step: int | str) -> pathlib.Path:
     return directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}"
 
 
-def set_aside(step: pathlib.Path) -> None:
+def mark_damaged(step: pathlib.Path) -> None:
     """Renames a damaged step, so that the same step can be saved again."""
     aside = step.with_name(f"{step.name}.damaged")
     shutil.rmtree(aside, ignore_errors=True)
@@ -110,7 +110,7 @@ class Manifest:
         step = dataclasses.asdict(self)
         del step["files"]
         files = {name: file_sha256(folder / name) for name in sorted(names)}
-        text = _sealed({"step": step, "files": files})
+        text = _with_hash({"step": step, "files": files})
         if len(text) > MAX_JSON_BYTES:
             raise ValueError(
                 f"expected less metadata and fewer arrays: they take {len(text)} bytes"
@@ -122,7 +122,7 @@ class Manifest:
         """Reads the manifest in the folder of a step, and can :meth:`verify` the other files."""
         path = folder / MANIFEST
         try:
-            manifest = _read_sealed(
+            manifest = _read_hashed(
                 path, lambda content: cls(**content["step"], files=content["files"])
             )
         except DamagedError:
@@ -199,7 +199,7 @@ def describe_leaves(tree: PyTree) -> dict[str, str]:
     }
 
 
-def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+def file_versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
     """Returns size and time of change of all files that a manifest covers, and of the manifest."""
     return {
         name: (status.st_size, status.st_mtime_ns)
@@ -210,7 +210,7 @@ def versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
 
 def write_score(folder: pathlib.Path, score: float) -> None:
     """Writes the score of a step atomically; JSON has no NaN."""
-    write_file(folder / SCORE, _sealed({"score": None if math.isnan(score) else score}))
+    write_file(folder / SCORE, _with_hash({"score": None if math.isnan(score) else score}))
 
 
 def read_score(folder: pathlib.Path) -> float | None:
@@ -219,7 +219,7 @@ def read_score(folder: pathlib.Path) -> float | None:
     A damaged file counts as missing, since the step itself is intact without it.
     """
     try:
-        score = _read_sealed(folder / SCORE, operator.itemgetter("score"))
+        score = _read_hashed(folder / SCORE, operator.itemgetter("score"))
     except DamagedError:
         return None
     if score is None:
@@ -227,11 +227,11 @@ def read_score(folder: pathlib.Path) -> float | None:
     return score if isinstance(score, int | float) else None
 
 
-def _sealed(content: Any) -> bytes:
+def _with_hash(content: Any) -> bytes:
     return json.dumps({"sha256": _sha256_of_json(content), "content": content}, indent=1).encode()
 
 
-def _read_sealed(path: pathlib.Path, use: Callable[[Any], T]) -> T:
+def _read_hashed(path: pathlib.Path, use: Callable[[Any], T]) -> T:
     """Returns what ``use`` makes of the content of a JSON file that has the hash of its content."""
     values = _read(path, lambda path: read_json(path, path.parents[1]))
     with contextlib.suppress(KeyError, TypeError):  # other values than were saved

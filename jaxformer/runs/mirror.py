@@ -60,7 +60,7 @@ class Mirror(threading.Thread):
             self.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        watchdog.progress("the end of training", limited=False)
+        watchdog.record_progress("the end of training", limited=False)
         if self.ident is not None:
             self._closing = True
             self._changed.set()
@@ -114,7 +114,7 @@ class Mirror(threading.Thread):
         for step in reversed(manifest.saved_steps(self._workdir.checkpoints)):
             with contextlib.suppress(FileNotFoundError):  # the run has just removed the step
                 content = (self._workdir.checkpoints / str(step) / MANIFEST).read_bytes()
-                if not _holds(self._copied(step) / MANIFEST, content):
+                if not _has_content(self._copied(step) / MANIFEST, content):
                     return step
         return None
 
@@ -183,7 +183,7 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
 
 def write_and_verify(path: pathlib.Path, content: bytes) -> None:
     """Writes a file unless it has this content, and reads it back."""
-    if _holds(path, content):
+    if _has_content(path, content):
         return
     try:
         write_file(path, content)
@@ -194,11 +194,11 @@ def write_and_verify(path: pathlib.Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             flush_to_disk(file.fileno())
-    if not _holds(path, content):
+    if not _has_content(path, content):
         raise OSError(f"{path} has other content than was written")
 
 
-def _holds(path: pathlib.Path, content: bytes) -> bool:
+def _has_content(path: pathlib.Path, content: bytes) -> bool:
     return path.exists() and path.read_bytes() == content
 
 
@@ -223,7 +223,7 @@ def fetch_copy(copy: Workdir, run: Workdir) -> list[int]:
                     work = manifest.temporary_folder(run.checkpoints, step)
                     copy_step(theirs, work)
                     if ours.exists():
-                        manifest.set_aside(ours)
+                        manifest.mark_damaged(ours)
                     work.rename(ours)
                     fetched.append(step)
             except UserError as error:

@@ -62,19 +62,20 @@ class Reporter:
         if self._metrics is None or not self._record(step, kind, values):
             return
         for writer in list(self._writers):
-            if isinstance(writer, Terminal | TensorBoard) or (kind, step) not in self._metrics.cut:
+            ours = isinstance(writer, Terminal | TensorBoard)
+            if ours or (kind, step) not in self._metrics.removed:
                 self._call(writer, writer.write, step, kind, dict(values))
 
-    def failed_validation(self, step: int, error: Exception) -> None:
+    def report_failure(self, step: int, error: Exception) -> None:
         """Reports the error of a failed validation, with a traceback unless it is a UserError."""
-        cause = cause_of(error)
+        cause = describe_error(error)
         self._record(step, "failed_validation", {"error": cause})
         place = f"step {step}/{self._steps}"
         self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
         if not isinstance(error, UserError):
             self.log("".join(traceback.format_exception(error)).rstrip())
 
-    def skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
+    def report_skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
         """Reports a step whose update was NaN or Inf, with the numbers of all its examples.
 
         A run that resumes before step ``now``, the one of this report, reports it again.
@@ -95,10 +96,11 @@ class Reporter:
             method(*arguments)
         except Exception as error:
             self._writers = [other for other in self._writers if other is not writer]
-            self.log(f"{type(writer).__name__} failed and gets no more reports: {cause_of(error)}")
+            name, cause = type(writer).__name__, describe_error(error)
+            self.log(f"{name} failed and gets no more reports: {cause}")
 
 
-def cause_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns the class and the first line of an error."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
@@ -118,7 +120,7 @@ class Totals:
     largest_step: int = 0
 
 
-class Window:
+class ReportWindow:
     """Steps since the last report; their metrics stay on the device until they are needed."""
 
     def __init__(
@@ -158,7 +160,7 @@ class Window:
         yield
         self._began += time.monotonic() - began
 
-    def spike(self) -> str:
+    def describe_spike(self) -> str:
         """Describes a gradient norm far above the others since the last report, if there is one."""
         totals = self.totals()
         others = totals.steps - len(totals.skipped) - 1

@@ -21,9 +21,9 @@ from jaxformer.runs.manifest import (
     METADATA,
     Manifest,
     describe_leaves,
+    file_versions,
     list_files,
     lock_step,
-    versions,
 )
 
 # Arrays may take this many times the bytes of their files, and this much in any case. Compressed
@@ -55,7 +55,7 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
     """
     Manifest.read(folder)  # before it is locked: it may be a link out of the workdir, or a pipe
     with lock_step(folder, shared=True):
-        before = versions(folder)
+        before = file_versions(folder)
         manifest = Manifest.read(folder, verify=True)
         manifest.check_leaves(describe_leaves(template), partial=partial)
         try:
@@ -70,7 +70,7 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
             ) from error
         finally:
-            if versions(folder) != before:
+            if file_versions(folder) != before:
                 raise UserError(f"{folder} changed while it was read; run the same command again")
     return Restored(manifest.step, state, manifest.metadata)
 

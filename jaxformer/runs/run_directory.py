@@ -13,7 +13,7 @@ from jaxformer.runs import processes
 from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.mirror import fetch_copy
 from jaxformer.runs.workdir import Workdir, code_digest, read_workdir_object, use_compilation_cache
-from jaxformer.search.plain import search_fields
+from jaxformer.search.serialization import search_fields
 
 _LOOP = (
     *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),

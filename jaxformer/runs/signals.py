@@ -63,10 +63,10 @@ class StopSignals:
                 f"{self.received[0].name}: nothing to save; the same command resumes the run"
             )
 
-    def asked(self) -> bool:
+    def should_stop(self) -> bool:
         """Returns whether to stop here, which is the same on all processes.
 
-        All processes call it equally often, or else :meth:`agree` before the next call.
+        All processes must call it equally often, or else :meth:`agree_to_stop` before the next.
         """
         if self._alone:
             return bool(self.received)
@@ -75,10 +75,10 @@ class StopSignals:
             self._reached = multihost_utils.reached_preemption_sync_point(self._calls)
         return self._reached
 
-    def agree(self, stopped: bool) -> bool:
-        """Returns whether :meth:`asked` has stopped any process, given whether it has this one.
+    def agree_to_stop(self, stopped: bool) -> bool:
+        """Returns whether :meth:`should_stop` was true on any process; ``stopped`` is for this one.
 
-        Makes up for calls that some have not made.
+        Makes up for calls that some processes have not made.
         """
         if self._alone:
             return stopped
@@ -93,7 +93,7 @@ class StopSignals:
         raise StoppedError(f"{name}: {saved}; the same command resumes there")
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
+    def raise_at_once(self) -> Iterator[None]:
         """Raises StoppedError within the block as soon as a signal comes, or came before.
 
         Only Python code can be interrupted: a running compilation is finished first. Several
@@ -110,7 +110,7 @@ class StopSignals:
         """Yields batches until a signal comes, even while it waits for a batch."""
         while True:
             try:
-                with self.at_once():
+                with self.raise_at_once():
                     batch = next(batches, None)
             except StoppedError:
                 return

@@ -23,13 +23,13 @@ from jaxformer.errors import RESUMABLE
 
 # Seconds after which jax takes a process for lost that sends no heartbeats; its own default is 100.
 HEARTBEAT_TIMEOUT = 15
-_TICK = 1.0
+_POLL_SECONDS = 1.0
 
 # Last progress of the main thread, and its time if the next one may not take any time.
 _reached: tuple[str, float | None] = ("the start", None)
 
 
-def progress(what: str, *, limited: bool = True) -> None:
+def record_progress(what: str, *, limited: bool = True) -> None:
     """Records what the main thread has reached, such as "step 10".
 
     If ``limited``, it must make further progress within the stall timeout.
@@ -42,13 +42,13 @@ def progress(what: str, *, limited: bool = True) -> None:
 def watch(stall_timeout: float) -> Iterator[None]:
     """Watches this process during the block.
 
-    It is stuck after ``stall_timeout`` seconds without :func:`progress`. A single process prints
-    its stacks once, and is not ended.
+    It counts as stuck after ``stall_timeout`` seconds without :func:`record_progress`. A single
+    process only prints its stacks, once, and is not ended.
     """
     several, ended = jax.process_count() > 1, threading.Event()
     if several and sys.platform != "win32":
         ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
-    progress("the start", limited=False)
+    record_progress("the start", limited=False)
     thread = threading.Thread(
         target=_notice_stalls, args=(stall_timeout, several, ended), name="watchdog", daemon=True
     )
@@ -58,7 +58,7 @@ def watch(stall_timeout: float) -> Iterator[None]:
     except jax.errors.JaxRuntimeError:
         if several:
             # On CPUs a computation fails if another process is lost, before jax notices the loss.
-            progress("a failed computation", limited=False)
+            record_progress("a failed computation", limited=False)
             time.sleep(HEARTBEAT_TIMEOUT + 5)
         raise
     finally:
@@ -71,7 +71,7 @@ def watch(stall_timeout: float) -> Iterator[None]:
 def _notice_stalls(timeout: float, several: bool, ended: threading.Event) -> None:
     """Prints the stacks if the main thread is stuck, and then ends one of several processes."""
     reported = None
-    while not ended.wait(_TICK):
+    while not ended.wait(_POLL_SECONDS):
         what, since = _reached
         if several and since is None:
             faulthandler.cancel_dump_traceback_later()

@@ -91,7 +91,7 @@ class Workdir:
                 f"which {command} did not write; name another folder"
             )
 
-    def begin(self, command: str, identity: dict[str, Any]) -> None:
+    def create(self, command: str, identity: dict[str, Any]) -> None:
         """Creates the folder, and first of all records the command and the model's sources."""
         self.check_writable(command)
         identity = {**identity, "made_by": command}

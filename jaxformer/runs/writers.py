@@ -104,8 +104,8 @@ class MetricsFile:
     but not its report.
 
     Attributes:
-      cut: Kind and step of reports made after the step that the run resumes from, removed now or by
-        earlier resumptions. The run will report them again.
+      removed: Kind and step of the reports after the step that the run resumes from. They were
+        removed by this or an earlier resumption, and the run will report them again.
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
@@ -115,11 +115,11 @@ class MetricsFile:
         """
         content = _content(folder.metrics)
         *lines, torn = content.split(b"\n")
-        if _report_of(torn) is not None:  # only its line end is missing
+        if _parse_report(torn) is not None:  # only its line end is missing
             lines.append(torn)
         kept, cut, self._kept = [], [], set()
         for line in filter(bytes.strip, lines):
-            report = _report_of(line)
+            report = _parse_report(line)
             if report is not None and report.reported <= start:
                 kept.append(line + b"\n")
                 self._kept.add(report[:2])
@@ -130,8 +130,8 @@ class MetricsFile:
             write_file(copy, _content(copy) + b"".join(cut))
         write_file(folder.metrics, b"".join(kept))
         earlier = folder.path.glob("metrics.after-*.jsonl")
-        reports = (_report_of(line) for path in earlier for line in _content(path).split(b"\n"))
-        self.cut = {report[:2] for report in reports if report and report.reported > start}
+        reports = (_parse_report(line) for path in earlier for line in _content(path).split(b"\n"))
+        self.removed = {report[:2] for report in reports if report and report.reported > start}
         # Without a buffer, nothing is left to write when a full disk ends the run.
         self._file = folder.metrics.open("ab", buffering=0)
 
@@ -176,7 +176,7 @@ class _Report(NamedTuple):
     reported: float  # number of steps taken when it was made
 
 
-def _report_of(line: bytes) -> _Report | None:
+def _parse_report(line: bytes) -> _Report | None:
     """Returns the report in a line, or None if the line is not one."""
     try:
         values = json.loads(line)

@@ -32,7 +32,7 @@ from jaxformer.search.constraints import (
     as_pytrees,
 )
 from jaxformer.search.penalties import Penalty, length_penalties
-from jaxformer.search.state import BeamResult, MaxLengths, Prefix, prepare
+from jaxformer.search.state import BeamResult, MaxLengths, Prefix, initial_fields
 from jaxformer.search.step_loop import PrefillFn, StepFn, call_step_fn, check_prefix, run_until_done
 
 # Fields of a search by name: arrays, and constraints as pytrees.
@@ -163,8 +163,8 @@ class Algorithm(abc.ABC):
         Raises:
           UserError: An argument is out of range, or the cache has other axes.
         """
-        size, most = self.num_hypotheses, min(capacity, self.max_length or capacity)
-        shared = prepare(cache, max_lengths, size, most, prefix, sentence_ids)
+        size, longest = self.num_hypotheses, min(capacity, self.max_length or capacity)
+        shared = initial_fields(cache, max_lengths, size, longest, prefix, sentence_ids)
         rows = shared["max_lengths"]
         first = self.bos_id if first_tokens is None else first_tokens[:, None]
         shared["tokens"] = zeros_for_rows(rows, (size, capacity), jnp.int32) + self.pad_id

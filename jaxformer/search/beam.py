@@ -165,16 +165,17 @@ class BeamSearch(Algorithm):
         Groups choose one after the other. Each chooses among the continuations of its own
         hypotheses, N / G of all N. ``allowed`` is ``logits`` with -inf for forbidden tokens.
         """
-        most = math.inf if self.constraints else 0.0
+        max_log_prob = math.inf if self.constraints else 0.0
         if self.diversity_groups == 1:
-            return self._partition_by_eos(expand(logits, log_probs, allowed, most), at_limit)
+            candidates = expand(logits, log_probs, allowed, max_log_prob)
+            return self._partition_by_eos(candidates, at_limit)
         sentences = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
         times_chosen = jnp.zeros_like(logits[:, 0])
         groups = []
         for first in range(0, self.beam_size, self._group_size):
             group = slice(first, first + self._group_size)
             preferred = allowed[:, group] - self.diversity_penalty * times_chosen[:, None]
-            candidates = expand(logits[:, group], log_probs[:, group], preferred, most)
+            candidates = expand(logits[:, group], log_probs[:, group], preferred, max_log_prob)
             alive, ended = self._partition_by_eos(candidates, at_limit)
             exists = (alive.log_probs > -jnp.inf).astype(jnp.float32)
             times_chosen = times_chosen.at[sentences, alive.tokens].add(exists)
@@ -240,7 +241,7 @@ def expand(
     logits: Float[Array, "B N V"],
     log_probs: Float[Array, "B N"],
     preferred: Float[Array, "B N V"],
-    most: float = 0.0,
+    max_log_prob: float = 0.0,
 ) -> Candidates:
     """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
@@ -248,13 +249,13 @@ def expand(
     are divided by V, XLA would sort all N * V values. The first top-k uses raw scores, so that
     greedy search is exactly argmax.
 
-    The choice is by ``preferred``: ``logits``, or others for forbidden and penalized tokens, which
-    give log probabilities of at most ``most``. The result has the log probabilities of ``logits``.
+    Candidates are ranked by ``preferred``, the ``logits`` after constraints and penalties, with log
+    probabilities of at most ``max_log_prob``. Results have the log probabilities of ``logits``.
     """
     batch, beams, vocabulary = logits.shape
     wanted = 2 * beams if beams > 1 else 1
     best, tokens = top_k(preferred, min(wanted, vocabulary))
-    totals = log_probs[:, :, None] + log_probs_of(best, logits, most)
+    totals = log_probs[:, :, None] + log_probs_of(best, logits, max_log_prob)
     _, index = lax.top_k(totals.reshape(batch, -1), wanted)
     if preferred is not logits:  # Otherwise the totals are the log probabilities.
         own = jnp.take_along_axis(logits, tokens, axis=2)

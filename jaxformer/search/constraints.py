@@ -75,7 +75,7 @@ class NoRepeatNgram:
     n: int
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
-        repeats = repeating(context.tokens, context.step, self.n, logits.shape[2])
+        repeats = repeats_ngram(context.tokens, context.step, self.n, logits.shape[2])
         return jnp.where(repeats, -jnp.inf, logits)
 
 
@@ -110,7 +110,7 @@ def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
     return tuple(map(convert, constraints))
 
 
-def repeating(
+def repeats_ngram(
     tokens: Int[Array, "B N T"], step: Int[Array, ""], n: int, vocabulary: int
 ) -> Bool[Array, "B N V"]:
     """Returns the mask of tokens that would make the newest n tokens repeat an earlier n-gram."""

@@ -96,7 +96,7 @@ def take_sentences(state: State, indices: Int[Array, " R"]) -> State:
     return jax.tree.map(lambda leaf: leaf[indices] if leaf.ndim else leaf, state)
 
 
-def prepare(
+def initial_fields(
     cache: Any,
     max_lengths: MaxLengths | Array,
     hypotheses: int,

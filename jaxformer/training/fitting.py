@@ -19,7 +19,7 @@ from jaxformer.nn.backend import peak_flops
 from jaxformer.runs import processes, run_directory, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.mirror import mirrored
-from jaxformer.runs.reporting import Reporter, Window
+from jaxformer.runs.reporting import Reporter, ReportWindow
 from jaxformer.runs.run_directory import Settings
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
@@ -162,7 +162,7 @@ class Run:
         # Arrays do not show all of a model: an activation has no parameters.
         model = self.config.to_dict().get("model")
         self.metadata = identity if model is None else {**identity, "model": model}
-        with self.stop.at_once():
+        with self.stop.raise_at_once():
             state, saved = restore_or_initialize(
                 task, self.optimizer, self.mesh, settings.seed, self.checkpoints, self.start_from
             )
@@ -187,7 +187,8 @@ class Run:
             task.loss, self.optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
         )
         peak, history = peak_flops(kind), saved.get(_VALIDATIONS, ())
-        self.window = Window(self.learning_rate, saved.get(_WINDOW), peak and mesh.size * peak)
+        peak = peak and mesh.size * peak
+        self.window = ReportWindow(self.learning_rate, saved.get(_WINDOW), peak)
         self.validation = Validation(
             *(task, settings, self.best, mesh, self.checkpoints, self.reporter, self.stop), history
         )
@@ -212,14 +213,14 @@ class Run:
                 program = self._compiled(state, batch)
                 if step == 0:
                     self._check_independence(state, batch)
-                watchdog.progress(f"step {step}")
+                watchdog.record_progress(f"step {step}")
                 state, sums = program(state, batch)
                 step += 1
                 self.checkpoints.check()
                 self.window.add(step, sums, self.task.flops(batch))
                 self.reporter.advance(step)
                 last = step == settings.steps
-                stop = self.stop.asked() and not last
+                stop = self.stop.should_stop() and not last
                 if step % settings.log_every == 0 or last:
                     self._report(state)
                 due = step % settings.checkpoint_every == 0 or last
@@ -256,7 +257,7 @@ class Run:
         sizes = sorted({"x".join(map(str, leaf)) for leaf in shape if leaf})
         place = f"{len(self.programs) + 1}{f' of {len(self.shapes)}' if self.shapes else ''}"
         self.reporter.log(f"compiling the step for shape {place}: {', '.join(sizes)}")
-        watchdog.progress("the start of the compilation", limited=False)
+        watchdog.record_progress("the start of the compilation", limited=False)
         began = time.monotonic()
         with self.window.paused():
             self.programs[shape] = self.step.compile(state, batch)
@@ -267,7 +268,7 @@ class Run:
         """Logs a warning if the loss of a user's task depends on how rows are split."""
         if type(self.task).__module__.startswith("jaxformer."):
             return
-        watchdog.progress("the check of the loss before the first step", limited=False)
+        watchdog.record_progress("the check of the loss before the first step", limited=False)
         with self.window.paused():
             found = describe_dependence(
                 self.task.loss, state.params, batch, self.mesh, self.settings.gradient_accumulation
@@ -277,7 +278,7 @@ class Run:
 
     def _report(self, state: TrainState) -> None:
         """Reports the means of the window and its skipped batches; raises after too many."""
-        step, spike = int(state.step), self.window.spike()
+        step, spike = int(state.step), self.window.describe_spike()
         skipped = self.window.totals().skipped
         means = self.window.means(updates=step - int(state.skipped))
         self.reporter.write(step, "train", means)
@@ -286,7 +287,7 @@ class Run:
         for number in skipped:
             examples = list(self.task.example_ids(number - 1))
             batch = self.task.describe_batch(number - 1)
-            self.reporter.skipped(number, batch, examples, now=step)
+            self.reporter.report_skipped(number, batch, examples, now=step)
         in_row = int(state.skipped_in_row)
         if in_row >= _MAX_SKIPPED_IN_ROW:
             raise FloatingPointError(
@@ -308,7 +309,7 @@ class Run:
             history = self.validation.history
             window = dataclasses.asdict(self.window.totals())
             metadata = {**self.metadata, _WINDOW: window, _VALIDATIONS: history}
-            watchdog.progress(f"step {step} and the start of its save")
+            watchdog.record_progress(f"step {step} and the start of its save")
             self.checkpoints.save(step, state, metadata=metadata, interim=interim)
         self.saved = step
 

@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from jaxformer.layout import global_mesh
-from jaxformer.runs.reporting import cause_of
+from jaxformer.runs.reporting import describe_error
 from jaxformer.training.mesh import AXES, DATA_AXIS, BatchShards, replicated
 from jaxformer.training.step import global_sums, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
@@ -32,7 +32,7 @@ def describe_dependence(
             program = lowered.compile(compiler_options=_COMPILER_OPTIONS)
             split, whole, magnitude = map(float, program(params, batch))
     except Exception as error:  # such as a loss for batches of one size
-        return f"could not check that the rows of a batch are independent: {cause_of(error)}"
+        return f"could not check that the rows of a batch are independent: {describe_error(error)}"
     if not abs(split - whole) > _ROUNDING * magnitude:
         return ""
     return (

@@ -140,13 +140,13 @@ class Validation:
         failures = []
 
         def check_stop() -> None:
-            watchdog.progress(f"a batch of the validation of step {step}")
+            watchdog.record_progress(f"a batch of the validation of step {step}")
             try:
                 self.checkpoints.check()  # copies the step to the mirror once it is saved
             except Exception as error:
                 failures.append(error)
                 raise
-            if self.stop.asked():
+            if self.stop.should_stop():
                 raise _ValidationStoppedError
 
         values, stopped = {}, False
@@ -164,10 +164,10 @@ class Validation:
         except Exception as error:
             if not self.history or jax.process_count() > 1 or failures:
                 raise
-            self.reporter.failed_validation(step, error)
+            self.reporter.report_failure(step, error)
         if failures:  # the task has caught it
             raise failures[0]
-        return None if self.stop.agree(stopped) else values
+        return None if self.stop.agree_to_stop(stopped) else values
 
     def _count(self, score: float) -> None:
         """Counts the validations since the best one."""

@@ -61,7 +61,7 @@ def random_workdir(workdir, tokenizer, **model):
 
     params = jax.tree_util.tree_map_with_path(leaf, abstract_params(config.model))
     folder = Workdir(workdir)
-    folder.begin("a test", {"tokenizer": tokenizer.sha256})
+    folder.create("a test", {"tokenizer": tokenizer.sha256})
     tokenizer.save(folder.tokenizer)
     metadata = {"tokenizer": tokenizer.sha256, "model": dataclasses.asdict(config.model)}
     write_single(folder.checkpoints, 0, {"params": params}, metadata)

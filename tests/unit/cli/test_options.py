@@ -10,7 +10,7 @@ from jaxformer.cli.arguments import parse_arguments
 from jaxformer.cli.signatures import Fields, command_parser, keyword_arguments
 from jaxformer.config import Config
 from jaxformer.errors import UserError
-from jaxformer.search import BeamSearch, Sampling, plain
+from jaxformer.search import BeamSearch, Sampling, serialization
 
 RUN = BeamSearch(beam_size=5, length_penalty=1.0)
 
@@ -39,7 +39,7 @@ def settings(tmp_path):
     ],
 )
 def test_flags_change_the_settings_of_the_run(flags, changes, settings):
-    assert settings(flags) == plain.from_dict(plain.to_dict(RUN) | changes)
+    assert settings(flags) == serialization.from_dict(serialization.to_dict(RUN) | changes)
 
 
 def test_a_run_can_be_used_with_the_other_method(settings):

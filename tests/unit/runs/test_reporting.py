@@ -46,7 +46,7 @@ def test_reports_are_plain_lines_and_json(folder, capsys):
         reporter.write(5, "train", VALUES)
         assert records(folder) == [{"kind": "train", "step": 5, **VALUES}]  # before the run ends
         reporter.write(9, "valid", {"loss": 2.0, "perplexity": 7.39})
-        reporter.failed_validation(10, ValueError("a store\nis damaged"))
+        reporter.report_failure(10, ValueError("a store\nis damaged"))
         reporter.write(10, "train", VALUES | {"loss": math.nan})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step 5/10  loss 2.500  ppl 9.87  lr 1.00e-03  12,346 tokens/s")
@@ -96,10 +96,10 @@ def test_reports_of_a_resumed_run_are_not_repeated(folder, capsys):
     """The run reports skipped steps after the checkpoint that it resumes from."""
 
     def run(reporter):
-        reporter.failed_validation(7, ValueError("no data"))
+        reporter.report_failure(7, ValueError("no data"))
         reporter.write(10, "train", VALUES)
-        reporter.skipped(5, "", [3], now=10)
-        reporter.failed_validation(14, ValueError("no data"))
+        reporter.report_skipped(5, "", [3], now=10)
+        reporter.report_failure(14, ValueError("no data"))
 
     with Reporter(folder, start=0, steps=20) as reporter:
         run(reporter)
@@ -119,13 +119,13 @@ def step_sums(**values):
 
 def test_a_saved_window_continues_exactly():
     steps = [step_sums(loss=n / 3, tokens=n, skipped=n % 4 == 3) for n in range(50)]
-    whole, broken = reporting.Window(), reporting.Window()
+    whole, broken = reporting.ReportWindow(), reporting.ReportWindow()
     for step, metrics in enumerate(steps, start=1):
         whole.add(step, metrics)
         broken.add(step, metrics)
         if step % 7 == 0:
             saved = dataclasses.asdict(broken.totals())
-            broken = reporting.Window(saved=json.loads(json.dumps(saved)))
+            broken = reporting.ReportWindow(saved=json.loads(json.dumps(saved)))
     assert whole.totals().skipped == [n + 1 for n in range(50) if n % 4 == 3]
     assert broken.totals().skipped == whole.totals().skipped
     expected, found = whole.means(updates=38), broken.means(updates=38)
@@ -140,7 +140,7 @@ def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
     def slow(x):
         return jax.lax.fori_loop(0, 20, lambda _, x: jnp.tanh(x @ x), x)
 
-    window = reporting.Window()
+    window = reporting.ReportWindow()
     x = np.eye(300, dtype=np.float32)
     behind = []
     for step in range(1, 21):
@@ -189,11 +189,11 @@ def test_corrupt_reports_are_moved_away(folder):
 
 
 def test_spikes_of_the_gradient_norm_are_described():
-    window = reporting.Window()
+    window = reporting.ReportWindow()
     for step, norm in enumerate([1.0, 2.0, 40.0, 3.0], start=1):
         window.add(step, step_sums(grad_norm=norm))
     window.add(5, step_sums(grad_norm=math.nan, skipped=1))
-    assert window.spike().startswith("step 3: its gradient norm of 40 is a spike; the mean of the")
+    assert window.describe_spike().startswith("step 3: its gradient norm of 40 is a spike; the me")
     assert window.means(updates=4)["grad_norm"] == 46 / 4
     window.add(6, step_sums(grad_norm=30.0))
-    assert window.spike() == ""  # nothing to compare with
+    assert window.describe_spike() == ""  # nothing to compare with

@@ -33,9 +33,9 @@ def test_a_second_signal_ends_the_process(first, second):
 
 def test_a_signal_ends_a_block_that_has_nothing_to_save():
     with StopSignals() as stop:
-        with pytest.raises(StoppedError, match="SIGHUP: nothing to save"), stop.at_once():
+        with pytest.raises(StoppedError, match="SIGHUP: nothing to save"), stop.raise_at_once():
             signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(StoppedError), stop.at_once():
+        with pytest.raises(StoppedError), stop.raise_at_once():
             pytest.fail("the signal came before this block")
         signal.raise_signal(signal.SIGHUP)  # collected again
     assert stop.received == [signal.SIGHUP, signal.SIGHUP]
@@ -53,10 +53,10 @@ def test_a_signal_ends_a_block_that_has_nothing_to_save():
 )
 def test_signals_are_collected_and_sighup_does_not_end_the_process(numbers):
     with StopSignals() as stop:
-        assert not stop.asked()
+        assert not stop.should_stop()
         for number in numbers:
             signal.raise_signal(number)
-            assert stop.asked()
+            assert stop.should_stop()
     assert tuple(stop.received) == numbers
 
 

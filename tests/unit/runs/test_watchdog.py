@@ -6,11 +6,11 @@ from jaxformer.runs import watchdog
 
 
 def test_a_stuck_process_prints_its_stacks_once_and_continues(capfd, monkeypatch):
-    monkeypatch.setattr(watchdog, "_TICK", 0.05)
+    monkeypatch.setattr(watchdog, "_POLL_SECONDS", 0.05)
     with watchdog.watch(0.2):
-        watchdog.progress("step 7")
+        watchdog.record_progress("step 7")
         time.sleep(0.6)
-        watchdog.progress("step 8")
+        watchdog.record_progress("step 8")
     said = capfd.readouterr().err
     assert said.count("no progress for 0.2 s (stall_timeout) after step 7") == 1
     assert "test_watchdog.py" in said  # where the main thread was

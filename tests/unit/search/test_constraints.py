@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.search.constraints import repeating
+from jaxformer.search.constraints import repeats_ngram
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 7])
 def test_repeats_match_plain_python(n):
     capacity, vocabulary = 6, 3
     histories = np.array(list(itertools.product(range(vocabulary), repeat=capacity)), np.int32)
-    find = jax.jit(functools.partial(repeating, n=n, vocabulary=vocabulary))
+    find = jax.jit(functools.partial(repeats_ngram, n=n, vocabulary=vocabulary))
     for step in range(capacity + 1):
         found = np.asarray(find(histories[:, None], step))
         for history, repeats in zip(histories.tolist(), found[:, 0].tolist(), strict=True):

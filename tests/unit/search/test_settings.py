@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.search.state import prepare
+from jaxformer.search.state import initial_fields
 
 from .oracles import beam, sampling
 
@@ -69,4 +69,4 @@ def test_only_numbers_are_accepted_and_kept_as_those_of_python(make, name, kind)
 def test_mismatched_arguments_are_refused(arguments, message):
     right = {"cache": (), "max_lengths": jnp.array([3]), "capacity": 6, "prefix": None}
     with pytest.raises(UserError, match=message):
-        jax.eval_shape(lambda: prepare(**{**right, **arguments}, hypotheses=2))
+        jax.eval_shape(lambda: initial_fields(**{**right, **arguments}, hypotheses=2))

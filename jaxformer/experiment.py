@@ -21,13 +21,13 @@ from jaxformer.runs.run_directory import prepare_run
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
-from jaxformer.tasks.initialization import check_initialization, initialization
+from jaxformer.tasks.initialization import check_initialization, make_start_from
 from jaxformer.tasks.token_task import TokenTask, task_class
 from jaxformer.training.fitting import Run
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
-from jaxformer.training.replay import Replayed, replay_step
+from jaxformer.training.replay import ReplayedStep, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.state import TrainState
 
@@ -79,7 +79,7 @@ def train(
             return Run(
                 *(task, optimizer, folder, training, make_mesh(config.mesh), config),
                 learning_rate=schedule,
-                start_from=initialization(config, task.tokenizer, folder),
+                start_from=make_start_from(config, task.tokenizer, folder),
                 hooks=hooks,
                 writers=writers,
             ).train()
@@ -119,7 +119,7 @@ def _prepare(config: Config, folder: Workdir) -> None:
             print(line, file=sys.stderr)
 
 
-def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
+def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
     """Takes one step of a run again and measures its examples; changes nothing in the workdir."""
     use_compilation_cache()
     folder = Workdir(model_path(workdir))
@@ -127,7 +127,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> Replayed:
     mesh = make_mesh(config.mesh)
     task, optimizer = make_task(config, folder), make_optimizer(config)
     with Checkpoints(folder.checkpoints) as checkpoints:
-        start_from = initialization(config, task.tokenizer, folder)
+        start_from = make_start_from(config, task.tokenizer, folder)
         return replay_step(task, optimizer, checkpoints, mesh, config.training, step, start_from)
 
 

@@ -646,12 +646,12 @@ show(Dropout)
 # q_v = (1 - \epsilon_{ls})\,[v = y] + \epsilon_{ls} / V$$
 #
 # The code never builds $q$. The sum over all tokens needs only the mean of the logits, which is the
-# dot product with the mean embedding. `_chunk` computes loss and gradient of a few hundred rows.
+# dot product with the mean embedding. `_chunk_loss` computes loss and gradient of some rows.
 
 # %%
 from jaxformer import cross_entropy
 
-show(cross_entropy, helpers=["_chunk"])
+show(cross_entropy, helpers=["_chunk_loss"])
 
 # %% [markdown]
 # Five tokens, the correct one is token 2. On the left the targets $q$. On the right the loss of a

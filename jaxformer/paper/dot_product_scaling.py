@@ -24,7 +24,7 @@ from jaxformer.paper import command
 from jaxformer.plots import figure
 
 _KEYS, _QUERIES, _QUERIES_PER_NETWORK = 32, 512, 32
-_LOOKS = {
+_STYLES = {
     "dot product": (figure.ORANGE, "s"),
     "dot product / √d_k": (figure.BLUE, "o"),
     "additive": (figure.GREEN, "D"),
@@ -102,7 +102,7 @@ def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
     for measured, (name, _) in _MEASURES.items():
         header += [f"{name}: {kind}" for kind in ("dot", "scaled", "additive")]
         for line, kinds in zip(lines, found.values(), strict=True):
-            values = [float(getattr(kinds[kind], measured)) for kind in _LOOKS]
+            values = [float(getattr(kinds[kind], measured)) for kind in _STYLES]
             line += [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
     return (
         "# Scores with growing d_k (section 3.2.1)\n\n"
@@ -122,7 +122,7 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
             axes.set_title(title)
             axes.grid(visible=True)
             axes.spines[["top", "right"]].set_visible(False)
-            for name, (color, marker) in _LOOKS.items():
+            for name, (color, marker) in _STYLES.items():
                 values = [getattr(found[d_k][name], measured) for d_k in sizes]
                 axes.plot(sizes, values, f"{marker}-", color=color, markersize=4, label=name)
             axes.set_xscale("log", base=2)

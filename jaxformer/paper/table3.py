@@ -60,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     """Trains and decodes the unfinished rows, and returns a message for each diverged row."""
     jobs = [(row, seed) for seed in options.seeds for row in options.rows]
-    configs = {job: _configure(options, *job) for job in jobs}
+    configs = {job: _job_config(options, *job) for job in jobs}
     results = load_results(folder)
     finished = {(result.row, result.seed) for result in results}
     row, seed = next((job for job in jobs if job not in finished), jobs[0])
-    _check(configs[row, seed], folder, row, options.scale, results[0] if results else None)
+    _check_row(configs[row, seed], folder, row, options.scale, results[0] if results else None)
     failures = []
     for number, ((row, seed), config) in enumerate(configs.items(), 1):
         title = f"[{number}/{len(configs)}] {row}: {describe(row, options.scale)}; seed {seed}"
@@ -72,7 +72,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
         if (row, seed) in finished:
             continue
         try:
-            run_row(config, _place(folder, row, seed), row, options.scale)
+            run_row(config, _row_workdir(folder, row, seed), row, options.scale)
         except FloatingPointError as error:  # Continue with the other rows.
             failures.append(f"{row}, seed {seed}: {error}")
             print(failures[-1], file=sys.stderr)
@@ -80,7 +80,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     return failures
 
 
-def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
+def _job_config(options: argparse.Namespace, row: str, seed: int) -> Config:
     config = row_config(row, options.scale, steps=options.steps, seed=seed)
     if options.data is None:
         return config
@@ -89,11 +89,11 @@ def _configure(options: argparse.Namespace, row: str, seed: int) -> Config:
     return dataclasses.replace(config, data=data)
 
 
-def _place(folder: pathlib.Path, row: str, seed: int) -> Workdir:
+def _row_workdir(folder: pathlib.Path, row: str, seed: int) -> Workdir:
     return Workdir(folder / f"{row}-{seed}")
 
 
-def _check(
+def _check_row(
     config: Config, folder: pathlib.Path, row: str, scale: str, finished: Result | None
 ) -> None:
     """Checks that a row has the scale, steps and data of a finished row, and can be scored."""
@@ -103,7 +103,7 @@ def _check(
             f"{folder}: holds rows of --scale {finished.scale} --steps {finished.steps}, but "
             f"{scale} and {steps} were given; give the same, or another --workdir"
         )
-    data = open_dataset(config, _place(folder, row, seed))
+    data = open_dataset(config, _row_workdir(folder, row, seed))
     if finished and data.identity != finished.data:
         raise UserError(
             f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "

@@ -24,7 +24,7 @@ _TOKEN = 0.19  # inches from token to token
 _NARROWEST, _WIDEST = 4.0, 14.0  # inches
 _GAP = 1.2  # inches between the two rows of tokens
 _LETTER = 0.082  # inches
-_FAINT = 0.01  # smallest weight that is drawn
+_MIN_WEIGHT = 0.01  # smallest weight that is drawn
 
 
 def figure_panels(number: int, choice: PaperFigure) -> list[PaperFigure]:
@@ -68,7 +68,7 @@ def attention_lines(
         for axes, panel in zip(rows, panels, strict=True):
             _draw(axes, panel, weights)
             _write(axes, panel, labels, points=min(8.0, 72 * 0.8 * width / len(tokens)))
-        page.suptitle(figure.drawable(title), x=0.01, ha="left", parse_math=False)
+        page.suptitle(figure.replace_missing_glyphs(title), x=0.01, ha="left", parse_math=False)
 
 
 def _draw(axes: Axes, panel: PaperFigure, weights: Float[np.ndarray, "H S S"]) -> None:
@@ -77,7 +77,7 @@ def _draw(axes: Axes, panel: PaperFigure, weights: Float[np.ndarray, "H S S"]) -
     queries = range(count) if panel.token is None else [panel.token]
     bottom = 0.0 if panel.token is None else 0.04 * len(panel.heads)
     for order, head in enumerate(panel.heads):
-        seen = [(q, k) for q in queries for k in range(count) if weights[head, q, k] >= _FAINT]
+        seen = [(q, k) for q in queries for k in range(count) if weights[head, q, k] >= _MIN_WEIGHT]
         strengths = [weights[head, q, k] for q, k in seen]
         # The opacity of small weights is raised for one query; for all, they would hide large ones.
         power = 1.0 if panel.token is None else 0.5

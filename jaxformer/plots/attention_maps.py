@@ -66,7 +66,7 @@ def attention_map(
         bar = page.colorbar(image, ax=page.axes, pad=0.01, aspect=page_height / 0.12)
         bar.set_label("attention weight")
         wrapper = textwrap.TextWrapper(int(page_width / _CHARACTER), max_lines=3, placeholder=" …")
-        lines = map(wrapper.fill, figure.drawable(title).split("\n"))
+        lines = map(wrapper.fill, figure.replace_missing_glyphs(title).split("\n"))
         page.suptitle("\n".join(lines), x=0.01, ha="left", parse_math=False)
 
 
@@ -87,5 +87,5 @@ def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> Non
 
 def token_label(piece: str) -> str:
     """Returns a drawable label of at most 16 characters, with a middle dot for a space."""
-    label = figure.drawable(piece.replace("▁", "·"))
+    label = figure.replace_missing_glyphs(piece.replace("▁", "·"))
     return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"

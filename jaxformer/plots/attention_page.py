@@ -71,7 +71,7 @@ class AttentionView:
         figures: Mapping[int, PaperFigure] | None = None,
         figure: int | None = None,
     ) -> str:
-        """Returns an interactive page, to write to a UTF-8 file or to embed with :func:`in_frame`.
+        """Returns an interactive page, for a UTF-8 file or :func:`embed_in_frame`.
 
         Args:
           kind: Attention shown first: "encoder", "decoder" or "cross".
@@ -98,15 +98,15 @@ class AttentionView:
             "target": self.target,
             "layers": layers,
             "heads": all_heads,
-            "weights": {name: _packed(name, getattr(self, name)) for name in _KINDS},
+            "weights": {name: _encode_weights(name, getattr(self, name)) for name in _KINDS},
             "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
             "start": {"kind": kind, "layer": first, "heads": heads, "figure": figure},
         }
-        texts = {"sentence": _text(self.sentence), "translation": _text(self.translation)}
-        return _filled(**texts, data=_json(content))
+        texts = {name: _escape_html(getattr(self, name)) for name in ("sentence", "translation")}
+        return _fill_template(**texts, data=_escape_json(content))
 
     def _repr_html_(self) -> str:
-        return in_frame(self.page())
+        return embed_in_frame(self.page())
 
 
 def _check_indices(name: str, indices: Sequence[int], count: int) -> None:
@@ -115,7 +115,7 @@ def _check_indices(name: str, indices: Sequence[int], count: int) -> None:
             raise UserError(f"expected {name} to be from 0 to {count - 1}, got {index!r:.80}")
 
 
-def in_frame(page: str, height: int = 760) -> str:
+def embed_in_frame(page: str, height: int = 760) -> str:
     """Embeds a page in a sandboxed frame of a notebook, isolated from the page around it."""
     return (
         f'<iframe title="Attention" sandbox="allow-scripts" width="100%" height="{height}" '
@@ -123,20 +123,20 @@ def in_frame(page: str, height: int = 760) -> str:
     )
 
 
-def _filled(**contents: str) -> str:
+def _fill_template(**contents: str) -> str:
     """Fills the template; replaced text is not scanned for ``{{name}}`` again."""
-    scripts = {name: _part(file) for name, file in _SCRIPTS.items()}
-    style = _part("attention_page.css")
+    scripts = {name: _read_part(file) for name, file in _SCRIPTS.items()}
+    style = _read_part("attention_page.css")
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_digest, scripts.values()))}; "
         f"style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
     )
     parts = {**contents, **scripts, "style": style, "policy": policy}
-    template = _part("attention_page.html")
+    template = _read_part("attention_page.html")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
-def _part(file: str) -> str:
+def _read_part(file: str) -> str:
     # Text mode normalizes newlines, as browsers do before they hash a script or style.
     return importlib.resources.files("jaxformer.plots").joinpath(file).read_text(encoding="ascii")
 
@@ -145,7 +145,7 @@ def _digest(part: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
 
 
-def _packed(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
+def _encode_weights(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
     """Encodes the weights as Base64 of little-endian uint16, in C order."""
     if not np.isfinite(weights).all():
         raise UserError(
@@ -156,12 +156,12 @@ def _packed(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
     return base64.b64encode(fractions.tobytes()).decode()
 
 
-def _json(content: object) -> str:
+def _escape_json(content: object) -> str:
     """Encodes JSON for a script element, with escapes for </script> and comments."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _text(text: str) -> str:
+def _escape_html(text: str) -> str:
     """Escapes text for HTML; unpaired surrogates become U+FFFD."""
     return html.escape(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -52,12 +52,12 @@ def drawing(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]
         save_figure(page, path)
 
 
-def drawable(text: str) -> str:
+def replace_missing_glyphs(text: str) -> str:
     """Replaces every character that no installed font contains by a box.
 
     Unprintable characters, such as controls and joiners, are removed.
 
-    >>> drawable("größer\u200d \U0001f9e9")
+    >>> replace_missing_glyphs("größer\u200d \U0001f9e9")
     'größer □'
     """
     return "".join(

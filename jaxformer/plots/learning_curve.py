@@ -37,7 +37,7 @@ _MAX_PANELS = 99
 # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _DIVERGED, _LARGEST = 1e9, 1e30
 _MARKER = {"marker": "o", "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.6}
-_LOOKS = {
+_STYLES = {
     "train": {"color": figure.BLUE, "label": "training"},
     "valid": {"color": figure.ORANGE, "label": "validation", **_MARKER},
 }
@@ -73,7 +73,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
     found = (r for kind in ("valid", "train") for r in records if r.get("kind") == kind)
     names = dict.fromkeys(name for record in found for name in record if name not in _NOT_DRAWN)
     curves = {
-        name: {kind: _curve(records, kind, name) for kind in _LOOKS}
+        name: {kind: _curve(records, kind, name) for kind in _STYLES}
         for name in list(names)[:_MAX_PANELS]
     }
     shown = [name for name in curves if any(curves[name].values())]
@@ -110,13 +110,13 @@ def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[i
 
 
 def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:
-    axes.set_title(_TITLES.get(name, figure.drawable(name)[:40]), parse_math=False)
+    axes.set_title(_TITLES.get(name, figure.replace_missing_glyphs(name)[:40]), parse_math=False)
     axes.grid(visible=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for kind, curve in curves.items():
         if curve:
-            line = axes.plot(list(curve), list(curve.values()), **_LOOKS[kind])[0]
+            line = axes.plot(list(curve), list(curve.values()), **_STYLES[kind])[0]
             if len(curve) == 1:  # A line through one point is invisible.
                 line.set_marker("o")
     axes.set_xlim(left=0)

@@ -72,7 +72,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         valid_plan=sequential_plan(
             valid.src_lengths, valid.tgt_lengths, tokens_per_batch=data.tokens_per_batch
         ),
-        valid_text=_translatable(config, corpus, tokenizer),
+        valid_text=_pairs_to_decode(config, corpus, tokenizer),
     )
 
 
@@ -121,7 +121,7 @@ def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorp
         )
 
 
-def _translatable(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+def _pairs_to_decode(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Returns the first validation pairs whose source is short enough for the model."""
     pairs = corpus.pairs(data_section(config, DataConfig).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)

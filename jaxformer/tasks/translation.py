@@ -84,12 +84,12 @@ class Translation(TokenTask):
 
     def _log_formats(self) -> dict[str, str]:
         if self._section.corpus == "numerals":
-            return {"exact_match": f"exact {{:.1f}}%{self._of_sentences()}"}
+            return {"exact_match": f"exact {{:.1f}}%{self._subset_note()}"}
         scorer = cast(BLEU, sacrebleu(self._section.target_language).scorer)
         tokenizer = scorer.tokenizer.signature()
-        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer){self._of_sentences()}"}
+        return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer){self._subset_note()}"}
 
-    def _of_sentences(self) -> str:
+    def _subset_note(self) -> str:
         """Returns which validation sentences are decoded, if not all."""
         decoded, every = len(self._data.valid_text), len(self._data.valid)
         return f" of the first {decoded:,} of {every:,} sentences" if decoded < every else ""
@@ -117,7 +117,7 @@ class Translation(TokenTask):
             ("training", section.train, data.train, section.max_length),
             ("validation", section.valid, data.valid, self.config.model.max_length),
         ):
-            counts.append(f"{len(store):,} {name} pairs, {_counts(store.findings, longest)}")
+            counts.append(f"{len(store):,} {name} pairs, {_count_pairs(store.findings, longest)}")
             notes += data.corpus.notes(split)
             for kind, finding in store.findings.items():
                 places = [data.corpus.place(split, *place) for place in finding.first]
@@ -205,7 +205,7 @@ def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
     return 100 * sum(map(operator.eq, ours, references)) / len(references)
 
 
-def _counts(findings: Findings, longest: int) -> str:
+def _count_pairs(findings: Findings, longest: int) -> str:
     """Returns how many pairs are skipped, and how many of the others are unusual."""
     long, empty = findings.count(LONG), findings.count(EMPTY)
     kept = {kind: found for kind, found in findings.items() if kind not in _DESCRIPTIONS}

@@ -31,8 +31,8 @@ from jaxformer.training.settings import FitConfig
 from jaxformer.training.state import (
     StartFrom,
     TrainState,
+    changed_hyperparameters,
     is_finite,
-    other_hyperparameters,
     restore_or_initialize,
 )
 from jaxformer.training.step import CompiledStep, make_train_step
@@ -200,7 +200,7 @@ class Run:
         )
         self.reporter.log(f"{'resumed from' if start else 'starting at'} step {start}")
         if start:
-            for line in other_hyperparameters(self.optimizer, state):
+            for line in changed_hyperparameters(self.optimizer, state):
                 self.reporter.log(line)
             if not self.validation.resume(state, start):
                 self.stop.end_run(start)

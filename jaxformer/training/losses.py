@@ -48,11 +48,12 @@ def cross_entropy(
     Raises:
       UserError: The shapes do not match.
     """
-    features, embedding, targets, weights = _checked(features, embedding, targets, weights)
+    features, embedding, targets, weights = _check_arguments(features, embedding, targets, weights)
 
     def sums(embedding, features, targets, weights):
-        features, targets, weights = _chunks(features, targets, weights, embedding.shape[0])
-        return _chunked(*match_varying_axes(embedding, features), targets, weights, label_smoothing)
+        features, targets, weights = _make_chunks(features, targets, weights, embedding.shape[0])
+        embedding, features = match_varying_axes(embedding, features)
+        return _sum_chunks(embedding, features, targets, weights, label_smoothing)
 
     if has_explicit_axes(embedding, features):
         rows = (features, targets, weights)
@@ -84,7 +85,7 @@ def projected_cross_entropy(
     return cross_entropy(rows, matrix, targets.reshape(-1), weights, smoothing)
 
 
-def _checked(*arguments):
+def _check_arguments(*arguments):
     """Converts to arrays. Weights other than 0 become NaN for targets outside the vocabulary."""
     features, embedding, targets, weights = map(jnp.asarray, arguments)
     rows = features.shape[:1]
@@ -101,7 +102,7 @@ def _checked(*arguments):
     return features, embedding, targets.astype(jnp.int32), weights
 
 
-def _chunks(features, targets, weights, vocab_size):
+def _make_chunks(features, targets, weights, vocab_size):
     """Pads the rows and reshapes them into chunks along a new first axis."""
     rows = features.shape[0]
     logits = backend().logits_per_chunk
@@ -116,21 +117,21 @@ def _chunks(features, targets, weights, vocab_size):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _chunked(embedding, features, targets, weights, smoothing):
+def _sum_chunks(embedding, features, targets, weights, smoothing):
     """Returns both sums, for callers that take no gradient."""
     projection = _projection(embedding, features.dtype)
 
     def chunk_sums(chunk):
         rows, targets, weights = chunk
-        loss, nll, _ = _chunk(rows, targets, projection, smoothing)
+        loss, nll, _ = _chunk_loss(rows, targets, projection, smoothing)
         return (weights * loss).sum(), (weights * nll).sum()
 
     loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
     return loss.sum(), nll.sum()
 
 
-@_chunked.defjvp
-def _chunked_jvp(smoothing, primals, tangents):
+@_sum_chunks.defjvp
+def _sum_chunks_jvp(smoothing, primals, tangents):
     """Returns both sums, and the tangent of the loss from its gradients, in one pass.
 
     This serves both modes of differentiation. The tangent of the likelihood is 0 by design.
@@ -141,7 +142,7 @@ def _chunked_jvp(smoothing, primals, tangents):
 
     def chunk_gradients(kernel_gradient, chunk):
         rows, targets, weights = chunk
-        loss, nll, logits_gradient = _chunk(rows, targets, projection, smoothing)
+        loss, nll, logits_gradient = _chunk_loss(rows, targets, projection, smoothing)
         logits_gradient = (weights[:, None] * logits_gradient).astype(kernel.dtype)
         kernel_gradient += matmul_tn(rows, logits_gradient).astype(kernel_gradient.dtype)
         features_gradient = matmul_nt(logits_gradient, kernel).astype(rows.dtype)
@@ -173,7 +174,7 @@ def _projection(embedding, dtype):
     return kernel, rounded.mean(axis=0, dtype=at_least_float32(rounded)), vocab_size
 
 
-def _chunk(features, targets, projection, smoothing):
+def _chunk_loss(features, targets, projection, smoothing):
     """Returns the loss, the likelihood, and the gradient with respect to the logits of every row.
 
     The gradient is undefined for the columns that pad the kernel.

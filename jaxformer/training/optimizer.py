@@ -88,7 +88,7 @@ def configured_optimizer(
         options = {"weight_decay": decay, "consistent_rms": 0.2, "adam_b2": 0.98}
         return optax.chain(*parts, muon(schedule, describe(), **options))
     adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
-    parts.append(adam if settings.adam_dtype == "float32" else _kept_in_bfloat16(adam))
+    parts.append(adam if settings.adam_dtype == "float32" else _round_state_to_bfloat16(adam))
     if decay:
         decays = jax.tree.map(_is_matrix, describe(), is_leaf=_is_info)
         parts.append(optax.add_decayed_weights(decay, decays))
@@ -137,7 +137,7 @@ def path_of(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _kept_in_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _round_state_to_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Rounds the state of ``inner`` to bfloat16 between steps; it still computes in float32."""
 
     def cast(state: PyTree, dtype: str) -> PyTree:

@@ -30,7 +30,7 @@ class Contribution(NamedTuple):
     grad_norm: float  # of its share of the gradient of the step
 
 
-class Replayed(NamedTuple):
+class ReplayedStep(NamedTuple):
     """A step that was taken again."""
 
     start: int  # step of the checkpoint from which the state was computed again; 0 without one
@@ -46,15 +46,15 @@ def replay_step(
     settings: FitConfig,
     step: int,
     start_from: StartFrom | None = None,
-) -> Replayed:
+) -> ReplayedStep:
     """Takes one step of a run again, from the newest checkpoint before it.
 
     On the same kind and number of devices, all numbers are the same bits as in training.
     """
     # A run takes no more steps than this after its newest checkpoint.
-    most = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
-    if not 1 <= step <= most:
-        raise UserError(f"expected a step that the run has taken, from 1 to {most}: got {step}")
+    last = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
+    if not 1 <= step <= last:
+        raise UserError(f"expected a step that the run has taken, from 1 to {last}: got {step}")
     state, _ = restore_or_initialize(
         task, optimizer, mesh, settings.seed, checkpoints, start_from, before=step
     )
@@ -71,7 +71,7 @@ def replay_step(
     sums = {name: float(value) for name, value in jax.device_get(sums).items()}
     key = step_key(settings.seed, jnp.asarray(step - 1))
     found = _contributions(task.loss, params, key, task.examples(step - 1, batch))
-    return Replayed(start, sums, sorted(found, key=_rank))
+    return ReplayedStep(start, sums, sorted(found, key=_rank))
 
 
 def _contributions(

@@ -74,12 +74,12 @@ def init_state(
         state = jax.jit(create, out_shardings=layout)(jax.random.key(seed))
         if start_from is None:
             return state
-        params = _placed_like(state.params, start_from(state.params))
+        params = _place_like(state.params, start_from(state.params))
         opt_state = jax.jit(optimizer.init, out_shardings=layout.opt_state)(params)
         return state._replace(params=params, opt_state=opt_state)
 
 
-def _placed_like(fresh: PyTree, params: PyTree) -> PyTree:
+def _place_like(fresh: PyTree, params: PyTree) -> PyTree:
     """Returns parameters cast and sharded like ``fresh``, which has the same names and shapes."""
     expected, found = (
         {jax.tree_util.keystr(path): np.shape(a) for path, a in jax.tree.leaves_with_path(tree)}
@@ -184,7 +184,7 @@ def _check_parameters(state: TrainState) -> None:
             )
 
 
-def other_hyperparameters(
+def changed_hyperparameters(
     optimizer: optax.GradientTransformation, state: TrainState
 ) -> Iterator[str]:
     """Yields a line for each injected hyperparameter whose saved value replaces another one."""

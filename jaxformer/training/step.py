@@ -24,7 +24,7 @@ from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
 # Names that the step adds to the sums of a loss.
-_OWN = {"grad_norm", "skipped"}
+_ADDED = {"grad_norm", "skipped"}
 # Some rows of a batch, and their numbers in the global batch.
 Rows = tuple[PyTree, Int[Array, " B"]]
 # (state, batch, seed) -> (next state, sums of the batch), and the same for one seed
@@ -234,7 +234,7 @@ def global_sums(
 
 def checked_sums(sums: object) -> Sums:
     """Converts the sums of a loss function to arrays, or raises ``UserError``."""
-    if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _OWN & sums.keys():
+    if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _ADDED & sums.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise UserError(
             'loss: expected a dict of sums with "loss", "count" and any others but "skipped" and '

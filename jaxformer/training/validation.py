@@ -128,7 +128,7 @@ class Validation:
         if name in values:
             score = values[name] if mode == "max" else -values[name]
             self.checkpoints.attach_score(step, score)
-            self._count(score)
+            self._record_score(score)
         return True
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float] | None:
@@ -169,7 +169,7 @@ class Validation:
             raise failures[0]
         return None if self.stop.agree_to_stop(stopped) else values
 
-    def _count(self, score: float) -> None:
+    def _record_score(self, score: float) -> None:
         """Counts the validations since the best one."""
         score, (best, since) = processes.all_gather(score)[0], self.history or (-math.inf, 0)
         self.history = (score, 0) if score > best else (best, since + 1)
@@ -186,7 +186,7 @@ class Validation:
         Repeats it if it was due and was interrupted; returns whether it ended, as :meth:`run`.
         """
         if (score := self.checkpoints.score(start)) is not None:
-            self._count(score)
+            self._record_score(score)
         elif start <= self.settings.steps and self.is_due(start):
             return self.run(start, state)
         return True

@@ -23,7 +23,7 @@ from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_a_word
+from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_per_word
 from jaxformer.tasks.parsing.task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
@@ -209,7 +209,7 @@ def test_parts_of_speech_follow_attention(tokens, looks_at, expected):
     for token, word in enumerate(looks_at):
         if word != "-":
             weights[token, int(word)] = 0.97
-    assert one_tag_a_word(tokens, weights) == expected.split()
+    assert one_tag_per_word(tokens, weights) == expected.split()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class EncoderLoss(TokenLoss):
         mask_rate = data_section(config, LabeledConfig).mask_rate
         return dataclasses.replace(super().of(config), mask_rate=mask_rate)
 
-    def draw(
+    def draw_mask(
         self, src: Int[Array, "B S"], key: Array, row_ids: Int[Array, " B"]
     ) -> tuple[Bool[Array, "B S"], Float[Array, "B S"], Float[Array, "B S"]]:
         """Returns the tokens to mask, and two uniform numbers for each token."""
@@ -64,7 +64,7 @@ class ClassificationLoss(EncoderLoss):
         if randomness is not None:
             # Of the seed that dropout uses, too, but of another stream.
             key = jax.random.fold_in(randomness.key, 1)
-            src = jnp.where(self.draw(src, key, randomness.row_ids)[0], _MASK, src)
+            src = jnp.where(self.draw_mask(src, key, randomness.row_ids)[0], _MASK, src)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Array:
             return module(src, **dropout)
@@ -91,7 +91,7 @@ class MaskedLoss(EncoderLoss):
     """
 
     def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        inputs, predicted = self.masked(batch.src, randomness)
+        inputs, predicted = self.mask_tokens(batch.src, randomness)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Output:
             return module.features(inputs, **dropout), module.output_projection()
@@ -99,7 +99,7 @@ class MaskedLoss(EncoderLoss):
         sums = self.sums(self.apply(params, randomness, forward), batch.src, predicted)
         return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
 
-    def masked(
+    def mask_tokens(
         self, src: Int[Array, "B S"], randomness: Randomness | None
     ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
@@ -107,7 +107,7 @@ class MaskedLoss(EncoderLoss):
         key, row_ids = jax.random.key(0, impl="threefry2x32"), src.sum(axis=1)
         if randomness is not None:
             key, row_ids = randomness
-        predicted, kind, token = self.draw(src, key, row_ids)
+        predicted, kind, token = self.draw_mask(src, key, row_ids)
         other = _LEAST_TOKEN + (token * (self.model.vocab_size - _LEAST_TOKEN)).astype(src.dtype)
         replaced = jnp.where(kind < 0.8, _MASK, jnp.where(kind < 0.9, other, src))
         return jnp.where(predicted, replaced, src), predicted

@@ -89,7 +89,7 @@ def delinearize(
             f"{len(known)} tags"
         )
     leaves = iter([Leaf(tag, word) for tag, word in zip(known, words, strict=True)])
-    events, depth = _repaired(tokens, leaves, tagged=tags is not None)
+    events, depth = _repair_brackets(tokens, leaves, tagged=tags is not None)
     if depth:
         return single_root(build_trees([*events, *leaves, *[None] * depth]))
     trees, rest = build_trees(events), tuple(leaves)
@@ -98,7 +98,7 @@ def delinearize(
     return single_root([*trees, *rest])
 
 
-def _repaired(
+def _repair_brackets(
     tokens: Iterable[str], leaves: Iterator[Leaf], *, tagged: bool
 ) -> tuple[list[Event], int]:
     """Applies rules 1 and 2; returns events and the number of constituents still open."""

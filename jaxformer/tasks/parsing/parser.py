@@ -66,7 +66,7 @@ class Parser:
     ) -> list[Tree | None]:
         """Returns the tree over the words of each sentence, in the order given.
 
-        The tree is the :func:`best_hypothesis`, repaired: :func:`one_tag_a_word` aligns parts of
+        The tree is the :func:`best_hypothesis`, repaired: :func:`one_tag_per_word` aligns parts of
         speech with words by the model's attention, and :func:`delinearize` completes the brackets.
 
         Args:
@@ -93,7 +93,7 @@ class Parser:
         attention = word_attention(self.translator, sources, [(p.text, p.tokens) for p in parses])
         trees: list[Tree | None] = []
         for parse, weights, words, known in zip(parses, attention, sentences, tags, strict=True):
-            tokens = one_tag_a_word(split_spaces(parse.text), weights)
+            tokens = one_tag_per_word(split_spaces(parse.text), weights)
             trees.append(delinearize(tokens, words, known) if words else None)
         return trees
 
@@ -129,7 +129,7 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
     return max(beam, key=log_prob, default=Hypothesis("", [], 0.0, 0.0))
 
 
-def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:
+def one_tag_per_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:
     """Returns tokens with exactly one part of speech per word, except for trailing words.
 
     A decoder sometimes skips or repeats a word, which would shift all words after it. Its attention
@@ -138,7 +138,7 @@ def one_tag_a_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> 
     word.
 
     >>> weights = np.eye(3)[[0, 0, 2, 2]]  # no token attends to the second word
-    >>> " ".join(one_tag_a_word("(NP (DT) (NN) )NP".split(), weights))
+    >>> " ".join(one_tag_per_word("(NP (DT) (NN) )NP".split(), weights))
     '(NP (DT) XX (NN) )NP'
     """
     positions = [n for n, token in enumerate(tokens) if is_preterminal(token)]

@@ -23,7 +23,7 @@ class Parsing(Translation):
         return cls(config, open_dataset(config, folder, corpus or TreesCorpus()))
 
     def _log_formats(self) -> dict[str, str]:
-        return {"f1": f"F1 {{:.2f}}{self._of_sentences()}", "exact_match": "exact {:.1f}%"}
+        return {"f1": f"F1 {{:.2f}}{self._subset_note()}", "exact_match": "exact {:.1f}%"}
 
     def decode(
         self,

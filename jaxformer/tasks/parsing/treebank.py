@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from jaxformer.data.file_corpora import FileCorpus
 from jaxformer.data.text_files import read_file
 from jaxformer.tasks.parsing.linearization import linearize
-from jaxformer.tasks.parsing.trees import Tree, normalize, place_trees
+from jaxformer.tasks.parsing.trees import Tree, locate_trees, normalize
 
 
 class TreesCorpus(FileCorpus):
@@ -29,6 +29,6 @@ class TreesCorpus(FileCorpus):
 
 
 def _trees(path: pathlib.Path) -> Iterator[tuple[str, Tree]]:
-    for place, tree in place_trees(read_file(path), str(path)):
+    for place, tree in locate_trees(read_file(path), str(path)):
         if (normalized := normalize(tree)) is not None:
             yield place, normalized

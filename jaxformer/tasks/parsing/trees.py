@@ -167,10 +167,10 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
     >>> [str(tree) for tree in read_trees(["( (S (NP (PRP It))", "(VP (VBZ works))))"], "example")]
     ['( (S (NP (PRP It)) (VP (VBZ works))))']
     """
-    return (tree for _, tree in place_trees(lines, name))
+    return (tree for _, tree in locate_trees(lines, name))
 
 
-def place_trees(lines: Iterable[str], name: str) -> Iterator[tuple[str, Tree]]:
+def locate_trees(lines: Iterable[str], name: str) -> Iterator[tuple[str, Tree]]:
     """Reads the trees in lines as :func:`read_trees` does, each with the line where it begins."""
     stack: list[_Bracket] = []
     for number, line in enumerate(lines, 1):

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxformer.plots.attention_page import AttentionView, in_frame
+from jaxformer.plots.attention_page import AttentionView, embed_in_frame
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no browser: needs playwright")
 
@@ -178,7 +178,7 @@ def test_words_are_not_markup(page):
 
 
 def test_a_notebook_s_frame_works_in_its_sandbox(visit):
-    page = visit(f"<!DOCTYPE html><title>notebook</title><body>{in_frame(PAGE)}</body>")
+    page = visit(f"<!DOCTYPE html><title>notebook</title><body>{embed_in_frame(PAGE)}</body>")
     frame = page.frame_locator("iframe")
     frame.locator(".queries .token").nth(2).hover()
     rest(page)

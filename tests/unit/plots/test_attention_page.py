@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.plots.attention_page import AttentionView, in_frame
+from jaxformer.plots.attention_page import AttentionView, embed_in_frame
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -134,7 +134,7 @@ def test_a_selection_that_does_not_exist_is_refused(settings, message):
 
 def test_a_frame_sandboxes_the_page():
     page = page_of(HOSTILE, ["c"])
-    ((tag, attributes, text),) = Reader(in_frame(page, height=500)).elements
+    ((tag, attributes, text),) = Reader(embed_in_frame(page, height=500)).elements
     assert (tag, text) == ("iframe", [])
     assert attributes["srcdoc"] == page
     assert attributes["sandbox"] == "allow-scripts"  # allow-same-origin would break the isolation.

@@ -9,7 +9,7 @@
 figures and hardware.
 
 Departs from the paper: matmuls in bfloat16, for current accelerators; 32,000 BPE tokens
-instead of 32,000 word pieces; 40.8 million sentence pairs, where the paper counts 36 million.
+instead of 32,000 word pieces; 40.8 million sentence pairs instead of 36 million.
 Measured: nothing yet.
 """
 

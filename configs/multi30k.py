@@ -7,12 +7,12 @@
     jaxformer evaluate --workdir runs/multi30k --source data/multi30k/test_2016_flickr.en \
         --reference data/multi30k/test_2016_flickr.de
 
-``docs/data.md`` has origin, license and hashes of the corpus. The model has the size from Wu
-et al. 2021, "Good for Misconceived Reasons": 4 layers of width 128 with dropout 0.3. It fits so
-small a corpus better than the paper's base model does.
+``docs/data.md`` has origin, license and hashes of the corpus. The model has the size of Wu et
+al. 2021, "Good for Misconceived Reasons": 4 layers of width 128 with dropout 0.3. It suits such a
+small corpus better than the paper's base model.
 Measured: 39.10 lowercased tokenized BLEU (38.73 sacreBLEU, 62.51 chrF) on test_2016_flickr after
 12,500 steps, in 69 minutes on two CPU cores that were shared for part of the run; 0.276 s per step
-while they were not shared.
+on unshared cores.
 """
 
 import dataclasses
@@ -58,9 +58,9 @@ MULTI30K = Config(
 )
 
 
-# The recipe of Wu et al. 2021 for Transformer-Tiny, as in the authors' code. Moses' tokenizer makes
-# the words, and the vocabulary is learned jointly: 9,304 of its tokens occur (theirs: 9,708). Two
-# GPUs had 4,096 tokens each; an epoch has about 55 steps.
+# The recipe of Wu et al. 2021 for Transformer-Tiny, as in the authors' code. Moses'
+# tokenizer splits words, and the vocabulary is joint: 9,304 of its tokens occur (theirs: 9,708).
+# They used two GPUs with 4,096 tokens each; an epoch has about 55 steps.
 WU = dataclasses.replace(
     MULTI30K,
     model=dataclasses.replace(MULTI30K.model, vocab_size=9968, biases=True, norm_epsilon=1e-5),

@@ -20,7 +20,7 @@ from jaxformer.paper.table3_rows import ROWS, row_config
 
 
 def get_config(variant: str = ""):
-    """Returns the config, for ``--config=configs/table3.py:A1`` and the like."""
+    """Returns the config, for example for ``--config=configs/table3.py:A1``."""
     row, _, scale = variant.partition(",")
     rows = {name: row_config(name, scale or "paper") for name in ROWS}
     return select({"": rows["base"], **rows}, row)

@@ -32,7 +32,7 @@ def check_text(text: Any, name: str) -> None:
 
 
 def check_texts(texts: Iterable[str], name: str) -> list[str]:
-    """Returns the texts as a list; refuses a single string, and anything but strings."""
+    """Returns the texts as a list; refuses a single string, and items of other types."""
     if isinstance(texts, str | bytes):
         shown = reprlib.repr(texts)
         raise UserError(
@@ -78,7 +78,7 @@ def check_same_length(given: Sequence[Any], others: Sequence[Any], name: str, ot
 
 
 def is_unicode(text: str) -> bool:
-    """Returns whether UTF-8 can encode a text, which may hold half of a surrogate pair."""
+    """Returns whether UTF-8 can encode a text, which may contain an unpaired surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -87,6 +87,6 @@ def is_unicode(text: str) -> bool:
 
 
 def check_unicode(text: str, place: str) -> None:
-    """Checks that UTF-8 can encode a text, which is at ``place``."""
+    """Checks that UTF-8 can encode a text; error messages begin with ``place``."""
     if not is_unicode(text):
         raise UserError(f"{place}: not UTF-8")

@@ -6,8 +6,7 @@ dataclasses are hashable, so they can be linen fields and static arguments of ``
 one with ``dataclasses.replace``.
 
 ``configs/*.py`` return a ``ConfigDict`` (:func:`to_config_dict`), which gives the command line
-typed overrides. :meth:`Config.from_dict` converts it back, so that overridden values are validated
-too.
+typed overrides. :meth:`Config.from_dict` converts it back, which validates overridden values, too.
 """
 
 import dataclasses
@@ -53,9 +52,9 @@ class Config:
     Attributes:
       model: Architecture.
       data: Sentence pairs, or the data of another kind of experiment; ``corpus`` selects the kind.
-      training: Optimizer, length of the run, reports.
+      training: Optimizer, number of steps, reports.
       mesh: Distribution over devices.
-      search: Search of validation and of all later commands.
+      search: Search used in validation and by all commands.
 
     Raises:
       UserError: A section has the wrong type, or two sections contradict each other.
@@ -133,7 +132,7 @@ def check_kind(config: Config, *kinds: Kind) -> None:
 
 
 def data_section(config: Config, section: type[Section]) -> Section:
-    """Returns ``config.data``, and refuses data of another class than ``section``."""
+    """Returns ``config.data``, which must be a ``section``."""
     if not isinstance(config.data, section):
         raise UserError(
             f"expected data to be a {section.__name__}, got {config.kind.description}, of "
@@ -143,7 +142,7 @@ def data_section(config: Config, section: type[Section]) -> Section:
 
 
 def _check_search(search: BeamSearch | Sampling) -> None:
-    """Checks that a file can hold the search, and that no setting would go unused."""
+    """Checks that a file can store the search, and that no setting would be unused."""
     for name in ("bos_id", "eos_id", "pad_id"):
         if getattr(search, name) != getattr(BeamSearch, name):
             raise UserError(

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# Exit code of training that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
+# Exit code of a stopped run that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
 RESUMABLE = 75
-# How output shows what UTF-8 cannot encode: the bytes of a file name that is not UTF-8.
+# Error handler that shows the bytes of file names that are not UTF-8.
 NOT_UTF8 = "backslashreplace"
-# Packages of optional features by module; anything else that is missing is a bug.
+# Packages of optional features, by module. Any other missing module is a bug.
 _OPTIONAL = {"matplotlib": "matplotlib", "tensorflow_datasets": "tensorflow-datasets"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -32,7 +32,7 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
-    """Says how to install an optional package, or an extra with it, if its import fails."""
+    """Explains how to install an optional package, or its extra, if the import fails."""
     try:
         yield
     except ImportError:
@@ -51,18 +51,18 @@ def did_you_mean(
 
 
 class StoppedError(KeyboardInterrupt):
-    """Training that a signal has stopped; the same command resumes it."""
+    """A signal has stopped training; the same command resumes it."""
 
 
 class SomeLinesError(Exception):
-    """Some lines of the input could not be done, and all others are done; exit code 3."""
+    """Some lines of the input failed, and all others are done; exit code 3."""
 
 
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command, reports errors as one line on standard error, and returns the exit code.
 
-    The exit codes of all commands are in docs/training.md. The command keeps running, without
-    messages and progress bars, if the reader of its standard error is gone. Its standard output is
+    The exit codes of all commands are in docs/training.md. If the reader of standard error has
+    exited, the command keeps running, without messages and progress bars. Its standard output is
     UTF-8, whatever the locale, as are all files it writes.
     """
     _tolerate_closed_stderr()
@@ -71,7 +71,7 @@ def exit_code(command: Callable[[], None]) -> int:
     try:
         command()
     except (UserError, AssertionError, RuntimeError) as error:
-        # Only the error of a failed computation can hide a missing device.
+        # A missing device may only show as the error of a computation.
         failed = any(isinstance(e, AssertionError | RuntimeError) for e in _contexts(error))
         reason = missing_device(error) if failed else None
         if reason is None and not isinstance(error, UserError):
@@ -96,7 +96,7 @@ def exit_code(command: Callable[[], None]) -> int:
 
 
 def _contexts(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and the errors during whose handling it was raised."""
+    """Yields an error, its context, the context of its context, and so on."""
     while error is not None:
         yield error
         error = error.__context__
@@ -123,7 +123,7 @@ def missing_device(error: object = "") -> str | None:
 
 
 def _tolerate_closed_stderr() -> None:
-    """Replaces the process's own standard error with one that drops what cannot be written."""
+    """Replaces the process's standard error with one that drops output it cannot write."""
     if sys.stderr is not sys.__stderr__:
         return  # Captured by a notebook or a test, or already replaced.
     if sys.stderr is None:  # Closed before the program began.
@@ -138,7 +138,7 @@ def _tolerate_closed_stderr() -> None:
 
 
 class _DroppingFile(io.FileIO):
-    """A file to which writing never fails, even if its reader or its terminal is gone."""
+    """A file to which writing never fails, even if its reader has exited."""
 
     def write(self, data: Any) -> int | None:
         try:

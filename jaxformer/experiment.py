@@ -92,7 +92,7 @@ def train(
 
 
 def _prepare(config: Config, folder: Workdir) -> None:
-    """Checks a run, and prints warnings, before its data is read, which can take long."""
+    """Checks a run and prints warnings before it reads its data, which can take long."""
     if config.model.compute_dtype == "int8":
         raise UserError(
             "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
@@ -120,7 +120,7 @@ def _prepare(config: Config, folder: Workdir) -> None:
 
 
 def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
-    """Takes one step of a run again and measures its examples; changes nothing in the workdir."""
+    """Repeats one step of a run and measures its examples; changes nothing in the workdir."""
     use_compilation_cache()
     folder = Workdir(model_path(workdir))
     config = read_config(folder)
@@ -134,8 +134,8 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
     """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
 
-    Process 0 comes first, and leaves files for the others in a shared file system. If it fails, the
-    others run into the same failure.
+    Process 0 goes first, and leaves files for the other processes on a shared file system. If it
+    fails, they fail with the same error.
     """
     if not processes.is_primary():
         multihost_utils.sync_global_devices("data")

@@ -12,7 +12,7 @@ from jaxformer.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 
-# Fields of a model that a trained model may be used with other values of.
+# Fields that may have other values when a trained model is used.
 _MAY_DIFFER = {"compute_dtype"}
 
 
@@ -42,15 +42,15 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
 
 
 def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str) -> None:
-    """Compares a section of a config with the one that a checkpoint was saved with.
+    """Compares a section of a config with the saved section of a checkpoint.
 
-    Checkpoints of earlier versions record no section, None, or lack fields that did not exist.
+    Checkpoints of earlier versions have no section, None, or lack fields that are newer.
     """
     if saved is None:
         return
     if not isinstance(saved, dict):
         raise UserError(f"{place}: expected fields of {section}, got {reprlib.repr(saved)}")
-    given = json.loads(json.dumps(given))  # As values were when they were saved: tuples are lists.
+    given = json.loads(json.dumps(given))  # As when they were saved: tuples become lists.
     for name, was in saved.items():
         if name not in _MAY_DIFFER and given.get(name, was) != was:
             raise UserError(

@@ -20,9 +20,9 @@ from jaxformer.errors import UserError
 
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
 MAX_BYTES = 32 << 20
-# JSON of this size takes about a second and 400 MiB if it is made to cost as much as possible.
+# The worst JSON of this size takes about a second and 400 MiB.
 MAX_JSON_BYTES = 8 << 20
-# What file systems report of operations that they do not know.
+# Errors of file systems for operations that they do not support.
 UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
     *(errno.EPERM, errno.EXDEV),
@@ -36,8 +36,8 @@ class PathError(UserError, argparse.ArgumentTypeError):
 def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a path on a local disk, and refuses URLs; a leading ``~`` is the home directory.
 
-    Python would read ``gs://bucket/run`` as the relative path ``gs:/bucket/run``, and what is
-    written there is lost with the machine. Shells leave ``~`` in ``--workdir=~/run``.
+    Python would read ``gs://bucket/run`` as the relative path ``gs:/bucket/run``, whose files are
+    lost with the machine. Shells do not expand ``~`` in ``--workdir=~/run``.
     """
     text = os.fspath(path)
     if "://" in text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
@@ -81,10 +81,10 @@ def data_directory() -> pathlib.Path:
 
 
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
-    """Opens an untrusted file, without ever waiting.
+    """Opens an untrusted file, and never blocks.
 
-    Opening a FIFO for reading waits for a writer, a device may never end, and a sparse file of
-    terabytes takes no disk. Links are followed only within the folder ``inside``, if it is given.
+    Opening a FIFO for reading waits for a writer, a device may have no end, and a sparse file of
+    terabytes takes no disk space. Links are followed only within the folder ``inside``, if given.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
     if inside is not None:
@@ -112,7 +112,7 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
 
 @contextlib.contextmanager
 def explain_read_errors(path: pathlib.Path) -> Iterator[None]:
-    """Raises a UserError if the file cannot be read within the context."""
+    """Raises a UserError if reading the file within the context fails."""
     try:
         yield
     except OSError as error:
@@ -171,7 +171,7 @@ def file_sha256(path: pathlib.Path) -> str:
 
 
 def check_output(path: pathlib.Path) -> None:
-    """Checks that a file to write can have this name: of no folder, link or device."""
+    """Checks that a file can be written here: the path is not a folder, link or device."""
     if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
     for folder in path.parents:
@@ -206,7 +206,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
 
 
 def flush_to_disk(descriptor: int) -> None:
-    """Calls fsync on a file or folder, where the file system knows it."""
+    """Calls fsync on a file or folder, where the file system supports it."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -238,8 +238,8 @@ def check_file_system(folder: pathlib.Path) -> None:
 def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]:
     """Creates a folder if needed and locks it; yields whether this process has the lock.
 
-    The lock is on the file ``lock`` in the folder, since network file systems lock only what can be
-    opened for writing. It is released at the end of the block or of the process, even by kill -9.
+    The lock is on the file ``lock`` in the folder, since network file systems lock only files that
+    are open for writing. It is released at the end of the block or of the process, even by kill -9.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
@@ -251,11 +251,11 @@ def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]
 
 @contextlib.contextmanager
 def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
-    """Locks a file against others, or together with other shared locks; yields whether it did.
+    """Locks a file, exclusively or shared; yields whether it did.
 
     On a file system without locks, every process gets True.
     """
-    # NFS locks alone only what is open for writing. A pipe is opened at once, too.
+    # NFS needs write access for an exclusive lock. Opening a pipe does not block, either.
     mode = os.O_RDONLY if shared else os.O_RDWR
     descriptor = os.open(path, mode | getattr(os, "O_NONBLOCK", 0))
     locked = True

@@ -1,7 +1,7 @@
 """Kinds of experiments: the data, the model and the task that belong together.
 
 :data:`KINDS` has one entry for each. A config selects its kind by ``data.corpus``; all other code
-asks :attr:`~jaxformer.config.Config.kind`.
+uses :attr:`~jaxformer.config.Config.kind`.
 """
 
 import dataclasses

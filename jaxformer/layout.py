@@ -16,7 +16,7 @@ from jaxtyping import Array, PyTree
 
 @contextlib.contextmanager
 def global_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Replaces the caller's mesh of ``jax.set_mesh``, if there is one, by another or by none."""
+    """Replaces the global mesh of ``jax.set_mesh``, if there is one, by another or none."""
     if jax.sharding.get_abstract_mesh().empty:
         yield
         return
@@ -36,7 +36,7 @@ def take_rows(table: Array, ids: Array) -> Array:
 
 
 def _take(table: Array, ids: Array) -> Array:
-    # As unsigned integers negative ids are out of range too; JAX would index from the end.
+    # As unsigned integers, negative ids are out of range, too. JAX would index from the end.
     return table.at[ids.astype(jnp.uint32)].get(mode="fill")
 
 
@@ -45,8 +45,8 @@ def map_rows(
 ) -> PyTree:
     """Calls ``function(replicated, *rows)``; on an explicit mesh, with each device's own rows.
 
-    JAX cannot look up, scatter or split rows of arrays whose layout is explicit. Every device gets
-    the replicated arrays whole, and rows resharded along their leading axes like the first one. The
+    JAX cannot gather, scatter or split rows of arrays with explicit sharding. Every device gets the
+    whole replicated arrays, and rows resharded along their leading axes like the first one. The
     result has the structure and layout of ``rows[0]``, or is a tuple of sums over the devices if
     ``total``.
     """

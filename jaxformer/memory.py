@@ -17,11 +17,11 @@ class StepMemory(NamedTuple):
     """Bytes on each device while a step runs."""
 
     state: int  # inputs of the step: parameters, optimizer state and batch
-    total: int  # with what only the step needs: gradients, and what the backward pass keeps
+    total: int  # including gradients and the residuals of the backward pass
 
 
 def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
-    """Returns XLA's estimate for the longest batch, which takes the most, and runs nothing."""
+    """Returns XLA's estimate for the longest batch, without running the step."""
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     gradient_accumulation = config.training.gradient_accumulation
@@ -41,8 +41,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
 def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     """Yields settings that save memory for :func:`with_settings`, cheapest first.
 
-    The first one changes nothing. Only the last one changes results, since it rounds Adam's moments
-    to bfloat16.
+    The first is empty. Only the last changes results: it rounds Adam's moments to bfloat16.
     """
     yield {}
     settings: dict[str, Any] = {}

@@ -1,8 +1,7 @@
-"""Arguments of the command line: the commands, and one-line errors about what is unknown.
+"""Command-line arguments: the commands, and one-line errors about unknown names.
 
-The module, and the modules of the commands, import no heavy libraries before a command runs, so
-that ``jaxformer --help`` appears at once. Only the options of a search, which are its fields, need
-JAX.
+This module and the modules of the commands import no heavy libraries before a command runs, so that
+``jaxformer --help`` appears at once. Only search options, which are fields of a search, need JAX.
 """
 
 import functools
@@ -54,7 +53,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
         values["overrides"] = [word for word in unknown if word.startswith("--config.")]
         unknown = [word for word in unknown if word not in values["overrides"]]
     if words[0] == "train" and values["config"] is None:
-        # Not an argument of argparse: Python 3.11 finds no optional one after --workdir.
+        # Not left to argparse: Python 3.11 finds no optional positional after --workdir.
         values["config"] = next((word for word in unknown if not word.startswith("-")), None)
         unknown = [word for word in unknown if word != values["config"]]
     if unknown:

@@ -1,4 +1,4 @@
-"""The command ``data``, which downloads and prepares public corpora."""
+"""The command ``data``: downloads and prepares public corpora."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,16 @@ def data(names: Sequence[str] = ()) -> None:
     """Download and prepare the public corpora that the shipped configs read.
 
     Options:
-      names (NAME): corpora to get (default: list all corpora)
+      names (NAME): corpora to download (default: list all corpora)
 
     Example:
-      jaxformer data                     # lists them, and the folder they are in
+      jaxformer data                     # lists the corpora and their folder
 
       jaxformer data multi30k
       python train.py --config=configs/multi30k.py --workdir=runs/multi30k
 
-      They are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. After an interruption, the
-      same command downloads the files that are missing.
+      Corpora are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. After an interruption,
+      the same command downloads the files that are missing.
     """
     for name in names:
         if name not in CATALOG:

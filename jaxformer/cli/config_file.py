@@ -11,7 +11,7 @@ from jaxformer.config import Config
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import local_path
 
-# Names of our fields and options in other programs.
+# Names of fields and options in other programs.
 _SYNONYMS = {
     "training.steps": "max_steps train_steps max_update max_iters iterations epochs num_epochs",
     "training.learning_rate": "lr peak_lr max_lr",
@@ -111,7 +111,7 @@ def _override(config: Any, word: str) -> None:
 
 
 def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) -> dict[str, str]:
-    """Returns fields such as "training.steps" by their names here and in other programs."""
+    """Returns fields such as "training.steps", by name here and in other programs."""
     config = Config().to_dict() if config is None else config
     sections = sorted(config, key=["search", "mesh", "model", "data", "training"].index)
     names = {name: f"{prefix}{section}.{name}" for section in sections for name in config[section]}

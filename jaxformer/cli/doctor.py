@@ -29,7 +29,7 @@ def doctor(
     Options:
       config (CONFIG): config of an experiment, as for train; add overrides such as
         --config.data.tokens_per_batch=8192. Prints the memory that training needs on each device,
-        and settings that make it fit
+        and settings with which it fits
       memory (SIZE): memory of a device, such as 16GB (default: the memory of this machine's device)
       devices: simulate N devices on the CPU (default: the devices of this machine)
 
@@ -74,7 +74,7 @@ def _print_report() -> None:
         import jax
 
         jax.print_environment_info()
-    except Exception as error:  # The rest of the report is useful, whatever this fails with.
+    except Exception as error:  # The rest of the report is useful, whatever the error.
         print(f"failed with {missing_device(error) or repr(error)}")
 
 
@@ -88,7 +88,7 @@ def _version(name: str) -> str:
 def _print_memory(
     name: str, overrides: Sequence[str], size: str | None, num_devices: int | None
 ) -> None:
-    """Prints the memory per device for settings that save more and more, until a step fits."""
+    """Prints the memory per device with more and more savings, until a step fits."""
     # Imported late, so that the report works even if a library that these need is broken.
     import jax
 

@@ -13,7 +13,7 @@ def evalb(gold: File, test: File, *, params: File | None = None, json: JsonRepor
     Options:
       gold (GOLD): gold trees; outermost brackets count as a constituent if they have no label, and
         do not count if the label is TOP
-      test (TEST): the parser's trees, line by line; a blank line for a sentence without a parse
+      test (TEST): the parser's trees, line by line; blank for a sentence without a parse
       params: parameter file of EVALB, .prm (default: the settings of COLLINS.prm)
 
     Example:

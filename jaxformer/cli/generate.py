@@ -1,4 +1,4 @@
-"""The command ``generate``: prints continuations of prompts during generation."""
+"""The command ``generate``: prints continuations of prompts as they are generated."""
 
 import itertools
 import sys
@@ -75,7 +75,7 @@ def generate(
 
 
 def _pieces(generator: "Generator", line: Line, tokens: int) -> Iterator[str]:
-    """Yields the texts of a prompt, prompt and separators included, in pieces."""
+    """Yields the texts of a prompt in pieces, with the prompt and separators."""
     from jaxformer.search import Sampling
 
     search, index = generator.config.search, line.number - 1

@@ -30,7 +30,7 @@ NewRunDir: TypeAlias = Annotated[
 ]
 RunDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=run_path)]
 ModelDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=model_path)]
-# Has a default: pretrained.WORKDIR.
+# For options whose default is pretrained.WORKDIR.
 TranslatorDir: TypeAlias = Annotated[
     pathlib.Path, Value(_TRANSLATOR, metavar="DIR", convert=model_path)
 ]
@@ -101,7 +101,7 @@ class ModelOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Changes of the run's search.
+    """Changes to the run's search.
 
     Search: Defaults come from the run's config. Scores of allowed hypotheses do not change.
 
@@ -117,9 +117,9 @@ class SearchOptions:
     def settings(
         self, workdir: pathlib.Path, default: "BeamSearch | Sampling | None" = None
     ) -> "BeamSearch | Sampling":
-        """Returns the run's search settings, changed by the options.
+        """Returns the run's search, changed by the options.
 
-        If no option selects an algorithm, it is the one of ``default``, if given, or of the run.
+        If no option selects an algorithm, it is the algorithm of ``default`` or of the run.
         """
         from jaxformer.config import read_config
         from jaxformer.runs.workdir import Workdir

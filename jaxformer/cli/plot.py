@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options for the attention weights to show.
+    """Options that select attention weights.
 
     Selection, which the page shows first:
       kind: encoder or decoder self-attention, or encoder-decoder attention (default: cross)
       layer (LAYER): layer, from 1 (default: the last)
       heads: heads, from 1 (default: all)
-      figure: draw the counterpart of this figure of the paper: encoder self-attention as lines,
-        with layer (default: the last but one), heads and word chosen to resemble it
+      figure: draw the counterpart of this figure of the paper: encoder self-attention as lines;
+        layer (default: the last but one), heads and word are chosen to resemble it
       word (WORD): query of figures 3 and 4, a source token (default: chosen automatically)
     """
 

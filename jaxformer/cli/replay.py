@@ -1,10 +1,10 @@
-"""The command ``replay``: takes one step of training again, and measures its examples."""
+"""The command ``replay``: repeats one training step and measures its examples."""
 
 from jaxformer.cli.options import ModelDir
 
 
 def replay(*, workdir: ModelDir, step: int) -> None:
-    """Take one step of training again, and print the loss and gradient norm of its examples.
+    """Repeat one training step, and print the loss and gradient norm of its examples.
 
     Options:
       step (STEP): step, from 1
@@ -12,8 +12,8 @@ def replay(*, workdir: ModelDir, step: int) -> None:
     Example:
       jaxformer replay --workdir runs/multi30k --step 1234 | head
 
-      The norms are of the examples' shares of the gradient, the largest first. Examples that cause
-      NaN come before them. The steps since the newest checkpoint before STEP are computed again;
+      A norm is the norm of the example's share of the gradient. Examples that cause NaN come first,
+      then the largest norms. The steps since the newest checkpoint before STEP are recomputed;
       nothing is saved.
     """
     from jaxformer import experiment

@@ -26,7 +26,7 @@ def score(
     """Score given translations: log probability divided by the length penalty, for each line.
 
     Text: A blank target is scored as the empty translation. A blank source scores 0 if the target
-    is blank, too, and else -inf. A line that is too long or not UTF-8 has the score nan, with
+    is also blank, and -inf otherwise. A line that is too long or not UTF-8 has the score nan, with
     --json an object with an error.
       source: source text
       target: translation, line by line

@@ -1,4 +1,4 @@
-"""Argument parsers made from functions: the signature has the options, the docstring their help.
+"""Argument parsers built from functions: options from the signature, help from the docstring.
 
 A keyword-only parameter ``n_best: int | None = None`` is the option ``--n-best N``; any other
 parameter is positional. A parameter whose type is a dataclass stands for the fields of the
@@ -7,8 +7,8 @@ dataclass. A docstring has a summary, and then sections:
 - "Options:", or title and description of a group of options, as in "Format: A score is a log
   probability.", and for each option an indented line ``name (METAVAR): help``;
 - "Usage:", which replaces the list of all options;
-- "Example:", the last, which is printed as it is, except for a line ``{configs}``, which stands for
-  a list of the configs that come with jaxformer.
+- "Example:", the last one, printed verbatim, except for a line ``{configs}``, which stands for a
+  list of the configs that come with jaxformer.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from jaxformer.cli.configs import list_configs
 from jaxformer.errors import UserError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", bool: None}
-# Options that are not spelled like their parameters.
+# Options whose names differ from their parameters.
 _FLAGS = {
     "num_samples": "--samples",
     "num_processes": "--num_processes",
@@ -52,7 +52,7 @@ class Fields(NamedTuple):
 
     kinds: Callable[[], tuple[type, ...]]  # imports the dataclasses
     group: str  # title of the group of their common fields
-    names: tuple[str, ...] = ()  # (): all fields but ids that can be given as a word
+    names: tuple[str, ...] = ()  # (): all fields that can be given as a word, except ids
     without: tuple[str, ...] = ()
 
 
@@ -204,6 +204,6 @@ def _sections(kind: Any) -> tuple[dict[str, str | None], dict[str, Value]]:
 
 
 def _as_help(text: str) -> str:
-    """Returns a sentence of a docstring as help: without markup, capital and full stop."""
+    """Returns a docstring sentence as help: without markup, capital letter and period."""
     text = re.sub(r":\w+:`~?([^`]*)`", r"\1", " ".join(text.split())).replace("``", "")
     return (text if text[:2].isupper() else text[:1].lower() + text[1:]).removesuffix(".")

@@ -1,4 +1,4 @@
-"""Reading of lines from files or streams in blocks, and writing to files or standard output."""
+"""Reads lines from files or streams in blocks, and writes to files or standard output."""
 
 import contextlib
 import dataclasses
@@ -28,10 +28,10 @@ Writer: TypeAlias = Callable[[Iterable[str]], None]
 
 # Number of lines that are translated together, enough for full batches of every length.
 LINES_PER_BLOCK = 4096
-# Seconds that a block waits for another line of a stream: less than a person notices, and more
-# than a program needs to write the next line.
+# Seconds that a block waits for another line of a stream: too short for a person to notice, long
+# enough for a program to write the next line.
 _BLOCK_TIMEOUT = 0.05
-# Bytes of a line that are read at once; a longer line is bad. It bounds the memory of a block.
+# Longer lines are bad, which bounds the memory of a block.
 _MAX_LINE_BYTES = 1 << 18
 # Number of notes about each block of lines.
 _MAX_NOTES = 10
@@ -39,25 +39,25 @@ _TOO_LONG = f"expected a line of less than {_MAX_LINE_BYTES} bytes; split it int
 
 
 class Line(NamedTuple):
-    """A line of text, and text beside it."""
+    """A line of text, with the corresponding lines of other files."""
 
     number: int  # from 1
-    text: str  # without the line's end; empty if the line cannot be done
+    text: str  # without the line end; empty if the line is bad
     other: str = ""  # forced prefix, translation to score, or parts of speech
     gold: str = ""  # reference or gold tree
-    error: str | None = None  # the reason why the line cannot be done, with its number
+    error: str | None = None  # the reason why the line is bad, with its number
 
 
 class Text(NamedTuple):
     """Lines of a file, of standard input, or of two files side by side."""
 
     name: str  # in error messages
-    lines: Callable[[], Iterator[Line]]  # from the first line; of a stream, what is left
+    lines: Callable[[], Iterator[Line]]  # from the first line; for a stream, the remaining lines
     stream: bool = False  # a pipe or a terminal, which can be read only once, as it arrives
     prompt: str = ""  # shown before lines are typed in a terminal
 
     def zip_with(self, other: "Text", field: str = "other") -> "Text":
-        """Returns this text, with the lines of another, of equal length, in a field of its own."""
+        """Returns this text with the lines of another text, of equal length, in a field."""
 
         def lines() -> Iterator[Line]:
             for line, second in zip_lines(self.lines(), other.lines(), self.name, other.name):
@@ -68,7 +68,7 @@ class Text(NamedTuple):
 
 
 def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
-    """Returns the text of a file, or of standard input if None, where lines may be ``typed``."""
+    """Returns the text of a file or, if None, of standard input; a terminal asks for ``typed``."""
     if path is None:
         return _standard_input(typed)
 
@@ -90,7 +90,7 @@ def _standard_input(typed: str) -> Text:
         if stream:
             # At exit Python would wait for a thread that reads sys.stdin itself.
             file = io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False))
-            # After a look ahead, the end would have to be typed twice.
+            # With read-ahead, Ctrl-D would have to be typed twice.
             check_format(b"" if interactive else file.peek(1), name)
         else:
             file = sys.stdin.buffer
@@ -104,7 +104,7 @@ def _standard_input(typed: str) -> Text:
 
 
 def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
-    r"""Yields every line of an open file; the text of a bad line is replaced by its error.
+    r"""Yields every line of an open file; a bad line has an error instead of text.
 
     Only ``\n`` and ``\r\n`` end a line. A byte order mark before the first line is skipped.
     """
@@ -146,12 +146,12 @@ class PrefixOptions:
             raise UserError("--prefix and --prefixes exclude each other; leave one of them out")
 
     def text(self, path: pathlib.Path | None) -> Text:
-        """Returns the text of a file or of standard input, with the prefixes beside its lines."""
+        """Returns the text of a file or of standard input, with the prefix of each line."""
         text = read_text(path)
         return text if self.prefixes is None else text.zip_with(read_text(self.prefixes))
 
     def prefixes_of(self, lines: Iterable[Line]) -> list[str] | None:
-        """Returns the prefix of each line; None if there are none, which takes other programs."""
+        """Returns the prefix of each line; None if there are none, which needs other programs."""
         prefixes = [self.prefix or line.other for line in lines]
         return prefixes if any(prefixes) else None
 
@@ -174,10 +174,10 @@ def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> 
 def line_blocks(
     text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
 ) -> Iterator[tuple[Iterator[list[Line]], Writer, Callable[[int], object]]]:
-    """Reads lines in blocks, a file twice: the first time, to count and check its lines.
+    """Reads lines in blocks. A file is read twice: first to count and check its lines.
 
-    A line for which ``check`` raises a UserError is reported on standard error, and is blank in its
-    block; or it is refused if ``strict``, in a file before the first block. Yields the blocks, a
+    A line for which ``check`` raises a UserError is reported on standard error and is blank in its
+    block. If ``strict``, it is refused, in a file before the first block. Yields the blocks, a
     writer of the output, by default standard output, and a function to call with the number of
     newly finished lines.
     """
@@ -212,7 +212,7 @@ def line_blocks(
 
 
 def checked_lines(text: Text, check: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:
-    """Yields all lines; one for which ``check`` raises a UserError is blank, or is refused."""
+    """Yields all lines; a line for which ``check`` raises a UserError is blank, or refused."""
     for line in text.lines():
         try:
             if line.error is not None:
@@ -226,7 +226,7 @@ def checked_lines(text: Text, check: Callable[[Line], object], *, strict: bool) 
 
 
 def progress_bar(total: int | None, *, hidden: bool = False) -> "tqdm":
-    """Returns a progress bar of finished sentences, a context manager."""
+    """Returns a progress bar of finished sentences, as a context manager."""
     from tqdm import tqdm
 
     # smoothing=0 shows the mean rate, since batches of long sentences come first and are slower.
@@ -264,7 +264,7 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
 
 @contextlib.contextmanager
 def open_output(path: pathlib.Path | None) -> Iterator[Writer]:
-    """Opens a file that gets its name once it is complete; None: nothing is written.
+    """Opens a file that gets its name once it is complete; for None, discards the output.
 
     Until then its name includes the process id, ``NAME.123.partial``. After an error or an
     interrupt, the finished lines stay in this file, and a message names it.
@@ -275,7 +275,7 @@ def open_output(path: pathlib.Path | None) -> Iterator[Writer]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    # Mode "x" does not follow a symbolic link that somebody may have put there.
+    # Mode "x" does not follow a symbolic link, which another user may have created.
     with partial.open("x", encoding="utf-8", errors=NOT_UTF8, newline="\n") as file:
         try:
             yield _writer(file)
@@ -299,7 +299,7 @@ def _writer(file: TextIO | io.TextIOBase) -> Writer:
 def check_outputs(
     inputs: Iterable[pathlib.Path | None], outputs: dict[str, pathlib.Path | None]
 ) -> None:
-    """Refuses outputs, by option, that cannot be text files, or are an input or another output."""
+    """Refuses outputs, given by option, that cannot be written, are inputs, or occur twice."""
     uses = {path.resolve(): "an input" for path in inputs if path is not None}
     for option, path in outputs.items():
         if path is None:

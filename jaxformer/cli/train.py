@@ -1,4 +1,4 @@
-"""The command ``train``, which ``python train.py`` runs, too."""
+"""The command ``train``, also run by ``python train.py``."""
 
 import faulthandler
 import functools
@@ -14,7 +14,7 @@ from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError, exit_code
 from jaxformer.files import run_path
 
-# With several processes: time that a process that fails waits for the others to fail too.
+# Time that a failing process waits for the other processes to fail, too.
 _SHUTDOWN_SECONDS = 3
 
 
@@ -36,7 +36,7 @@ def train(
     Usage: jaxformer train CONFIG --workdir DIR [--config.FIELD=VALUE ...]
 
     Options:
-      config (CONFIG): the same as CONFIG without the name of the option
+      config (CONFIG): another way to give CONFIG
       workdir: run directory: config, tokenizer, checkpoints, metrics; required
 
     Several processes:
@@ -118,7 +118,7 @@ def _join_processes(place: str | None, count: int | None, number: int | None) ->
         jax.distributed.initialize(
             address, count, number, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
         )
-    except (RuntimeError, ValueError) as error:  # the type depends on what jax misses
+    except (RuntimeError, ValueError) as error:  # the type depends on what jax lacks
         raise UserError(
             f"--coordinator={place}: jax could not join the processes ({error}); give "
             "--coordinator=HOST:PORT, --num_processes and --process_id"
@@ -126,10 +126,10 @@ def _join_processes(place: str | None, count: int | None, number: int | None) ->
 
 
 def _run_and_abort_on_failure(command: Callable[[], None]) -> None:
-    """Runs one process of several, and ends it if it fails, so that the others do not hang.
+    """Runs one of several processes, and exits at once if it fails, so that the others do not hang.
 
-    If only this one fails, the others are in the middle of a step, and a shutdown would wait for
-    them for minutes. jax ends them once this process is gone; see :mod:`jaxformer.runs.watchdog`.
+    If only this one fails, the others are in the middle of a step, and a shutdown would wait
+    minutes for them. jax ends them once this process is gone; see :mod:`jaxformer.runs.watchdog`.
     """
     try:
         code = exit_code(command)

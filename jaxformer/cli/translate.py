@@ -50,7 +50,7 @@ class FormatOptions:
             raise UserError("--alignment-layer needs --alignments FILE to write them to")
 
     def check(self, translator: "Translator") -> None:
-        """Refuses more hypotheses than the search returns, and layers that do not exist."""
+        """Refuses --n-best above the number of hypotheses, and layers that do not exist."""
         from jaxformer.inference.alignment import layer_indices
         from jaxformer.search import Sampling
 

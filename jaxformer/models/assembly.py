@@ -1,4 +1,4 @@
-"""The config of a model, and the stacks and embeddings that models assemble from it."""
+"""The config of a model, and the stacks and embeddings that models build from it."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from jaxformer.nn.precision import Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
 _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
-_LARGEST_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
+_MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,17 +41,17 @@ class ModelConfig:
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
       positions: "sinusoidal" as in section 3.5, "learned" (Table 3, row E), or one of three that
         add nothing to embeddings, and act on self-attention: "rotary" rotates queries and keys,
-        "alibi" lowers scores in proportion to the distance, "relative" learns what to add to the
-        scores for each distance, as T5 does.
-      window: Most distance between a token and those that its self-attention sees, in tokens; None
-        for any. Attention then takes time and memory in proportion to the length.
+        "alibi" lowers scores in proportion to the distance, "relative" learns a bias of the scores
+        for each distance, as T5 does.
+      window: Maximum distance, in tokens, at which self-attention sees other tokens; None for no
+        limit. With a window, time and memory of attention are proportional to the length.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" or
         "swish".
       biases: Add biases to attention projections and output logits. The paper has none; some other
         systems do.
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or "separate".
       target_vocab_size: Size of the target and output matrices if they are separate; ``vocab_size``
-        when None. Targets use the first ids of the vocabulary, such as the symbols of trees.
+        when None. Targets use the first ids of the vocabulary, such as the brackets of trees.
       norm_epsilon: Added to the variance in layer normalization.
       max_length: Maximum sequence length in tokens. Bounds the memory that translation takes and
         sets the size of learned positions.
@@ -61,7 +61,7 @@ class ModelConfig:
         set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full precision.
 
     Raises:
-      UserError: A value is out of range, or sizes do not fit together.
+      UserError: A value is out of range, or sizes contradict each other.
     """
 
     vocab_size: int = 37_000
@@ -89,9 +89,9 @@ class ModelConfig:
         check_positive(self, "model", *_SIZES, "norm_epsilon", "window")
         check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
         for name in (*_SIZES, "d_k", "d_v"):
-            if (getattr(self, name) or 0) > _LARGEST_SIZE:
+            if (getattr(self, name) or 0) > _MAX_SIZE:
                 raise UserError(
-                    f"model.{name} must be at most {_LARGEST_SIZE}: got {getattr(self, name)}"
+                    f"model.{name} must be at most {_MAX_SIZE}: got {getattr(self, name)}"
                 )
         for name in ("d_k", "d_v"):
             size = getattr(self, name)
@@ -159,7 +159,7 @@ def make_stack(
 ) -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
-    With ``causal``, tokens see only earlier ones; with ``cross_attention``, also a memory.
+    With ``causal``, tokens see only earlier tokens; with ``cross_attention``, also a memory.
     """
     c, encoding = config, ENCODINGS[config.positions]
     make_attention = functools.partial(
@@ -189,7 +189,7 @@ def make_stack(
 
 
 class TokenModel(nn.Module):
-    """A model of tokens, and the parts that its ``setup`` is assembled from.
+    """The base of models of tokens, with the building blocks of their ``setup``.
 
     ``setup`` creates the embeddings; a subclass also assigns ``logits_bias``.
     """

@@ -1,4 +1,4 @@
-"""An encoder with two heads: classes of a text, and its masked tokens."""
+"""An encoder with two heads: one for classes of texts, one for masked tokens."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ class EncoderConfig(ModelConfig):
 
 
 class Encoder(TokenModel):
-    """The encoder of section 3, whose output gives classes or masked tokens.
+    """The encoder of section 3, which predicts classes of texts or masked tokens.
 
     ``__call__`` computes logits of classes from the mean of the features. :meth:`features` and
     :meth:`output_projection` give logits of tokens, to train as BERT (Devlin et al. 2019).

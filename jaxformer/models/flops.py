@@ -2,7 +2,7 @@
 
 A multiplication and an addition are two operations, and gradients of a matmul cost twice the
 matmul. Padding and masked scores count, because they are computed. Norms, softmax, dropout and the
-loss do not count, because they are few.
+loss do not count, because they take few operations.
 """
 
 from jaxformer.models.assembly import ModelConfig

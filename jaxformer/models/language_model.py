@@ -85,18 +85,18 @@ class LanguageModel(StepwiseModel):
         keys = Keys.of_sequence(tokens_in.shape[1], segments, positions, causal=True)
         return self.decoder(self.dropout(x, dropout), keys, dropout=dropout)
 
-    def start(self, like: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
+    def start(self, rows: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
         Args:
-          like: Integers with a batch axis, such as the prompt's tokens, whose number of rows and
-            layout on a mesh the cache follows.
+          rows: Integers with a batch axis, such as the prompt's tokens. The cache has the same
+            number of rows and the same layout on a mesh.
           num_beams: Beams per row.
           capacity: Capacity in tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("text", capacity, self.config.max_length)
         return self.decoder.init_cache(
-            like.reshape(like.shape[0], -1)[:, 0],
+            rows.reshape(rows.shape[0], -1)[:, 0],
             self.config.d_model,
             activation_dtype(self.config.compute_dtype, self.output_table),
             num_beams=num_beams,

@@ -1,4 +1,4 @@
-"""Models that decode token by token, as search needs it."""
+"""Models that decode token by token, for search."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class StepwiseModel(TokenModel):
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Reads the first tokens in one pass, for all beams; see :meth:`jaxformer.Stack.prefill`.
 
-        Tokens are prompts, padded on the right, or beginning of sentence and the tokens after it.
+        Tokens are prompts, padded on the right, or start with the beginning of sentence.
         Returns the decoder's output, whose :meth:`logits` at each token predict the next token, and
         the cache.
         """
@@ -51,8 +51,7 @@ class StepwiseModel(TokenModel):
 def step_fn(model: StepwiseModel, params: PyTree) -> StepFn:
     """Returns ``model.step`` as the step function of a search.
 
-    It unstacks layers once, before the loop of the search, which would slice them again for every
-    token.
+    It unstacks the layers once; the loop of the search would slice them again for every token.
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """

@@ -80,7 +80,7 @@ class Transformer(StepwiseModel):
         Raises:
           UserError: Tokens are not [batch, length], a sequence is longer than
             ``config.max_length``, or an id is out of range. Within ``jax.jit`` ids cannot be
-            checked, and a wrong id gives NaN.
+            checked, and an id out of range gives NaN.
         """
         check_ids("src", src, self.config.vocab_size)
         check_ids("tgt_in", tgt_in, self.config.output_size)

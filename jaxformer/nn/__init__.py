@@ -1,4 +1,4 @@
-"""Layers and functions that work on their own: attention, blocks, stacks, caches.
+"""Layers and functions that also work on their own: attention, blocks, stacks, caches.
 
 Layers take sizes, not configs; ``d_model`` is the width of their inputs. They do not depend on
 text, tasks, losses or search. Inputs of matrix multiplications have ``compute_dtype``; sums,

@@ -1,4 +1,4 @@
-"""Checks of the arguments of layers, whose errors name the layer and not an einsum."""
+"""Checks arguments of layers, so that errors name the layer instead of an einsum."""
 
 from collections.abc import Sequence
 from typing import Any

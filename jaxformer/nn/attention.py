@@ -105,7 +105,7 @@ class MultiHeadAttention(nn.Module):
         Args:
           x: Activations of the queries: whole sequences, or new tokens as
             :class:`~jaxformer.nn.Slots` describes.
-          keys: What each query may see; for a cache, from :meth:`~jaxformer.nn.Slots.keys`.
+          keys: Visible keys of each query; for a cache, from :meth:`~jaxformer.nn.Slots.keys`.
           memory: Activations of the keys and values; x when None.
           cache: From :meth:`init_cache` or :meth:`cache_memory`, or returned by the previous call.
           dropout: Index of each row in the global batch, which turns dropout on and needs
@@ -151,7 +151,7 @@ class MultiHeadAttention(nn.Module):
         return KVCache.empty(slots, self.num_heads, *self._head_sizes(d_model), dtype)
 
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
-        """Returns the keys and values of a memory, which all decoding steps use."""
+        """Returns the cached keys and values of a memory, for all decoding steps."""
         return MemoryCache.of(self._key_values(memory, self._projections(memory.shape[-1])))
 
     def _key_values(self, x: Array, weights: _Projections) -> KeyValues:

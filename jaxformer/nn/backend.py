@@ -1,6 +1,6 @@
-"""Settings that depend on the hardware, which affect speed and never results.
+"""Settings that depend on the hardware. They affect speed, never results.
 
-Layers call :func:`backend`; no other code looks at the platform. ``print(backend())`` shows the
+Layers call :func:`backend`; no other code depends on the platform. ``print(backend())`` shows the
 settings. :func:`use_backend` overrides them, for instance to export for another platform.
 """
 
@@ -23,9 +23,9 @@ class Backend:
       float32_activations: Keep activations in float32 where matmuls take bfloat16. On CPUs the
         conversions take longer than reading twice as many bytes.
       unroll_layers: Compile each layer of a stack separately. This takes longer to compile, but
-        avoids stacking what the backward pass needs. Not measured on TPUs.
+        avoids stacking the residuals of the backward pass. Not measured on TPUs.
       logits_per_chunk: Logits that the loss computes at a time: enough rows to fill the matrix
-        units, few enough to fit into caches. GPUs take more, because each chunk reads and writes
+        units, few enough to fit in the caches. GPUs take more, because each chunk reads and writes
         the gradient of the embedding, which exceeds their caches.
       scores_per_chunk: Scores of a head, queries times keys, beyond which attention computes them
         for a few queries at a time, an eighth of this number.

@@ -107,8 +107,8 @@ class Block(nn.Module):
 
         Args:
           x: Activations.
-          keys: What each token may see of the others; everything when None.
-          memory: What cross-attention attends to.
+          keys: The tokens that each token may see; all when None.
+          memory: Memory that cross-attention attends to.
           cache: From :meth:`init_cache`, or returned by the previous call.
           dropout: Index of each row in the global batch, which turns dropout on and needs
             ``rngs={"dropout": key}``; None turns it off.

@@ -1,9 +1,9 @@
 """Caches of keys and values for decoding. Only this module knows their memory layout.
 
 A cache is a source of keys and values for :func:`~jaxformer.nn.kernels.attend`. They stay in the
-slot they were written to: a position, and the beam that wrote there. When a search reorders
-hypotheses, only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder. With a
-window, a new position takes the slots of the one that no query sees any more.
+slot they were written to, which a position and a beam identify. When a search reorders hypotheses,
+only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder. With a window, the
+cache is rolling: a new position overwrites one that no query sees anymore.
 
 By the convention of :mod:`jaxformer.search.state`, arrays have leading axes [B, N], or [B, 1]
 if the beams of a sentence share them. M is the capacity in positions, P = M * N the number of
@@ -46,8 +46,8 @@ class Slots:
     Attributes:
       beam_slots: Ancestry of each beam: the beam, 0 to N - 1, that wrote its token at every
         position, int32. Position p is at p modulo M.
-      length: Number of positions before the next tokens, int32; during prefill, number of tokens of
-        the prompt to keep.
+      length: Number of positions before the next tokens, int32; during prefill, number of prompt
+        tokens to keep.
       is_prompt: True during prefill, when all beams of a sentence share the tokens: activations are
         then [B, T, D] with T tokens of a prompt, instead of [B, N, D] with one new token per beam.
       window: Distance beyond which positions are not kept; None keeps all.
@@ -60,10 +60,10 @@ class Slots:
 
     @classmethod
     def empty(
-        cls, like: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
+        cls, rows: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
     ) -> "Slots":
-        """Returns slots for ``length`` positions, with the layout of ``like`` on a mesh."""
-        beam_slots = zeros_for_rows(like, (num_beams, _capacity_for(length, window)), jnp.int32)
+        """Returns slots for ``length`` positions, with the layout of ``rows`` on a mesh."""
+        beam_slots = zeros_for_rows(rows, (num_beams, _capacity_for(length, window)), jnp.int32)
         return cls(beam_slots, jnp.zeros((), jnp.int32), window=window)
 
     @property
@@ -73,7 +73,7 @@ class Slots:
 
     @property
     def is_rolling(self) -> bool:
-        """True if a new position takes the slots of one that no query sees any more."""
+        """True if a new position overwrites one that no query sees anymore."""
         return self.window is not None and self.capacity > self.window
 
     def add_position(self) -> "Slots":
@@ -85,9 +85,9 @@ class Slots:
         return dataclasses.replace(self, beam_slots=beam_slots)
 
     def keys(self, tokens: int, bias: Bias | None = None) -> Keys:
-        """Returns what the new tokens may see: the prompt, or each beam's own slots.
+        """Returns the keys that the new tokens may see: the prompt, or each beam's own slots.
 
-        ``tokens`` is their number: T of a prompt, or one per beam.
+        ``tokens`` is the number of new tokens: T for a prompt, or one per beam.
         """
         rules: dict[str, Any] = {"window": self.window, "bias": bias, "slots": self}
         if self.is_prompt:
@@ -115,8 +115,8 @@ class Slots:
 class _Cached:
     """A source whose beams share keys, [B, 1, H, K, ...], and values, [B, 1, H, ..., V].
 
-    On CPUs, scores and sums are elementwise products: a decoding step multiplies little and reads
-    much, and they read the cache once, from end to end, in the order of its axes.
+    On CPUs, scores and sums are elementwise products, which read the cache once, in the order of
+    its axes: a decoding step is limited by memory bandwidth.
     """
 
     keys: Array
@@ -178,7 +178,7 @@ class KVCache(_Cached):
         )
 
     def append(self, new: KeyValues, slots: Slots) -> "KVCache":
-        """Returns the cache with the keys and values of new tokens, which the slots place."""
+        """Returns the cache with the keys and values of new tokens written to their slots."""
         if slots.is_prompt and new.keys.shape[1] > slots.capacity:  # Only its end is kept.
             last = jnp.maximum(slots.positions_held(slots.length - 1), 0)
             new = jax.tree.map(lambda a: jnp.take(a, last, axis=1), new)

@@ -56,7 +56,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def row_dropout(self, dropout: Int[Array, " B"] | None) -> RowDropout | None:
-        """Returns the function that :meth:`__call__` applies; None if it changes nothing."""
+        """Returns the dropout that :meth:`__call__` applies; None if it changes nothing."""
         if not 0 <= self.rate < 1:
             raise UserError(f"Dropout: expected rate to be 0 or more and below 1, got {self.rate}")
         if dropout is None or self.rate == 0.0:
@@ -68,7 +68,7 @@ class Dropout(nn.Module):
 def dropout_rows(
     batch: Any, deterministic: bool, row_ids: Int[Array, " B"] | None
 ) -> Int[Array, " B"] | None:
-    """Returns what turns dropout on in layers: the index of each row; None if it is off.
+    """Returns the argument ``dropout`` of layers: the index of each row; None turns dropout off.
 
     The size of the batch is symbolic in an export.
     """

@@ -42,8 +42,8 @@ def output_logits(
 ) -> Float[Array, "*rows V"]:
     """Returns logits, the dot products of x with every row of a table, plus a bias.
 
-    Logits are float32 or float64 even where layers compute in bfloat16, because they often decide
-    between words of similar probability and take little of the time.
+    Logits are float32 or float64 even where layers compute in bfloat16: they often decide between
+    words of similar probability, and take little of the time.
     """
     if isinstance(table, Int8Matrix):
         inputs = quantize_along(x, -1)
@@ -78,7 +78,7 @@ class Embedding:
           tokens: Token ids.
           positions: Position of every token; 0, 1, ... when None. In an export for any length,
             tokens at positions without an encoding give NaN.
-          longest: Number that all positions are less than, so that no more are encoded.
+          longest: Upper bound of all positions, exclusive, to encode no more than needed.
 
         Raises:
           UserError: A sequence is longer than ``max_length``, or an id is not in the table.

@@ -60,13 +60,13 @@ def attend(
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1), and the weights before dropout.
 
-    A query that may attend nowhere, which is padding, gets the average of all values; nothing may
-    depend on it.
+    A query that may attend nowhere, which is padding, gets the average of all values. No result
+    may depend on it.
 
     Args:
       queries: Q.
       key_values: K and V.
-      keys: What each query may see.
+      keys: The keys that each query may see.
       dropout: Applied to the weights that multiply the values; no dropout when None.
     """
     scores = key_values.scores(queries) / math.sqrt(queries.shape[-1])
@@ -93,7 +93,7 @@ def attention(
     keys: Keys,
     dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Computes equation 1 over whole sequences, in the way that suits their length."""
+    """Computes equation 1 over whole sequences, with the implementation that suits their length."""
     length, seen = queries.shape[1], key_values.keys.shape[1]
     known = isinstance(length, int) and isinstance(seen, int)  # Not in an export for any length.
     is_long = known and length == seen and seen > 4 * (keys.window or seen)
@@ -167,7 +167,7 @@ def chunked_attention(
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 for a few queries at a time, in memory O(S).
 
-    The backward pass computes the weights again. Masks and biases are made within each chunk.
+    The backward pass recomputes the weights. Masks and biases are computed within each chunk.
     """
     length, seen, mask = queries.shape[1], key_values.keys.shape[1], keys.mask
     size = max(1, min(length, backend().scores_per_chunk // (8 * seen)))
@@ -234,8 +234,8 @@ def has_fused_kernel(
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,
-    even lengths, and keys without a bias. Neither heads nor the batch may be sharded, which has not
-    been tried.
+    even lengths, and keys without a bias. Neither heads nor the batch may be sharded, which is
+    untested.
     """
     return (
         backend().fused_attention
@@ -281,7 +281,7 @@ def additive_attention(
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns additive attention (section 3.2.1; Bahdanau et al. 2015) and its weights.
 
-    No model here uses it; it is for comparison. The mask and the results are as for
+    No model uses it; it is for comparison. The mask and the results are as for
     :func:`dot_product_attention`.
 
     Args:
@@ -302,7 +302,7 @@ def additive_scores(
 ) -> Float[Array, "B H T S"]:
     """Returns scores ``vector . tanh(query + key)``, of a network with K hidden units.
 
-    There is no matmul to use: the B T S H K hidden units are computed, though not stored.
+    No matmul can compute them: all B T S H K hidden units are computed, though not stored.
     """
     dtype = at_least_float32(queries, keys, vector)
     queries, keys, vector = (a.astype(dtype) for a in (queries, keys, vector))

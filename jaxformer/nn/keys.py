@@ -1,8 +1,8 @@
-"""The keys that the queries of an attention may see (section 3.2.3), and the positions of both.
+"""The keys that queries may attend to (section 3.2.3), and the positions of both.
 
-:class:`Keys` is a structure and not an array: an attention computes masks from it where it needs
-them, for all scores at once or for a part of them. :class:`~jaxformer.nn.cache.Slots` makes it for
-decoding.
+:class:`Keys` is a structure and not an array: attention computes masks from it where it needs
+them, for all scores at once or for a chunk. For decoding, :class:`~jaxformer.nn.cache.Slots`
+creates it.
 """
 
 import functools
@@ -14,7 +14,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# Maps positions of queries, [B or 1, T], and of keys, [B or 1, S], to what is added to scores,
+# Maps positions of queries, [B or 1, T], and of keys, [B or 1, S], to a bias of the scores,
 # [B or 1, H, T, S].
 Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T S"]]
 
@@ -23,7 +23,7 @@ Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T 
 class Tokens:
     """The tokens of a row, which may be several packed sequences."""
 
-    index: Int[Array, "... T"]  # in the row; decides what is later and what is near
+    index: Int[Array, "... T"]  # in the row; causal masks and windows compare it
     positions: Int[Array, "... T"]  # in the sequence; positional encodings use them
     # n on the n-th sequence, 0 on padding; None if each row is one sequence without padding
     segments: Int[Array, "... T"] | None = None
@@ -42,17 +42,17 @@ class Tokens:
 
 @flax.struct.dataclass
 class Keys:
-    """The keys of an attention, as its queries see them.
+    """Rules for the keys that each query may attend to.
 
     Attributes:
       queries: Tokens of the queries.
       keys: Tokens of the keys.
-      mask: True where a query may attend, besides all else; everywhere when None.
+      mask: True where a query may attend, in addition to the other rules; everywhere when None.
       slots: The slots of a cache that new keys and values are written to; None without a cache.
       causal: Hides later keys, which preserves the auto-regressive property.
       window: Hides keys that are further away than this; None hides none.
-      global_tokens: Number of first tokens of a row that see all others, and that all others see,
-        in spite of the window.
+      global_tokens: Number of first tokens of a row that see all tokens, and that all tokens see,
+        despite the window.
       bias: Added to the scores; None adds nothing.
     """
 
@@ -78,7 +78,7 @@ class Keys:
         >>> Keys.of_sequence(3, causal=True).allowed()[0, 0].astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
-        Longformer's (Beltagy et al. 2020) are ``Keys.of_sequence(n, window=256, global_tokens=1)``.
+        For Longformer (Beltagy et al. 2020): ``Keys.of_sequence(n, window=256, global_tokens=1)``.
 
         Args:
           length: Number of tokens, T; symbolic in an export for any length.
@@ -92,7 +92,7 @@ class Keys:
 
     @classmethod
     def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
-        """Returns the keys of a memory, as :func:`segment_mask` lets the queries see them."""
+        """Returns the keys of a memory, visible to queries by :func:`segment_mask`."""
         return cls(
             Tokens.of(segments.shape[1], segments),
             Tokens.of(memory_segments.shape[1], memory_segments),
@@ -151,7 +151,7 @@ class Memory:
 
     Attributes:
       activations: The memory; None if a cache has its keys and values.
-      keys: What each query may see of it.
+      keys: The keys that each query may see.
     """
 
     activations: Float[Array, "B S D"] | None

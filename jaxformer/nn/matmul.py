@@ -68,7 +68,7 @@ def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTy
     """
     if has_explicit_axes(x, kernel):
         return jnp.tensordot(x, kernel, 1, preferred_element_type=dtype)
-    # Sizes in place of -1, which no array without elements has.
+    # Explicit sizes, since reshape cannot infer -1 for an array without elements.
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     matrix = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
     if x.dtype == jnp.bfloat16 and dtype == jnp.float32:
@@ -96,8 +96,8 @@ def matmul_nt(
 def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
     """Returns ``a.T @ b``, float32 or float64.
 
-    XLA uses the CPU's bfloat16 units to contract two axes, but not one; so the rows are split in
-    two. It transposes the first operand in memory, slowly; so that is the smaller one.
+    XLA uses the CPU's bfloat16 units to contract two axes, but not one, so the rows are split in
+    two. It transposes the first operand in memory, which is slow, so the smaller one comes first.
     """
     if a.shape[1] > b.shape[1]:
         # Without the barrier, XLA exchanges the operands again (jax 0.10.2, CPU).
@@ -132,7 +132,7 @@ def _einsum(x: Array, y: Array, *, spec: str) -> Array:
 
 
 # Operands are float32 and rounded inside: on CPUs XLA stacks bfloat16 residuals of all layers in
-# memory, in float32, and then cuts them apart again (jax 0.10.2).
+# memory, in float32, and then slices them again (jax 0.10.2).
 def _rounded_einsum(x: Array, y: Array, *, spec: str) -> Array:
     if jax.__version_info__ < (0, 8):  # jaxlib 0.7.2 lacks the kernels for CPUs.
         return _rounded_einsum_in_float32(x, y, spec=spec)

@@ -107,7 +107,7 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
 
 
 def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
-    """Returns what :func:`describe` does, in the structure of what ``init`` returns."""
+    """Works as :func:`describe` does, but returns the whole structure of variables of ``init``."""
     recorded: dict[tuple[str, ...], ParameterInfo] = {}
     token = _recorded.set(recorded)
     try:

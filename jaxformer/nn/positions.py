@@ -1,4 +1,4 @@
-"""Positional encodings: how a model tells positions apart (section 3.5, and later ones).
+"""Positional encodings (section 3.5, and later ones).
 
 :data:`ENCODINGS` has one for each value of ``model.positions``.
 """
@@ -92,9 +92,9 @@ def rotary_positions(
 class LinearBias(nn.Module):
     """ALiBi (Press et al. 2022): scores fall in proportion to the distance, with a slope per head.
 
-    The slopes of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise the
-    first heads have the slopes of P heads, the largest power of two below H, and the others every
-    second slope of 2P heads.
+    The slopes of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise, with
+    P the largest power of two below H, the first P heads have the slopes of P heads, and the others
+    every second slope of 2P heads.
     """
 
     num_heads: int
@@ -120,9 +120,9 @@ class LinearBias(nn.Module):
 class BucketedBias(nn.Module):
     """T5's relative positions (Raffel et al. 2020): a learned bias per head and distance.
 
-    The shortest distances have a bucket each, for half of the buckets of a side. Longer distances
-    share buckets that grow in proportion to the distance, and distances from ``max_distance`` on
-    share the last. Without ``causal``, later keys have half of the buckets.
+    Half of the buckets are for single short distances. The others grow in proportion to the
+    distance, and distances of at least ``max_distance`` share the last. Without ``causal``, later
+    keys have half of all buckets.
     """
 
     num_heads: int
@@ -160,11 +160,11 @@ class BucketedBias(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:
-    """A positional encoding; whatever it does not have is left out."""
+    """A positional encoding; fields that it does not use have their defaults."""
 
-    # Computes what is added to embeddings, given length and d_model.
+    # Computes the array that is added to embeddings, given length and d_model.
     table: Callable[[int, int], np.ndarray] = no_positions
-    is_learned: bool = False  # A parameter is added instead.
+    is_learned: bool = False  # A learned parameter is added instead.
     # Rotates queries or keys by their positions, before dot products.
     rotate: Callable[[Array, Array], Array] | None = None
     # Creates the module of the bias of a stack, given num_heads and whether it is causal.

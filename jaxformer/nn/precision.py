@@ -4,7 +4,7 @@ Inputs of a matmul are converted to the compute dtype, sums are float32, and res
 of the activations. The precision of float32 matmuls on accelerators is JAX's default: bfloat16 on
 TPUs, TF32 on NVIDIA GPUs. ``JAX_DEFAULT_MATMUL_PRECISION=highest`` selects full float32.
 
-Departs from the paper: "bfloat16" and, to decode with, "int8", both optional.
+Departs from the paper: "bfloat16" and, for decoding, "int8", both optional.
 """
 
 import typing
@@ -40,7 +40,7 @@ def at_least_float32(*arrays: PyTree) -> str:
 def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     """Returns the dtype of inputs and parameters of a matmul that is not quantized.
 
-    If one of these arrays is float64, "float32" means float64.
+    If one of the arrays is float64, "float32" means float64.
     """
     if compute_dtype not in typing.get_args(ComputeDtype):
         choices = ", ".join(map(repr, typing.get_args(ComputeDtype)))
@@ -55,7 +55,7 @@ def activation_dtype(compute_dtype: str, table: PyTree) -> str:
 
 
 def quantize_along(values: Float[Array, "..."], axis: int) -> Int8Matrix:
-    """Quantizes to int8; the largest of all values along an axis becomes 127 or -127.
+    """Quantizes to int8; the largest magnitude along an axis becomes 127 or -127.
 
     >>> matrix = quantize_along(jnp.array([[0.5, 254.0], [-1.0, 2.0]]), axis=0)
     >>> matrix.values.tolist(), (matrix.values * matrix.scale)[:, 1].tolist()

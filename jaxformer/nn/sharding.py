@@ -30,7 +30,7 @@ def per_batch_shard(
 ) -> PyTree:
     """Calls ``function(table, *rows)`` for each shard of the rows, and stacks the results.
 
-    Left alone, XLA gathers all rows on every device to sum the gradient of a table, and sums logits
+    By default, XLA gathers all rows on every device to sum the gradient of a table, and sums logits
     over devices. With a copy of the table per shard, it only gathers the table, and sums its
     gradient once. With ``split_table``, the table may stay sharded over the vocabulary.
 

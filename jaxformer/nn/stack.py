@@ -20,8 +20,8 @@ from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.matmul import MATMUL
 from jaxformer.nn.sharding import constrain_batch
 
-# Rematerialization policy: the backward pass recomputes nothing, all but the results of matmuls
-# with parameters, or all but the inputs of the blocks.
+# Rematerialization policy: the backward pass recomputes nothing, everything except matmuls with
+# parameters, or everything except the inputs of the blocks.
 Remat = Literal["none", "dots", "layer"]
 
 
@@ -53,7 +53,7 @@ class Stack(nn.Module):
       layers: The block that is repeated. Its parameters, stacked, are named "layers".
       num_layers: N.
       final_norm: Creates the norm after the last block, which pre-norm needs.
-      window: Most distance between a token and those that it sees; None for any.
+      window: Maximum distance at which a token sees others; None for no limit.
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of all
         self-attention; None adds nothing to its scores.
       remat: Rematerialization policy of the backward pass.
@@ -99,7 +99,7 @@ class Stack(nn.Module):
 
     def init_cache(
         self,
-        like: Int[Array, " B"],
+        rows: Int[Array, " B"],
         d_model: int,
         dtype: str,
         *,
@@ -111,7 +111,7 @@ class Stack(nn.Module):
         """Returns an empty cache, which already holds the keys and values of the memory.
 
         Args:
-          like: Integers [B], such as ``tokens[:, 0]``. Only their number and sharding are used.
+          rows: Integers [B], such as ``tokens[:, 0]``. Only their number and sharding are used.
           d_model: Width of the activations.
           dtype: Dtype of the activations.
           num_beams: Beams per row.
@@ -119,7 +119,7 @@ class Stack(nn.Module):
           memory: Activations that the blocks' cross-attention attends to.
           memory_mask: True where the memory is not padding.
         """
-        slots = Slots.empty(like, num_beams, capacity, self.window)
+        slots = Slots.empty(rows, num_beams, capacity, self.window)
         layers = tuple(
             block.init_cache(slots, memory, d_model, dtype) for block in self._unstacked()
         )
@@ -139,7 +139,7 @@ class Stack(nn.Module):
           the cache is full.
         """
         slots = cache.slots.add_position()
-        if not slots.is_rolling:  # Beyond the capacity, the token would take another one's place.
+        if not slots.is_rolling:  # Beyond the capacity, it would overwrite another token.
             x = jnp.where(slots.length < slots.capacity, x, jnp.nan)
         x, layers = self._run_cached(x, cache, slots)
         slots = dataclasses.replace(slots, length=slots.length + 1)
@@ -148,7 +148,7 @@ class Stack(nn.Module):
     def prefill(
         self, x: Float[Array, "B T D"], cache: StackCache, length: Int[Array, ""] | int
     ) -> tuple[Float[Array, "B T D"], StackCache]:
-        """Runs the stack on the first tokens of a sequence in one pass, into an empty cache.
+        """Runs the stack on the first tokens of a sequence in one pass, and fills an empty cache.
 
         Args:
           x: Activations of the prompt, which all beams share.
@@ -183,7 +183,7 @@ class Stack(nn.Module):
         return (x if self.norm is None else self.norm(x)), tuple(layers)
 
     def _unstacked(self) -> list[Any]:
-        # A scan over layers would copy the whole cache for every token; a loop updates it in place.
+        # A scan over layers would copy the whole cache for every token. A loop updates it in place.
         layers = self.variables["params"]["layers"]
         if not isinstance(layers, tuple):
             layers = unstack_layers(layers, self.num_layers)
@@ -192,9 +192,9 @@ class Stack(nn.Module):
 
 
 def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
-    """Returns the parameters of each layer, without boxes, given parameters with a layer axis.
+    """Returns the parameters of each layer, unboxed, given parameters with a layer axis.
 
-    A stack takes either form. Unstack once before a decoding loop, which would otherwise slice the
+    A stack accepts both forms. Unstack once before a decoding loop, which would otherwise slice the
     layers again for every token.
     """
     params = nn.unbox(params)
@@ -209,7 +209,7 @@ def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
         layer,
-        # All collections and streams, also of user-defined layers.
+        # All collections and streams, including the ones of user-defined layers.
         variable_axes={True: 0},
         split_rngs={True: True},
         metadata_params={nn.PARTITION_NAME: None},  # Layers are not sharded over devices.

@@ -6,5 +6,5 @@ memory-mapped files, :mod:`~jaxformer.data.plan` assigns pairs to batches, and
 :mod:`~jaxformer.data.loader` reads the pairs of a batch and arranges them as a
 :class:`~jaxformer.data.batch.Batch`.
 
-:mod:`~jaxformer.data.stream` holds one text for a language model: vocabularies, rows and windows.
+:mod:`~jaxformer.data.stream` handles the text of a language model: vocabularies, rows and windows.
 """

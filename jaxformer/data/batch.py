@@ -59,7 +59,7 @@ def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int])
 
 
 def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
-    """Returns a batch of one row, in its place and alone: one of the pairs of a packed row.
+    """Returns a batch of one row with a single pair of a packed row, at its position.
 
     >>> batch = make_batch([[([7], [9]), ([8], [5])]], (1, 4, 4))
     >>> isolate_pair(batch, 0, 2).src.tolist(), isolate_pair(batch, 0, 2).tgt_in.tolist()

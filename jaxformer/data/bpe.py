@@ -1,7 +1,7 @@
-"""Learning of byte-pair encodings with SentencePiece (section 5.1).
+"""Learns byte-pair encodings with SentencePiece (section 5.1).
 
-Departs from the paper: BPE tokens are learned from plain text, spaces included, of two million
-sentences at most, and every byte is a token, so that nothing is unknown.
+Departs from the paper: BPE is learned from plain text, including spaces, of at most two million
+sentences, and every byte is a token, so that no text is unknown.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from jaxformer.files import write_file
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MAX_LINES = 2_000_000
 _DIGEST_BYTES = 32
-# The key of every cached tokenizer includes it; increase it when the same files give other pairs.
+# Part of the key of every cached tokenizer. Increase it when the same files give other pairs.
 _FORMAT = 3
-# Reasons of SentencePiece to refuse a size, with a size that would work, and our explanations.
+# Error messages of SentencePiece about sizes, with a size that would work, and our explanations.
 _REFUSALS = {
     r"set it to a value <= (\d+)": "model.vocab_size is too large for the training text: got {0}, "
     "at most {1} is possible; set --config.model.vocab_size={1} or less",
@@ -48,7 +48,7 @@ def train_tokenizer(
     whitespace into one space. Translations therefore have neither U+00A0 nor invisible characters.
 
     Args:
-      lines: Sentences of both languages. A fixed sample is used of more than two million.
+      lines: Sentences of both languages. Of more than two million, a fixed sample is used.
       vocab_size: Number of ids, including special ids, bytes and symbols.
       symbols: Symbols of the target side, if it is not text.
       **options: More options of SentencePiece's trainer, such as ``user_defined_symbols``.
@@ -101,7 +101,7 @@ def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any)
         eos_id=EOS,
         bos_id=BOS,
         unk_id=UNK,
-        num_threads=1,  # more threads would divide the work differently each time
+        num_threads=1,  # with more threads, the result would vary
         minloglevel=2,
         **options,
     )

@@ -1,4 +1,4 @@
-"""Length buckets: groups of lengths that share batches with the least padding."""
+"""Length buckets: groups of lengths that share batches, with the least padding."""
 
 import numpy as np
 
@@ -9,8 +9,8 @@ def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, max_buckets: int = 
     Bucket k takes the examples longer than edge k - 1 and at most as long as edge k, and pads them
     to edge k. Edges are multiples of 8, which are efficient on accelerators. They are multiples of
     4, 2 or 1 if multiples of 8 would cost over 1% more. The last edge is the longest length itself.
-    There are at most ``most`` buckets, fewer where more would save less than 1%; none is empty.
-    ``lengths`` are of the longer side of every example, and none exceeds ``tokens_per_batch``.
+    There are at most ``max_buckets``, fewer if more would save less than 1%; none is empty.
+    ``lengths`` has the length of the longer side of each example, at most ``tokens_per_batch``.
     """
     histogram = np.bincount(lengths)
     optimum = _best_edges(histogram, tokens_per_batch, 1, max_buckets)[-1][0]
@@ -44,9 +44,9 @@ def _best_edges(
 
 
 def _costs(histogram: np.ndarray, edges: np.ndarray, tokens_per_batch: int) -> np.ndarray:
-    """Returns the tokens computed for a bucket from edge i to edge j, all batches counted as full.
+    """Returns the tokens computed for a bucket from edge i to edge j, counting full batches.
 
-    A bucket with few examples thus costs a whole batch, and exists only where it saves one.
+    A bucket with few examples thus costs a whole batch, and exists only if it saves one.
     """
     up_to = np.cumsum(histogram)[edges]
     examples = up_to[None, :] - up_to[:, None]

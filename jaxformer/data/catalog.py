@@ -1,4 +1,4 @@
-"""Public corpora that the shipped configs read: where they come from, and how to get them.
+"""Public corpora that the shipped configs read: their origin and download.
 
 ``docs/data.md`` describes them.
 """
@@ -20,16 +20,16 @@ from jaxformer.version import __version__
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicCorpus:
-    """A corpus that anybody can download.
+    """A corpus that anyone can download.
 
     Attributes:
       folder: Folder of the prepared files, below the data folder.
-      files: SHA-256 of the prepared files by name, in the copy that our results are measured on;
-        "" if it is not known.
-      size: Size of the prepared files together.
+      files: SHA-256 of the prepared files by name, in the copy that we measured our results on;
+        "" if unknown.
+      size: Total size of the prepared files.
       license: License of the text.
       urls: Addresses of the files to download, by name.
-      hashes: Their hashes, such as "md5:0123...", where they are known and do not change.
+      hashes: Their hashes, such as "md5:0123...", if they are known and do not change.
       downloads: Folder of the downloaded files, below the data folder.
       prepare: Returns the prepared files from the folder of the downloaded files. None if the
         downloaded files are used as they are; then both folders are the same.
@@ -207,7 +207,7 @@ def is_present(corpus: PublicCorpus) -> bool:
 
 
 def download_hint(path: pathlib.Path) -> str | None:
-    """Returns what to do to get a missing file; None if no shipped config reads such a file."""
+    """Returns advice on how to download a missing file; None if no shipped config reads it."""
     data = data_directory()
     for name, corpus in CATALOG.items():
         folder = data / corpus.folder
@@ -223,12 +223,12 @@ def download_hint(path: pathlib.Path) -> str | None:
 
 
 def download_corpus(corpus: PublicCorpus) -> pathlib.Path:
-    """Returns the folder of a corpus, which is downloaded and prepared if it is not there.
+    """Returns the folder of a corpus, after downloading and preparing it if it is missing.
 
-    Files that are in the folder of downloads already are used, if their hashes are right.
+    Files that are already in the folder of downloads are used if their hashes are correct.
 
     Raises:
-      UserError: A file cannot be downloaded, or is not what is expected; or pooch is missing.
+      UserError: A file cannot be downloaded or has unexpected content, or pooch is missing.
       OSError: A file cannot be written.
     """
     folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
@@ -246,7 +246,7 @@ def download_corpus(corpus: PublicCorpus) -> pathlib.Path:
 
 
 def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
-    """Downloads the files that are missing; each gets its name once its hash is right."""
+    """Downloads the missing files; each gets its name once its hash is verified."""
     with needs_package("pooch", "which downloads corpora", extra="download"):
         import pooch
         import requests
@@ -260,7 +260,7 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
     downloader: Any = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(),
         chunk_size=1 << 20,
-        # A server that compresses on the fly would make another file of a compressed one.
+        # A server that compresses on the fly would change files that are already compressed.
         headers={"User-Agent": f"jaxformer/{__version__}", "Accept-Encoding": "identity"},
     )
     for name, url in corpus.urls.items():
@@ -277,7 +277,7 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
 
 
 def _make_readable(path: str, action: str, _: object) -> str:
-    """Makes a downloaded file readable for others, which pooch's temporary files are not."""
+    """Makes a downloaded file readable for all users; pooch's temporary files are not."""
     if action != "fetch":
         os.chmod(path, 0o644)
     return path

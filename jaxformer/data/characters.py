@@ -1,7 +1,7 @@
-"""Characters that readers do not see, or take for others, and how a tokenizer replaces them.
+"""Characters that are invisible or easily confused, and how a tokenizer replaces them.
 
 A model knows nothing about characters outside its training text, and a single one can spoil a
-translation. Unicode's NFKC would change too much: it turns "½" into "1/2", also in references.
+translation. Unicode's NFKC would change too much: it turns "½" into "1/2", even in references.
 """
 
 import functools
@@ -11,10 +11,10 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
-# Kind of characters, and the characters as a part of a regular expression. Most of them occur in
-# the news text of WMT, so that no kind is an error.
+# Kinds of characters, as parts of a regular expression. No kind is an error, since most occur in
+# WMT's news text.
 _KINDS = {
-    # Other programs end lines here, and then pair the wrong lines. Python's splitlines does.
+    # Other programs, such as Python's splitlines, end lines here, and then pair the wrong lines.
     "line separators": r"\n-\r\x1c-\x1e\x85\u2028\u2029",
     "tabs or foreign blanks": r"\t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000",
     # The default ignorable code points of Unicode, and marks of annotations.
@@ -92,7 +92,7 @@ def visible_characters(text: str) -> str:
 
 @functools.cache
 def _blank_replacements() -> dict[str, str]:
-    """Returns a space for each whitespace character, and "" for each invisible one but NUL."""
+    """Maps each whitespace character to a space, and each invisible one except NUL to ""."""
     text = "".join(map(chr, range(1, sys.maxunicode + 1)))  # SentencePiece has no rules for NUL.
     return {
         character: " " if kind in _BLANKS else ""
@@ -114,7 +114,7 @@ def _decompositions(character: str) -> Iterator[str]:
 
 @functools.cache
 def _similar_characters() -> list[tuple[str, str]]:
-    """Returns pairs of a character and a form that may replace it, the best form first."""
+    """Returns pairs of a character and a possible replacement, the best replacement first."""
     found = [pair for group in _ALIKE for pair in itertools.permutations(group, 2)]
     for character in map(chr, range(0x80, sys.maxunicode + 1)):
         kind = unicodedata.decomposition(character).partition(" ")[0]

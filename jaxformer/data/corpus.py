@@ -28,7 +28,7 @@ class DataSection(abc.ABC):
     Attributes:
       corpus: Kind of the source, which selects the kind of the experiment.
       tokenizer: Tokenizer of a new run; None learns one from the training text.
-      length_field: Name of the field with the longest row in tokens; no field itself.
+      length_field: Name of the field with the maximum row length in tokens; not itself a field.
     """
 
     corpus: str
@@ -38,10 +38,10 @@ class DataSection(abc.ABC):
     @property
     @abc.abstractmethod
     def batch(self) -> tuple[str, str]:
-        """The size of a batch in words, and the fields to lower for a smaller one."""
+        """A description of the batch size, and the fields to lower for a smaller batch."""
 
     def check_paths(self, *names: str) -> None:
-        """Checks that fields are paths on a local disk, if they are paths."""
+        """Checks that the fields that are paths are on a local disk."""
         for name in names:
             try:
                 local_path(getattr(self, name) or "")
@@ -67,13 +67,13 @@ class DataConfig(DataSection):
         data/train.de, or the same with .gz, .bz2, .xz or .zst. Comma-separated files for "trees",
         "parquet", "jsonl" and "tsv"; the last three accept patterns such as
         ``data/train-*.parquet``. Otherwise a split name. Several splits need weights:
-        "news:1,captions:3" has each pair of the second one three times in an epoch.
+        "news:1,captions:3" uses each pair of the second one three times per epoch.
       valid: Validation split, in the same form.
       tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the one of the model
-        that comes with jaxformer. None takes the one of ``training.init_from``, and without that
-        learns one from the training text, as "new" does.
+        that comes with jaxformer. None takes the tokenizer of ``training.init_from``; without it,
+        a tokenizer is learned from the training text, as with "new".
       user_defined_symbols: Placeholders, such as "<name>,<url>". Each is one token on both sides,
-        as with the option of spm_train. An existing ``tokenizer`` must have them.
+        as with the same option of spm_train. An existing ``tokenizer`` must have them.
       pretokenizer: "moses" normalizes punctuation and separates it from words, as Moses' scripts
         do; see :mod:`jaxformer.data.moses_tokenizer`. "none" leaves text unchanged.
       lowercase: Convert all text to lower case; needs a pretokenizer.
@@ -85,7 +85,7 @@ class DataConfig(DataSection):
       max_length: Longest side of a training pair in tokens, including end-of-sentence. Longer pairs
         are skipped, counted and reported. With packing, also the length of a row.
 
-    Departs from the paper: training pairs longer than ``max_length``, 256, are left out.
+    Departs from the paper: training pairs longer than ``max_length``, 256, are skipped.
     """
 
     corpus: Literal["text", "tfds", "numerals", "trees", "parquet", "jsonl", "tsv"] = "tfds"
@@ -156,14 +156,13 @@ class Corpus(Protocol):
     def fingerprint(self, split: str) -> str:
         """Returns a hexadecimal hash of the content of a split.
 
-        It is called before and after all pairs are read, so that pairs that change meanwhile are
-        detected.
+        It is called before and after all pairs are read, to detect pairs that change meanwhile.
         """
         ...
 
 
 def parse_mixture(split: str) -> dict[str, int]:
-    """Returns the corpora of a split and their weights; no corpora if the split is a single one.
+    """Returns the corpora of a mixture and their weights; none if the split is a single corpus.
 
     >>> parse_mixture("news:1,captions:3"), parse_mixture("news")
     ({'news': 1, 'captions': 3}, {})
@@ -189,9 +188,9 @@ def parse_mixture(split: str) -> dict[str, int]:
 
 
 class VerifiedCorpus:
-    """A corpus whose pairs are the ones of its fingerprint, even if files change meanwhile.
+    """A corpus that raises an error if its pairs do not match its fingerprint.
 
-    It also answers for methods that a corpus may lack, and it has mixtures as splits, such as
+    It also implements the optional methods of a corpus, and mixtures as splits, such as
     "news:1,captions:3": the pairs of several splits in turn, each pair once.
     """
 
@@ -215,7 +214,7 @@ class VerifiedCorpus:
             self._sizes[each] = size
 
     def fingerprint(self, split: str) -> str:
-        """Returns the first fingerprint of a split; of a mixture a hash of them, not of weights."""
+        """Returns the first fingerprint of a split; for a mixture, a hash without the weights."""
         if mixture := parse_mixture(split):
             return hashlib.sha256(" ".join(map(self.fingerprint, mixture)).encode()).hexdigest()
         if split not in self._fingerprints:
@@ -223,8 +222,8 @@ class VerifiedCorpus:
         return self._fingerprints[split]
 
     def place(self, split: str, number: int, side: int) -> str:
-        """Returns where a side of a pair is; without an answer of the corpus, the pair's number."""
-        # The files may be gone, since a run that has begun no longer needs them.
+        """Returns the place of a side of a pair; by default, the number of the pair."""
+        # The files may be gone, since a resumed run no longer needs them.
         with contextlib.suppress(LookupError, OSError, UserError):
             for each in parse_mixture(split):
                 if number < self._size(each):
@@ -244,14 +243,14 @@ class VerifiedCorpus:
         return [*weights, *(note for each in mixture or [split] for note in notes(each))]
 
     def repetitions(self, split: str, numbers: np.ndarray) -> np.ndarray | None:
-        """Returns how often pairs come in an epoch, given their numbers; None: each comes once."""
+        """Returns how often each of the numbered pairs is used per epoch; None: once."""
         mixture = parse_mixture(split)
         sizes = [self._size(each) for each in mixture]
         return np.repeat(list(mixture.values()), sizes)[numbers] if mixture else None
 
     def _size(self, split: str) -> int:
         if split not in self._sizes:
-            collections.deque(self.pairs(split), maxlen=0)  # Counts them.
+            collections.deque(self.pairs(split), maxlen=0)  # Counts the pairs.
         return self._sizes[split]
 
 
@@ -265,7 +264,7 @@ _CORPORA = {
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Returns the corpus of the config, except for trees, which :mod:`jaxformer.tasks` reads.
+    """Returns the corpus of the config, except treebanks, which :mod:`jaxformer.tasks` reads.
 
     Nothing is read before a split is requested.
     """

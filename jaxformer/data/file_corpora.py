@@ -1,4 +1,4 @@
-"""Sentence pairs from files: line-aligned text, or one pair a row in Parquet, JSONL or TSV."""
+"""Sentence pairs from files: line-aligned text, or one pair per row in Parquet, JSONL or TSV."""
 
 import abc
 import collections
@@ -58,14 +58,14 @@ class TextCorpus:
 
 
 class FileCorpus(abc.ABC):
-    """Files with one pair a row.
+    """Files with one pair per row.
 
-    A split is a file or a pattern such as ``wmt14/train-*.parquet``, or several with commas
-    between. Files are read in the order of their names.
+    A split is a file or a pattern such as ``wmt14/train-*.parquet``, or several, separated by
+    commas. Files are read in the order of their names.
     """
 
     target_symbols = False
-    kind = ""  # Distinguishes fingerprints of the same files, read in another way.
+    kind = ""  # distinguishes the fingerprints of files read in different ways
 
     def __init__(self) -> None:
         self._lines: dict[pathlib.Path, Sequence[object]] = {}
@@ -75,7 +75,7 @@ class FileCorpus(abc.ABC):
         """Yields the pairs of a file."""
 
     def lines(self, path: pathlib.Path) -> Sequence[object]:
-        """Returns the numbers of the lines where the rows of a file begin."""
+        """Returns the line number of each row of a file."""
         return range(1, 1 + sum(1 for _ in read_bytes(path)))
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
@@ -98,7 +98,7 @@ class FileCorpus(abc.ABC):
 
 
 class RecordCorpus(FileCorpus):
-    """Files with a text for each language in a row.
+    """Files whose rows have a text for each language.
 
     A row of Parquet or JSONL has columns named by the languages, ``{"en": "Yes.", "de": "Ja."}``,
     or the same in a column ``translation``.
@@ -120,7 +120,7 @@ class RecordCorpus(FileCorpus):
             # with the right format.
             with self.open(path), explain_read_errors(path):
                 content.update(bytes.fromhex(file_sha256(path)))
-        # Fingerprints of Parquet and JSONL, which no file can both be, stay as in 0.2.0.
+        # As in 0.2.0, Parquet and JSONL have the same fingerprints: no file can be both.
         identity = (*self.languages, content.hexdigest(), *self.kind.split())
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
@@ -146,7 +146,7 @@ class RecordCorpus(FileCorpus):
 
 
 class JsonlCorpus(RecordCorpus):
-    """JSON objects on lines of their own."""
+    """Files of JSON objects, one per line."""
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(read_bytes(path), 1):
@@ -160,7 +160,7 @@ class JsonlCorpus(RecordCorpus):
 
 
 class TsvCorpus(RecordCorpus):
-    """Lines of a source, a tab and a target."""
+    """Files of lines with a source, a tab and a target."""
 
     kind = "tsv"
 
@@ -216,7 +216,7 @@ def find_files(split: str) -> list[pathlib.Path]:
 
 
 def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
-    # The name of a folder that exists is not taken for a pattern.
+    # The name of an existing folder is not a pattern.
     folder = glob.escape(str(pattern.parent)) if pattern.parent.is_dir() else str(pattern.parent)
     if pattern.exists() or not (names := sorted(glob.glob(os.path.join(folder, pattern.name)))):
         return [find_file(pattern)]
@@ -225,7 +225,7 @@ def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
-    """Checks that names such as a-00000-of-00002.parquet are all of their series, each once."""
+    """Checks that names such as a-00000-of-00002.parquet form a complete series."""
     series = collections.defaultdict(list)
     for name in names:
         if match := _SERIES.fullmatch(name):

@@ -1,4 +1,4 @@
-"""Findings about the pairs of a corpus: how many are skipped or unusual, and the first of them."""
+"""Findings about a corpus: the numbers of skipped and unusual pairs, and the first ones."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from jaxformer.data.characters import unusual_kinds
 
 # Kinds of pairs that are skipped.
 LONG, EMPTY = "too long", "empty"
-# Pairs that are kept although their sides are equal. Many of them suggest a wrong file.
+# Pairs that are kept although both sides are equal. Many of them suggest a wrong file.
 EQUAL = "the same text on both sides"
 _MAX_PLACES = 10
 
 
 def list_first(first: Sequence[object], count: int) -> str:
-    """Lists the first of ``count`` things.
+    """Lists the first of ``count`` items.
 
     >>> list_first(["a:1", "b:7"], 9), list_first([3], 1)
     ('a:1, b:7 and 7 more', '3')
@@ -31,7 +31,7 @@ class Finding:
 
 
 class Findings(dict[str, Finding]):
-    """Findings by kind, without kinds that have no pair."""
+    """Findings by kind, without empty kinds."""
 
     def add(self, kind: str, number: int, side: int) -> None:
         finding = self.setdefault(kind, Finding())
@@ -40,7 +40,7 @@ class Findings(dict[str, Finding]):
             finding.first.append([number, side])
 
     def add_unusual(self, number: int, pair: tuple[str, str]) -> None:
-        """Counts a pair that is kept, for every kind of unusual text that it has."""
+        """Counts a kept pair, once for each kind of unusual text in it."""
         kinds = {kind: side for side in (1, 0) for kind in unusual_kinds(pair[side])}
         for kind, side in kinds.items():
             self.add(kind, number, side)

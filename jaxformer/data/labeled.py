@@ -1,4 +1,4 @@
-"""Files of texts with labels, or without, as corpora of pairs."""
+"""Files of texts, with or without labels, as corpora of pairs."""
 
 import dataclasses
 import pathlib
@@ -17,12 +17,12 @@ class LabeledConfig(DataConfig):
     """Source of texts, as :class:`~jaxformer.data.corpus.DataConfig` for sentence pairs.
 
     Attributes:
-      corpus: "labeled": each line is a label, a space and a text. "masked": each line is a text,
-        some of whose tokens are masked, to train an encoder for later classification.
+      corpus: "labeled": each line is a label, a space and a text. "masked": each line is a text
+        with some tokens masked, to pretrain an encoder for classification.
       train: Training files, comma-separated.
       valid: Validation files.
-      mask_rate: Fraction of the tokens that are masked: to be predicted for "masked", 0.15 in BERT;
-        for "labeled" in training only.
+      mask_rate: Fraction of the tokens that are masked. For "masked", they are predicted, 0.15 in
+        BERT; for "labeled", they are masked only in training.
     """
 
     corpus: Literal["labeled", "masked"] = "labeled"

@@ -1,4 +1,4 @@
-"""Loading the batches of a plan: grain reads ahead in threads, in the order of the plan."""
+"""Loads the batches of a plan: grain reads ahead in threads, in the order of the plan."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from jaxformer.data.store import TokenStore
 
 T = TypeVar("T")
 
-# Making a batch takes a few milliseconds. Two threads hide it, and more would only wait.
+# Making a batch takes a few milliseconds. Two threads hide this; more would only wait.
 _READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
 
 
@@ -26,7 +26,7 @@ def load_batches(
     local_shards: Sequence[int] = (0,),
     shard_count: int = 1,
 ) -> Iterator[Batch]:
-    """Yields the batches of the plan from ``start`` to ``stop``, which may be None: without end.
+    """Yields the batches of the plan from ``start`` to ``stop``, or forever if it is None.
 
     Empty rows are added until the rows of a global batch are divisible by ``row_multiple``. The
     rows are in ``shard_count`` equal, contiguous shards. This process reads only the shards with
@@ -45,7 +45,7 @@ def load_batches(
 
 
 def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = None) -> Iterator[T]:
-    """Yields ``batch_of(start)``, ``batch_of(start + 1)`` and so on, made ahead in threads.
+    """Yields ``batch_of(start)``, ``batch_of(start + 1)`` and so on, prepared in threads.
 
     >>> list(prefetch(lambda n: n * n, start=2, stop=5))
     [4, 9, 16]
@@ -60,7 +60,7 @@ def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = No
 
 
 def padded_shapes(plan: BatchPlan, row_multiple: int) -> tuple[Shape, ...]:
-    """Returns every shape of batches from :func:`load_batches`: rows, source and target length."""
+    """Returns all batch shapes of :func:`load_batches`: rows, source and target length."""
     return tuple((round_up(rows, row_multiple), src, tgt) for rows, src, tgt in plan.shapes)
 
 

@@ -1,6 +1,6 @@
 """The tokenizer of Marian models: one SentencePiece model per side, and one list of pieces.
 
-Marian numbers the pieces by its own list instead of SentencePiece's ids.
+Marian numbers pieces by its own list, not by SentencePiece's ids.
 """
 
 import base64
@@ -30,7 +30,7 @@ class MarianTokenizer(Tokenizer):
 
     The pieces follow the special ids. The serialized form is one JSON object with both
     SentencePiece models. A leading language code such as ``>>fra<<`` is one token. Other words in
-    angle brackets are text, even if they look like special tokens.
+    angle brackets are ordinary text, even if they look like special tokens.
     """
 
     target_symbols = False

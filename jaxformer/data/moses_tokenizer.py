@@ -39,7 +39,7 @@ class Preprocessing:
                 raise UserError(f"expected language codes, such as en and de: got {code!r}")
 
     def apply(self, text: str, *, target: bool = False) -> str:
-        """Returns the words of a source, or of a target, with spaces between."""
+        """Returns a source, or a target, as words separated by spaces."""
         language = self.target_language if target else self.source_language
         normalizer, tokenizer, _ = _scripts(language)
         text = text.lower() if self.lowercase else text

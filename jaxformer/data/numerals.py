@@ -18,7 +18,7 @@ from jaxformer.files import local_path, write_file
 
 SPLITS = ("train", "held_out")
 
-# For each magnitude: lowest number, end of the range, numbers held out, numbers in training. All
+# For each magnitude: first number, end of the range, numbers held out, numbers in training. All
 # numbers below 100 are for training, since they teach the words themselves.
 _MAGNITUDES = (
     (0, 100, 0, 100),
@@ -61,12 +61,12 @@ def spell_english(number: int) -> str:
 
 
 def spell_german(number: int) -> str:
-    """Spells a number from 0 to 999,999 in German, in one word and in full ("einhundert").
+    """Spells a number from 0 to 999,999 in German, as one word, with "ein" ("einhundert").
 
     >>> spell_german(247), spell_german(1001)
     ('zweihundertsiebenundvierzig', 'eintausendeins')
     """
-    # "ein" is used inside the word, "eins" at its end.
+    # "ein" inside the word, "eins" at its end.
     return _german_stem(number) + ("s" if number % 100 == 1 else "")
 
 
@@ -84,7 +84,7 @@ _SPELLERS = {"en": spell_english, "de": spell_german}
 
 
 class NumeralsCorpus:
-    """Number words below a million; the splits "train" and "held_out" share no number."""
+    """Number words below one million; the splits "train" and "held_out" share no number."""
 
     target_symbols = False
 

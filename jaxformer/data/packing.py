@@ -1,4 +1,4 @@
-"""Packing: several sentence pairs per row, so that little padding is computed."""
+"""Packing: several sentence pairs per row, to reduce padding."""
 
 import numpy as np
 
@@ -10,11 +10,12 @@ def pack(
 
     Lengths are packed, not pairs, since pairs with the same two lengths are interchangeable. Each
     row composition is found once and reused until its pairs run out, which takes seconds for
-    millions of pairs. A row begins with the largest pair left. It continues with the pair that best
-    fits the free tokens on both sides: the largest inner product of lengths and free tokens.
+    millions of pairs. A row begins with the largest remaining pair. It continues with the pair
+    that best fits the free tokens of both sides: the largest inner product of lengths and free
+    tokens.
 
     Returns the :func:`length_class` of the pair in every slot, row by row, and the first slot of
-    every row, and the end.
+    every row, followed by the number of slots.
     """
     side = row_length + 1
     classes = length_class(src_lengths, tgt_lengths, row_length)

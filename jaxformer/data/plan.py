@@ -1,10 +1,10 @@
 """The batch plan: the examples in global batch n, as a pure function of n.
 
-A plan is a fixed layout of slots in rows in batches. Every slot has a class, the length of the
-examples that fit it, and a class has as many slots as examples. Each epoch assigns the examples
-anew to the slots of their class, and shuffles the batches. Every example therefore comes exactly
-once per epoch, every epoch has the same number of batches, their shapes are known in advance, and
-the whole state is one integer: n.
+A plan is a fixed layout: batches of rows of slots. Every slot has a class, the length of the
+examples that fit it, and a class has as many slots as examples. Each epoch newly assigns examples
+to the slots of their class, and shuffles the batches. Every example is therefore used exactly once
+per epoch, every epoch has the same number of batches, their shapes are known in advance, and the
+whole state is one integer: n.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ class BatchPlan:
         rows, and its rows may be shorter.
       example_class: Class of every example, [E].
       slot_class: Class of every slot, [E]; slots are numbered row by row.
-      row_starts: First slot of every row, and the end, [R + 1].
-      batch_starts: First row of every batch, and the end, [B + 1].
+      row_starts: First slot of every row, then the number of slots, [R + 1].
+      batch_starts: First row of every batch, then the number of rows, [B + 1].
       batch_shape: Index in ``shapes`` of the shape of every batch, [B].
       tokens: Number of tokens of all examples, both sides, without padding.
       seed: Seed of the order; None keeps examples and batches in order.
-      ids: Id of every example, [E], if an id comes several times in an epoch. By default the
-        examples have the ids 0, 1, ...
+      ids: Id of every example, [E], if an id is used several times per epoch. By default, examples
+        have the ids 0, 1, ...
 
     >>> lengths = np.array([3, 5, 4, 5])
     >>> plan = sequential_plan(lengths, lengths, tokens_per_batch=10)
@@ -60,7 +60,7 @@ class BatchPlan:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of batches in which every example comes once."""
+        """Number of batches that use every example once."""
         return len(self.batch_shape)
 
     @property
@@ -70,7 +70,7 @@ class BatchPlan:
         return self.tokens / int(computed[self.batch_shape].sum())
 
     def rows(self, n: int) -> tuple[Shape, list[list[int]]]:
-        """Returns shape and rows of batch n, from 0 over all epochs: the ids in every row."""
+        """Returns shape and rows, as ids, of batch n; n counts from 0 across epochs."""
         epoch, place = divmod(n, self.batches_per_epoch)
         examples, batches = self._epoch(epoch)
         batch = batches[place]
@@ -84,7 +84,7 @@ class BatchPlan:
 
     @functools.cached_property
     def _epoch(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-        # Around the end of an epoch, the threads of the loader request rows of two.
+        # Around the end of an epoch, the threads of the loader need two epochs.
         return functools.lru_cache(maxsize=2)(self._assign_examples)
 
     @functools.cached_property
@@ -111,7 +111,7 @@ def make_plan(
 ) -> BatchPlan:
     """Returns the plan of training batches for the config.
 
-    Each pair comes once in an epoch, or as often as ``repetitions`` has for it.
+    Each pair is used once per epoch, or as often as ``repetitions`` says.
     """
     ids = None if repetitions is None else np.repeat(np.arange(len(store)), repetitions)
     chosen = slice(None) if ids is None else ids
@@ -168,7 +168,7 @@ def sequential_plan(
     """Plans batches for validation as :func:`bucket_plan` does, in the same order every epoch.
 
     A pair longer than ``tokens_per_batch`` raises the limit to its own length, so that validation
-    leaves nothing out.
+    skips nothing.
     """
     tokens = max(tokens_per_batch, int(src_lengths.max()), int(tgt_lengths.max()))
     return bucket_plan(src_lengths, tgt_lengths, tokens_per_batch=tokens, seed=None)

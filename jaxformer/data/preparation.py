@@ -1,8 +1,8 @@
-"""Preparation of public corpora: from the files of their origin to the files that configs read.
+"""Prepares public corpora: converts downloaded files to the files that configs read.
 
 Each function takes the folder of the downloaded files, and returns the contents of the prepared
-files by name. Archives are read, and nothing of them is extracted to disk. A ``UserError`` names a
-file that is damaged or does not have what is expected.
+files by name. Archives are never extracted to disk. A ``UserError`` names a file that is damaged or
+has unexpected content.
 """
 
 import gzip
@@ -21,7 +21,7 @@ Pairs = list[tuple[str, str]]
 
 # Largest file that is read from an archive.
 _MAX_BYTES = 64 << 20
-# One English sentence in so many, with all its translations, is for validation.
+# One in this many English sentences, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
 # The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
@@ -47,7 +47,7 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
     """Splits Tatoeba's pairs by the hashes of their sentences.
 
     No pair moves to the other split in a new edition of the corpus. No sentence of either language
-    is in both splits. The pairs are ordered by hash, since the origin begins with the shortest.
+    is in both splits. The pairs are ordered by hash, since the original begins with the shortest.
     """
     text = _Archive(downloads / "deu-eng.zip", "deu.txt").text("deu.txt")
     fields = (line.split("\t") for line in text.split("\n"))
@@ -63,7 +63,7 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
 
 
 def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Prepared:
-    """Joins the test sets of WMT, but for newstest2013, which is for validation.
+    """Joins the test sets of WMT, except newstest2013, which is for validation.
 
     ``sets`` has year and name of the sets of 2015 and later, such as "15 newstest2015-ende".
     """
@@ -79,7 +79,7 @@ def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Pre
 
 
 def craft(downloads: pathlib.Path) -> Prepared:
-    """Joins the trees of CRAFT's articles in its own splits, one tree a line."""
+    """Joins the trees of CRAFT's articles in its own splits, one tree per line."""
     ids, trees = "articles/ids/craft-ids-", "structural-annotation/treebank/penn/"
     wanted = rf"LICENSE\.txt|{ids}(train|dev)\.txt|{trees}\d+\.tree"
     archive = _Archive(downloads / "craft-v5.0.2.tar.gz", wanted, folder="[^/]+/")
@@ -92,7 +92,7 @@ def craft(downloads: pathlib.Path) -> Prepared:
 
 
 def wsj_sample(downloads: pathlib.Path) -> Prepared:
-    """Splits NLTK's sample of the Penn Treebank by the order of its trees, one tree a line."""
+    """Splits NLTK's sample of the Penn Treebank in the order of its trees, one tree per line."""
     archive = _Archive(downloads / "treebank.zip", r"treebank/combined/wsj_\d{4}\.mrg")
     trees = [tree for name in sorted(archive.files) for tree in _trees(archive.text(name))]
     needed = max(part.stop for part in _WSJ_SPLITS.values())
@@ -112,7 +112,7 @@ def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Pai
 
 
 def _segments(text: str) -> list[str]:
-    """Returns the segments of a file in WMT's SGML, with the blanks that sacreBLEU leaves."""
+    """Returns the segments of a file in WMT's SGML, with the same blanks as in sacreBLEU."""
     segments = re.findall(r"^<seg .*?>(.*)</seg>", text, flags=re.MULTILINE)
     for entity, character in _ENTITIES.items():
         segments = [segment.replace(entity, character) for segment in segments]
@@ -135,7 +135,7 @@ def _trees(text: str) -> Iterator[str]:
 class _Archive:
     """The files of a zip or tar archive whose names match a pattern, in memory.
 
-    Links are left out, and so are files that are implausibly large.
+    Links and implausibly large files are skipped.
     """
 
     def __init__(self, path: pathlib.Path, pattern: str, folder: str = "") -> None:
@@ -177,7 +177,7 @@ class _Archive:
             raise UserError(f"{self.path}: expected UTF-8 text in the archive: {error}") from None
 
     def aligned(self, source: list[str], target: list[str]) -> Pairs:
-        """Returns the pairs of a test set, whose sides must have as many lines each."""
+        """Returns the pairs of a test set, whose sides must have equally many lines."""
         if len(source) != len(target) or not source:
             raise UserError(
                 f"{self.path}: expected two sides of a test set with as many lines each: got "
@@ -195,7 +195,7 @@ def _line_aligned(train: Pairs, valid: Pairs, target: str) -> Prepared:
 
 
 def _join_blanks(text: str) -> str:
-    """Returns text with one space between words of a line. Blanks beyond ASCII are unchanged."""
+    """Returns text with one space between words of a line. Non-ASCII blanks are unchanged."""
     return re.sub(r" *\n", "\n", re.sub(r"[ \t\r]+", " ", text)).strip(" ")
 
 

@@ -21,11 +21,11 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import file_sha256
 
-# The key of every store includes it, so that stores in another format are built again.
+# Part of the key of every store, so that stores in another format are rebuilt.
 _FORMAT = 2
 _HEADER, _TOKENS, _OFFSETS, _NUMBERS = "header.json", "tokens.bin", "offsets.bin", "numbers.bin"
 _PAIRS_AT_A_TIME = 10_000
-# Prefix of folders of unfinished stores, and the time without progress that makes one abandoned.
+# Prefix of the folders of unfinished stores, and time without progress until one is abandoned.
 _PARTIAL = "partial-"
 _ABANDONED_SECONDS = 24 * 3600
 
@@ -34,14 +34,14 @@ class TokenStore:
     """Sentence pairs as token ids, without BOS and EOS, read from disk on access.
 
     Attributes:
-      findings: Pairs that were left out or are unusual.
-      numbers: Number of every pair in its split, from 0, with the pairs that were left out.
+      findings: Pairs that were skipped or are unusual.
+      numbers: Number of every pair in its split, from 0; skipped pairs are counted, too.
       src_lengths: Number of tokens of every source, including EOS, int32.
       tgt_lengths: Number of tokens of every target, including EOS, int32.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Opens a store; raises many kinds of errors if it is missing or not as it was written."""
+        """Opens a store; raises many kinds of errors if it is missing or damaged."""
         header = json.loads((folder / _HEADER).read_bytes())
         for name, digest in header["sha256"].items():
             if file_sha256(folder / name) != digest:
@@ -70,15 +70,15 @@ def build_store(
 ) -> TokenStore:
     """Returns the token store of a split, from the cache if it has an undamaged one.
 
-    Memory use is bounded, however large the corpus. A progress bar appears if it takes long.
-    Longer sides than ``max_length`` tokens, including EOS, are left out. The cache has a folder for
-    each store, named by a hash of its inputs.
+    Memory use is bounded, however large the corpus. A progress bar appears if it takes long. Pairs
+    with a side longer than ``max_length`` tokens, including EOS, are skipped. The cache has a
+    folder for each store, named by a hash of its inputs.
     """
     corpus = VerifiedCorpus(corpus)
     inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     folder = cache_directory / f"store-{key[:32]}"
-    # Whatever is wrong with a damaged store, it is built again.
+    # Whatever is wrong with a damaged store, it is rebuilt.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         return TokenStore(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -101,7 +101,7 @@ def build_store(
 
 
 def _remove_abandoned(cache_directory: pathlib.Path) -> None:
-    """Removes what killed processes have left, which is as large as a store each time."""
+    """Removes the unfinished stores of killed processes, which can be large."""
     for folder in cache_directory.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
@@ -143,16 +143,16 @@ def _filter_pairs(
     max_length: int,
     findings: Findings,
 ) -> tuple[list[int], list[list[int]]]:
-    """Returns the numbers and, in turn, the sides of pairs neither blank nor too long.
+    """Returns the numbers and, in turn, the sides of pairs that are neither blank nor too long.
 
-    Counts the others, and the unusual ones.
+    Counts skipped and unusual pairs in the findings.
     """
     sources = tokenizer.encode_batch([source for _, (source, _) in pairs])
     targets = tokenizer.encode_target_batch([target for _, (_, target) in pairs])
     numbers, kept = [], []
     for (number, texts), *sides in zip(pairs, sources, targets, strict=True):
         blank = [is_blank(text) for text in texts]
-        long = [len(ids) >= max_length for ids in sides]  # EOS takes one place
+        long = [len(ids) >= max_length for ids in sides]  # EOS is one more token
         if any(blank):
             findings.add(EMPTY, number, blank.index(True))
         elif any(long):

@@ -27,9 +27,9 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import explain_read_errors, read_whole
 
-# SentencePiece learns nothing from lines of more bytes.
+# SentencePiece skips longer lines.
 _MAX_LINE_BYTES = 4192
-# Text that tokenizers of translation models change.
+# Text that the tokenizers of translation models would change.
 _PROBE = f"  a  b\n\n\tc {SPACE_SYMBOL}é "
 
 
@@ -44,7 +44,7 @@ class StreamConfig(DataSection):
       file: Text file, UTF-8, plain or compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
       tokens: "characters", or "bpe" for BPE tokens that preserve line breaks and spaces.
       tokenizer: Tokenizer of a new run, as in :class:`~jaxformer.data.corpus.DataConfig`; then
-        ``tokens`` has no meaning.
+        ``tokens`` is ignored.
       length: Predicted tokens per row, each from the tokens before it in the row.
       rows: Rows of a global batch. Empty rows may be added so that they divide evenly among
         devices.
@@ -128,7 +128,7 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
             vocab_size,
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
-            # Without a space in the text, there would be no token for it.
+            # A text without spaces gives no token for a space.
             user_defined_symbols=["\n"] if " " in text else ["\n", SPACE_SYMBOL],
         )
     except RuntimeError as error:
@@ -140,7 +140,7 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
 
 
 def _short_parts(line: str) -> list[str]:
-    """Cuts a line that SentencePiece would leave out, before spaces if there are any."""
+    """Cuts a line that SentencePiece would skip, before spaces if there are any."""
     if len(line.encode()) <= _MAX_LINE_BYTES:
         return [line] if line else []
     # A character has up to four bytes.
@@ -161,7 +161,7 @@ def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
 
 
 def read_text(path: pathlib.Path) -> str:
-    """Reads a whole text unchanged, but for a byte-order mark at its beginning."""
+    """Reads a whole text unchanged, except for a byte-order mark at its beginning."""
     path = find_file(path)
     with open_bytes(path) as stream:
         content = stream.read()

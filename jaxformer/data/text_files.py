@@ -19,11 +19,11 @@ from jaxformer.data.catalog import download_hint
 from jaxformer.errors import UserError, did_you_mean, needs_package
 from jaxformer.files import explain_read_errors
 
-# A longer line is no sentence, and tokenizing it takes a gigabyte for every ten megabytes.
+# A longer line is not a sentence, and tokenizing it takes a gigabyte for every ten megabytes.
 _MAX_LINE_BYTES = 1_000_000
 # File name endings of compressed text, and the formats.
 COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-# First bytes of files that are not UTF-8 text, and the program that makes text of them.
+# First bytes of files that are not UTF-8 text, and the program that converts them.
 _FORMATS = {
     rb"\xff\xfe\0\0|\0\0\xfe\xff": ("UTF-32", "iconv -f UTF-32 -t UTF-8"),
     rb"\xff\xfe|\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 
 def decode_line(line: bytes, place: str) -> str:
-    r"""Returns the text of a line, without its end; ``place`` is for the error message.
+    r"""Returns the text of a line, without its line end; ``place`` is for the error message.
 
     Only ``\n`` and ``\r\n`` end a line. ``str.splitlines`` would also break lines at U+0085 and
-    others that occur in news text, and the two sides of a corpus would no longer match.
+    other characters of news text, and the two sides of a corpus would no longer match.
 
     >>> decode_line(b"caf\xc3\xa9\r\n", "example:1")
     'café'
@@ -69,7 +69,7 @@ def zip_lines(
     """Zips the lines of two texts; the names and the hint are for the error message."""
     for number, (one, other) in enumerate(itertools.zip_longest(first, second)):
         if one is None or other is None:
-            # Counts the line that was just taken from the longer text, and the remaining ones.
+            # Counts the current line of the longer text and the remaining ones.
             rest = number + 1 + sum(1 for _ in itertools.chain(first, second))
             counts = (number, rest) if one is None else (rest, number)
             raise UserError(
@@ -100,13 +100,13 @@ def check_format(head: bytes, name: str) -> None:
 
 
 def _other_encoding(head: bytes) -> tuple[str, str]:
-    """Returns the encoding, and a remedy, of a text without byte-order mark; "" for UTF-8."""
+    """Returns the encoding of a text without byte-order mark, with a remedy; "" for UTF-8."""
     if b"\0" in head:
         texts = {encoding: head.decode(encoding, "replace") for encoding in _WIDE}
-        # The right encoding gives the most characters of ASCII, such as spaces.
+        # The right encoding gives the most ASCII characters, such as spaces.
         best = max(texts, key=lambda name: sum("\0" < c < "\x80" for c in texts[name]))
         text = texts[best]
-        # In UTF-8 text with stray NULs, few line ends have one beside them.
+        # In UTF-8 text with stray NULs, few of them are next to line ends.
         if "\0" not in text and 2 * text.count("\n") >= head.count(b"\n"):
             return best, f"iconv -f {best} -t UTF-8"
     lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
@@ -127,7 +127,7 @@ def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
 def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     r"""Yields the lines of a file as bytes, each with its ``\n``, in bounded memory.
 
-    A megabyte of gzip can hold a line of a gigabyte.
+    A megabyte of gzip can contain a line of a gigabyte.
     """
     with open_bytes(path) as stream:
         for number in itertools.count(1):
@@ -173,7 +173,7 @@ def _open(path: pathlib.Path) -> Any:
 
 
 def find_file(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path of a file that is no pipe and no device, or of the same file compressed."""
+    """Returns the path of a regular file, or of the same file compressed."""
     for suffix in ("", *COMPRESSED):
         found = pathlib.Path(f"{path}{suffix}")
         with explain_read_errors(found):
@@ -199,7 +199,7 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
 
 
 def _similar_name(path: pathlib.Path) -> str:
-    """Returns a hint at a file in the same folder."""
+    """Returns a hint about a similar name in the same folder."""
     with explain_read_errors(path.parent):
         names = sorted(entry.name for entry in path.parent.iterdir())
     prefix = f"{path.parent}/" if path.parent.parts else ""

@@ -54,7 +54,7 @@ class TfdsCorpus:
             ) from None
 
     def _open(self, split: str) -> Any:
-        """Returns the examples of a split, a sequence of mappings from language to text."""
+        """Returns the examples of a split, as a sequence of mappings from language to text."""
         builder = self._builder()
         try:
             return builder.as_data_source(split)

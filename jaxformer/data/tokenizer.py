@@ -1,4 +1,4 @@
-"""Text as token ids and back, with SentencePiece: one vocabulary for both languages."""
+"""Converts text to token ids and back with SentencePiece: one vocabulary for both languages."""
 
 import abc
 import functools
@@ -13,7 +13,7 @@ from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, read_whole, write_file
 
-# sentencepiece is imported only where it is used: most importers of this module need only the ids.
+# sentencepiece is imported only where it is used: most modules import only the ids from here.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
 SPECIAL_PIECES = ("<pad>", "</s>", "<s>", "<unk>")
 
@@ -23,7 +23,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Vocabulary(abc.ABC):
-    """Converts text to token ids and back: the attributes that :class:`Tokenizer` describes."""
+    """Base of tokenizers; :class:`Tokenizer` describes the attributes."""
 
     vocab_size: int
 
@@ -56,7 +56,7 @@ class Tokenizer(Vocabulary):
     Attributes:
       vocab_size: Number of ids.
       target_symbols: True if targets are symbols.
-      target_vocab_size: Number of ids up to the last one that a target can have.
+      target_vocab_size: Number of ids up to the largest id of a target.
       serialized: The SentencePiece model, as in its file.
       sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
       language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
@@ -151,7 +151,7 @@ class Tokenizer(Vocabulary):
 
     def _encode_space_symbol(self, text: str) -> list[int]:
         """Returns the token ids of a text with U+2581, which is encoded as its bytes."""
-        # A character that is neither in the text nor in the vocabulary is encoded as bytes, too.
+        # A character outside the text and the vocabulary is also encoded as bytes.
         known = self._processor.piece_to_id
         characters = map(chr, range(sys.maxunicode, 0xE000, -1))
         other = next(c for c in characters if c not in text and known(c) == UNK)
@@ -161,7 +161,7 @@ class Tokenizer(Vocabulary):
         return known(written.split(" "))
 
     def check_language(self, text: str, place: str) -> None:
-        """Raises a ``UserError`` if a sentence begins with a language code of no known language."""
+        """Raises a ``UserError`` if a sentence begins with an unknown language code."""
 
     def unknown_characters(self, text: str) -> str:
         """Returns the distinct characters of a sentence that are encoded as bytes or UNK."""
@@ -209,7 +209,7 @@ def open_processor(model: bytes) -> Any:
     import sentencepiece
 
     try:
-        # SentencePiece takes empty bytes for a model that will be loaded later.
+        # SentencePiece accepts empty bytes, for a model that is loaded later.
         processor = sentencepiece.SentencePieceProcessor(model_proto=model or b"none")
         processor.id_to_piece(list(range(processor.vocab_size())))
     except (RuntimeError, UnicodeDecodeError):

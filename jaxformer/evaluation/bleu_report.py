@@ -16,7 +16,7 @@ gives the variants that papers quote, each with its exact method:
   files ``*.lc.norm.tok`` of the data set, made by ``lowercase.perl``,
   ``normalize-punctuation.perl`` and ``tokenizer.perl``, in this order. We process both sides alike.
   On the German reference of ``test_2016_flickr`` the normalization changes nothing.
-* **Exact match**: percentage of lines that equal their reference, but for blanks at the ends.
+* **Exact match**: percentage of lines that equal their reference, except for blanks at the ends.
 
 BLEU counts sequences of up to four words. If no line has four, it would be 0 even for perfect
 translations, and the report gives no value.
@@ -57,7 +57,7 @@ _WITHOUT_SPACES = {
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One score, from 0 to 100, and its exact method; None for BLEU if no line has four words."""
+    """A score from 0 to 100 and its exact method; None for BLEU if no line has four words."""
 
     name: str
     score: float | None
@@ -66,7 +66,7 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricDefinition:
-    """Definition of a metric: sacreBLEU's metric, applied to lines that :attr:`prepare` returns."""
+    """Definition of a metric: sacreBLEU's metric, applied to lines after :attr:`prepare`."""
 
     name: str
     scorer: BLEU | CHRF
@@ -75,11 +75,11 @@ class MetricDefinition:
     note: str = ""  # at the end of the signature
 
     def method(self) -> str:
-        """Returns a description of the method; sacreBLEU's signature is complete after scoring."""
+        """Returns a description of the method. Call it after scoring, for a complete signature."""
         return self.steps or f"{self.scorer.get_signature()}{self.note}"
 
     def is_defined(self, *sides: Sequence[str]) -> bool:
-        """Returns whether prepared lines have a score: for BLEU, if one is as long as an n-gram."""
+        """Returns whether prepared lines have a score: BLEU needs a line of at least four words."""
         scorer, lines = self.scorer, itertools.chain(*sides)
         return isinstance(scorer, CHRF) or any(
             len(scorer.tokenizer(line).split()) >= scorer.max_ngram_order for line in lines
@@ -95,7 +95,7 @@ class MetricDefinition:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationReport:
-    """All metrics of one set of translations, as defined by the module's docstring."""
+    """All metrics of a set of translations; the module's docstring defines them."""
 
     target_language: str
     lines: int
@@ -134,7 +134,7 @@ def corpus_bleu(
 ) -> float:
     """Computes sacreBLEU, from 0 to 100: cased, with the target language's tokenizer.
 
-    It is 0 if no line has four words, as in sacreBLEU itself.
+    It is 0 if no line has four words, as in sacreBLEU.
 
     >>> lines = ["Ein Hund läuft im Schnee."]
     >>> corpus_bleu(lines, lines, target_language="de")
@@ -189,7 +189,7 @@ def sacrebleu(language: str) -> MetricDefinition:
 
 
 def metric_definitions(language: str) -> dict[str, MetricDefinition]:
-    """Returns the metrics of a target language, by their fields of the report; no exact match."""
+    """Returns the metrics of a target language by field of the report, without exact match."""
     plain = {"sacrebleu": sacrebleu(language), "chrf": MetricDefinition(name="chrF", scorer=CHRF())}
     return plain if _without_words(language) else plain | _moses_metrics(language)
 
@@ -207,7 +207,7 @@ def _without_words(language: str) -> str | None:
 def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
     """Returns the definitions of the metrics of Moses' Perl scripts."""
     tokenizer, punctuation = MosesTokenizer(language), MosesPunctNormalizer()
-    # perl_parity reproduces the quirks of the Perl script that made Multi30k's tokenized files.
+    # perl_parity reproduces quirks of the Perl script that tokenized Multi30k.
     normalizer = MosesPunctNormalizer(language, perl_parity=True)
 
     def tokenized(line: str) -> str:
@@ -247,7 +247,7 @@ def _split_compounds(line: str) -> str:
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str], place: str = "") -> None:
-    """Checks that there is a reference for each translation; messages begin with the place."""
+    """Checks that each translation has a reference; messages begin with ``place``."""
     check_texts(hypotheses, f"{place}translations")
     check_texts(references, f"{place}references")
     if len(hypotheses) != len(references):

@@ -1,4 +1,4 @@
-"""Accuracy and F1 of classes, with intervals, and two linear classifiers to compare with."""
+"""Accuracy and F1 with confidence intervals, and two linear classifiers as baselines."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def with_interval(
     predicted: Sequence[str],
     expected: Sequence[str],
 ) -> str:
-    """Returns a score in % with its 95 % interval over resampled texts, as text."""
+    """Formats a score in % with its 95 % interval over resampled texts."""
     ours, theirs = np.array(predicted), np.array(expected)
     draws = np.random.default_rng(_SEED).integers(0, len(ours), (_RESAMPLES, len(ours)))
     low, high = np.percentile([score(ours[rows], theirs[rows]) for rows in draws], [2.5, 97.5])
@@ -45,9 +45,9 @@ def with_interval(
 class BigramClassifiers:
     """Naive Bayes on words and pairs of words, and logistic regression on its ratios.
 
-    Each text counts a word or pair once. The logistic regression, one for each label, weighs them
-    by their log ratio of probabilities (Wang and Manning 2012, "Baselines and Bigrams"), with an L2
-    penalty. Texts are tokenized by spaces.
+    A word or pair counts once per text. The logistic regression of each label scales them by their
+    log ratio of probabilities (Wang and Manning 2012, "Baselines and Bigrams") and has an L2
+    penalty. Words are separated by spaces.
     """
 
     def __init__(self, texts: Sequence[str], labels: Sequence[str]) -> None:

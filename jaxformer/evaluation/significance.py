@@ -3,13 +3,13 @@
 Every system is compared with the first, the baseline, on the same lines:
 
 * **Paired bootstrap resampling** (Koehn 2004) draws test sets from the given one, line by line with
-  replacement, and measures how much the difference varies. The same draws give a 95 % interval of
+  replacement, and measures how much the difference varies. The same draws give a 95 % interval for
   each score.
 * **Approximate randomization** (Riezler and Maxwell 2005) swaps the outputs of the two systems at
   random, line by line, and counts how often the difference is larger than the observed one.
 
-sacreBLEU's counts would call a system that equals the baseline line by line significantly better;
-its p-values are 1.
+By sacreBLEU's counts, a system equal to the baseline line by line would be significantly better;
+here its p-values are 1.
 """
 
 import os
@@ -32,7 +32,7 @@ class SystemScore(NamedTuple):
     score: float | None = None
     mean: float | None = None  # over the resampled test sets
     interval: float | None = None  # half the width of the 95 % interval around the mean
-    # Of the difference from the baseline; None for it, and for all if a system has no score.
+    # P-values of the difference from the baseline; None for the baseline and without a score.
     p_bootstrap: float | None = None
     p_randomization: float | None = None
 
@@ -40,7 +40,7 @@ class SystemScore(NamedTuple):
 def compare_systems(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], *, target_language: str
 ) -> Iterator[tuple[MetricDefinition, list[SystemScore]]]:
-    """Yields every metric of the BLEU report but exact match, with the scores of all systems.
+    """Yields every metric of the BLEU report, except exact match, with the scores of all systems.
 
     Args:
       systems: Translations by the name of the system; the first is the baseline.

@@ -1,4 +1,4 @@
-"""Reproduction of the paper's tables and of its scaling argument, one command each.
+"""Reproduces the paper's tables and its scaling argument, with one command each.
 
 The commands are ``python -m jaxformer.paper.table1`` (layer types), ``table2`` (training cost),
 ``table3`` (variations of the model) and ``dot_product_scaling`` (division of dot products by

@@ -28,7 +28,7 @@ def parser(name: str, description: str | None, example: str = "") -> argparse.Ar
 def options(
     name: str, document: str | None, sizes: str, values: list[int], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Parses ``--output`` and the sizes to measure, such as ``--lengths``, which have defaults."""
+    """Parses ``--output`` and the sizes to measure, such as ``--lengths``, with defaults."""
     command = parser(name, document)
     help_ = f"two or more of 1 or more (default: powers of 2 from {values[0]} to {values[-1]})"
     add = command.add_argument

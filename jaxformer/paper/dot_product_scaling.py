@@ -1,7 +1,7 @@
 """Effect of dividing dot products by sqrt(d_k) (section 3.2.1), as a plot and a table.
 
 Components of queries and keys are independent, with mean 0 and variance 1, so their dot product has
-variance d_k. With growing d_k the softmax puts all weight on one key, and its gradient vanishes.
+variance d_k. As d_k grows, the softmax puts all weight on one key, and its gradient vanishes.
 Division by sqrt(d_k) makes the variance 1. Additive attention, whose matrices are initialized with
 variance 1 / d_k, needs no such factor. Writes dot_product_scaling.md and dot_product_scaling.png.
 """

@@ -1,7 +1,7 @@
 """Table 1: complexity of four types of layers, and their run times on this machine.
 
 Measures the forward pass of one layer in float32 on one sequence of n positions. Each round runs
-all layers in turn; the fastest round counts. Writes table1.md and table1.png.
+all layers in turn; the fastest round is reported. Writes table1.md and table1.png.
 """
 
 import functools
@@ -21,8 +21,8 @@ from jaxformer.plots import figure
 
 WIDTH, KERNEL, NEIGHBORHOOD = 512, 3, 65  # d, k and r
 _HEADS, _ROUNDS = 8, 20
-# Operations of a layer, sequential operations and longest path, without constant factors; then
-# color and marker of its line.
+# Operations of a layer, sequential operations and maximum path length, without constant factors;
+# then color and marker of its line.
 _LAYERS = {
     "self-attention": ("n² d", "1", "1", figure.BLUE, "o"),
     "recurrent": ("n d²", "n", "n", figure.ORANGE, "s"),

@@ -1,8 +1,8 @@
 """Training cost (Table 2): operations counted from the sizes, beside the paper's estimate.
 
 The paper multiplies the training time by the number of GPUs and their estimated sustained speed.
-Here all matrix multiplications of a training run are counted. The quotient is the fraction of the
-sustained speed that went into matrix multiplications. Writes Markdown to standard output.
+Here all matrix multiplications of a training run are counted. The ratio of the two is the fraction
+of the sustained speed that was used for matrix multiplications. Writes Markdown to standard output.
 """
 
 import sys

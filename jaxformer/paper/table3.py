@@ -123,11 +123,11 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     """Trains and decodes a row, resuming it if it was interrupted, and writes its result.json.
 
     Raises:
-      UserError: The folder holds another or a longer experiment, or data is missing or malformed.
+      UserError: The folder has another or a longer experiment, or data is missing or malformed.
       FloatingPointError: Training diverges.
     """
     data = data_section(config, DataConfig)
-    # Of files, the name of their folder, which does not depend on the machine.
+    # For files, the name of their folder, which does not depend on the machine.
     name = pathlib.Path(data.train).absolute().parent.name if data.corpus == "text" else data.corpus
     state = train(config, folder.path)
     perplexity, training_seconds = _training(config, folder, row, int(state.step))

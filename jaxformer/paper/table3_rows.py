@@ -1,4 +1,4 @@
-"""The 20 rows of Table 3: changes of each to the base model, and the paper's results."""
+"""The 20 rows of Table 3: their changes to the base model, and the paper's results."""
 
 import dataclasses
 from operator import attrgetter
@@ -11,11 +11,11 @@ from jaxformer.files import data_directory
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of Table 3: changed fields, in the paper's sizes, and its results on newstest2013."""
+    """A row of Table 3: changed fields, in the paper's sizes, and results on newstest2013."""
 
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
-    longer: int = 1  # factor on the number of training steps
+    longer: int = 1  # factor of the number of training steps
     perplexity: float  # per word piece
     bleu: float
     parameters: int | None = None  # in millions; the paper prints none for the size of base
@@ -48,7 +48,7 @@ ROWS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Config of all rows, but for their changes, and divisors of the paper's sizes."""
+    """Config of all rows, except for their changes, and divisors of the paper's sizes."""
 
     config: Config
     width: int = 1  # divides d_model, d_ff, d_k and d_v, but not the number of heads

@@ -42,8 +42,8 @@ def attention_lines(
 ) -> None:
     """Draws self-attention of one layer as lines from the queries above to the keys below.
 
-    Each head has a color, and opacity and width of a line grow with the weight. Weights below 0.01
-    are not drawn. In a panel of one query, squares below show the weights of each head, in order.
+    Each head has a color; opacity and width of a line grow with the weight. Weights below 0.01 are
+    not drawn. In a panel of one query, squares below show the weights of all heads, in order.
 
     Args:
       weights: Weights of all heads of the layer, queries before keys.

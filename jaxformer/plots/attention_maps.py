@@ -29,8 +29,8 @@ def attention_map(
 ) -> None:
     """Draws the attention weights of one layer as a PNG or SVG, one panel for each head.
 
-    Rows are queries, columns are keys, with their labels from the top and from the left. All heads
-    share one color scale, from 0 to the largest weight. ``names`` are the numbers of the heads, by
+    Rows are queries and columns are keys, labeled from the top and from the left. All heads share
+    one color scale, from 0 to the largest weight. ``names`` are the numbers of the heads, by
     default from 1. See :func:`token_label` for the labels, and
     :func:`~jaxformer.plots.figure.save_figure` for the formats. Raises a ValueError if the numbers
     of labels differ from the weights' shape.

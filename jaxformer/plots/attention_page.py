@@ -1,4 +1,4 @@
-"""Interactive HTML page of the attention of every layer, head and kind.
+"""Interactive HTML page for the attention of every layer, head and kind.
 
 The file works offline. Its content security policy allows only the scripts and the style in the
 file, by their SHA-256, and no network access. Words of the sentence are data, never markup.
@@ -116,7 +116,7 @@ def _check_indices(name: str, indices: Sequence[int], count: int) -> None:
 
 
 def embed_in_frame(page: str, height: int = 760) -> str:
-    """Embeds a page in a sandboxed frame of a notebook, isolated from the page around it."""
+    """Embeds a page in a sandboxed frame, isolated from the notebook around it."""
     return (
         f'<iframe title="Attention" sandbox="allow-scripts" width="100%" height="{height}" '
         f'style="border: 0" srcdoc="{html.escape(page)}"></iframe>'

@@ -42,7 +42,7 @@ _STYLE = {
 
 @contextlib.contextmanager
 def drawing(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]:
-    """Yields a figure of a size in inches, in the style of all figures, and then saves it.
+    """Yields a figure with a size in inches and the common style, and then saves it.
 
     The user's matplotlibrc has no effect. See :func:`save_figure` for the formats.
     """
@@ -53,7 +53,7 @@ def drawing(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]
 
 
 def replace_missing_glyphs(text: str) -> str:
-    """Replaces every character that no installed font contains by a box.
+    """Replaces every character that no installed font contains with a box.
 
     Unprintable characters, such as controls and joiners, are removed.
 

@@ -67,8 +67,8 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
     """Plots the records of a run as a PNG or SVG, with one panel for each metric.
 
     In a record, "kind" is "train" or "valid", "step" counts optimizer steps, and all other numbers
-    are metrics. The values of validations come first, in their order: the one that selects the best
-    checkpoint is the first. Raises a UserError if there is nothing to draw.
+    are metrics. Validation values come first, in their order, starting with the value that selects
+    the best checkpoint. Raises a UserError if there is nothing to draw.
     """
     found = (r for kind in ("valid", "train") for r in records if r.get("kind") == kind)
     names = dict.fromkeys(name for record in found for name in record if name not in _NOT_DRAWN)

@@ -1,4 +1,4 @@
-"""Choice of heads and words that resemble figures 3, 4 and 5 of the paper."""
+"""Chooses heads and words that resemble figures 3, 4 and 5 of the paper."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ def paper_figures(
     """Chooses layer, heads and query of the figures 3, 4 and 5.
 
     Punctuation and the last token, end-of-sentence, are neither chosen nor counted as keys, since
-    heads put unused attention there.
+    idle heads attend to them.
 
     - Figure 3, a long-distance dependency of one word, in all heads: the word with the largest
       mean distance to the words that it attends to, relative to uniform attention. Without this

@@ -66,7 +66,7 @@ class _Bracket:
 
 @dataclasses.dataclass(slots=True)
 class _Word:
-    """A word, and for a quotation mark, which may be deleted, also its place and the brackets."""
+    """A word; for a quotation mark, which may be deleted, also its position and brackets."""
 
     tag: str
     text: str
@@ -159,7 +159,7 @@ def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> st
 
 
 def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> None:
-    """Restores quotation marks that only one sentence deleted by their tags, in EVALB's order."""
+    """Restores quotation marks that only one sentence deleted, in EVALB's order."""
     for number, in_test in enumerate(test.quotes):
         index = in_test.index
         for other, in_gold in enumerate(gold.quotes):

@@ -54,7 +54,7 @@ class ParameterFile:
 
 COLLINS = ParameterFile()
 
-# The parameter of each keyword, and what follows the keyword.
+# The parameter of each keyword, and the values after the keyword.
 _KEYWORDS = {
     "DEBUG": ("debug", "a number"),
     "MAX_ERROR": ("max_error", "a number"),
@@ -69,7 +69,7 @@ _KEYWORDS = {
 
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
-    """Parses a ``.prm`` file, ``name``; lists of labels and words that it lacks are empty."""
+    """Parses the ``.prm`` file ``name``; missing lists of labels and words are empty."""
     fields: dict[str, Any] = {field: () for field, what in _KEYWORDS.values() if what != "a number"}
     for number, line in enumerate(lines, 1):
         if line.startswith("#") or not line.strip():

@@ -1,4 +1,4 @@
-"""EVALB's figures of each sentence, of all and of the short ones, and its official table."""
+"""EVALB's figures for each sentence, for all and for short ones, and its official table."""
 
 import dataclasses
 import enum
@@ -62,7 +62,7 @@ class SentenceScores(Counts):
     """Scores of one sentence, with EVALB's error messages."""
 
     number: int  # from 1
-    length: int  # in words of the gold line, without ``delete_labels_for_length``
+    length: int  # words of the gold line, without ``delete_labels_for_length``
     status: Status
     errors: tuple[str, ...]
     listing: str  # of words and brackets, if the parameter ``debug`` is set
@@ -84,7 +84,7 @@ class Summary(Counts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """Scores of a file of trees: of each sentence, of all, and of the short ones."""
+    """Scores of a file of trees: each sentence, all sentences, and short sentences."""
 
     rows: tuple[SentenceScores, ...]
     all: Summary

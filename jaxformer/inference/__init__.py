@@ -1,1 +1,1 @@
-"""Use of trained models: translation, generation, scores, alignment, averages, int8."""
+"""Uses trained models: translation, generation, scoring, alignment, averaging, int8."""

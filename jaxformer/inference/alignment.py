@@ -73,7 +73,7 @@ def word_attention(
     *,
     layer: int | None = None,
 ) -> list[Float[np.ndarray, "T S"]]:
-    """Returns the attention of target words over source words, float64; see :func:`align`."""
+    """Returns the attention of target words to source words, float64; see :func:`align`."""
     layers = layer_indices(translator, layer)
     sources = check_texts(sources, "sources")
     check_same_length(targets, sources, "targets", "sources")
@@ -124,7 +124,7 @@ def word_weights(
     target_words: Sequence[int],
     shape: tuple[int, int],
 ) -> Float[np.ndarray, "T S"]:
-    """Reduces attention between pieces, given by their words, or -1, to attention between words."""
+    """Reduces attention between pieces to attention between words; -1 is a piece of no word."""
     of_targets, of_sources = (
         np.equal.outer(words, np.arange(count)).astype(np.float64)
         for words, count in zip((target_words, source_words), shape, strict=True)
@@ -134,7 +134,7 @@ def word_weights(
 
 
 def align_by_maximum(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
-    """Pairs each target word that has pieces with the source word of largest weight, the first."""
+    """Pairs each target word that has pieces with the first source word of largest weight."""
     return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
 
 
@@ -174,7 +174,7 @@ def word_ids(translator: Translator, ids: Sequence[int], text: str) -> list[int]
     """Returns the index of the word of ``text`` that each token spells; -1 for special ids."""
     pieces: list[str | None] = []
     for token in ids:
-        # An unknown token stands for some character of the text.
+        # An unknown token stands for any character of the text.
         known = None if token < UNK else translator.tokenizer.piece(token)
         pieces.append("\ufffd" if token == UNK else known)
     return words_of_pieces(pieces, text)
@@ -184,7 +184,7 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
     """Returns the index of the space-separated word of ``text`` that each piece begins in.
 
     A lone "▁" belongs to the word that follows, and a byte to the word of its character. None is a
-    piece that spells nothing. The text is what the pieces spell, up to normalization.
+    piece that spells nothing. The pieces spell the text, up to normalization.
 
     >>> words_of_pieces(["▁Gu", "ten", "▁", "<0xC3>", "<0x84>", "rger", None], "Guten Ärger")
     [0, 0, 1, 1, 1, 1, -1]
@@ -227,7 +227,7 @@ def cross_attention(
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, "B T S"]:
-    """Returns the attention of targets over sources, the mean of heads and models, float32."""
+    """Returns the attention of targets to sources, the mean of heads and models, float32."""
     total = jnp.zeros((*tgt_in.shape, src.shape[1]), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)
     for member, layer in zip(members, layers, strict=True):

@@ -1,4 +1,4 @@
-"""Attention weights of every layer and head of a trained model on one sentence."""
+"""Records the attention weights of every layer and head on one sentence."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     """Translates a sentence and records the attention weights of every layer and head.
 
     Args:
-      translator: Its search finds the translation. Of an ensemble, the first model's attention is
+      translator: Its search finds the translation. For an ensemble, the first model's attention is
         recorded.
       sentence: Source text.
 

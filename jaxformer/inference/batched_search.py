@@ -1,7 +1,7 @@
 """Batched decoding of many sentences with few compiled programs and bounded memory.
 
 Sentences are sorted by length and decoded in batches. In the first stage, the caches of a batch
-have capacity for about as many tokens as its sources have. Unfinished sentences continue in a
+have capacity for about as many tokens as the sources. Unfinished sentences continue in a
 second stage, in smaller batches with capacity up to the maximum length. Every batch has one of a
 few shapes, with two programs each.
 """
@@ -54,7 +54,7 @@ class BatchShape(NamedTuple):
 
     @property
     def second_stage_capacities(self) -> list[int]:
-        """Capacities of the second stage, in order; attention reads the whole capacity.
+        """Capacities of the second stage, growing, since attention reads the whole capacity.
 
         >>> BatchShape(rows=64, source=64, first_capacity=64, capacity=114).second_stage_capacities
         [114]
@@ -62,7 +62,7 @@ class BatchShape(NamedTuple):
         [64, 128, 332]
         """
         capacities, capacity = [], self.first_capacity
-        # Every capacity is one more loop to compile, too costly for the last few tokens.
+        # Every capacity is one more loop to compile, which is too costly for the last few tokens.
         while 5 * capacity < self.capacity:
             capacity *= 2
             capacities.append(capacity)
@@ -114,9 +114,9 @@ def plan_batches(
 ) -> Iterator[tuple[list[int], BatchShape]]:
     """Yields the indices of the sentences of each batch, and its shape.
 
-    The longest batch comes first, which lets a lack of memory show at once. Sentences with prefixes
+    The longest batch comes first, so that a lack of memory shows at once. Sentences with prefixes
     of similar length share a batch, since prefill covers their common length in one pass.
-    ``lengths`` are numbers of source tokens, and ``forced`` of the prefixes, if there are any.
+    ``lengths`` are the numbers of source tokens, and ``forced`` of prefix tokens, if there are any.
     """
 
     def order(number: int) -> tuple[int, int]:
@@ -140,12 +140,12 @@ def plan_batches(
 
 
 def _prefix_capacities(capacity: int) -> list[int]:
-    """Returns the capacities for prefixes, few because each needs a program."""
+    """Returns the capacities for prefixes; they are few, since each needs a program."""
     return [*(width for width in _PREFIXES if width < capacity), capacity]
 
 
 def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
-    """Returns the shapes of all batches that calls with so many sentences and tokens can need.
+    """Returns the shapes of all batches of calls with up to so many sentences and tokens.
 
     >>> from jaxformer.search import BeamSearch
     >>> [shape[:2] for shape in all_shapes(4, 30, 1024, BeamSearch())]  # rows and source tokens
@@ -175,7 +175,7 @@ def compile_programs(
 
 
 class _SourceBatch(NamedTuple):
-    """Padded inputs of a search, int32, and the number of each sentence in the whole input."""
+    """Padded inputs of a search, int32, and the index of each sentence in the whole input."""
 
     src: Int[np.ndarray, "B S"]
     prefix: Int[np.ndarray, "B P"] | None
@@ -200,10 +200,10 @@ def _source_batch(
 def _search(
     members: Members, search: Algorithm, shape: BatchShape, batch: _SourceBatch
 ) -> Iterator[tuple[int, Decoded]]:
-    """Yields the rows of a batch with their hypotheses, as they finish."""
+    """Yields row and hypotheses of the sentences of a batch as they finish."""
     search, numbers = search.split_numbers(shape.capacity)
     # Most translations end before this length; the others continue in smaller batches. If the
-    # first stage has the full capacity already, a second stage would only cost a compilation.
+    # first stage already has the full capacity, a second stage would only cost a compilation.
     longest = int((batch.src != PAD).sum(axis=1).max())
     until = shape.first_capacity
     if until < shape.capacity:
@@ -260,7 +260,7 @@ def _second_stage(
     state: Any,
     rows: Int[Array, " R"],
 ) -> BeamResult:
-    """Decodes the selected sentences of a batch until they finish."""
+    """Decodes the selected sentences of a batch to the end."""
     search = search.join_numbers(numbers)
     state, step_fn = take_sentences(state, rows), _step_fn(members)
     for capacity in shape.second_stage_capacities:

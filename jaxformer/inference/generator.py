@@ -24,7 +24,7 @@ from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.algorithm import Numbers
 from jaxformer.search.sampling import sentence_keys
 
-# Batch sizes. Batches are padded to one of these, so that few programs serve all calls.
+# Batches are padded to one of these sizes, so that few programs serve all calls.
 _BATCH_SIZES = (1, 4, 16, 64)
 # Number of tokens generated between two updates of a stream.
 _CHUNK = 8
@@ -62,12 +62,11 @@ class Generator(Predictor):
         """Returns all continuations, without prompts: the beam, best first, or samples as drawn.
 
         The random numbers of a sample depend only on the seed and the indices of prompt and sample.
-        A text ends early where constraints, such as ``no_repeat_ngram``, permit no token. In a
-        sample that is longer than the model's context, they forget the tokens before the context
-        was last cut.
+        A text ends early if constraints, such as ``no_repeat_ngram``, permit no token. If a sample
+        is longer than the model's context, they only see the tokens that are still in it.
 
         Args:
-          prompts: Texts to continue; an empty one stands for the beginning of a line.
+          prompts: Texts to continue; an empty prompt stands for the beginning of a line.
           max_tokens: Number of tokens of each continuation.
           first: Index of the first prompt, for random numbers.
 
@@ -89,7 +88,7 @@ class Generator(Predictor):
         return found
 
     def stream(self, prompt: str, *, max_tokens: int = 500, first: int = 0) -> Iterator[str]:
-        """Yields the first sample in pieces, during generation.
+        """Yields the first sample in pieces as it is generated.
 
         Takes the arguments of :meth:`continuations`, for one prompt, and raises the same errors.
         Beam search yields the whole continuation at once.
@@ -97,7 +96,7 @@ class Generator(Predictor):
         check_text(prompt, "prompt")
         shown, text, row = 0, "", _Row(first, 0, self.prompt_ids(prompt))
         for tokens in self._generate([row], max_tokens):
-            # The bytes of a character may be several tokens, so an incomplete one is held back.
+            # A character may be several tokens; an incomplete one is held back.
             text = self.tokenizer.decode(tokens[0][0])
             ready = len(text.rstrip("\ufffd"))
             if ready > shown:
@@ -111,7 +110,7 @@ class Generator(Predictor):
         return self.tokenizer.encode(text or "\n")
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
-        """Raises the errors of :meth:`continuations` for a prompt, before anything is generated."""
+        """Raises the errors of :meth:`continuations` for a prompt, without generating anything."""
         self._check_context(len(self.prompt_ids(prompt)), max_tokens)
 
     def _check_context(self, length: int, max_tokens: int) -> None:
@@ -183,7 +182,7 @@ class Generator(Predictor):
 
 
 def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
-    """Forbids special tokens, such as padding; where all others are forbidden, the text ends."""
+    """Forbids special tokens, such as padding; if all others are forbidden, the text ends."""
     text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
     end = context.logits[:, :, context.eos_id]
     end = jnp.where((text == -jnp.inf).all(axis=2), end, -jnp.inf)
@@ -242,7 +241,7 @@ def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Arra
 
 
 def _capacity(tokens: int, max_capacity: int) -> int:
-    """Rounds a number of tokens up to one of a few capacities, to compile few programs."""
+    """Rounds a number of tokens up to one of few capacities, to compile few programs."""
     return min(max_capacity, max(_SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()))
 
 

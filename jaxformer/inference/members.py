@@ -1,4 +1,4 @@
-"""The models of an ensemble, or a single one, and their log probabilities of given tokens."""
+"""The models of an ensemble or a single model, and log probabilities of given tokens."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def token_log_probs(
     features: Sequence[Float[Array, "B T _"]],
     targets: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
-    """Returns the log probability of every target under the mean probability of the members.
+    """Returns the log of the members' mean probability of every target.
 
     Logits are computed in chunks, to bound memory. ``features`` are the decoder outputs of each
     member, at the positions that predict the targets.

@@ -1,4 +1,4 @@
-"""Scores of given translations, by force-decoding: in one pass, without a cache."""
+"""Scores given translations by force-decoding: in one pass, without a cache."""
 
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +55,8 @@ def score_pairs(
     """Returns the score of each target given its source, in the order of ``pairs``.
 
     An ensemble averages the probabilities of its models at every token. A source without tokens,
-    such as a blank line, is never translated: an empty target has log probability 0 there, and
-    every other target -inf.
+    such as a blank line, is never translated: its log probability is 0 for an empty target, and
+    -inf for all others.
 
     Args:
       translator: The model or ensemble, and the length penalty.

@@ -199,16 +199,16 @@ class Translator(Predictor):
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
-        """Numbers of source and of target token ids that all models know."""
+        """Numbers of source and target token ids that all models have."""
         configs = [member.config for member in self.models]
         return min(c.vocab_size for c in configs), min(c.output_size for c in configs)
 
     def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
         """Compiles the programs for calls of :meth:`translate` up to this size ahead of time.
 
-        A server calls it on startup, so that no request waits for compilation. Programs also go to
-        the persistent cache, from which the next process loads them. Each of a few batch shapes
-        has two programs.
+        A server calls it on startup, so that no request waits for compilation. Programs are also
+        stored in the persistent cache, for later processes. Each of the few batch shapes has two
+        programs.
 
         Args:
           sentences: Maximum number of sentences of a call.
@@ -256,7 +256,7 @@ class Translator(Predictor):
         return search_batches(self.models, search, sources, prefixes, first=first, report=report)
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
-        """Returns token ids with end-of-sentence; none for a sentence without visible characters.
+        """Returns token ids with end-of-sentence, or [] if there are no visible characters.
 
         Error messages begin with ``place``.
 

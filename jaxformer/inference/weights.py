@@ -1,4 +1,4 @@
-"""Parameters of a trained model: choice, averaging (section 6.1) and quantization to int8."""
+"""Parameters of a trained model: selection, averaging (section 6.1) and int8 quantization."""
 
 import dataclasses
 import functools
@@ -65,7 +65,7 @@ class TrainedModel:
     """A model in a workdir, as :meth:`load` reads it."""
 
     folder: Workdir
-    config: Config  # with the search and the compute dtype that load was given
+    config: Config  # with the search and compute dtype given to load
     params: PyTree  # float32 or quantized to int8
     weights: str  # a description of the checkpoint, such as "step 2000"
 
@@ -80,7 +80,7 @@ class TrainedModel:
         dequantized: bool = False,
         kinds: Sequence[Kind] = KINDS,
     ) -> "TrainedModel":
-        """Reads config and parameters of one of the kinds; arguments as for ``Translator.load``.
+        """Reads config and parameters of a model of ``kinds``; see ``Translator.load``.
 
         With ``dequantized``, int8 parameters become float32.
         """
@@ -113,7 +113,7 @@ PredictorT = TypeVar("PredictorT", bound="Predictor")
 
 
 class Predictor:
-    """A trained model and its tokenizer, ready for use: the base of Translator and Generator."""
+    """Base of Translator and Generator: a trained model with its tokenizer."""
 
     kinds: ClassVar[tuple[Kind, ...]]
 
@@ -161,7 +161,7 @@ class Predictor:
 def load_params(
     folder: Workdir, config: ModelConfig, weights: str, kind: Kind = TRANSLATION
 ) -> tuple[PyTree, str]:
-    """Reads parameters that fit a config, and describes their origin, such as "step 2000"."""
+    """Reads parameters that match a config, and describes their origin, such as "step 2000"."""
     newest, averaged = (
         max(saved_steps(path), default=None) for path in (folder.checkpoints, folder.averaged)
     )
@@ -198,7 +198,7 @@ def load_model(
         includes the newest checkpoint, else latest.
 
     Raises:
-      UserError: There are no such weights, or they are damaged or of another model.
+      UserError: There are no such weights, or they are damaged or belong to another model.
     """
     trained = TrainedModel.load(workdir, weights=weights)
     return trained.config.kind.network(trained.config.model), trained.params
@@ -207,7 +207,7 @@ def load_model(
 def _check_metadata(
     folder: Workdir, directory: pathlib.Path, config: ModelConfig, metadata: dict[str, Any]
 ) -> None:
-    """Checks that parameters are of the workdir's tokenizer and model."""
+    """Checks that parameters belong to the workdir's tokenizer and model."""
     check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))
     expected = read_workdir_object(folder.identity).get("tokenizer")
     if metadata.get("tokenizer") != expected:
@@ -337,7 +337,7 @@ def write_model(
     params: PyTree,
     **metadata: Any,
 ) -> None:
-    """Writes the workdir of a model that a command has converted, with metadata of its own."""
+    """Writes the workdir of a converted model, with additional metadata."""
     target.create(command, identity)
     write_file(target.tokenizer, tokenizer)
     model = dataclasses.asdict(config.model)

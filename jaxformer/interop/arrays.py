@@ -1,4 +1,4 @@
-"""Named arrays of another system, with checks of names, shapes and dtypes."""
+"""Named arrays of other systems, with checks of names, shapes and dtypes."""
 
 import dataclasses
 import pathlib
@@ -20,11 +20,11 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(kw_only=True)
 class NamedArrays:
-    """Arrays by name, checked, cast to float32 and permuted to our order of indices.
+    """Arrays by name, checked, cast to float32 and permuted to our order.
 
     Axes are letters: ``array("fc1.weight", "FD")`` checks the sizes of F and D and permutes both
-    axes by their ``orders``. A renumbered vocabulary, or features in another order, is thus
-    declared once for all arrays.
+    axes by their ``orders``. A renumbered vocabulary or another order of features is thus declared
+    once for all arrays.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -68,7 +68,7 @@ class NamedArrays:
         self._unread.discard(name)
 
     def check_all_read(self) -> None:
-        """Checks that every array was read, since a model without one would differ."""
+        """Checks that every array was read, since ignoring one would change the model."""
         if self._unread:
             name, others = min(self._unread), len(self._unread) - 1
             raise UserError(
@@ -111,8 +111,8 @@ def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
         import torch
     with explain_read_errors(path), open_file(path) as file:
         try:
-            # weights_only refuses everything in a pickle but tensors and plain containers.
-            # pyright takes torch.py beside this file for the package.
+            # weights_only refuses everything in a pickle except tensors and plain containers.
+            # pyright mistakes interop/torch.py for the package.
             state = torch.load(file, map_location="cpu", weights_only=True)  # pyright: ignore
             return {name: tensor.float().numpy() for name, tensor in state.items()}
         except Exception as error:  # torch.load has no base class of its own for damaged files.

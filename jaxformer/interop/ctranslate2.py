@@ -1,6 +1,6 @@
 """Export to CTranslate2, a C++ engine for Transformers on CPUs and GPUs.
 
-Its specification of a Transformer is filled directly. Its own converter of Marian models would
+We fill its specification of a Transformer directly, since its converter of Marian models would
 start every translation from a zero embedding.
 """
 
@@ -45,7 +45,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     )
     with needs_package("ctranslate2", "which writes this format"):
         import ctranslate2
-    # pyright takes this file for the package.
+    # pyright mistakes this file for the package.
     specs: Any = ctranslate2.specs  # pyright: ignore
     spec = specs.TransformerSpec.from_config(
         (config.num_layers, config.num_layers),

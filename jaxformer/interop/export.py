@@ -1,4 +1,4 @@
-"""Writing an export: the files of a format, and a model card, in a new folder."""
+"""Writes exports: the files of a format and a model card, in a new folder."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def export_model(
 
     The folder ``output``, which must be new or empty, appears only when it is complete. The other
     arguments are as for ``Translator.load``; ``compute_dtype`` is for "stablehlo" only, since the
-    other formats hold no program.
+    other formats contain no program.
 
     Raises:
       UserError: The workdir is damaged, the format cannot express the model or an option, a package

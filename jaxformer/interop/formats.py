@@ -1,4 +1,4 @@
-"""Checks, tokenizers and descriptions that the formats of an export share."""
+"""Checks, tokenizers and descriptions that all export formats share."""
 
 import base64
 import dataclasses
@@ -18,7 +18,7 @@ from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds import PARSING, TRANSLATION
 from jaxformer.search import BeamSearch
 
-# Fields of a model whose every value can be expressed by CTranslate2 and Marian.
+# Fields of a model for which CTranslate2 and Marian support every value.
 _ANY = re.compile(
     "(attention_)?dropout_rate|biases|compute_dtype|d_(ff|model)|max_length|norm_epsilon"
     "|num_(heads|layers)|vocab_size"
@@ -35,7 +35,7 @@ class Usage(NamedTuple):
 
 
 def check_fields(config: ModelConfig, system: str, **allowed: Collection[Any]) -> None:
-    """Checks that another system can express the model; unknown fields must have defaults."""
+    """Checks that another system supports the model; unknown fields must have defaults."""
     head = Fraction(config.d_model, config.num_heads)
     allowed |= {"d_k": [head, None], "d_v": [head, None], "embeddings": ["tied", "separate"]}
     allowed |= {"target_vocab_size": [config.vocab_size, None]}
@@ -57,7 +57,7 @@ def required_beam_search(config: Config, system: str) -> BeamSearch:
 
 
 def write_tokenizer(model: TrainedModel, folder: pathlib.Path) -> list[str]:
-    """Writes source.spm and target.spm of a model of text, and returns the piece of every id."""
+    """Writes source.spm and target.spm, and returns the piece of every id."""
     tokenizer = model.tokenizer
     if model.config.kind not in (TRANSLATION, PARSING):
         found = model.config.kind.description

@@ -1,4 +1,4 @@
-"""Export of the parameters alone, named by their paths in the tree."""
+"""Exports only the parameters, named by their paths in the tree."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Export of the whole translation, search included, as one StableHLO program."""
+"""Exports translation, including the search, as one StableHLO program."""
 
 import dataclasses
 import io

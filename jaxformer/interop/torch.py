@@ -1,4 +1,4 @@
-"""Conversion of ``torch.nn.Transformer`` weights to our encoder and decoder (section 3.1)."""
+"""Converts ``torch.nn.Transformer`` weights to our encoder and decoder (section 3.1)."""
 
 import functools
 import re

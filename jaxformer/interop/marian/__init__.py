@@ -1,1 +1,1 @@
-"""Marian (OPUS-MT) models in the layout of the Hugging Face Hub: import and export."""
+"""Import and export of Marian (OPUS-MT) models in the Hugging Face layout."""

@@ -1,8 +1,8 @@
-"""Conversion of the configuration of a Marian model in the Hugging Face layout.
+"""Converts the configuration of a Marian model in the Hugging Face layout.
 
 Missing fields take the defaults of the transformers library's ``MarianConfig``, which does not
-write fields with default values. Features that our Transformer or our search lacks are refused by
-name; other fields that are not used are listed.
+write fields with default values. Features that our Transformer or search lacks are refused by name;
+other unused fields are listed.
 """
 
 import pathlib
@@ -40,7 +40,7 @@ _ACTIVATIONS: dict[str, Literal["relu", "gelu", "swish"]] = {
     "swish": "swish",
     "silu": "swish",
 }
-# Fields of the model, and the only value of each that our layers support.
+# Fields of the model with the only value that our layers support.
 _ONLY = {
     "model_type": "marian",
     "normalize_before": False,
@@ -49,10 +49,10 @@ _ONLY = {
     "static_position_embeddings": True,
     "is_encoder_decoder": True,
 }
-# Our rule for stopping the search, for each value of ``early_stopping``.
+# Our ``early_stop`` for each value of ``early_stopping``.
 _EARLY_STOP = {"None": "likely", "False": "likely", "True": "full", "never": "proven"}
 _UNSET = (None, [], {})
-# Search settings that our search lacks, with the values that leave results unchanged; None: unset.
+# Settings that our search lacks, with the values that do not change results; None: unset.
 _ONLY_IN_SEARCH: dict[str, Any] = {
     "do_sample": False,
     "num_beam_groups": 1,
@@ -92,7 +92,7 @@ class _Fields:
         return self.values[name]
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Returns a number, or the default, if there is one, for a field that is unset."""
+        """Returns a number; for an unset field, the default, if there is one."""
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
@@ -125,10 +125,10 @@ class MarianConfig:
         self.scaled = fields.boolean("scale_embedding")
         self.shared = fields.boolean("share_encoder_decoder_embeddings")
         self.output_tied = fields.boolean("tie_word_embeddings")
-        # Our tied embedding, which is scaled at the input, can then represent all of theirs.
+        # Our tied embedding, which is scaled at the input, can then represent all their embeddings.
         self.all_tied = self.shared and self.output_tied and self.scaled
         self._check()
-        # Names of fields that are set, but not used.
+        # Names of fields that are set but unused.
         values = fields.values | self._search.values
         found = {name: value for name, value in values.items() if value not in _UNSET}
         others = sorted(found.keys() - {*_DEFAULTS, *_ONLY, *_ONLY_IN_SEARCH})
@@ -159,7 +159,7 @@ class MarianConfig:
         """Returns our config, given the codes of source and target language."""
         fields = self._fields
         sizes: dict[str, Any] = {
-            # Marian starts translations with padding; our beginning-of-sentence is one more.
+            # Marian starts translations with padding; we add a beginning-of-sentence token.
             "vocab_size": self.vocab_size + 1,
             "d_model": fields.integer("d_model"),
             "d_ff": fields.integer("encoder_ffn_dim"),

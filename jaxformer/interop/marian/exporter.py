@@ -1,7 +1,7 @@
 """Export to the Hugging Face layout of Marian models, the inverse of the import.
 
-:mod:`jaxformer.interop.marian` describes the differences. Our padding is left out: Marian's padding
-token, which starts every translation, gets the embedding of our beginning of sentence.
+:mod:`jaxformer.interop.marian.importer` describes the differences. Our padding is omitted: Marian's
+padding token, which starts every translation, gets the embedding of our beginning of sentence.
 """
 
 import json
@@ -55,7 +55,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     search = required_beam_search(model.config, "Marian")
     if search.diversity_groups > 1:
         raise UserError("Marian: expected diversity_groups=1; give --diversity-groups 1")
-    # Our id for each of Marian's ids: the end, unknown, the pieces, and padding, which begins.
+    # Our id for each of Marian's ids: end of sentence, unknown, pieces, and padding as the start.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
     names = ["</s>", "<unk>", *pieces[UNK + 1 :], "<pad>"]
     params = rescale_activations(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
@@ -87,11 +87,11 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
 
 
 def rescale_activations(params: dict[str, Any], factor: float) -> dict[str, Any]:
-    """Returns parameters of the same post-norm model for ``factor**2`` times the norm epsilon.
+    """Returns equivalent parameters of a post-norm model for ``factor**2`` times the epsilon.
 
     Since ``norm(f * x, f**2 * epsilon) == norm(x, epsilon)``, activations are multiplied by the
-    factor where they enter a layer norm. The first layer norm of a stack sees embeddings and
-    positions, which stay as they are. The outputs of both stacks do not change.
+    factor where they enter a layer norm, except the embeddings and positions at the first layer
+    norm of a stack. The outputs of both stacks do not change.
     """
     params = jax.tree.map(np.array, params)
 
@@ -169,7 +169,7 @@ def _arrays(
     config: ModelConfig, params: dict[str, Any], order: Int[np.ndarray, " V"]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays under Marian's names, with all sines before all cosines."""
-    # Our feature for each of theirs: 0, 2, 4, ..., 1, 3, 5, ...
+    # Our feature for each of Marian's: 0, 2, 4, ..., 1, 3, 5, ...
     features = np.arange(config.d_model).reshape(-1, 2).T.ravel()
     tables = {SOURCE: "src_embedding", TARGET: "tgt_embedding", OUTPUT: "output_embedding"}
     if config.embeddings == "tied":

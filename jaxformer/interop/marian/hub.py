@@ -1,4 +1,4 @@
-"""Download of Marian models from the Hugging Face Hub."""
+"""Downloads Marian models from the Hugging Face Hub."""
 
 import functools
 import pathlib
@@ -8,16 +8,16 @@ from jaxformer.errors import UserError, needs_package
 
 _NEEDED = ("config.json", "source.spm", "target.spm", "vocab.json")
 _OPTIONAL = ("generation_config.json", "tokenizer_config.json")
-# The first of these that the Hub has is downloaded; only the second needs PyTorch.
+# The first of these that exists is downloaded; only the second needs PyTorch.
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 
 
 def marian_folder(name: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of a model, downloaded if there is no such folder but a name of the Hub.
+    """Returns the folder of a model; downloads a model of the Hub if there is no such folder.
 
-    Downloads are in the cache of huggingface_hub. Without a network, the commit that was the newest
-    before is used. ``NAME@REVISION`` names a branch, a tag or a commit.
+    Downloads are in the cache of huggingface_hub. Without a network, the newest cached commit is
+    used. ``NAME@REVISION`` names a branch, a tag or a commit.
     """
     found = _NAME.fullmatch(name.as_posix())
     if name.exists() or not found:

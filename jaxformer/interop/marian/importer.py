@@ -1,4 +1,4 @@
-"""Import of Marian models (OPUS-MT) in the Hugging Face layout.
+"""Imports Marian models (OPUS-MT) in the Hugging Face layout.
 
 A Marian model is the paper's Transformer with biases in attention and logits, usually a swish
 activation, and three differences in layout:
@@ -47,7 +47,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     """Converts the Marian model in a folder to a new workdir, which every command accepts.
 
     An unfinished workdir is overwritten. Returns a one-line summary of the model, with the names of
-    fields that are not used.
+    unused fields.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
@@ -67,7 +67,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
 
 
 def _languages(path: pathlib.Path) -> tuple[str, str]:
-    """Returns the codes of source and target language, with DataConfig's as defaults."""
+    """Returns the codes of source and target language; DataConfig has the defaults."""
     settings = read_object(path, advice=LAYOUT) if path.exists() else {}
     if settings.get("separate_vocabs"):
         raise UserError(
@@ -85,7 +85,7 @@ def _read(path: pathlib.Path) -> bytes:
 
 
 def _read_weights(directory: pathlib.Path) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Returns the file of the weights, safetensors if there is one, and its arrays."""
+    """Returns the file of the weights, preferably safetensors, and its arrays."""
     path, pickled = directory / "model.safetensors", directory / "pytorch_model.bin"
     if path.is_file():
         return path, read_safetensors(path)
@@ -176,7 +176,7 @@ def _layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
 
 
 def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params:
-    """Returns the embeddings under our names; a file has tied ones under one name or several."""
+    """Returns the embeddings under our names; files have tied ones under one or several names."""
     shared = [SHARED] if marian.shared else []
     names = {
         "src_embedding": [SOURCE, *shared],
@@ -187,7 +187,7 @@ def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params
         names = {name: [SHARED, SOURCE, TARGET, OUTPUT] for name in names}
     elif marian.output_tied:
         names["tgt_embedding"] = names["output_embedding"] = [TARGET, OUTPUT]
-    else:  # The transformers library saves a shared embedding, too, but only uses it as a fallback.
+    else:  # The transformers library also saves a shared embedding, but only uses it as a fallback.
         arrays.skip(SHARED)
     tables = {name: _first_of(arrays, found, marian.output_tied) for name, found in names.items()}
     if marian.all_tied:
@@ -199,7 +199,7 @@ def _embeddings(arrays: NamedArrays, marian: MarianConfig, width: int) -> Params
 
 
 def _first_of(arrays: NamedArrays, names: list[str], tied: bool) -> Float[np.ndarray, "V D"]:
-    """Returns the first array that exists; if they are tied, all others must be equal."""
+    """Returns the first array that exists; if ``tied``, all others must be equal."""
     found = [name for name in names if name in arrays] or names[:1]
     first, *others = (arrays.array(name, "VD") for name in (found if tied else found[:1]))
     if not all(np.array_equal(first, other) for other in others):

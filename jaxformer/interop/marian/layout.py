@@ -1,4 +1,4 @@
-"""Names of arrays in Marian's files, and what they are in our Transformer."""
+"""Names of arrays in Marian's files and in our Transformer."""
 
 # Embeddings: of the source, of the target, of both, and the output projection.
 SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
